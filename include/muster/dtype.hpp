@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Element types. Names are those of safetensors ("BF16"), which every tool of the field knows.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace muster {
+
+/// The numbers are part of the descriptor's wire format: never reuse one.
+enum class DType : std::uint8_t {
+  boolean = 0,
+  u8 = 1,
+  i8 = 2,
+  u16 = 3,
+  i16 = 4,
+  u32 = 5,
+  i32 = 6,
+  u64 = 7,
+  i64 = 8,
+  f16 = 9,
+  bf16 = 10,
+  f32 = 11,
+  f64 = 12,
+  f8_e4m3fn = 13,
+  f8_e5m2 = 14,
+  f8_e8m0 = 15,    ///< scales of microscaling formats
+  f4_e2m1 = 16,    ///< packed: two elements a byte, the first in the low nibble
+  u4 = 17,         ///< packed likewise
+  i4 = 18,         ///< packed likewise
+  complex64 = 19,  ///< two f32: real, imaginary
+};
+
+/// All of them, in the order of their numbers.
+std::span<const DType> all_dtypes() noexcept;
+
+/// Bits of one element: 4 for the packed types, a multiple of 8 else.
+int bits(DType dtype) noexcept;
+
+/// Bytes of one element; 0 for packed 4-bit types, whose elements have no address.
+std::size_t itemsize(DType dtype) noexcept;
+
+/// Two elements share a byte: such tensors are always contiguous and keep their logical shape.
+bool is_packed(DType dtype) noexcept;
+
+/// safetensors' name: "BOOL", "U8", "BF16", "F8_E4M3", "F4" ...; "U4" and "I4" are ours.
+std::string_view to_string(DType dtype) noexcept;
+
+/// The dtype of a name in safetensors' spelling; none where the name is not known.
+std::optional<DType> dtype_from_string(std::string_view name) noexcept;
+
+/// The dtype of a wire number; none where no dtype has it.
+std::optional<DType> dtype_from_number(std::uint8_t number) noexcept;
+
+}  // namespace muster

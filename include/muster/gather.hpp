@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The two gathers: layer configs and weight tensors of all ranks to the first rank.
+// Semantics: get_configs_parallel and get_tensors_parallel of ModelOpt's `distribute` module, with these differences:
+// an absent config keeps its place, the end of a result is local and never a barrier, and one rank's failure is every
+// rank's error.
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/config.hpp"
+#include "muster/sync_group.hpp"
+#include "muster/tensor.hpp"
+
+namespace muster {
+
+/// How bytes travel.
+enum class Route : std::uint8_t {
+  automatic,  ///< the policy chooses (MUSTER_ROUTE, where set, forces one)
+  local,      ///< nobody's bytes move: the lists have one rank each
+  shm,        ///< shared memory of one host
+};
+std::string_view to_string(Route route) noexcept;
+
+/// What the first rank's own ordinary tensors are in its result.
+enum class Own : std::uint8_t {
+  borrow,  ///< views of the caller's memory: no copy, valid as long as the caller keeps it
+  copy,    ///< a snapshot like everybody else's
+};
+
+struct GatherOptions {
+  Own own = Own::borrow;                                  ///< counts on the first rank
+  Route route = Route::automatic;                         ///< the same on all ranks
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
+  std::stop_token stop = {};                              ///< cancels this rank's waits, and so poisons the group
+  int pipeline_depth = 2;  ///< results the first rank may hold before senders take extra segments
+  std::uint64_t memory_budget =
+      std::numeric_limits<std::uint64_t>::max();  ///< bytes of shared memory this rank may have in its pool, extra
+                                                  ///< segments included
+  std::uint64_t pool_limit =
+      std::numeric_limits<std::uint64_t>::max();  ///< free bytes this rank's pool keeps for the next exchange
+  bool check_leases =
+      false;  ///< debug: hash arena tensors when gathered and when released, and log who wrote them between
+};
+
+/// One step of an exchange on this rank.
+struct PhaseReport {
+  std::string name;  ///< "round 1", "copy", "receive", "round 2"
+  double seconds = 0;
+  std::uint64_t bytes = 0;        ///< payload moved by this rank in the step
+  std::uint64_t copies = 0;       ///< how often each of these bytes was copied
+  std::uint64_t page_faults = 0;  ///< minor faults of the calling thread
+};
+
+struct ExchangeReport {
+  Route route = Route::automatic;
+  std::string reason;  ///< why this route
+  std::vector<PhaseReport> phases;
+  std::uint64_t payload_bytes = 0;  ///< tensor bytes of this rank's list
+  std::uint64_t arena_bytes = 0;    ///< of these, bytes that did not move because they were in shared memory already
+  std::uint64_t pool_bytes = 0;     ///< shared memory this rank's pool holds after the exchange
+  std::uint64_t rounds = 0;         ///< all-gather rounds
+};
+
+namespace detail {
+class ExchangeState;
+}
+
+/// What an exchange left on this rank. The end of it is local, noexcept, on any thread, never collective. Movable, not
+/// copyable. Tensors copied out of a result keep their sender's slot until they are gone too.
+class Exchange {
+ public:
+  Exchange() = default;
+  Exchange(Exchange&&) noexcept = default;
+  Exchange& operator=(Exchange&&) noexcept = default;
+
+  /// The list this rank was in; empty where it was in none.
+  [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
+  /// On a sender: waits until the first rank no longer holds this rank's bytes, or is gone. Returns false at the
+  /// deadline. At once elsewhere.
+  bool wait_released(std::chrono::milliseconds timeout) const;
+  /// One line: route, why, bytes, seconds.
+  [[nodiscard]] std::string explain() const;
+  [[nodiscard]] const ExchangeReport& report() const;
+
+ protected:
+  Exchange(std::vector<int> ranks, std::shared_ptr<detail::ExchangeState> state)
+      : ranks_(std::move(ranks)), state_(std::move(state)) {}
+  void end() noexcept;
+
+ private:
+  std::vector<int> ranks_;
+  std::shared_ptr<detail::ExchangeState> state_;
+};
+
+/// The result of a gather: on the first rank one entry for each rank of the list, in its order; empty on all others.
+template <class T>
+class Gathered : public Exchange {
+ public:
+  Gathered() = default;
+  Gathered(std::vector<int> ranks, std::vector<std::optional<T>> entries, std::shared_ptr<detail::ExchangeState> state)
+      : Exchange(std::move(ranks), std::move(state)), entries_(std::move(entries)) {}
+
+  /// Entries, absent ones counted: the length of the list on the first rank, 0 elsewhere.
+  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
+  [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
+  /// The entry of ranks()[index]; empty where that rank passed none.
+  [[nodiscard]] const std::optional<T>& operator[](std::size_t index) const { return entries_.at(index); }
+  /// (rank, value) of those that passed one, in the order of the list. Valid as long as the result.
+  [[nodiscard]] std::vector<std::pair<int, const T&>> present() const {
+    std::vector<std::pair<int, const T&>> values;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (entries_[i]) values.emplace_back(ranks()[i], *entries_[i]);
+    return values;
+  }
+  /// Ends the result now: slots return to their senders, unless tensors copied out of it still live.
+  void release() noexcept {
+    entries_.clear();
+    end();
+  }
+
+ private:
+  std::vector<std::optional<T>> entries_;
+};
+
+using GatheredConfigs = Gathered<Config>;
+using GatheredTensors = Gathered<Tensor>;
+
+/// H1. Collective over the group, one call by each rank. Members of a list pass the same list of ranks inside the
+/// group, without duplicates; several disjoint lists may gather in one exchange; a rank that is not in the list it
+/// passes (or passes an empty one) only takes part in the rounds. `config` may be null (none); it is read during the
+/// call only, but with Own::borrow the first rank's own tensors stay views of it. The first rank, ranks[0], gets every
+/// member's config; the others an empty result. Throws on all ranks alike: Error(argument | rank_mismatch | no_space |
+/// unsupported) leave the group usable; Error(timeout | peer_lost | cancelled) poison it.
+GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
+                                     const GatherOptions& options = {});
+
+/// H2. As above with one tensor a rank, all of the same dtype and shape; where they differ, Error(rank_mismatch) on
+/// every rank names each one's dtype and shape.
+GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
+                                     const GatherOptions& options = {});
+
+// The same over the world.
+GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks);
+GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks);
+
+/// Gives the free shared memory of this rank's pool back to the system; returns the bytes. Local. What results hold
+/// stays.
+std::uint64_t trim(SyncGroup& group);
+
+}  // namespace muster

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// SyncGroup: the ranks of an exchange and the small things they do together: barrier, all-gather of a record, message
+// to one rank. Every wait has a deadline; who is missing is named; one rank's failure reaches all. Semantics: the
+// "barrier sync group" of the reference's gathers, and MPI's communicator for rank, size, duplicate.
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+
+namespace muster {
+
+/// Where a rank lives.
+struct RankInfo {
+  int rank = 0;
+  std::string host;      ///< host name, for messages only
+  std::int64_t pid = 0;  ///< as the rank itself sees it
+};
+
+struct WaitOptions {
+  /// The longest wait without progress of the ranks waited for; none: the group's own.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::stop_token stop = {};
+  /// What this wait is part of, for messages ("barrier", "gather: round 1"). Static text: it is not copied.
+  const char* phase = "barrier";
+};
+
+class DescriptorChannel;  // src/sync/descriptor_channel.hpp: passes file descriptors between ranks that share memory
+
+/// A group is used by one thread at a time: a second one is detected and gets Error(argument). duplicate() makes
+/// another group. After fork, calls in the child throw Error(unsupported) and destructors only unmap. Destroying a
+/// group tells the others "left". A timeout, a lost peer or a cancelled wait poisons the group: every later call of
+/// every rank throws that first cause at once.
+class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
+ public:
+  /// The largest record of all_gather, in bytes.
+  static constexpr std::size_t max_record = 1024;
+  using Nonce = std::array<std::byte, 16>;
+
+  SyncGroup(const SyncGroup&) = delete;
+  SyncGroup& operator=(const SyncGroup&) = delete;
+  virtual ~SyncGroup();
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_.size()); }
+  /// Throws Error(argument) where there is no such rank.
+  [[nodiscard]] const RankInfo& info(int rank) const;
+  /// Random, the same on all ranks, different for every group of every job.
+  [[nodiscard]] const Nonce& nonce() const noexcept { return nonce_; }
+  /// "local", "single": for explain() and logs.
+  [[nodiscard]] virtual std::string_view kind() const noexcept = 0;
+  /// Whether this rank and `rank` can map the same memory. Local.
+  [[nodiscard]] virtual bool shares_memory(int rank) const = 0;
+  /// Null where no rank but this one shares memory.
+  [[nodiscard]] virtual DescriptorChannel* descriptor_channel() noexcept { return nullptr; }
+  /// Whether the rank is known to be dead or to have left. Local; never waits.
+  [[nodiscard]] virtual bool is_gone(int rank) = 0;
+
+  /// Collective. Returns when all ranks have come. Throws Error(timeout) with each missing rank's number, host, pid,
+  /// phase and whether it lives, is stopped or dead; Error(peer_lost) within a second where one died; Error(cancelled);
+  /// the group's first failure where it is poisoned.
+  void barrier(const WaitOptions& options = {});
+  /// Collective. Every rank gives `mine` (the same size on all, at most max_record); `all` (size() times that) gets
+  /// them in rank order. Throws as barrier.
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {});
+  /// To one other rank, which must call receive(). Returns when the message is handed over or buffered (some 256 KiB);
+  /// any length. Throws as barrier.
+  void send(int to, std::span<const std::byte> message, const WaitOptions& options = {});
+  /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) where it is longer than `most`
+  /// (nothing of that size is allocated).
+  std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {});
+  /// Collective. A group of the same ranks, with its own rounds and failures.
+  std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {});
+
+  /// Makes `cause` the failure of all ranks, where there is none yet. Local, any thread.
+  virtual void poison(const Error& cause) noexcept = 0;
+  /// The failure that poisoned the group. Local, any thread.
+  [[nodiscard]] virtual std::optional<Error> failure() const = 0;
+  /// Tells waiting ranks that this one is busy, not stuck: called between pieces of long work. Local, cheap.
+  virtual void progress() noexcept = 0;
+
+  /// The default deadline: set here, else MUSTER_TIMEOUT (seconds), else 10 minutes.
+  [[nodiscard]] std::chrono::milliseconds timeout() const noexcept { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout);
+
+  /// State that a higher layer keeps with the group (its pool), made at first use and destroyed with the last owner.
+  /// Local.
+  std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
+
+  /// Holds the group for one thread and one operation made of several calls; nests within the thread. Throws as
+  /// described at the class.
+  class Use {
+   public:
+    explicit Use(SyncGroup& group);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    SyncGroup& group_;
+  };
+
+ protected:
+  SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout);
+  /// Whether this process made the group (false in a forked child).
+  [[nodiscard]] bool is_owner_process() const noexcept;
+  void set_nonce(Nonce nonce) noexcept { nonce_ = nonce; }
+
+  virtual void do_barrier(const WaitOptions& options) = 0;
+  virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
+  virtual void do_send(int to, std::span<const std::byte> message, const WaitOptions& options) = 0;
+  virtual std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) = 0;
+  virtual std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options) = 0;
+
+ private:
+  int rank_;
+  std::vector<RankInfo> ranks_;
+  Nonce nonce_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::int64_t owner_pid_;
+  std::atomic<std::size_t> user_{0};  // hash of the thread inside, 0: none
+  int depth_ = 0;
+  std::mutex extensions_mutex_;
+  std::map<const void*, std::shared_ptr<void>> extensions_;
+};
+
+/// The group of all ranks of this job, made at the first call and the same later on. In this order: set_world();
+/// `muster run` (MUSTER_JOB, RANK, WORLD_SIZE); torchrun's variables (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
+/// MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT; the port is never bound); else one process. Collective
+/// at the first call. Throws Error(timeout) with the ranks that never came, Error(version), Error(rank_mismatch) on
+/// double ranks or different sizes, Error(argument) on variables that do not parse, Error(unsupported) where ranks of
+/// other hosts belong to the job.
+std::shared_ptr<SyncGroup> world();
+
+/// Makes `group` what world() returns. Null: the next world() looks at the environment again.
+void set_world(std::shared_ptr<SyncGroup> group);
+
+/// A group of this process alone.
+std::shared_ptr<SyncGroup> single_group();
+
+struct LocalGroupOptions {
+  std::string key;  ///< what all ranks of the group know and no other job on this host does
+  int rank = 0;
+  int size = 1;
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous, and the group's default after it
+};
+
+/// A group of `size` processes on this host, found through a Unix socket in the abstract namespace whose name is made
+/// of `key` and the uid; peers of another uid are refused. Collective. Throws as world().
+std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options);
+
+}  // namespace muster

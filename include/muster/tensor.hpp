@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tensors: TensorView looks at somebody's elements, Tensor also knows who keeps them alive.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/dtype.hpp"
+
+namespace muster {
+
+/// Extents, outermost first; empty for a scalar. None is negative.
+using Shape = std::vector<std::int64_t>;
+/// Steps in elements, one an extent; may be zero or negative. Empty means row-major without gaps.
+using Strides = std::vector<std::int64_t>;
+
+/// The number of elements. Throws Error(argument) on a negative extent or where it does not fit 63 bits.
+std::int64_t element_count(const Shape& shape);
+
+/// Bytes of a contiguous tensor (packed types: rounded up to a byte). Throws like element_count.
+std::size_t byte_size(DType dtype, const Shape& shape);
+
+/// "[4, 8]"; "[]" for a scalar.
+std::string to_string(const Shape& shape);
+
+/// Looks at elements of host memory that someone else keeps: as long-lived as that memory.
+class TensorView {
+ public:
+  TensorView() = default;
+  /// `data` is the first element (it may be null where there are no elements). Throws Error(argument) on shapes that
+  /// overflow, on strides whose number is not the shape's, and on strides with a packed dtype.
+  TensorView(DType dtype, Shape shape, const void* data, Strides strides = {});
+
+  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+  [[nodiscard]] const Shape& shape() const noexcept { return shape_; }
+  /// Empty for a contiguous view (strides that mean the same are dropped).
+  [[nodiscard]] const Strides& strides() const noexcept { return strides_; }
+  [[nodiscard]] const std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] bool is_contiguous() const noexcept { return strides_.empty(); }
+  [[nodiscard]] std::int64_t elements() const noexcept { return elements_; }
+  /// Bytes that a contiguous copy takes.
+  [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
+  /// The bytes of a contiguous view. Throws Error(argument) on a strided one.
+  [[nodiscard]] std::span<const std::byte> bytes() const;
+
+  /// Elements [begin, end) of one dimension. Throws Error(argument) where that is not inside, or cuts through a packed
+  /// byte.
+  [[nodiscard]] TensorView slice(std::size_t dim, std::int64_t begin, std::int64_t end) const;
+  /// The dimensions in reverse order (a view; nothing is copied).
+  [[nodiscard]] TensorView transposed() const;
+
+ private:
+  DType dtype_ = DType::u8;
+  Shape shape_ = {0};
+  Strides strides_;
+  const std::byte* data_ = nullptr;
+  std::int64_t elements_ = 0;
+  std::size_t nbytes_ = 0;
+};
+
+/// Writes the elements of `source`, row-major and without gaps, to `target`, which has room for source.nbytes().
+void copy_contiguous(const TensorView& source, std::byte* target);
+
+/// Same dtype, shape and bits (NaN payloads and the sign of zero count). Strides do not matter.
+bool bitwise_equal(const TensorView& a, const TensorView& b);
+
+/// A view and the owner of its memory: heap, shared memory, a mapped file, or nobody (borrowed). Copies share the
+/// memory.
+class Tensor {
+ public:
+  Tensor() = default;
+  /// A view of memory that `owner` keeps; a null owner borrows. Read-only.
+  Tensor(TensorView view, std::shared_ptr<const void> owner);
+  /// Likewise, and mutable_data() may be used. `data` is the view's own memory.
+  Tensor(TensorView view, std::shared_ptr<const void> owner, std::byte* data);
+
+  /// Fresh heap memory, 64-byte aligned, not initialised. Throws Error(no_space) where there is none.
+  static Tensor allocate(DType dtype, Shape shape);
+  /// A contiguous copy on the heap.
+  static Tensor copy_of(const TensorView& source);
+  /// Keeps nothing alive: the caller does, as long as the tensor and its copies are used.
+  static Tensor borrow(TensorView view);
+
+  [[nodiscard]] const TensorView& view() const noexcept { return view_; }
+  operator const TensorView&() const noexcept {
+    return view_;
+  }  // NOLINT(google-explicit-constructor): a tensor is a view with an owner
+  [[nodiscard]] DType dtype() const noexcept { return view_.dtype(); }
+  [[nodiscard]] const Shape& shape() const noexcept { return view_.shape(); }
+  [[nodiscard]] const std::byte* data() const noexcept { return view_.data(); }
+  [[nodiscard]] std::size_t nbytes() const noexcept { return view_.nbytes(); }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return view_.bytes(); }
+  [[nodiscard]] bool is_writable() const noexcept { return mutable_ != nullptr; }
+  /// Throws Error(argument) where the memory is not the holder's to write (gathered, mapped or borrowed tensors).
+  [[nodiscard]] std::byte* mutable_data() const;
+  /// Who keeps the memory; null for a borrowed tensor.
+  [[nodiscard]] const std::shared_ptr<const void>& owner() const noexcept { return owner_; }
+
+ private:
+  TensorView view_;
+  std::shared_ptr<const void> owner_;
+  std::byte* mutable_ = nullptr;
+};
+
+}  // namespace muster

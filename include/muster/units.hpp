@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Byte counts as people write them: `using namespace muster::literals; 256_MiB`.
+
+#include <cstdint>
+
+namespace muster {
+inline namespace literals {
+
+constexpr std::uint64_t operator""_KiB(unsigned long long n) {
+  return n << 10;
+}
+constexpr std::uint64_t operator""_MiB(unsigned long long n) {
+  return n << 20;
+}
+constexpr std::uint64_t operator""_GiB(unsigned long long n) {
+  return n << 30;
+}
+
+}  // namespace literals
+}  // namespace muster

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The version of the headers and of the library that is linked.
+
+#include <string_view>
+
+#define MUSTER_VERSION_MAJOR 0
+#define MUSTER_VERSION_MINOR 1
+#define MUSTER_VERSION_PATCH 0
+
+namespace muster {
+
+/// "0.1.0" of the library at run time.
+std::string_view version() noexcept;
+
+}  // namespace muster
