@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Starting the ranks of a job on this host: what `muster run` does, as a library call. The environment that ranks get
+// is torchrun's (RANK, WORLD_SIZE ...), so that programs written for it run unchanged, plus MUSTER_JOB for world().
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace muster {
+
+/// Whether the ranks' output goes where the launcher's goes, or through it.
+enum class RankOutput : std::uint8_t {
+  inherit,   ///< the ranks write to the launcher's own standard output and error
+  prefixed,  ///< whole lines with "[rank] " before them, the two streams kept apart
+};
+
+struct LaunchOptions {
+  int ranks = 1;                                                      ///< 1 to 4096
+  std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to the ranks' environment
+  RankOutput output = RankOutput::inherit;
+  /// How long the other ranks have after one failed, to leave with their own words, before SIGTERM; and again as long
+  /// between SIGTERM and SIGKILL.
+  std::chrono::milliseconds grace = std::chrono::seconds(5);
+  /// The longest the job may run; none: for ever.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  /// The job's key, MUSTER_JOB. Empty: 128 random bits in hexadecimal digits, as it should be.
+  std::string job = {};
+  /// What its messages on standard error begin with.
+  std::string name = "muster run";
+};
+
+/// What launch_local() returns beside the ranks' own statuses, as the shell and timeout(1) have them.
+inline constexpr int launch_timed_out = 124;
+inline constexpr int launch_cannot_execute = 126;
+inline constexpr int launch_not_found = 127;
+
+/// Starts `options.ranks` processes of `command` on this host and waits for all of them. Rank 0 has the caller's
+/// standard input, the others have none.
+///
+/// Returns 0 when every rank ended with 0; else the status of the rank that failed first (128 + the signal's number
+/// where one killed it), after one line on standard error that names rank, pid, status or signal, and host. The others
+/// then get `grace` to end by themselves, SIGTERM, `grace` again, SIGKILL. launch_timed_out after `timeout`;
+/// launch_not_found and launch_cannot_execute with one line where the command does not start. Processes that ranks
+/// left behind end with the job.
+///
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on to the ranks while it runs
+/// (those of a terminal reach them anyway). When the calling process dies, whatever kills it, so do the ranks.
+///
+/// Local. Signals of the calling thread are blocked meanwhile, so call it from the main thread of a process that has no
+/// other threads; one that has its own children keeps them. Throws Error(argument) on options that cannot be, Error(io)
+/// where processes or pipes cannot be had.
+int launch_local(const std::vector<std::string>& command, const LaunchOptions& options = {});
+
+}  // namespace muster
