@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One rank as a process: fork, what must be set in between, exec.
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/os/fd.hpp"
+
+namespace muster::launch {
+
+/// The NULL-terminated arrays that exec wants, made before the fork: nothing may be allocated after it.
+class ExecArguments {
+ public:
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+  /// The caller's environment with `variables` set in it.
+  ExecArguments(const std::vector<std::string>& command, const Variables& variables);
+
+  [[nodiscard]] char* const* command() const noexcept { return command_pointers_.data(); }
+  [[nodiscard]] char* const* environment() const noexcept { return environment_pointers_.data(); }
+
+ private:
+  std::vector<std::string> command_;
+  std::vector<std::string> environment_;
+  std::vector<char*> command_pointers_;
+  std::vector<char*> environment_pointers_;
+};
+
+/// What the child gets as its standard streams; -1: what the caller has.
+struct StandardStreams {
+  int input = -1;
+  int output = -1;
+  int error = -1;
+};
+
+struct Child {
+  pid_t pid = -1;
+  os::Fd process;      ///< its pidfd
+  os::Fd exec_report;  ///< see exec_error()
+};
+
+/// Forks, and executes the command in the child with `mask` as its signal mask; it dies when the calling thread does.
+/// Throws Error(io) where no process can be had. Whether the exec worked is told later, by exec_error().
+Child spawn(const ExecArguments& arguments, const StandardStreams& streams, const sigset_t& mask);
+
+/// Waits for the child's exec. 0 where it worked, else errno.
+int exec_error(Child& child);
+
+}  // namespace muster::launch

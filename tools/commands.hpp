@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The subcommands of the program `muster`, one source file each. Each function adds its subcommand with a callback that
+// sets `status` to the exit status: 0, 1 (differs, fails verification), 2 (cannot be done). Errors are thrown; main()
+// prints them.
+
+#include <CLI/CLI.hpp>
+
+namespace muster::tools {
+
+void add_run_command(CLI::App& app, int& status);
+void add_show_command(CLI::App& app, int& status);
+void add_diff_command(CLI::App& app, int& status);
+void add_shard_command(CLI::App& app, int& status);
+void add_export_command(CLI::App& app, int& status);
+
+}  // namespace muster::tools
