@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+// `muster run` with real processes: ranks are small shell scripts.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/launch.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+std::string read_text(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+bool becomes_true(const std::function<bool()>& condition, std::chrono::milliseconds longest = 10s) {
+  const auto deadline = Clock::now() + longest;
+  while (!condition()) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(5ms);
+  }
+  return true;
+}
+
+/// A process that is neither gone nor a zombie.
+bool is_alive(pid_t pid) {
+  const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
+  const std::size_t state = stat.rfind(") ");
+  return state != std::string::npos && stat[state + 2] != 'Z' && stat[state + 2] != 'X';
+}
+
+char state_of(pid_t pid) {
+  const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
+  const std::size_t state = stat.rfind(") ");
+  return state == std::string::npos ? '?' : stat[state + 2];
+}
+
+/// A folder of this test case; gone with it.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "muster-launch-XXXXXX").string();
+    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
+    path_ = pattern;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+/// `muster run` with its standard streams in files.
+class Launcher {
+ public:
+  explicit Launcher(std::vector<std::string> arguments, const std::string& input = "") {
+    std::ofstream(folder_ / "in") << input;
+    arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    const std::string in = folder_ / "in", out = folder_ / "out", err = folder_ / "err";
+    pid_ = ::fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      // A group of its own, as a shell with job control makes one.
+      ::setpgid(0, 0);
+      const int input_file = ::open(in.c_str(), O_RDONLY);
+      const int output_file = ::open(out.c_str(), O_WRONLY | O_CREAT, 0600);
+      const int error_file = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
+      if (::dup2(input_file, 0) < 0 || ::dup2(output_file, 1) < 0 || ::dup2(error_file, 2) < 0) ::_exit(99);
+      ::execv(pointers[0], pointers.data());
+      ::_exit(99);
+    }
+  }
+  ~Launcher() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      wait();
+    }
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  /// Its exit status, 1000 + signal where one killed it.
+  int wait() {
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) continue;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] std::string out() const { return read_text(folder_ / "out"); }
+  [[nodiscard]] std::string err() const { return read_text(folder_ / "err"); }
+  /// The pids that `count` ranks wrote to standard output.
+  [[nodiscard]] std::vector<pid_t> pids(std::size_t count) const {
+    REQUIRE(becomes_true([&] { return lines_of(out()).size() >= count; }));
+    std::vector<pid_t> pids;
+    for (const std::string& line : lines_of(out())) pids.push_back(std::stoi(line));
+    return pids;
+  }
+
+ private:
+  Folder folder_;
+  pid_t pid_ = -1;
+};
+
+std::vector<std::string> shell(int ranks, const std::string& script, std::vector<std::string> options = {}) {
+  std::vector<std::string> arguments{"-n", std::to_string(ranks)};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  arguments.insert(arguments.end(), {"--", "sh", "-c", script});
+  return arguments;
+}
+
+}  // namespace
+
+TEST_CASE("ranks find torchrun's variables and the job's key") {
+  Launcher launcher(
+      shell(3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $MUSTER_JOB"));
+  CHECK(launcher.wait() == 0);
+  CHECK(launcher.err().empty());
+  std::set<std::string> ranks, ports, jobs;
+  for (const std::string& line : lines_of(launcher.out())) {
+    std::istringstream words(line);
+    std::string rank, local_rank, size, local_size, address, port, job;
+    words >> rank >> local_rank >> size >> local_size >> address >> port >> job;
+    CHECK(rank == local_rank);
+    CHECK(size == "3");
+    CHECK(local_size == "3");
+    CHECK(address == "127.0.0.1");
+    ranks.insert(rank);
+    ports.insert(port);
+    jobs.insert(job);
+  }
+  CHECK(ranks == std::set<std::string>{"0", "1", "2"});
+  REQUIRE(ports.size() == 1);
+  CHECK(std::stoi(*ports.begin()) > 0);
+  REQUIRE(jobs.size() == 1);
+  CHECK(jobs.begin()->size() == 32);
+  CHECK(jobs.begin()->find_first_not_of("0123456789abcdef") == std::string::npos);
+}
+
+TEST_CASE("every job has another key, also one inside another") {
+  Launcher launcher(
+      shell(1, "echo $MUSTER_JOB; \"$MUSTER_PROGRAM\" run -n 1 -- sh -c 'echo $MUSTER_JOB'; echo $MUSTER_JOB"));
+  CHECK(launcher.wait() == 0);
+  const auto keys = lines_of(launcher.out());
+  REQUIRE(keys.size() == 3);
+  CHECK(keys[0] == keys[2]);
+  CHECK(keys[0] != keys[1]);
+}
+
+TEST_CASE("arguments reach the command unchanged") {
+  Launcher launcher({"-n", "1", "--", "printf", "<%s>", "--", "run", "-n", "3", "", "a b", "--help"});
+  CHECK(launcher.wait() == 0);
+  CHECK(launcher.out() == "<--><run><-n><3><><a b><--help>");
+}
+
+TEST_CASE("only rank 0 has the standard input") {
+  Launcher launcher(shell(3, "cat"), "words\n");
+  CHECK(launcher.wait() == 0);
+  CHECK(launcher.out() == "words\n");
+}
+
+TEST_CASE("the status is that of the rank that failed first, and one line names it") {
+  Launcher launcher(
+      shell(4, "echo $$; if [ $RANK = 2 ]; then exit 41; fi; trap 'exit 9' TERM; while :; do sleep 0.01; done",
+            {"--grace", "0.2"}));
+  CHECK(launcher.wait() == 41);
+  const auto words = lines_of(launcher.err());
+  REQUIRE(words.size() == 1);
+  CHECK(contains(words[0], "rank 2 (pid "));
+  CHECK(contains(words[0], "ended with status 41"));
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  CHECK(contains(words[0], std::string("on host ") + host));
+  for (const pid_t pid : launcher.pids(4)) CHECK(!is_alive(pid));
+}
+
+TEST_CASE("a rank that is killed ends the others, with 128 + signal") {
+  Launcher launcher(shell(4, "echo $$; sleep 100", {"--grace", "0.2"}));
+  const auto pids = launcher.pids(4);
+  ::kill(pids[1], SIGKILL);
+  CHECK(launcher.wait() == 128 + SIGKILL);
+  CHECK(contains(launcher.err(), "(pid " + std::to_string(pids[1]) + ")"));
+  CHECK(contains(launcher.err(), "was killed by SIGKILL"));
+  for (const pid_t pid : pids) CHECK(!is_alive(pid));
+}
+
+TEST_CASE("after a failure the others have the grace period for their own words") {
+  Launcher launcher(shell(2, "[ $RANK = 1 ] && exit 3; sleep 0.3; echo bye; exit 4", {"--grace", "60"}));
+  const auto start = Clock::now();
+  CHECK(launcher.wait() == 3);
+  CHECK(launcher.out() == "bye\n");
+  CHECK(Clock::now() - start < 20s);
+}
+
+TEST_CASE("a rank that ignores SIGTERM is killed after the grace period, a stopped one too") {
+  Launcher launcher(shell(
+      3, "[ $RANK = 0 ] && exit 5; echo $$; trap '' TERM; [ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.01; done",
+      {"--grace", "0.2"}));
+  const auto start = Clock::now();
+  CHECK(launcher.wait() == 5);
+  CHECK(Clock::now() - start < 20s);
+  for (const pid_t pid : launcher.pids(2)) CHECK(!is_alive(pid));
+}
+
+TEST_CASE("signals are passed on") {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    CAPTURE(signal);
+    // dash starts background commands with SIGINT ignored, so the rank itself waits in small steps.
+    Launcher launcher(
+        shell(2, "trap 'echo got; exit 0' " + std::to_string(signal) + "; echo $$; while :; do sleep 0.01; done"));
+    CHECK(launcher.pids(2).size() == 2);
+    ::kill(launcher.pid(), signal);
+    CHECK(launcher.wait() == 0);
+    CHECK(lines_of(launcher.out()).size() == 4);
+  }
+}
+
+TEST_CASE("a signal that no rank handles ends the job with its status") {
+  Launcher launcher(shell(2, "echo $$; exec sleep 100"));
+  const auto pids = launcher.pids(2);
+  ::kill(launcher.pid(), SIGTERM);
+  CHECK(launcher.wait() == 128 + SIGTERM);
+  for (const pid_t pid : pids) CHECK(!is_alive(pid));
+}
+
+TEST_CASE("SIGTSTP stops ranks and launcher, SIGCONT lets them go on") {
+  Folder folder;
+  const fs::path go = folder / "go";
+  Launcher launcher(shell(2, "echo $$; while [ ! -e " + go.string() + " ]; do sleep 0.01; done"));
+  const auto pids = launcher.pids(2);
+  ::kill(launcher.pid(), SIGTSTP);
+  CHECK(becomes_true(
+      [&] { return state_of(pids[0]) == 'T' && state_of(pids[1]) == 'T' && state_of(launcher.pid()) == 'T'; }));
+  ::kill(launcher.pid(), SIGCONT);
+  CHECK(becomes_true([&] { return state_of(pids[0]) != 'T' && state_of(pids[1]) != 'T'; }));
+  std::ofstream{go};
+  CHECK(launcher.wait() == 0);
+}
+
+TEST_CASE("a killed launcher leaves neither ranks nor what they started") {
+  Launcher launcher(shell(3, "echo $$; sh -c 'echo $$; while :; do sleep 0.05; done'; true"));
+  const auto pids = launcher.pids(6);
+  ::kill(launcher.pid(), SIGKILL);
+  CHECK(launcher.wait() == 1000 + SIGKILL);
+  for (const pid_t pid : pids) CHECK(becomes_true([&] { return !is_alive(pid); }, 5s));
+}
+
+TEST_CASE("what ranks leave behind ends with the job") {
+  Launcher launcher(shell(2, "sh -c 'while :; do sleep 0.05; done' & echo $!"));
+  CHECK(launcher.wait() == 0);
+  for (const pid_t pid : launcher.pids(2)) CHECK(!is_alive(pid));
+  CHECK(contains(launcher.err(), "left behind"));
+}
+
+TEST_CASE("the end of one job leaves another one alone") {
+  Launcher lasting(shell(2, "echo $$; while :; do sleep 0.01; done"));
+  const auto pids = lasting.pids(2);
+  Launcher failing(shell(2, "exit 1", {"--grace", "0.1"}));
+  CHECK(failing.wait() == 1);
+  for (const pid_t pid : pids) CHECK(is_alive(pid));
+}
+
+TEST_CASE("a job that takes too long ends with 124") {
+  Launcher launcher(shell(2, "echo $$; while :; do sleep 0.01; done", {"--timeout", "0.3", "--grace", "0.2"}));
+  CHECK(launcher.wait() == 124);
+  CHECK(contains(launcher.err(), "0.3 s"));
+  for (const pid_t pid : launcher.pids(2)) CHECK(!is_alive(pid));
+}
+
+TEST_CASE("prefixed output: whole lines, the streams kept apart, a last line without an end") {
+  Launcher launcher(shell(
+      3, "for i in 1 2 3; do printf 'half '; sleep 0.02; echo $i; done; echo trouble >&2; printf tail", {"--prefix"}));
+  CHECK(launcher.wait() == 0);
+  const auto out = lines_of(launcher.out());
+  CHECK(out.size() == 12);
+  for (const char* rank : {"[0] ", "[1] ", "[2] "})
+    for (const char* line : {"half 1", "half 2", "half 3", "tail"})
+      CHECK(std::count(out.begin(), out.end(), std::string(rank) + line) == 1);
+  const auto err = lines_of(launcher.err());
+  CHECK(std::set<std::string>(err.begin(), err.end()) ==
+        std::set<std::string>{"[0] trouble", "[1] trouble", "[2] trouble"});
+}
+
+TEST_CASE("prefixed output: a line without an end does not fill the launcher") {
+  Launcher launcher(shell(1, "head -c 3000000 /dev/zero | tr '\\0' x", {"--prefix"}));
+  CHECK(launcher.wait() == 0);
+  std::size_t letters = 0;
+  for (const std::string& line : lines_of(launcher.out())) {
+    CHECK(line.rfind("[0] ", 0) == 0);
+    CHECK(line.size() <= 1U << 20U);
+    letters += line.size() - 4;
+  }
+  CHECK(letters == 3000000);
+}
+
+TEST_CASE("a command that is not there is 127, one that cannot be executed 126") {
+  Launcher missing({"-n", "2", "--", "no-such-command-at-all"});
+  CHECK(missing.wait() == 127);
+  CHECK(lines_of(missing.err()).size() == 1);
+  CHECK(contains(missing.err(), "no-such-command-at-all"));
+  Launcher forbidden({"-n", "2", "--", "/etc/passwd"});
+  CHECK(forbidden.wait() == 126);
+  CHECK(lines_of(forbidden.err()).size() == 1);
+}
+
+TEST_CASE("bad usage is one line and status 2") {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"-n", "0", "--", "true"},
+                                                    {"-n", "two", "--", "true"},
+                                                    {"-n", "2"},
+                                                    {"--", "true"},
+                                                    {"-n", "2", "--wrong", "--", "true"}}) {
+    Launcher launcher(arguments);
+    CHECK(launcher.wait() == 2);
+    CHECK(lines_of(launcher.err()).size() == 1);
+    CHECK(contains(launcher.err(), "muster: "));
+    CHECK(launcher.out().empty());
+  }
+}
+
+TEST_CASE("the library call checks its options, and adds to the environment") {
+  CHECK_THROWS_AS(muster::launch_local({}), muster::Error);
+  CHECK_THROWS_AS(muster::launch_local({"true"}, {.ranks = 0}), muster::Error);
+  CHECK_THROWS_AS(muster::launch_local({"true"}, {.environment = {{"A=B", "c"}}}), muster::Error);
+  CHECK(muster::launch_local({"true"}) == 0);
+  CHECK(muster::launch_local({"sh", "-c", "[ \"$WORD\" = later ] && [ \"$MUSTER_JOB\" = key ]"},
+                             {.ranks = 2, .environment = {{"WORD", "first"}, {"WORD", "later"}}, .job = "key"}) == 0);
+}
