@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// OutputDirectory: a directory of results that is there whole or not at all.
+//
+// 1. OUT.partial-NONCE is made beside OUT and locked; everything is written into it.
+// 2. commit(): the directory is synced and takes the name OUT in one step. An OUT that is to be replaced changes
+//    places with it and is removed after that, so that one of the two is always there.
+// 3. Without a commit the destructor removes OUT.partial-NONCE. What a killed process left (its lock is free) is
+//    removed by the next one that writes to the same OUT.
+
+#include <string>
+
+#include "src/os/fd.hpp"
+
+namespace muster {
+
+class OutputDirectory {
+ public:
+  /// Throws Error(argument) where `path` exists and `force` is off, or where it is on and `path` is nothing that these
+  /// programs write (a directory with other things than a model's); Error(io | no_space) from the file system.
+  OutputDirectory(const std::string& path, bool force);
+  OutputDirectory(const OutputDirectory&) = delete;
+  OutputDirectory& operator=(const OutputDirectory&) = delete;
+  ~OutputDirectory();
+
+  /// Where to write until commit().
+  [[nodiscard]] const std::string& partial() const noexcept { return partial_; }
+  /// Every file in it has been synced by whoever wrote it. Throws like the constructor; then nothing has changed.
+  void commit();
+
+ private:
+  std::string path_;
+  std::string partial_;
+  os::Fd lock_;
+  bool force_ = false;
+};
+
+/// The checks of the constructor alone, for programs that want to fail before long work. Throws like it.
+void check_output(const std::string& path, bool force);
+
+}  // namespace muster

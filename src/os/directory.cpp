@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/os/directory.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+namespace muster::os {
+namespace {
+
+[[noreturn]] void refuse_taken(const std::string& path) {
+  throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
+}
+
+}  // namespace
+
+void make_directory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0777) == 0) return;
+  if (errno == EEXIST) refuse_taken(path);
+  throw errno_error(fmt::format("making the directory \"{}\"", path), errno, path);
+}
+
+Fd open_directory(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) throw errno_error(fmt::format("opening the directory \"{}\"", path), errno, path);
+  return fd;
+}
+
+bool try_lock(const Fd& directory) noexcept {
+  return ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0;
+}
+
+void sync_directory(const std::string& path) {
+  const Fd fd = open_directory(path);
+  // Some file systems have nothing to sync in a directory and say so.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != EROFS) {
+    throw errno_error(fmt::format("writing the directory \"{}\" to the disk", path), errno, path);
+  }
+}
+
+void rename_to_new(const std::string& from, const std::string& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (errno == EINVAL || errno == ENOSYS) {
+    // No such flag here (NFS): rename replaces nothing but an empty directory.
+    struct stat status {};
+    if (::lstat(to.c_str(), &status) == 0) refuse_taken(to);
+    if (::rename(from.c_str(), to.c_str()) == 0) return;
+  }
+  if (errno == EEXIST || errno == ENOTEMPTY) refuse_taken(to);
+  throw errno_error(fmt::format("renaming \"{}\" to \"{}\"", from, to), errno, to);
+}
+
+bool exchange_names(const std::string& a, const std::string& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS) return false;
+  throw errno_error(fmt::format("exchanging \"{}\" and \"{}\"", a, b), errno, b);
+}
+
+}  // namespace muster::os
