@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# usage: run.sh BUILD-FOLDER COMPILER...
+# Installs Muster into a temporary folder, builds a project against it that knows nothing but pkg-config, and runs it.
+set -euo pipefail
+build=$1
+shift
+here=$(cd "$(dirname "$0")" && pwd)
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+
+DESTDIR=$place meson install -C "$build" --no-rebuild --quiet
+config=$(find "$place" -name muster.pc)
+[ -n "$config" ] || {
+  echo "no muster.pc was installed"
+  exit 1
+}
+export PKG_CONFIG_PATH=${config%/*}
+version=$(pkg-config --modversion muster)
+read -ra cflags < <(pkg-config --cflags muster)
+read -ra libs < <(pkg-config --libs muster)
+# A build with sanitizers makes a library that wants them in the program too.
+sanitize=$(meson introspect "$build" --buildoptions |
+  python3 -c 'import json, sys; print([o["value"] for o in json.load(sys.stdin) if o["name"] == "b_sanitize"][0])')
+[ "$sanitize" = none ] || cflags+=("-fsanitize=$sanitize")
+"$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/main.cpp" -o "$place/consumer" "${libs[@]}"
+
+library=$(find "$place" -name 'libmuster.so' -printf '%h')
+program=$(find "$place" -name muster -type f -path '*bin*')
+export LD_LIBRARY_PATH=$library
+[ "$("$place/consumer")" = "$version" ]
+[ "$("$program" --version)" = "muster $version" ]
+# Nothing that is private was installed or needed.
+! find "$place" -path '*include*' -name '*.hpp' | grep -v '/include/muster/'
+echo "installed, built against and run: muster $version"

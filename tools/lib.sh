@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# What ./tools/demo and ./tools/test share. Sourced by bash.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# Debian's packages, in one place. cmake is there because Meson finds some of the libraries only through it.
+build_packages=(g++ meson ninja-build pkg-config cmake libboost-dev libfmt-dev libxxhash-dev nlohmann-json3-dev libcli11-dev)
+test_packages=(doctest-dev clang-format)
+tidy_packages=(clang-tidy)
+fuzz_packages=(clang)
+
+say() { printf '== %s\n' "$*"; }
+die() {
+  printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit 2
+}
+
+# install_missing PACKAGE...: installs those that are not there; without a look at the network where all are.
+install_missing() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "not a Debian system: these have to be there already: $*"
+    return 0
+  fi
+  local package missing=()
+  for package in "$@"; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || die "missing packages, and no sudo to install them: ${missing[*]}"
+    as_root=(sudo)
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  "${as_root[@]}" apt-get update -q
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
+}
+
+# build DIR [MESON-OPTION...]: configures where that is needed, and compiles. CC and CXX count the first time.
+build() {
+  local dir=$1
+  shift
+  if [ ! -f "$dir/build.ninja" ]; then
+    rm -rf "$dir"
+    say "configuring $(basename "$dir")"
+    meson setup "$@" "$dir" "$root" >"$dir.log" 2>&1 || {
+      cat "$dir.log" >&2
+      rm -f "$dir.log"
+      die "configuring $dir failed"
+    }
+    mv "$dir.log" "$dir/setup.log"
+  elif [ -n "$(find "$root/include/muster" "$root/tools" "$root/tests" -type d -newer "$dir/build.ninja" -print -quit)" ]; then
+    # New files: some lists of files are made when the build is configured.
+    meson setup --reconfigure "$@" "$dir" "$root" >"$dir/setup.log" 2>&1 || {
+      cat "$dir/setup.log" >&2
+      die "configuring $dir again failed"
+    }
+  fi
+  say "building in $(basename "$dir")"
+  local started=$SECONDS
+  ninja -C "$dir" >"$dir/ninja.log" 2>&1 || {
+    grep -v '^\[' "$dir/ninja.log" >&2
+    die "building in $dir failed"
+  }
+  say "built in $((SECONDS - started)) s"
+}
