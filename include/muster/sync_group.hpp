@@ -17,6 +17,8 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -36,6 +38,14 @@ struct WaitOptions {
   std::stop_token stop = {};
   /// What this wait is part of, for messages ("barrier", "gather: round 1"). Static text: it is not copied.
   const char* phase = "barrier";
+};
+
+/// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back.
+class PeerLiveness {
+ public:
+  virtual ~PeerLiveness() = default;
+  /// The process has ended. Local, never waits, any thread.
+  [[nodiscard]] virtual bool is_dead() const noexcept = 0;
 };
 
 class DescriptorChannel;  // src/sync/descriptor_channel.hpp: passes file descriptors between ranks that share memory
@@ -66,8 +76,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   [[nodiscard]] virtual bool shares_memory(int rank) const = 0;
   /// Null where no rank but this one shares memory.
   [[nodiscard]] virtual DescriptorChannel* descriptor_channel() noexcept { return nullptr; }
-  /// Whether the rank is known to be dead or to have left. Local; never waits.
-  [[nodiscard]] virtual bool is_gone(int rank) = 0;
+  /// Of a rank that shares memory with this one. Local.
+  [[nodiscard]] virtual std::shared_ptr<const PeerLiveness> liveness(int rank) const = 0;
 
   /// Collective. Returns when all ranks have come. Throws Error(timeout) with each missing rank's number, host, pid,
   /// phase and whether it lives, is stopped or dead; Error(peer_lost) within a second where one died; Error(cancelled);
@@ -110,6 +120,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
     Use& operator=(const Use&) = delete;
 
    private:
+    void leave() noexcept;
     SyncGroup& group_;
   };
 
@@ -117,7 +128,6 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout);
   /// Whether this process made the group (false in a forked child).
   [[nodiscard]] bool is_owner_process() const noexcept;
-  void set_nonce(Nonce nonce) noexcept { nonce_ = nonce; }
 
   virtual void do_barrier(const WaitOptions& options) = 0;
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
@@ -131,7 +141,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   Nonce nonce_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t owner_pid_;
-  std::atomic<std::size_t> user_{0};  // hash of the thread inside, 0: none
+  std::atomic<std::thread::id> user_{};  // the thread inside
   int depth_ = 0;
   std::mutex extensions_mutex_;
   std::map<const void*, std::shared_ptr<void>> extensions_;

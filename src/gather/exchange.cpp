@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/exchange.hpp"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <new>
+#include <set>
+
+#include "muster/log.hpp"
+#include "src/core/descriptor.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::gather {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Times one phase after another.
+class Phases {
+ public:
+  explicit Phases(ExchangeReport& report) : report_(report) {}
+  void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0) {
+    const Clock::time_point now = Clock::now();
+    const std::uint64_t faults = os::thread_page_faults();
+    report_.phases.push_back(
+        {name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, faults - faults_});
+    begin_ = now;
+    faults_ = faults;
+  }
+
+ private:
+  ExchangeReport& report_;
+  Clock::time_point begin_ = Clock::now();
+  std::uint64_t faults_ = os::thread_page_faults();
+};
+
+std::uint64_t next_number(SyncGroup& group) {
+  static const char key = 0;
+  const auto number =
+      std::static_pointer_cast<std::uint64_t>(group.extension(&key, [] { return std::make_shared<std::uint64_t>(0); }));
+  return ++*number;
+}
+
+std::string list_text(std::span<const int> ranks) {
+  return fmt::format("[{}]", fmt::join(ranks.begin(), ranks.end(), ", "));
+}
+
+void check_list(std::span<const int> ranks, const SyncGroup& group) {
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= group.size())
+      throw Error(ErrorKind::argument,
+                  fmt::format("the list of ranks {} names rank {}, which is not in the group of {}", list_text(ranks),
+                              rank, group.size()));
+    if (!seen.insert(rank).second)
+      throw Error(ErrorKind::argument, fmt::format("the list of ranks {} names rank {} twice", list_text(ranks), rank));
+  }
+}
+
+void check_options(const GatherOptions& options) {
+  if (options.pipeline_depth < 1) throw Error(ErrorKind::argument, "GatherOptions::pipeline_depth must be at least 1");
+}
+
+std::string kind_text(const Config& value) {
+  const TensorView& view = value.as_tensor().view();
+  return fmt::format("{} {}", to_string(view.dtype()), to_string(view.shape()));
+}
+
+/// Runs local work whose failure must reach the other ranks instead of leaving the call.
+template <class Work>
+std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    // Not this rank's own failure but the group's: nobody is left to tell.
+    if (group.failure()) throw;
+    return error;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorKind::no_space, "out of memory");
+  } catch (const std::exception& error) {
+    return Error(ErrorKind::io, error.what());
+  }
+  return std::nullopt;
+}
+
+Config copied(const Config& value) {
+  switch (value.type()) {
+    case Config::Type::tensor:
+      return Tensor::copy_of(value.as_tensor().view());
+    case Config::Type::array: {
+      ConfigArray items;
+      items.reserve(value.size());
+      for (const Config& item : value.as_array()) items.push_back(copied(item));
+      return items;
+    }
+    case Config::Type::object: {
+      ConfigObject members;
+      members.reserve(value.size());
+      for (const auto& [key, member] : value.as_object()) members.insert(key, copied(member));
+      return members;
+    }
+    default:
+      return value;
+  }
+}
+
+/// The exchange of one rank.
+class Run {
+ public:
+  Run(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
+      const GatherOptions& options)
+      : ranks_(ranks), group_(group), options_(options) {
+    call_.operation = operation;
+    call_.value = value;
+    call_.group = &group;
+    call_.options = &options;
+    call_.number = next_number(group);
+  }
+
+  Outcome operator()() {
+    Phases phases(state_->report);
+    const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
+    if (failure) {
+      record_ = Record{};
+      record_.status = status_of(failure->kind());
+    }
+    phases.end("prepare");
+    const std::vector<Record> records = round<Record>(record_, "gather: round 1");
+    phases.end("round 1");
+    if (const auto objection = object(records)) {
+      const auto words =
+          round<Words>(failure ? words_of(*failure) : words_of(self_text(*objection)), "gather: failing");
+      throw make_error(*objection, records, words, group_);
+    }
+    ExchangeReport& report = state_->report;
+    const std::optional<Error> trouble = attempt(group_, [&] {
+      if (!transfer_) return;
+      choose(records);
+      transfer_->move(records, report);
+    });
+    std::uint64_t in_list = 0;
+    for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
+    const std::uint64_t moved = call_.is_sender() ? record_.moving_bytes : 0;
+    phases.end(call_.is_sender() ? "copy" : "receive", moved, moved == 0 ? 0 : 1);
+    close(records, trouble);
+    phases.end("round 2");
+    report.payload_bytes = in_list;
+    Outcome outcome{call_.list, {}, state_};
+    if (transfer_) {
+      transfer_->commit();
+      if (call_.is_first()) {
+        outcome.entries = transfer_->deliver();
+        if (call_.value != nullptr) outcome.entries.front() = own_value();
+      }
+      state_->obligations = transfer_->obligations();
+      report.pool_bytes = transfer_->pool_bytes();
+    }
+    phases.end("deliver");
+    return outcome;
+  }
+
+ private:
+  void prepare() {
+    check_list(ranks_, group_);
+    check_options(options_);
+    const auto self = std::ranges::find(ranks_, group_.rank());
+    // A rank that is in no list only takes part in the rounds.
+    if (self == ranks_.end()) {
+      call_.value = nullptr;
+      return;
+    }
+    call_.list.assign(ranks_.begin(), ranks_.end());
+    call_.position = static_cast<std::uint32_t>(self - ranks_.begin());
+    record_.operation = call_.operation;
+    record_.list_hash = hash_list(ranks_);
+    record_.list_length = static_cast<std::uint32_t>(ranks_.size());
+    record_.position = call_.position;
+    record_.has_value = call_.value != nullptr;
+    record_.forced = forced_route(options_);
+    record_.routes = usable_routes(call_);
+    if (call_.operation == Operation::tensors) {
+      const std::string kind = kind_text(*call_.value);
+      record_.kind_hash = XXH3_64bits(kind.data(), kind.size());
+    }
+    // Its own tree does not travel, but what is wrong with it is wrong on every rank alike.
+    if (call_.is_first() && call_.value != nullptr)
+      core::encode_descriptor(*call_.value, [&](const Tensor& tensor) {
+        record_.payload_bytes += tensor.nbytes();
+        return std::optional(core::Place{});
+      });
+    std::vector<Route> preference;
+    for (const auto& driver : RouteTable::instance().drivers()) preference.push_back(driver->route());
+    choice_ = choose_route(record_.list_length, record_.routes, record_.forced, preference);
+    const RouteDriver* driver = RouteTable::instance().find(choice_.route);
+    if (choice_.reason.empty()) choice_.reason = driver->reason();
+    transfer_ = driver->begin(call_);
+    transfer_->offer(record_);
+  }
+
+  /// Every member must have come to the same route from what it knows: all of them see all records.
+  void choose(std::span<const Record> records) {
+    std::uint8_t common = 0xff;
+    for (const int rank : call_.list) common &= records[static_cast<std::size_t>(rank)].routes;
+    if ((common & route_bit(choice_.route)) == 0)
+      throw Error(ErrorKind::unsupported, fmt::format("not all ranks of the list {} can use the route '{}'",
+                                                      list_text(call_.list), to_string(choice_.route)));
+    state_->report.route = choice_.route;
+    state_->report.reason = choice_.reason;
+  }
+
+  [[nodiscard]] std::string self_text(const Objection& objection) const {
+    using Reason = Objection::Reason;
+    if (objection.reason == Reason::lists) return list_text(ranks_);
+    if (objection.reason == Reason::kinds && call_.value != nullptr) return kind_text(*call_.value);
+    return {};
+  }
+
+  template <class T>
+  std::vector<T> round(const T& mine, const char* phase) {
+    std::vector<T> all(static_cast<std::size_t>(group_.size()));
+    group_.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), call_.wait(phase));
+    ++state_->report.rounds;
+    return all;
+  }
+
+  void close(std::span<const Record> records, const std::optional<Error>& trouble) {
+    const bool moved = std::ranges::any_of(records, [](const Record& record) { return record.moving_bytes != 0; });
+    if (!moved) {
+      if (!trouble) return;
+      // Only names travelled, in one round: the others are gone already, and hear of it at their next call.
+      group_.poison(*trouble);
+      throw *trouble;
+    }
+    ClosingRecord mine;
+    if (trouble) mine.status = status_of(trouble->kind());
+    const auto closing = round<ClosingRecord>(mine, "gather: round 2");
+    if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return;
+    const auto words = round<Words>(trouble ? words_of(*trouble) : Words{}, "gather: failing");
+    throw make_closing_error(closing, words, group_);
+  }
+
+  [[nodiscard]] Config own_value() const { return options_.own == Own::copy ? copied(*call_.value) : *call_.value; }
+
+  std::span<const int> ranks_;
+  SyncGroup& group_;
+  const GatherOptions& options_;
+  Call call_;
+  Record record_;
+  Choice choice_;
+  std::unique_ptr<Transfer> transfer_;
+  std::shared_ptr<detail::ExchangeState> state_ = std::make_shared<detail::ExchangeState>();
+};
+
+}  // namespace
+
+Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
+                 const GatherOptions& options) {
+  const SyncGroup::Use use(group);
+  try {
+    Outcome outcome = Run(operation, value, ranks, group, options)();
+    if (log_enabled(LogLevel::debug)) {
+      const ExchangeReport& report = outcome.state->report;
+      log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),
+                                       report.payload_bytes, to_string(report.route), report.reason));
+    }
+    return outcome;
+  } catch (const Error& error) {
+    if (group.failure())
+      for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
+    throw error.with_context(to_string(operation));
+  }
+}
+
+}  // namespace muster::gather

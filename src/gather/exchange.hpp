@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The exchange: one gather, whatever it gathers and however it travels.
+//
+//  1. Prepare, locally: check the arguments, let the route see what it needs. A failure here becomes this rank's
+//  status.
+//  2. Round 1: all ranks of the group give their records. Every rank draws the same conclusions from them (record.hpp).
+//  Where one has failed or they disagree, a further round
+//     carries everyone's words, and all throw the same error; the group stays usable.
+//  3. Move: the route carries bytes from the senders to the first rank of each list. A failure becomes the status of
+//  round 2.
+//  4. Round 2, where bytes of any list moved: as round 1. From here on the result counts.
+//  5. The first rank puts its own value among the entries.
+// A wait that fails (deadline, lost peer, cancellation) poisons the group and ends the exchange at once.
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "src/gather/route.hpp"
+
+namespace muster {
+namespace detail {
+
+/// What outlives an exchange on a rank: its figures, and what the first rank holds of it.
+class ExchangeState {
+ public:
+  ExchangeReport report;
+  std::vector<std::unique_ptr<gather::Obligation>> obligations;
+};
+
+}  // namespace detail
+
+namespace gather {
+
+struct Outcome {
+  std::vector<int> list;
+  std::vector<std::optional<Config>> entries;  // on the first rank, by position
+  std::shared_ptr<detail::ExchangeState> state;
+};
+
+/// Collective. `value` may be null on ranks that have none.
+Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
+                 const GatherOptions& options);
+
+}  // namespace gather
+}  // namespace muster

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public calls and their results.
+
+#include "muster/gather.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "src/gather/exchange.hpp"
+
+namespace muster {
+
+bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
+  if (!state_) return true;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (const auto& obligation : state_->obligations)
+    if (!obligation->wait(deadline)) return false;
+  return true;
+}
+
+const ExchangeReport& Exchange::report() const {
+  static const ExchangeReport nothing;
+  return state_ ? state_->report : nothing;
+}
+
+std::string Exchange::explain() const {
+  const ExchangeReport& report = this->report();
+  if (!state_) return "no exchange";
+  if (ranks_.empty()) return "in no list: took part in the rounds only";
+  std::string text = fmt::format("route {} ({}): {} bytes of {} ranks", to_string(report.route), report.reason,
+                                 report.payload_bytes, ranks_.size());
+  if (report.arena_bytes != 0) text += fmt::format(", {} of them in shared memory already", report.arena_bytes);
+  text += fmt::format(", {} round{}", report.rounds, report.rounds == 1 ? "" : "s");
+  for (const PhaseReport& phase : report.phases) {
+    text += fmt::format("; {} {:.3f} ms", phase.name, phase.seconds * 1e3);
+    if (phase.bytes != 0) text += fmt::format(" ({} bytes, {} copy)", phase.bytes, phase.copies);
+    if (phase.page_faults != 0) text += fmt::format(" ({} page faults)", phase.page_faults);
+  }
+  return text;
+}
+
+void Exchange::end() noexcept {
+  // On a sender this only forgets what the first rank holds; on the first rank the entries' owners have ended the
+  // leases already.
+  ranks_.clear();
+}
+
+GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
+                                     const GatherOptions& options) {
+  gather::Outcome outcome = gather::exchange(gather::Operation::configs, config, ranks, group, options);
+  return {std::move(outcome.list), std::move(outcome.entries), std::move(outcome.state)};
+}
+
+GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
+                                     const GatherOptions& options) {
+  const Config value = Tensor::borrow(tensor);
+  gather::Outcome outcome = gather::exchange(gather::Operation::tensors, &value, ranks, group, options);
+  std::vector<std::optional<Tensor>> entries(outcome.entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (outcome.entries[i]) entries[i] = outcome.entries[i]->as_tensor();
+  return {std::move(outcome.list), std::move(entries), std::move(outcome.state)};
+}
+
+GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks) {
+  return get_configs_parallel(config, ranks, *world());
+}
+
+GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks) {
+  return get_tensors_parallel(tensor, ranks, *world());
+}
+
+std::uint64_t trim(SyncGroup& group) {
+  const SyncGroup::Use use(group);
+  std::uint64_t bytes = 0;
+  for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
+  return bytes;
+}
+
+}  // namespace muster

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/record.hpp"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+namespace muster::gather {
+namespace {
+
+template <std::size_t N>
+void put(std::array<char, N>& target, const std::string& text) {
+  const std::size_t length = std::min(text.size(), N - 1);
+  std::memcpy(target.data(), text.data(), length);
+  target[length] = 0;
+}
+
+template <std::size_t N>
+std::string get(const std::array<char, N>& source) {
+  return {source.data(), ::strnlen(source.data(), N)};
+}
+
+std::string where(int rank, const SyncGroup& group) {
+  const RankInfo& info = group.info(rank);
+  return fmt::format("rank {} (host {}, pid {})", rank, info.host, info.pid);
+}
+
+ErrorDetails details_of(int rank, const Words* words, const SyncGroup& group) {
+  const RankInfo& info = group.info(rank);
+  ErrorDetails details{.rank = rank, .pid = info.pid, .host = info.host};
+  if (words != nullptr) {
+    details.path = get(words->path);
+    details.os_error = words->os_error;
+  }
+  return details;
+}
+
+/// "rank 0 [0, 1]; rank 1 [1, 0]", the first few.
+std::string each_rank(const std::vector<int>& ranks, std::span<const Words> words) {
+  constexpr std::size_t shown = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
+    text +=
+        fmt::format("{}rank {} {}", i == 0 ? "" : "; ", ranks[i], get(words[static_cast<std::size_t>(ranks[i])].text));
+  if (ranks.size() > shown) text += fmt::format("; and {} more", ranks.size() - shown);
+  return text;
+}
+
+template <class Records>
+Error failure_of(const std::vector<int>& failed, const Records& records, std::span<const Words> words,
+                 const SyncGroup& group) {
+  const int origin = failed.front();
+  const auto at = static_cast<std::size_t>(origin);
+  std::string text = where(origin, group) + ": " + get(words[at].text);
+  if (failed.size() > 1) text += fmt::format(" (and {} more ranks failed)", failed.size() - 1);
+  return Error(static_cast<ErrorKind>(records[at].status - 1), text, details_of(origin, &words[at], group));
+}
+
+/// Members of one list, by position.
+using Lists = std::map<std::uint64_t, std::vector<int>>;
+
+Lists lists_of(std::span<const Record> records) {
+  Lists lists;
+  for (std::size_t rank = 0; rank < records.size(); ++rank)
+    if (records[rank].list_length != 0) lists[records[rank].list_hash].push_back(static_cast<int>(rank));
+  return lists;
+}
+
+bool is_whole(const std::vector<int>& members, std::span<const Record> records) {
+  // Every member of a list passes it and is at its own place: then no list differs and none overlap.
+  const std::uint32_t length = records[static_cast<std::size_t>(members.front())].list_length;
+  if (members.size() != length) return false;
+  std::vector<bool> taken(length);
+  for (const int rank : members) {
+    const Record& record = records[static_cast<std::size_t>(rank)];
+    if (record.list_length != length || record.position >= length || taken[record.position]) return false;
+    taken[record.position] = true;
+  }
+  return true;
+}
+
+template <class Property>
+bool differs(const std::vector<int>& members, std::span<const Record> records, Property property) {
+  return std::ranges::any_of(members, [&](int rank) {
+    return records[static_cast<std::size_t>(rank)].*property !=
+           records[static_cast<std::size_t>(members.front())].*property;
+  });
+}
+
+std::vector<int> ranks_where(std::size_t count, const auto& condition) {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < count; ++rank)
+    if (condition(rank)) ranks.push_back(static_cast<int>(rank));
+  return ranks;
+}
+
+}  // namespace
+
+const char* to_string(Operation operation) noexcept {
+  return operation == Operation::configs ? "get_configs_parallel" : "get_tensors_parallel";
+}
+
+std::uint64_t hash_list(std::span<const int> ranks) noexcept {
+  return XXH3_64bits(ranks.data(), ranks.size_bytes());
+}
+
+std::optional<Objection> object(std::span<const Record> records) {
+  using Reason = Objection::Reason;
+  const auto all = ranks_where(records.size(), [](std::size_t) { return true; });
+  if (differs(all, records, &Record::version)) return Objection{Reason::versions, all};
+  if (auto failed = ranks_where(records.size(), [&](std::size_t rank) { return records[rank].status != 0; });
+      !failed.empty())
+    return Objection{Reason::failed_ranks, std::move(failed)};
+  const Lists lists = lists_of(records);
+  for (const auto& [hash, members] : lists) {
+    if (!is_whole(members, records))
+      return Objection{Reason::lists,
+                       ranks_where(records.size(), [&](std::size_t rank) { return records[rank].list_length != 0; })};
+    if (differs(members, records, &Record::operation)) return Objection{Reason::operations, members};
+    if (differs(members, records, &Record::kind_hash)) return Objection{Reason::kinds, members};
+    if (differs(members, records, &Record::forced)) return Objection{Reason::routes, members};
+  }
+  std::uint64_t needed = 0;
+  std::uint64_t available = UINT64_MAX;
+  for (const Record& record : records) {
+    if (record.fresh_bytes == 0) continue;
+    needed += record.fresh_bytes;
+    available = std::min(available, record.available_bytes);
+  }
+  if (needed > available)
+    return Objection{Reason::memory,
+                     ranks_where(records.size(), [&](std::size_t rank) { return records[rank].fresh_bytes != 0; })};
+  return std::nullopt;
+}
+
+Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
+                 const SyncGroup& group) {
+  using Reason = Objection::Reason;
+  const int first = objection.ranks.front();
+  const ErrorDetails nobody;
+  switch (objection.reason) {
+    case Reason::failed_ranks:
+      return failure_of(objection.ranks, records, words, group);
+    case Reason::versions:
+      return Error(ErrorKind::version, "the ranks run different versions of Muster: start all of them with one",
+                   nobody);
+    case Reason::lists:
+      return Error(ErrorKind::rank_mismatch,
+                   "the lists of ranks differ or overlap: members of a list must pass the same one, and no rank may be "
+                   "in two: " +
+                       each_rank(objection.ranks, words),
+                   nobody);
+    case Reason::operations: {
+      std::string text;
+      for (const int rank : objection.ranks)
+        text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
+                            to_string(records[static_cast<std::size_t>(rank)].operation));
+      return Error(ErrorKind::rank_mismatch, "the ranks of one list are in different calls: " + text, nobody);
+    }
+    case Reason::kinds:
+      return Error(ErrorKind::rank_mismatch,
+                   "get_tensors_parallel: the tensors of a list must have one dtype and shape: " +
+                       each_rank(objection.ranks, words),
+                   nobody);
+    case Reason::routes:
+      return Error(ErrorKind::rank_mismatch,
+                   "the ranks of one list force different routes (GatherOptions::route, MUSTER_ROUTE)", nobody);
+    case Reason::memory: {
+      std::uint64_t needed = 0;
+      const Record* tightest = nullptr;
+      for (const int rank : objection.ranks) {
+        const Record& record = records[static_cast<std::size_t>(rank)];
+        needed += record.fresh_bytes;
+        if (tightest == nullptr || record.available_bytes < tightest->available_bytes) tightest = &record;
+      }
+      const auto holder = std::ranges::max_element(records, {}, &Record::held);
+      std::string text = fmt::format(
+          "too little shared memory: needed {} bytes by {} ranks, available {} ({}): gather less at a time, release "
+          "earlier results, "
+          "or give the job more memory",
+          needed, objection.ranks.size(), tightest->available_bytes, os::to_string(tightest->limit));
+      if (holder->held != 0) text += fmt::format("; the first rank holds {} results", holder->held);
+      return Error(ErrorKind::no_space, text, details_of(first, nullptr, group));
+    }
+  }
+  return Error(ErrorKind::rank_mismatch, "the ranks disagree", nobody);
+}
+
+Error make_closing_error(std::span<const ClosingRecord> closing, std::span<const Words> words, const SyncGroup& group) {
+  return failure_of(ranks_where(closing.size(), [&](std::size_t rank) { return closing[rank].status != 0; }), closing,
+                    words, group);
+}
+
+Words words_of(const Error& error) {
+  Words words;
+  words.os_error = error.os_error();
+  put(words.path, error.path());
+  put(words.text, error.what());
+  return words;
+}
+
+Words words_of(const std::string& text) {
+  Words words;
+  put(words.text, text);
+  return words;
+}
+
+}  // namespace muster::gather

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What every rank tells every other in round 1, and what follows from all records: pure functions, the same on all
+// ranks.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/gather.hpp"
+#include "muster/sync_group.hpp"
+#include "src/os/shared_memory.hpp"
+
+namespace muster::gather {
+
+enum class Operation : std::uint8_t { configs = 1, tensors = 2 };
+const char* to_string(Operation operation) noexcept;
+
+inline constexpr std::uint32_t record_version = 1;
+inline constexpr std::uint32_t no_position = 0xffffffff;
+
+/// Fixed width: what a rank costs the control plane, however much it has to send.
+struct Record {
+  std::uint32_t version = record_version;
+  Operation operation = Operation::configs;
+  std::uint8_t status = 0;  // 0: ready, else ErrorKind + 1; the words are fetched when they are needed
+  Route forced = Route::automatic;
+  std::uint8_t routes = 0;  // bit r: this rank could use Route(r)
+  std::uint64_t list_hash = 0;
+  std::uint32_t list_length = 0;  // 0: in no list
+  std::uint32_t position = no_position;
+  std::uint64_t payload_bytes = 0;  // tensor bytes, whether they move or not
+  std::uint64_t moving_bytes = 0;   // of these, bytes that the route has to move
+  std::uint64_t descriptor_bytes = 0;
+  std::uint64_t descriptor_hash = 0;
+  std::uint64_t kind_hash = 0;        // tensors: hash of dtype and shape
+  std::uint64_t fresh_bytes = 0;      // memory that this rank will take
+  std::uint64_t available_bytes = 0;  // as far as this rank knows, where it takes any
+  std::uint32_t held = 0;             // results that the first rank holds of this one
+  os::MemoryLimit limit = os::MemoryLimit::machine;
+  bool has_value = false;
+  bool new_segment = false;
+  std::uint8_t reserved = 0;
+  std::uint64_t segment_id = 0;  // 0: a new one
+  std::uint32_t use = 0;
+  std::uint32_t reserved_too = 0;
+};
+static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
+static_assert(std::is_trivially_copyable_v<Record>);
+
+/// Closes an exchange in which bytes moved.
+struct ClosingRecord {
+  std::uint8_t status = 0;
+  std::array<std::uint8_t, 7> reserved{};
+};
+
+/// What a rank says when something is wrong: its own failure, or what it has, so that a mismatch can be shown.
+struct Words {
+  std::int32_t os_error = 0;
+  std::array<char, 256> path{};
+  std::array<char, 740> text{};
+};
+static_assert(sizeof(Words) <= SyncGroup::max_record);
+
+std::uint64_t hash_list(std::span<const int> ranks) noexcept;
+
+/// Why an exchange cannot go on; empty words are filled from the ranks' own.
+struct Objection {
+  enum class Reason : std::uint8_t { failed_ranks, versions, lists, operations, kinds, routes, memory };
+  Reason reason = Reason::failed_ranks;
+  std::vector<int> ranks;  // those it is about
+};
+
+/// Looks at all records; none where the exchange can go on.
+std::optional<Objection> object(std::span<const Record> records);
+
+/// The error that all ranks throw, made of everyone's words.
+Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
+                 const SyncGroup& group);
+
+/// Every rank's own failure in the closing round.
+Error make_closing_error(std::span<const ClosingRecord> closing, std::span<const Words> words, const SyncGroup& group);
+
+Words words_of(const Error& error);
+Words words_of(const std::string& text);
+
+inline std::uint8_t status_of(ErrorKind kind) noexcept {
+  return static_cast<std::uint8_t>(kind) + 1;
+}
+
+}  // namespace muster::gather

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/os/fd.hpp"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+namespace muster::os {
+namespace {
+
+ErrorKind kind_of(int err) {
+  switch (err) {
+    case ENOENT:
+    case ENOTDIR:
+      return ErrorKind::not_found;
+    case ENOSPC:
+    case EDQUOT:
+    case ENOMEM:
+    case EFBIG:
+      return ErrorKind::no_space;
+    case ENOSYS:
+    case EOPNOTSUPP:
+      return ErrorKind::unsupported;
+    default:
+      return ErrorKind::io;
+  }
+}
+
+}  // namespace
+
+void Fd::reset() noexcept {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+Fd Fd::duplicate() const {
+  const int copy = ::fcntl(fd_, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) throw errno_error("duplicating a file descriptor");
+  return Fd(copy);
+}
+
+Error errno_error(ErrorKind kind, const std::string& what, int err, const std::string& path) {
+  const char* name = ::strerrorname_np(err);
+  std::string text = what;
+  if (!path.empty()) text += " " + path;
+  text += std::string(": ") + ::strerror(err) + " (" + (name != nullptr ? name : std::to_string(err)) + ")";
+  if (err == EMFILE || err == ENFILE) text += "; raise the limit of open files (ulimit -n)";
+  return Error(kind, text, {.path = path, .os_error = err});
+}
+
+Error errno_error(const std::string& what, int err, const std::string& path) {
+  return errno_error(kind_of(err), what, err, path);
+}
+
+}  // namespace muster::os

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/os/process.hpp"
+
+#include <poll.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+namespace muster::os {
+
+std::int64_t process_id() noexcept {
+  return ::getpid();
+}
+std::uint32_t user_id() noexcept {
+  return ::geteuid();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+Fd own_pidfd() {
+  const long fd = ::syscall(SYS_pidfd_open, ::getpid(), 0);
+  if (fd < 0)
+    throw errno_error(ErrorKind::unsupported,
+                      "pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)");
+  return Fd(static_cast<int>(fd));
+}
+
+bool has_exited(const Fd& pidfd) noexcept {
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLIN) != 0;
+}
+
+ProcessState process_state(std::int64_t pid) noexcept {
+  std::array<char, 64> path{};
+  std::snprintf(path.data(), path.size(), "/proc/%lld/stat", static_cast<long long>(pid));
+  std::FILE* file = std::fopen(path.data(), "re");
+  if (file == nullptr) return errno == ENOENT ? ProcessState::dead : ProcessState::unknown;
+  std::array<char, 512> line{};
+  const std::size_t length = std::fread(line.data(), 1, line.size() - 1, file);
+  std::fclose(file);
+  line[length] = 0;
+  // The command's name stands in parentheses and may hold anything: the state follows the last one.
+  const char* end = std::strrchr(line.data(), ')');
+  if (end == nullptr || end[1] == 0) return ProcessState::unknown;
+  switch (end[2]) {
+    case 'T':
+    case 't':
+      return ProcessState::stopped;
+    case 'Z':
+    case 'X':
+      return ProcessState::dead;
+    default:
+      return ProcessState::running;
+  }
+}
+
+void random_bytes(std::span<std::byte> target) {
+  while (!target.empty()) {
+    const ssize_t got = ::getrandom(target.data(), target.size(), 0);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw errno_error("getrandom");
+    }
+    target = target.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+std::uint64_t thread_page_faults() noexcept {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return static_cast<std::uint64_t>(usage.ru_minflt);
+}
+
+int usable_cores() noexcept {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+std::optional<std::string> environment(const char* name) {
+  const char* value = ::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
+  if (value == nullptr || *value == 0) return std::nullopt;
+  return value;
+}
+
+}  // namespace muster::os

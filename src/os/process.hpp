@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Processes: who we are, whether another one still lives, and random bytes for nonces.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "src/os/fd.hpp"
+
+namespace muster::os {
+
+std::int64_t process_id() noexcept;
+std::uint32_t user_id() noexcept;
+std::string host_name();
+
+/// A descriptor that stands for this very process: whoever it is passed to cannot mistake a later process with the same
+/// number for it. Throws Error(unsupported) on kernels before 5.3 and in sandboxes that forbid it.
+Fd own_pidfd();
+/// Whether the process of a pidfd has ended (a zombie has).
+bool has_exited(const Fd& pidfd) noexcept;
+
+enum class ProcessState : std::uint8_t { running, stopped, dead, unknown };
+/// What /proc says of a live process: for messages.
+ProcessState process_state(std::int64_t pid) noexcept;
+
+void random_bytes(std::span<std::byte> target);
+
+/// Minor page faults of the calling thread since it began.
+std::uint64_t thread_page_faults() noexcept;
+
+/// Cores this process may run on.
+int usable_cores() noexcept;
+
+/// An environment variable that is set and not empty.
+std::optional<std::string> environment(const char* name);
+
+}  // namespace muster::os

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/os/shared_memory.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/interprocess/exceptions.hpp>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "src/os/process.hpp"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace muster::os {
+namespace {
+
+constexpr const char* posix_mount = "/dev/shm";
+
+Fd create_anonymous(std::uint64_t bytes) {
+  Fd memory(::memfd_create("muster", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory) throw errno_error(ErrorKind::unsupported, "memfd_create (set MUSTER_SHM=posix to use /dev/shm instead)");
+  if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0)
+    throw errno_error(ErrorKind::no_space, "making " + std::to_string(bytes) + " bytes of anonymous shared memory");
+  // Nobody who holds the descriptor can shrink it under a mapping, which would be SIGBUS there.
+  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
+    throw errno_error("sealing shared memory");
+  return memory;
+}
+
+Fd create_posix(std::uint64_t bytes) {
+  // A file that never has a name cannot be left behind, whoever is killed.
+  Fd memory(::open(posix_mount, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600));
+  if (!memory) {
+    // Not every file system knows O_TMPFILE: then a name for the moment between two calls.
+    std::array<std::byte, 16> nonce{};
+    random_bytes(nonce);
+    std::string name = "/muster-";
+    for (const std::byte b : nonce) name += "0123456789abcdef"[std::to_integer<int>(b) & 15];
+    memory = Fd(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!memory) throw errno_error(ErrorKind::unsupported, "making POSIX shared memory in", errno, posix_mount);
+    ::shm_unlink(name.c_str());
+  }
+  reserve(memory, 0, bytes);
+  return memory;
+}
+
+std::optional<std::uint64_t> read_number(const std::string& path) {
+  std::ifstream file(path);
+  std::uint64_t value = 0;
+  if (file >> value) return value;
+  return std::nullopt;
+}
+
+// `key value` lines of a file (memory.stat, meminfo).
+std::uint64_t read_keyed(const std::string& path, std::string_view key) {
+  std::ifstream file(path);
+  std::string name;
+  std::uint64_t value = 0;
+  std::string rest;
+  while (file >> name >> value) {
+    if (name == key) return value;
+    std::getline(file, rest);
+  }
+  return 0;
+}
+
+std::uint64_t left_under(std::uint64_t limit, std::uint64_t used, std::uint64_t reclaimable) {
+  const std::uint64_t kept = used - std::min(used, reclaimable);
+  return limit - std::min(limit, kept);
+}
+
+// The tightest of this process's cgroup and those above it, version 2 and 1. What is page cache of files counts as
+// free: the kernel drops it first.
+std::uint64_t cgroup_headroom() {
+  std::uint64_t best = std::numeric_limits<std::uint64_t>::max();
+  std::ifstream groups("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(groups, line)) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool unified = controllers.empty();
+    if (!unified && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
+    const std::string root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    std::string path = line.substr(second + 1);
+    for (;;) {
+      const std::string dir = root + (path == "/" ? "" : path);
+      const auto limit = read_number(dir + (unified ? "/memory.max" : "/memory.limit_in_bytes"));
+      const auto used = read_number(dir + (unified ? "/memory.current" : "/memory.usage_in_bytes"));
+      if (limit && used) {
+        const std::string stat = dir + "/memory.stat";
+        const std::uint64_t files =
+            unified ? read_keyed(stat, "inactive_file") + read_keyed(stat, "active_file")
+                    : read_keyed(stat, "total_inactive_file") + read_keyed(stat, "total_active_file");
+        best = std::min(best, left_under(*limit, *used, files));
+      }
+      if (path.empty() || path == "/") break;
+      const auto slash = path.rfind('/');
+      path = slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+Backing default_backing() {
+  if (const auto forced = environment("MUSTER_SHM")) {
+    if (*forced == "memfd") return Backing::anonymous;
+    if (*forced == "posix") return Backing::posix;
+    throw Error(ErrorKind::argument, "MUSTER_SHM is '" + *forced + "': it must be memfd or posix");
+  }
+  static const bool have_memfd = [] { return bool(Fd(::memfd_create("muster-probe", MFD_CLOEXEC))); }();
+  return have_memfd ? Backing::anonymous : Backing::posix;
+}
+
+std::string to_string(Backing backing) {
+  return backing == Backing::anonymous ? "memfd" : "POSIX shared memory";
+}
+
+Fd create_shared_memory(std::uint64_t bytes, Backing backing) {
+  if (bytes > largest_file())
+    throw Error(ErrorKind::no_space, "needed " + std::to_string(bytes) +
+                                         " bytes of shared memory, RLIMIT_FSIZE allows " +
+                                         std::to_string(largest_file()) + " a file: raise it (ulimit -f)");
+  return backing == Backing::anonymous ? create_anonymous(bytes) : create_posix(bytes);
+}
+
+std::uint64_t shared_memory_size(const Fd& memory) {
+  struct stat status {};
+  if (::fstat(memory.get(), &status) != 0) throw errno_error("asking for the size of shared memory");
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noexcept {
+  if (bytes != 0)
+    ::fallocate(memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                static_cast<off_t>(bytes));
+}
+
+void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
+  int status = 0;
+  do {
+    status = ::posix_fallocate(memory.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (status == EINTR);
+  if (status != 0)
+    throw errno_error(ErrorKind::no_space, "reserving " + std::to_string(bytes) + " bytes of POSIX shared memory in",
+                      status, posix_mount);
+}
+
+void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw errno_error("writing shared memory");
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+}
+
+const char* to_string(MemoryLimit limit) noexcept {
+  switch (limit) {
+    case MemoryLimit::cgroup:
+      return "the cgroup's memory limit";
+    case MemoryLimit::mount:
+      return posix_mount;
+    default:
+      return "MemAvailable";
+  }
+}
+
+MemoryHeadroom memory_headroom(Backing backing) {
+  MemoryHeadroom room{read_keyed("/proc/meminfo", "MemAvailable:") * 1024, MemoryLimit::machine};
+  if (room.bytes == 0) room.bytes = std::numeric_limits<std::uint64_t>::max();
+  if (const std::uint64_t group = cgroup_headroom(); group < room.bytes) room = {group, MemoryLimit::cgroup};
+  if (backing == Backing::posix) {
+    struct statvfs mount {};
+    if (::statvfs(posix_mount, &mount) == 0) {
+      const std::uint64_t left = std::uint64_t{mount.f_bavail} * mount.f_frsize;
+      if (left < room.bytes) room = {left, MemoryLimit::mount};
+    }
+  }
+  return room;
+}
+
+std::uint64_t largest_file() noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return std::numeric_limits<std::int64_t>::max();
+  return limit.rlim_cur;
+}
+
+Mapping::Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uint64_t bytes) {
+  namespace bi = boost::interprocess;
+  // Boost maps anything that tells its handle and mode.
+  struct Mappable {
+    int fd;
+    bi::mode_t mode;
+    [[nodiscard]] bi::mapping_handle_t get_mapping_handle() const {
+      return bi::ipcdetail::mapping_handle_from_file_handle(fd);
+    }
+    [[nodiscard]] bi::mode_t get_mode() const { return mode; }
+  };
+  const bi::mode_t mode = access == Access::read_only ? bi::read_only : bi::read_write;
+  try {
+    region_ = bi::mapped_region(Mappable{memory.get(), bi::read_write}, mode, static_cast<bi::offset_t>(offset), bytes);
+  } catch (const bi::interprocess_exception& error) {
+    throw errno_error(ErrorKind::no_space,
+                      "mapping " + std::to_string(bytes) + " bytes of shared memory (ulimit -v, vm.max_map_count)",
+                      error.get_native_error());
+  }
+}
+
+void Mapping::populate(Access access, std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  if (bytes == 0) return;
+  constexpr std::uint64_t page = 4096;
+  const std::uint64_t begin = offset / page * page;
+  const std::uint64_t end = std::min<std::uint64_t>((offset + bytes + page - 1) / page * page, size());
+  ::madvise(data() + begin, end - begin, access == Access::read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
+}
+
+}  // namespace muster::os

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Unix sockets in the abstract namespace: packets with file descriptors, between processes of one uid. Nothing here
+// waits: callers poll in slices.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/os/fd.hpp"
+
+namespace muster::os {
+
+struct Packet {
+  std::vector<std::byte> bytes;
+  Fd descriptor;  ///< at most one
+};
+
+enum class SocketStatus : std::uint8_t { done, again, closed };
+
+/// A listening socket; the name vanishes with it. Throws Error(argument) with EADDRINUSE where another process has the
+/// name.
+Fd listen_abstract(const std::string& name);
+/// None where nobody listens (yet). Throws Error(io) on anything else, Error(unsupported) where the listener belongs to
+/// another uid.
+std::optional<Fd> connect_abstract(const std::string& name);
+/// The next connection of our own uid, none where there is none now. Connections of others are closed and passed over.
+std::optional<Fd> accept_own(const Fd& listener);
+
+/// Sends one packet, with `descriptor` where it is not negative. A packet goes whole or not at all.
+SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, int descriptor = -1);
+/// Receives one packet of at most `most` bytes; `again` where none has come. Longer packets are Error(corrupt).
+SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet);
+
+/// Waits until the socket is readable (or hung up), at most `longest`.
+bool wait_readable(const Fd& socket, std::chrono::milliseconds longest) noexcept;
+bool wait_writable(const Fd& socket, std::chrono::milliseconds longest) noexcept;
+
+}  // namespace muster::os

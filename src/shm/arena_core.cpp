@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/shm/arena_core.hpp"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <new>
+#include <shared_mutex>
+
+#include "muster/log.hpp"
+#include "muster/shared_arena.hpp"
+#include "src/os/futex.hpp"
+
+namespace muster {
+namespace detail {
+namespace {
+
+// The allocator's own words: its header, and a block header before each tensor.
+constexpr std::uint64_t bookkeeping_bytes = 64 << 10;
+constexpr std::uint64_t alignment = 64;
+
+/// All arenas of the process by address.
+struct Registry {
+  std::shared_mutex mutex;
+  std::map<const std::byte*, std::weak_ptr<ArenaCore>> by_begin;
+  std::atomic<int> count{0};
+};
+
+Registry& registry() {
+  static auto* all = new Registry;  // arenas may be destroyed after other statics
+  return *all;
+}
+
+}  // namespace
+
+ArenaCore::ArenaCore(std::uint64_t capacity)
+    : capacity_(capacity),
+      segment_((capacity + capacity / 64 + bookkeeping_bytes + 4095) / 4096 * 4096, os::Backing::anonymous),
+      buffer_(boost::interprocess::create_only, segment_.data(), segment_.capacity()),
+      lent_(shm::lease_words) {}
+
+std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
+  const os::MemoryHeadroom room = os::memory_headroom(os::Backing::anonymous);
+  if (capacity > room.bytes)
+    throw Error(ErrorKind::no_space, fmt::format("SharedArena: needed {} bytes, available {} ({})", capacity,
+                                                 room.bytes, os::to_string(room.limit)));
+  std::shared_ptr<ArenaCore> core(new ArenaCore(capacity));
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  all.by_begin.emplace(core->segment_.data(), core);
+  all.count.fetch_add(1, std::memory_order_release);
+  return core;
+}
+
+ArenaCore::~ArenaCore() {
+  // What was delivered stays readable there, and goes with the first rank's mapping.
+  if (segment_.is_owner_process() && !active_leases().empty()) segment_.keep_memory();
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  all.by_begin.erase(segment_.data());
+  all.count.fetch_sub(1, std::memory_order_release);
+}
+
+std::optional<ArenaCore::Found> ArenaCore::find(const std::byte* data, std::uint64_t bytes) {
+  Registry& all = registry();
+  if (all.count.load(std::memory_order_acquire) == 0) return std::nullopt;
+  const std::shared_lock lock(all.mutex);
+  auto after = all.by_begin.upper_bound(data);
+  if (after == all.by_begin.begin()) return std::nullopt;
+  std::shared_ptr<ArenaCore> core = std::prev(after)->second.lock();
+  if (!core || !core->segment_.is_owner_process()) return std::nullopt;
+  const auto offset = static_cast<std::uint64_t>(data - core->segment_.data());
+  if (offset > core->segment_.capacity() || bytes > core->segment_.capacity() - offset) return std::nullopt;
+  return Found{std::move(core), offset};
+}
+
+Tensor ArenaCore::allocate(DType dtype, Shape shape) {
+  const std::uint64_t bytes = byte_size(dtype, shape);
+  std::byte* data = nullptr;
+  std::uint64_t free = 0;
+  std::uint64_t waiting = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    reclaim();
+    data =
+        static_cast<std::byte*>(buffer_.allocate_aligned(std::max<std::uint64_t>(bytes, 1), alignment, std::nothrow));
+    free = buffer_.get_free_memory();
+    for (const Freed& block : freed_) waiting += block.bytes;
+  }
+  if (data == nullptr)
+    throw Error(ErrorKind::no_space, fmt::format("SharedArena: needed {} bytes in one piece; {} of {} are free, {} "
+                                                 "more are freed but still leased by a first rank: "
+                                                 "release its results, or make the arena larger",
+                                                 bytes, free, capacity_, waiting));
+  std::shared_ptr<const void> owner(static_cast<const void*>(data), [core = shared_from_this(), data, bytes](
+                                                                        const void*) { core->release(data, bytes); });
+  return {TensorView(dtype, std::move(shape), data), std::move(owner), data};
+}
+
+void ArenaCore::release(std::byte* data, std::uint64_t bytes) noexcept {
+  // In a forked child the allocator's words are still the parent's.
+  if (!segment_.is_owner_process()) return;
+  const std::lock_guard lock(mutex_);
+  std::vector<Lease> leases = active_leases();
+  if (leases.empty())
+    buffer_.deallocate(data);
+  else
+    freed_.push_back({data, bytes, std::move(leases)});
+}
+
+bool ArenaCore::has_ended(Lease lease) const noexcept {
+  return segment_.header().leases[lease.word].load(std::memory_order_acquire) != lease.stamp;
+}
+
+std::vector<ArenaCore::Lease> ArenaCore::active_leases() noexcept {
+  std::vector<Lease> active;
+  for (std::uint32_t word = 0; word < lent_.size(); ++word) {
+    LentWord& lent = lent_[word];
+    if (lent.stamp == 0) continue;
+    const Lease lease{word, lent.stamp};
+    if (!has_ended(lease) && lent.holder->is_dead()) take_back(lease);
+    if (has_ended(lease))
+      lent = {};
+    else
+      active.push_back(lease);
+  }
+  return active;
+}
+
+void ArenaCore::reclaim() noexcept {
+  active_leases();  // those of dead ranks end here
+  std::erase_if(freed_, [&](Freed& block) {
+    std::erase_if(block.leases, [&](Lease lease) { return has_ended(lease); });
+    if (!block.leases.empty()) return false;
+    buffer_.deallocate(block.data);
+    return true;
+  });
+}
+
+std::uint64_t ArenaCore::available() {
+  const std::lock_guard lock(mutex_);
+  reclaim();
+  return buffer_.get_free_memory();
+}
+
+std::uint64_t ArenaCore::waiting_for_leases() {
+  const std::lock_guard lock(mutex_);
+  reclaim();
+  std::uint64_t waiting = 0;
+  for (const Freed& block : freed_) waiting += block.bytes;
+  return waiting;
+}
+
+ArenaCore::Lease ArenaCore::lend(std::shared_ptr<const PeerLiveness> holder) {
+  const std::lock_guard lock(mutex_);
+  active_leases();
+  for (std::uint32_t word = 0; word < lent_.size(); ++word) {
+    if (lent_[word].stamp != 0) continue;
+    const Lease lease{word, next_stamp_};
+    next_stamp_ = next_stamp_ == UINT32_MAX ? 1 : next_stamp_ + 1;
+    segment_.header().leases[word].store(lease.stamp, std::memory_order_release);
+    lent_[word] = {lease.stamp, std::move(holder)};
+    return lease;
+  }
+  throw Error(
+      ErrorKind::no_space,
+      fmt::format("{} results of this rank's arena tensors are held by first ranks: release some", shm::lease_words));
+}
+
+void ArenaCore::take_back(Lease lease) noexcept {
+  std::uint32_t stamp = lease.stamp;
+  segment_.header().leases[lease.word].compare_exchange_strong(stamp, 0, std::memory_order_acq_rel);
+}
+
+}  // namespace detail
+
+namespace shm {
+
+std::uint64_t hash_parts(std::span<const std::span<const std::byte>> parts) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (const auto& part : parts) XXH3_64bits_update(&state, part.data(), part.size());
+  return XXH3_64bits_digest(&state);
+}
+
+void ArenaLease::watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner) {
+  parts_ = std::move(parts);
+  hash_ = hash;
+  owner_ = std::move(owner);
+}
+
+ArenaLease::~ArenaLease() {
+  if (!segment_->is_owner_process()) return;
+  if (!parts_.empty() && hash_parts(parts_) != hash_)
+    log(LogLevel::error, owner_ + " wrote arena tensors while they were leased: what the first rank read may be torn");
+  std::atomic<std::uint32_t>& word = segment_->header().leases[lease_.word];
+  std::uint32_t stamp = lease_.stamp;
+  if (word.compare_exchange_strong(stamp, 0, std::memory_order_acq_rel)) os::futex_wake_all(word);
+}
+
+}  // namespace shm
+
+SharedArena::SharedArena(std::uint64_t capacity) : core_(detail::ArenaCore::create(capacity)) {}
+SharedArena::SharedArena(SharedArena&&) noexcept = default;
+SharedArena& SharedArena::operator=(SharedArena&&) noexcept = default;
+SharedArena::~SharedArena() = default;
+
+Tensor SharedArena::allocate(DType dtype, Shape shape) {
+  return core_->allocate(dtype, std::move(shape));
+}
+std::uint64_t SharedArena::capacity() const noexcept {
+  return core_->capacity();
+}
+std::uint64_t SharedArena::available() const {
+  return core_->available();
+}
+std::uint64_t SharedArena::waiting_for_leases() const {
+  return core_->waiting_for_leases();
+}
+
+}  // namespace muster

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// ArenaCore: the memory behind SharedArena, its allocator, and the leases that are out on it.
+
+#include <boost/interprocess/indexes/iset_index.hpp>
+#include <boost/interprocess/managed_external_buffer.hpp>
+#include <boost/interprocess/mem_algo/rbtree_best_fit.hpp>
+#include <boost/interprocess/sync/mutex_family.hpp>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "muster/sync_group.hpp"
+#include "muster/tensor.hpp"
+#include "src/shm/segment.hpp"
+
+namespace muster::detail {
+
+class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
+ public:
+  static std::shared_ptr<ArenaCore> create(std::uint64_t capacity);
+  ~ArenaCore();
+  ArenaCore(const ArenaCore&) = delete;
+  ArenaCore& operator=(const ArenaCore&) = delete;
+
+  Tensor allocate(DType dtype, Shape shape);
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return capacity_; }
+  std::uint64_t available();
+  std::uint64_t waiting_for_leases();
+  [[nodiscard]] const shm::OwnedSegment& segment() const noexcept { return segment_; }
+
+  /// A lease on everything in the arena, out until the holder clears its word or dies. Throws Error(no_space) where too
+  /// many are out.
+  struct Lease {
+    std::uint32_t word = 0;
+    std::uint32_t stamp = 0;
+  };
+  Lease lend(std::shared_ptr<const PeerLiveness> holder);
+  /// The exchange failed before the holder learned of the lease.
+  void take_back(Lease lease) noexcept;
+  /// Whether the lease has ended. Any thread.
+  [[nodiscard]] bool has_ended(Lease lease) const noexcept;
+
+  /// The arena of this process that all of [data, data + bytes) lies in, and its offset there.
+  struct Found {
+    std::shared_ptr<ArenaCore> arena;
+    std::uint64_t offset = 0;
+  };
+  static std::optional<Found> find(const std::byte* data, std::uint64_t bytes);
+
+ private:
+  // Only the owner allocates, under its own mutex: no lock lives in the shared memory.
+  using Buffer = boost::interprocess::basic_managed_external_buffer<
+      char, boost::interprocess::rbtree_best_fit<boost::interprocess::null_mutex_family>,
+      boost::interprocess::iset_index>;
+  struct LentWord {
+    std::uint32_t stamp = 0;
+    std::shared_ptr<const PeerLiveness> holder;
+  };
+  struct Freed {
+    std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
+    std::vector<Lease> leases;
+  };
+
+  explicit ArenaCore(std::uint64_t capacity);
+  void release(std::byte* data, std::uint64_t bytes) noexcept;
+  void reclaim() noexcept;
+  std::vector<Lease> active_leases() noexcept;
+
+  std::uint64_t capacity_;
+  shm::OwnedSegment segment_;
+  Buffer buffer_;
+  std::mutex mutex_;
+  std::vector<LentWord> lent_;
+  std::vector<Freed> freed_;
+  std::uint32_t next_stamp_ = 1;
+};
+
+}  // namespace muster::detail
+
+namespace muster::shm {
+
+/// The first rank's lease on another rank's arena; its end clears the word: noexcept, any thread, nothing in a forked
+/// child.
+class ArenaLease {
+ public:
+  ArenaLease(std::shared_ptr<const RemoteSegment> segment, detail::ArenaCore::Lease lease)
+      : segment_(std::move(segment)), lease_(lease) {}
+  ~ArenaLease();
+  ArenaLease(const ArenaLease&) = delete;
+  ArenaLease& operator=(const ArenaLease&) = delete;
+  [[nodiscard]] const RemoteSegment& segment() const noexcept { return *segment_; }
+
+  /// Debug mode: the leased bytes must have this hash when the lease ends; else it is logged that `owner` wrote them.
+  void watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner);
+
+ private:
+  std::shared_ptr<const RemoteSegment> segment_;
+  detail::ArenaCore::Lease lease_;
+  std::vector<std::span<const std::byte>> parts_;
+  std::uint64_t hash_ = 0;
+  std::string owner_;
+};
+
+/// One hash over several pieces, in order.
+std::uint64_t hash_parts(std::span<const std::span<const std::byte>> parts);
+
+}  // namespace muster::shm

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/shm/slot.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "src/shm/stream_copy.hpp"
+
+namespace muster::shm {
+namespace {
+
+constexpr std::uint64_t piece_bytes = 4 << 20;    // between two signs of progress
+constexpr std::uint64_t staging_bytes = 1 << 20;  // small tensors are joined up to this
+constexpr std::uint64_t small_bytes = 64 << 10;
+constexpr std::uint64_t page = 4096;
+
+/// Room to grow where that costs nothing: untouched anonymous memory is only a number. POSIX memory is reserved, so it
+/// is asked for exactly.
+std::uint64_t capacity_for(std::uint64_t bytes, os::Backing backing) {
+  const std::uint64_t exact = std::max((bytes + page - 1) / page * page, page);
+  if (backing == os::Backing::posix) return exact;
+  const std::uint64_t roomy = std::bit_ceil(std::max<std::uint64_t>(exact, 1 << 20));
+  return roomy + header_bytes <= os::largest_file() ? roomy : exact;
+}
+
+}  // namespace
+
+Slot::~Slot() {
+  // Held by the first rank: what was delivered stays readable there, and goes with its mapping.
+  if (!is_free()) segment_.keep_memory();
+}
+
+void Slot::give_back() noexcept {
+  os::punch_hole(segment_.memory(), header_bytes, segment_.capacity());
+  backed_ = ready_ = 0;
+  reserved_ = false;
+}
+
+SlotWriter::SlotWriter(Slot& slot, std::function<void()> progress) : slot_(slot), progress_(std::move(progress)) {
+  if (slot_.must_reserve_ && !slot_.reserved_) {
+    os::reserve(slot_.segment_.memory(), header_bytes, slot_.segment_.capacity());
+    slot_.reserved_ = true;
+  }
+  if (slot_.ready_ < slot_.backed_) {
+    slot_.segment_.mapping().populate(os::Access::read_write, header_bytes + slot_.ready_,
+                                      slot_.backed_ - slot_.ready_);
+    slot_.ready_ = slot_.backed_;
+  }
+}
+
+void SlotWriter::write(std::uint64_t offset, const TensorView& tensor) {
+  if (tensor.nbytes() == 0) return;
+  end_ = offset + tensor.nbytes();
+  if (tensor.is_contiguous()) {
+    write_bytes(offset, tensor.bytes());
+    return;
+  }
+  flush();
+  copy_contiguous(tensor, slot_.segment_.data() + offset);
+  progress_();
+}
+
+void SlotWriter::write_bytes(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (offset >= slot_.ready_) {
+      write_fresh(offset, bytes);
+      return;
+    }
+    const std::uint64_t piece = std::min<std::uint64_t>({bytes.size(), slot_.ready_ - offset, piece_bytes});
+    stream_copy(slot_.segment_.data() + offset, bytes.data(), piece);
+    offset += piece;
+    bytes = bytes.subspan(piece);
+    if (piece == piece_bytes) progress_();
+  }
+}
+
+void SlotWriter::write_fresh(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (bytes.size() < small_bytes) {
+    const std::uint64_t gap = staged_.empty() ? 0 : offset - (staged_at_ + staged_.size());
+    if (staged_.size() + gap + bytes.size() > staging_bytes || gap > small_bytes) flush();
+    if (staged_.empty()) {
+      staged_.reserve(staging_bytes);
+      staged_at_ = offset;
+    } else {
+      staged_.resize(staged_.size() + gap);
+    }
+    staged_.insert(staged_.end(), bytes.begin(), bytes.end());
+    return;
+  }
+  flush();
+  while (!bytes.empty()) {
+    const auto piece = bytes.first(std::min<std::uint64_t>(bytes.size(), piece_bytes));
+    os::write_at(slot_.segment_.memory(), header_bytes + offset, piece);
+    offset += piece.size();
+    bytes = bytes.subspan(piece.size());
+    progress_();
+  }
+}
+
+void SlotWriter::flush() {
+  if (staged_.empty()) return;
+  os::write_at(slot_.segment_.memory(), header_bytes + staged_at_, staged_);
+  staged_.clear();
+  progress_();
+}
+
+void SlotWriter::finish() {
+  flush();
+  publish_fence();
+  slot_.backed_ = std::max(slot_.backed_, end_);
+}
+
+SenderPool::Lane& SenderPool::lane(int first) {
+  for (Lane& lane : lanes_)
+    if (lane.first == first) return lane;
+  return lanes_.emplace_back(Lane{first, {}});
+}
+
+SlotPlan SenderPool::plan(int first, std::uint64_t bytes, const Limits& limits, os::Backing backing) {
+  Lane& lane = this->lane(first);
+  SlotPlan plan;
+  plan.held =
+      static_cast<std::uint32_t>(std::ranges::count_if(lane.slots, [](const auto& slot) { return !slot->is_free(); }));
+  // Extra segments go when they come back.
+  for (auto slot = lane.slots.begin();
+       slot != lane.slots.end() && lane.slots.size() > static_cast<std::size_t>(limits.pipeline_depth);)
+    slot = (*slot)->is_free() ? lane.slots.erase(slot) : slot + 1;
+  // Most recent first: its memory is the warmest.
+  for (auto slot = lane.slots.rbegin(); slot != lane.slots.rend(); ++slot) {
+    if (!(*slot)->is_free()) continue;
+    if ((*slot)->segment().capacity() >= bytes) {
+      plan.slot = *slot;
+      break;
+    }
+    if (!plan.replaces) plan.replaces = *slot;
+  }
+  if (plan.slot) {
+    plan.replaces = nullptr;
+    plan.fresh_bytes = bytes - std::min(bytes, plan.slot->backed());
+  } else {
+    plan.capacity = capacity_for(bytes, backing);
+    plan.fresh_bytes = header_bytes + (backing == os::Backing::posix ? plan.capacity : bytes);
+  }
+  // What is free beyond the limit goes back, the coldest first; so does whatever is free when the budget is short.
+  std::uint64_t pool = this->bytes();
+  std::uint64_t free = 0;
+  for (const Lane& each : lanes_)
+    for (const auto& slot : each.slots)
+      if (slot->is_free() && slot != plan.slot) free += slot->backed();
+  for (Lane& each : lanes_) {
+    for (const auto& slot : each.slots) {
+      const bool over = free > limits.pool_limit || pool + plan.fresh_bytes > limits.memory_budget;
+      if (!over || !slot->is_free() || slot == plan.slot) continue;
+      free -= slot->backed();
+      pool -= slot->backed();
+      slot->give_back();
+    }
+  }
+  if (pool + plan.fresh_bytes > limits.memory_budget)
+    throw Error(ErrorKind::no_space,
+                plan.held != 0
+                    ? fmt::format("rank {} holds {} results of this rank ({} bytes), and {} more bytes would exceed "
+                                  "the memory budget of {}: "
+                                  "release one, or raise memory_budget",
+                                  first, plan.held, pool, plan.fresh_bytes, limits.memory_budget)
+                    : fmt::format("needed {} bytes of shared memory, the memory budget is {}: raise memory_budget",
+                                  pool + plan.fresh_bytes, limits.memory_budget));
+  return plan;
+}
+
+std::shared_ptr<Slot> SenderPool::carry_out(int first, SlotPlan plan, os::Backing backing) {
+  Lane& lane = this->lane(first);
+  std::shared_ptr<Slot> slot = plan.slot;
+  if (slot) {
+    std::erase(lane.slots, slot);
+  } else {
+    if (plan.replaces) std::erase(lane.slots, plan.replaces);
+    plan.replaces = nullptr;  // its memory goes back before more is taken
+    slot = std::make_shared<Slot>(plan.capacity, backing);
+  }
+  lane.slots.push_back(slot);
+  return slot;
+}
+
+std::uint64_t SenderPool::bytes() const noexcept {
+  std::uint64_t sum = 0;
+  for (const Lane& lane : lanes_)
+    for (const auto& slot : lane.slots) sum += slot->backed();
+  return sum;
+}
+
+std::uint64_t SenderPool::trim() noexcept {
+  std::uint64_t sum = 0;
+  for (const Lane& lane : lanes_) {
+    for (const auto& slot : lane.slots) {
+      if (!slot->is_free()) continue;
+      sum += slot->backed();
+      slot->give_back();
+    }
+  }
+  return sum;
+}
+
+void SenderPool::drop(int first) noexcept {
+  Lane& lane = this->lane(first);
+  for (const auto& slot : lane.slots) slot->reclaim();
+  lane.slots.clear();
+}
+
+}  // namespace muster::shm

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Slots: a sender's segments for one first rank. A slot is written only when the first rank has given its last use
+// back.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "muster/sync_group.hpp"
+#include "muster/tensor.hpp"
+#include "src/shm/segment.hpp"
+
+namespace muster::shm {
+
+class Slot {
+ public:
+  Slot(std::uint64_t capacity, os::Backing backing)
+      : segment_(capacity, backing), must_reserve_(backing == os::Backing::posix), reserved_(must_reserve_) {}
+  ~Slot();
+
+  [[nodiscard]] OwnedSegment& segment() noexcept { return segment_; }
+  [[nodiscard]] const OwnedSegment& segment() const noexcept { return segment_; }
+  [[nodiscard]] bool is_free() const noexcept { return released() == published_; }
+  [[nodiscard]] std::uint32_t published() const noexcept { return published_; }
+  [[nodiscard]] std::uint32_t released() const noexcept {
+    return segment_.header().released.load(std::memory_order_acquire);
+  }
+  /// Data bytes that memory has been taken for.
+  [[nodiscard]] std::uint64_t backed() const noexcept { return backed_; }
+
+  /// The number of the next use; publish() makes it count, once every rank knows that it is whole.
+  [[nodiscard]] std::uint32_t next_use() const noexcept { return published_ + 1; }
+  void publish() noexcept { ++published_; }
+  /// Gives the memory of a free slot back; it stays mapped and is taken anew when written.
+  void give_back() noexcept;
+  /// The first rank is dead: nobody will give this slot back.
+  void reclaim() noexcept { published_ = released(); }
+
+ private:
+  friend class SlotWriter;
+  OwnedSegment segment_;
+  std::uint32_t published_ = 0;
+  std::uint64_t backed_ = 0;  // written before, so memory is there
+  std::uint64_t ready_ = 0;   // and in this process's page table
+  bool must_reserve_;         // memory that a full mount could refuse when it is touched
+  bool reserved_;
+};
+
+/// Writes one use of a slot, front to back. Memory that is there already is written through the mapping with streaming
+/// stores; fresh memory by pwrite, which is twice as fast as faulting it in, small tensors joined to large writes.
+class SlotWriter {
+ public:
+  /// `progress` is called every few MiB.
+  SlotWriter(Slot& slot, std::function<void()> progress);
+  /// Offsets must grow. Throws Error(no_space | io).
+  void write(std::uint64_t offset, const TensorView& tensor);
+  void finish();
+
+ private:
+  void write_bytes(std::uint64_t offset, std::span<const std::byte> bytes);
+  void write_fresh(std::uint64_t offset, std::span<const std::byte> bytes);
+  void flush();
+
+  Slot& slot_;
+  std::function<void()> progress_;
+  std::vector<std::byte> staged_;
+  std::uint64_t staged_at_ = 0;
+  std::uint64_t end_ = 0;
+};
+
+/// What a sender will use in an exchange.
+struct SlotPlan {
+  std::shared_ptr<Slot> slot;  ///< null: make one of `capacity`
+  std::uint64_t capacity = 0;
+  std::uint64_t fresh_bytes = 0;   ///< memory that has to be taken
+  std::uint32_t held = 0;          ///< slots that the first rank holds
+  std::shared_ptr<Slot> replaces;  ///< a free slot that is too small and goes when the new one is there
+};
+
+/// The slots of one rank, for all first ranks it has sent to. Used by the thread that uses the group.
+class SenderPool {
+ public:
+  struct Limits {
+    int pipeline_depth = 2;
+    std::uint64_t memory_budget = 0;
+    std::uint64_t pool_limit = 0;
+  };
+
+  /// Chooses a slot for `bytes` to `first`; nothing is allocated yet. Throws Error(no_space) where `first` holds so
+  /// much that the budget does not allow another segment.
+  SlotPlan plan(int first, std::uint64_t bytes, const Limits& limits, os::Backing backing);
+  /// Makes the plan's new slot, where it has one. Throws Error(no_space).
+  std::shared_ptr<Slot> carry_out(int first, SlotPlan plan, os::Backing backing);
+  /// Data bytes of memory held.
+  [[nodiscard]] std::uint64_t bytes() const noexcept;
+  /// Gives all free memory back; returns the bytes.
+  std::uint64_t trim() noexcept;
+  /// The first rank is dead: its slots are free.
+  void drop(int first) noexcept;
+
+ private:
+  struct Lane {
+    int first = 0;
+    std::vector<std::shared_ptr<Slot>> slots;  // the most recently used last
+  };
+  Lane& lane(int first);
+  std::vector<Lane> lanes_;
+};
+
+}  // namespace muster::shm

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/shm/stream_copy.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace muster::shm {
+namespace {
+
+// Below this the bytes are likely read again while they are still in a cache.
+constexpr std::size_t streaming_from = 256 * 1024;
+
+#if defined(__x86_64__)
+
+constexpr std::size_t line = 64;
+
+[[gnu::target("avx512f")]] void stream_lines_avx512(std::byte* target, const std::byte* source, std::size_t lines) {
+  for (; lines >= 4; lines -= 4, target += 4 * line, source += 4 * line) {
+    const __m512i a = _mm512_loadu_si512(source);
+    const __m512i b = _mm512_loadu_si512(source + line);
+    const __m512i c = _mm512_loadu_si512(source + 2 * line);
+    const __m512i d = _mm512_loadu_si512(source + 3 * line);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(target), a);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(target + line), b);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(target + 2 * line), c);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(target + 3 * line), d);
+  }
+  for (; lines != 0; --lines, target += line, source += line)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(target), _mm512_loadu_si512(source));
+}
+
+[[gnu::target("avx2")]] void stream_lines_avx2(std::byte* target, const std::byte* source, std::size_t lines) {
+  for (; lines != 0; --lines, target += line, source += line) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + 32));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(target), a);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(target + 32), b);
+  }
+}
+
+void stream_lines_sse2(std::byte* target, const std::byte* source, std::size_t lines) {
+  for (; lines != 0; --lines, target += line, source += line)
+    for (std::size_t i = 0; i < line; i += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
+}
+
+using StreamLines = void (*)(std::byte*, const std::byte*, std::size_t);
+
+StreamLines best_stream_lines() {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) return stream_lines_avx512;
+  if (__builtin_cpu_supports("avx2")) return stream_lines_avx2;
+  return stream_lines_sse2;
+}
+
+#endif
+
+}  // namespace
+
+void stream_copy(std::byte* target, const std::byte* source, std::size_t bytes) noexcept {
+#if defined(__x86_64__)
+  if (bytes >= streaming_from) {
+    static const StreamLines stream_lines = best_stream_lines();
+    const std::size_t head = (line - reinterpret_cast<std::uintptr_t>(target) % line) % line;
+    std::memcpy(target, source, head);
+    const std::size_t lines = (bytes - head) / line;
+    stream_lines(target + head, source + head, lines);
+    const std::size_t done = head + lines * line;
+    std::memcpy(target + done, source + done, bytes - done);
+    return;
+  }
+#endif
+  if (bytes != 0) std::memcpy(target, source, bytes);
+}
+
+void publish_fence() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+}  // namespace muster::shm

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The control block: the one piece of shared memory that the ranks of a local group meet in. Only lock-free words,
+// never a lock: whoever is killed while writing here leaves nothing that another rank could wait for without noticing.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "muster/error.hpp"
+#include "muster/sync_group.hpp"
+#include "src/os/shared_memory.hpp"
+
+namespace muster::sync {
+
+inline constexpr std::uint64_t ring_bytes = 256 * 1024;
+inline constexpr std::size_t phase_words = 6;
+
+/// A rank's outgoing messages: a byte stream with one writer. Every message begins with a frame that says for whom it
+/// is; only that rank reads it.
+struct Outbox {
+  std::atomic<std::uint64_t> written;
+  std::atomic<std::uint64_t> read;
+  std::atomic<std::uint32_t> written_bell;  // futexes: changed whenever the word above changes
+  std::atomic<std::uint32_t> read_bell;
+  std::atomic<std::uint32_t> receivers_waiting;
+  std::atomic<std::uint32_t> sender_waiting;
+};
+
+struct alignas(64) RankCell {
+  std::atomic<std::uint32_t> left;     // the group was destroyed there
+  std::atomic<std::uint32_t> arrived;  // the last round this rank has come to
+  std::atomic<std::uint64_t> progress;
+  std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: what the rank is in
+  std::array<std::atomic<std::uint32_t>, 2> record_length;    // of the record of an odd and an even round
+  alignas(64) Outbox outbox;
+};
+
+/// The first failure: claimed once, written, then published.
+struct FailureCell {
+  enum State : std::uint32_t { none = 0, being_written = 1, published = 2 };
+  std::atomic<std::uint32_t> state;
+  std::uint32_t kind;
+  std::int32_t rank;  // -1: not told
+  std::int32_t os_error;
+  std::int64_t pid;
+  std::array<char, 128> host;
+  std::array<char, 3072> text;
+};
+
+struct alignas(64) ControlHeader {
+  std::uint32_t size;
+  alignas(64) std::atomic<std::uint32_t> round;    // the last complete one; futex
+  alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have come to the next one
+  std::atomic<std::uint32_t> waiting;
+  alignas(64) FailureCell failure;
+};
+
+/// Maps a control block and finds the parts in it: header, cells, records (two a rank), rings.
+class ControlBlock {
+ public:
+  /// Fresh memory for `size` ranks; give `memory()` to the others.
+  static std::shared_ptr<ControlBlock> create(int size);
+  /// Maps what another rank made. Throws Error(corrupt) where it cannot be for `size` ranks.
+  static std::shared_ptr<ControlBlock> open(os::Fd memory, int size);
+
+  [[nodiscard]] const os::Fd& memory() const noexcept { return memory_; }
+  [[nodiscard]] ControlHeader& header() const noexcept;
+  [[nodiscard]] RankCell& cell(int rank) const noexcept;
+  [[nodiscard]] std::byte* record(std::uint32_t round, int rank) const noexcept;
+  [[nodiscard]] std::byte* ring(int rank) const noexcept;
+
+  /// Makes `cause` the group's failure unless it has one; wakes every waiting rank.
+  void poison(const Error& cause) noexcept;
+  [[nodiscard]] std::optional<Error> failure() const;
+  [[nodiscard]] bool has_failure() const noexcept {
+    return header().failure.state.load(std::memory_order_acquire) != 0;
+  }
+
+  void set_phase(int rank, std::string_view phase) noexcept;
+  [[nodiscard]] std::string phase(int rank) const;
+
+ private:
+  ControlBlock(os::Fd memory, int size);
+  os::Fd memory_;
+  int size_;
+  os::Mapping mapping_;
+};
+
+}  // namespace muster::sync

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/sync/local_group.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/os/futex.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::sync {
+namespace {
+
+/// Stands before each message in a ring.
+struct Frame {
+  std::int32_t to;
+  std::uint32_t reserved;
+  std::uint64_t length;
+};
+
+class LocalLiveness final : public PeerLiveness {
+ public:
+  LocalLiveness(std::shared_ptr<const Peers> peers, int rank) : peers_(std::move(peers)), rank_(rank) {}
+  [[nodiscard]] bool is_dead() const noexcept override {
+    return os::has_exited(peers_->pidfds[static_cast<std::size_t>(rank_)]);
+  }
+
+ private:
+  std::shared_ptr<const Peers> peers_;
+  int rank_;
+};
+
+void ring_bell(std::atomic<std::uint32_t>& bell, const std::atomic<std::uint32_t>& waiting) noexcept {
+  bell.fetch_add(1, std::memory_order_seq_cst);
+  if (waiting.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(bell);
+}
+
+/// Copies between a ring and plain bytes, around the ring's end.
+template <class Copy>
+void around(std::uint64_t position, std::uint64_t bytes, const Copy& copy) {
+  const std::uint64_t begin = position % ring_bytes;
+  const std::uint64_t first = std::min(bytes, ring_bytes - begin);
+  copy(begin, std::uint64_t{0}, first);
+  if (first < bytes) copy(std::uint64_t{0}, first, bytes - first);
+}
+
+}  // namespace
+
+/// Tells the others what this rank is in, for their messages.
+class LocalGroup::Phase {
+ public:
+  Phase(ControlBlock& control, int rank, const WaitOptions& options) : control_(control), rank_(rank) {
+    control_.set_phase(rank_, options.phase);
+  }
+  ~Phase() { control_.set_phase(rank_, "its own work"); }
+  Phase(const Phase&) = delete;
+  Phase& operator=(const Phase&) = delete;
+
+ private:
+  ControlBlock& control_;
+  int rank_;
+};
+
+LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
+    : SyncGroup(membership.rank, membership.peers->ranks, membership.nonce, timeout),
+      peers_(std::move(membership.peers)),
+      control_(std::move(membership.control)),
+      // More ranks than cores: whoever spins keeps the one it waits for from running.
+      spins_(os::usable_cores() >= size() ? 4000 : 200),
+      channel_(membership.rank, std::move(membership.listener), std::move(membership.addresses), membership.nonce,
+               [this](const WaitOptions& options) -> LocalChannel::Patience {
+                 auto watchdog =
+                     std::make_shared<Watchdog>(*control_, *peers_, this->rank(), options, timeout_of(options));
+                 return [watchdog](int peer, const std::function<bool()>& done) {
+                   const auto is_peer = [peer](int rank) { return rank == peer; };
+                   watchdog->check(done, is_peer, is_peer);
+                 };
+               }) {
+  control_->set_phase(rank(), "its own work");
+}
+
+LocalGroup::~LocalGroup() {
+  // A forked child's copy goes silently: its parent is still in the group.
+  if (!is_owner_process()) return;
+  control_->cell(rank()).left.store(1, std::memory_order_release);
+}
+
+std::chrono::milliseconds LocalGroup::timeout_of(const WaitOptions& options) const {
+  return options.timeout.value_or(timeout());
+}
+
+std::shared_ptr<const PeerLiveness> LocalGroup::liveness(int rank) const {
+  return std::make_shared<LocalLiveness>(peers_, info(rank).rank);
+}
+
+void LocalGroup::progress() noexcept {
+  control_->cell(rank()).progress.fetch_add(1, std::memory_order_relaxed);
+}
+
+template <class Done, class Needed, class Awaited>
+void LocalGroup::wait(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting,
+                      const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
+  for (int turn = 0; turn < spins_; ++turn) {
+    if (done()) return;
+    os::spin_pause();
+  }
+  Watchdog watchdog(*control_, *peers_, rank(), options, timeout_of(options));
+  for (;;) {
+    const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+    if (done()) return;
+    watchdog.check_failure();
+    waiting.fetch_add(1, std::memory_order_seq_cst);
+    const bool in_time = os::futex_wait(word, seen, Watchdog::slice);
+    waiting.fetch_sub(1, std::memory_order_seq_cst);
+    if (done()) return;
+    if (!in_time) watchdog.check(done, needed, awaited);
+  }
+}
+
+std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOptions& options) {
+  const Phase phase(*control_, rank(), options);
+  ControlHeader& header = control_->header();
+  RankCell& mine = control_->cell(rank());
+  const std::uint32_t round = ++round_;
+  if (!record.empty()) std::memcpy(control_->record(round, rank()), record.data(), record.size());
+  mine.record_length[round & 1].store(static_cast<std::uint32_t>(record.size()), std::memory_order_relaxed);
+  mine.arrived.store(round, std::memory_order_release);
+  if (header.counted.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(size())) {
+    header.counted.store(0, std::memory_order_relaxed);
+    header.round.store(round, std::memory_order_seq_cst);
+    if (header.waiting.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(header.round);
+  } else {
+    const auto complete = [&] { return header.round.load(std::memory_order_acquire) == round; };
+    const auto missing = [&](int rank) {
+      return control_->cell(rank).arrived.load(std::memory_order_acquire) != round;
+    };
+    wait(
+        header.round, header.waiting, options, complete, [](int) { return true; }, missing);
+  }
+  for (int rank = 0; rank < size(); ++rank) {
+    const std::uint32_t length = control_->cell(rank).record_length[round & 1].load(std::memory_order_relaxed);
+    if (length == record.size()) continue;
+    const Error cause(ErrorKind::rank_mismatch,
+                      fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
+                                  options.phase, this->rank(), record.size(), rank, length),
+                      {.rank = rank});
+    control_->poison(cause);
+    throw control_->failure().value_or(cause);
+  }
+  return round;
+}
+
+void LocalGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+  const std::uint32_t done = round(mine, options);
+  for (int rank = 0; rank < size() && !mine.empty(); ++rank)
+    std::memcpy(all.data() + static_cast<std::size_t>(rank) * mine.size(), control_->record(done, rank), mine.size());
+}
+
+void LocalGroup::write_ring(int to, std::span<const std::byte> bytes, const WaitOptions& options) {
+  Outbox& outbox = control_->cell(rank()).outbox;
+  std::byte* ring = control_->ring(rank());
+  std::uint64_t written = outbox.written.load(std::memory_order_relaxed);
+  const auto is_receiver = [to](int rank) { return rank == to; };
+  while (!bytes.empty()) {
+    std::uint64_t room = 0;
+    const auto has_room = [&] {
+      room = ring_bytes - (written - outbox.read.load(std::memory_order_acquire));
+      return room != 0;
+    };
+    if (!has_room()) wait(outbox.read_bell, outbox.sender_waiting, options, has_room, is_receiver, is_receiver);
+    const std::uint64_t piece = std::min<std::uint64_t>(room, bytes.size());
+    around(written, piece, [&](std::uint64_t at, std::uint64_t from, std::uint64_t length) {
+      std::memcpy(ring + at, bytes.data() + from, length);
+    });
+    written += piece;
+    outbox.written.store(written, std::memory_order_release);
+    ring_bell(outbox.written_bell, outbox.receivers_waiting);
+    bytes = bytes.subspan(piece);
+    progress();
+  }
+}
+
+void LocalGroup::read_ring(int from, std::span<std::byte> bytes, const WaitOptions& options) {
+  Outbox& outbox = control_->cell(from).outbox;
+  const std::byte* ring = control_->ring(from);
+  std::uint64_t read = outbox.read.load(std::memory_order_relaxed);
+  const auto is_sender = [from](int rank) { return rank == from; };
+  while (!bytes.empty()) {
+    std::uint64_t there = 0;
+    const auto has_bytes = [&] {
+      there = outbox.written.load(std::memory_order_acquire) - read;
+      return there != 0;
+    };
+    if (!has_bytes()) wait(outbox.written_bell, outbox.receivers_waiting, options, has_bytes, is_sender, is_sender);
+    const std::uint64_t piece = std::min<std::uint64_t>(there, bytes.size());
+    around(read, piece, [&](std::uint64_t at, std::uint64_t to, std::uint64_t length) {
+      std::memcpy(bytes.data() + to, ring + at, length);
+    });
+    read += piece;
+    outbox.read.store(read, std::memory_order_release);
+    ring_bell(outbox.read_bell, outbox.sender_waiting);
+    bytes = bytes.subspan(piece);
+    progress();
+  }
+}
+
+void LocalGroup::do_send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+  const Phase phase(*control_, rank(), options);
+  const Frame frame{to, 0, message.size()};
+  write_ring(to, std::as_bytes(std::span(&frame, 1)), options);
+  write_ring(to, message, options);
+}
+
+std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
+  const Phase phase(*control_, rank(), options);
+  Outbox& outbox = control_->cell(from).outbox;
+  // The frame at the head of the ring may be for another rank, which will take it: wait until the head is ours.
+  const auto is_sender = [from](int rank) { return rank == from; };
+  Frame frame{};
+  const auto is_ours = [&] {
+    const std::uint64_t read = outbox.read.load(std::memory_order_acquire);
+    if (outbox.written.load(std::memory_order_acquire) - read < sizeof frame) return false;
+    around(read, sizeof frame, [&](std::uint64_t at, std::uint64_t to, std::uint64_t length) {
+      std::memcpy(reinterpret_cast<std::byte*>(&frame) + to, control_->ring(from) + at, length);
+    });
+    // Another receiver may have moved the head meanwhile: then what was read may be a torn frame.
+    return outbox.read.load(std::memory_order_acquire) == read && frame.to == rank();
+  };
+  if (!is_ours()) wait(outbox.written_bell, outbox.receivers_waiting, options, is_ours, is_sender, is_sender);
+  read_ring(from, std::as_writable_bytes(std::span(&frame, 1)), options);
+  if (frame.length > most) {
+    // What follows in the ring cannot be told from frames any more.
+    const Error cause(
+        ErrorKind::corrupt,
+        fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, frame.length, most),
+        {.rank = from});
+    control_->poison(cause);
+    throw control_->failure().value_or(cause);
+  }
+  std::vector<std::byte> message(frame.length);
+  read_ring(from, message, options);
+  // The next message may be for a rank that waits for it to come to the head.
+  ring_bell(outbox.written_bell, outbox.receivers_waiting);
+  return message;
+}
+
+std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options) {
+  // Each rank opens a channel of its own; rank 0 makes the new control block and hands it out over the old channel.
+  struct Card {
+    std::array<char, 64> address;
+    Nonce nonce;  // rank 0's is the new group's
+  };
+  Membership membership;
+  membership.rank = rank();
+  membership.peers = peers_;
+  const std::string address = LocalChannel::fresh_address();
+  membership.listener = os::listen_abstract(address);
+  Card mine{};
+  std::memcpy(mine.address.data(), address.data(), std::min(address.size(), mine.address.size() - 1));
+  os::random_bytes(mine.nonce);
+  std::vector<Card> cards(static_cast<std::size_t>(size()));
+  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
+  for (const Card& card : cards) membership.addresses.emplace_back(card.address.data());
+  membership.nonce = cards.front().nonce;
+  if (rank() == 0) {
+    membership.control = ControlBlock::create(size());
+    for (int other = 1; other < size(); ++other)
+      channel_.send(other, membership.nonce, membership.control->memory().get(), options);
+  } else {
+    membership.control = ControlBlock::open(channel_.receive(0, options).descriptor, size());
+  }
+  auto copy = std::make_shared<LocalGroup>(std::move(membership), timeout());
+  do_barrier(options);
+  return copy;
+}
+
+}  // namespace muster::sync

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// LocalGroup: processes of one host that meet in a control block.
+//
+// A round (barrier, all-gather):
+//  1. Write the own record of this round into its cell (odd and even rounds have their own: nobody is two rounds
+//  ahead).
+//  2. Mark the own cell as arrived and count oneself in. The last one clears the count, publishes the round's number,
+//  and wakes the sleepers.
+//  3. The others spin briefly, then sleep on the round's number in slices; between slices they look for the dead, the
+//     cancelled and the deadline (watchdog.hpp).
+//  4. Copy out all records.
+// A message: the sender appends frame and bytes to its own ring as the receiver makes room; the receiver copies out in
+// order.
+
+#include <memory>
+
+#include "src/sync/control_block.hpp"
+#include "src/sync/local_channel.hpp"
+#include "src/sync/watchdog.hpp"
+
+namespace muster::sync {
+
+/// What a rendezvous gives each rank.
+struct Membership {
+  int rank = 0;
+  std::shared_ptr<const Peers> peers;
+  std::shared_ptr<ControlBlock> control;
+  SyncGroup::Nonce nonce{};
+  os::Fd listener;                     // of this rank's descriptor channel
+  std::vector<std::string> addresses;  // of all ranks' channels
+};
+
+class LocalGroup final : public SyncGroup {
+ public:
+  LocalGroup(Membership membership, std::chrono::milliseconds timeout);
+  ~LocalGroup() override;
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return "local"; }
+  [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank >= 0; }
+  [[nodiscard]] DescriptorChannel* descriptor_channel() noexcept override { return &channel_; }
+  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
+  void poison(const Error& cause) noexcept override { control_->poison(cause); }
+  [[nodiscard]] std::optional<Error> failure() const override { return control_->failure(); }
+  void progress() noexcept override;
+
+ protected:
+  void do_barrier(const WaitOptions& options) override { round({}, options); }
+  void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
+  void do_send(int to, std::span<const std::byte> message, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) override;
+  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options) override;
+
+ private:
+  class Phase;
+  std::uint32_t round(std::span<const std::byte> record, const WaitOptions& options);
+  template <class Done, class Needed, class Awaited>
+  void wait(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
+            const Done& done, const Needed& needed, const Awaited& awaited);
+  void write_ring(int to, std::span<const std::byte> bytes, const WaitOptions& options);
+  void read_ring(int from, std::span<std::byte> bytes, const WaitOptions& options);
+  [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
+
+  std::shared_ptr<const Peers> peers_;
+  std::shared_ptr<ControlBlock> control_;
+  std::uint32_t round_ = 0;
+  int spins_;
+  LocalChannel channel_;
+};
+
+}  // namespace muster::sync

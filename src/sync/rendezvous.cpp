@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/sync/rendezvous.hpp"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "muster/version.hpp"
+#include "src/os/process.hpp"
+#include "src/os/unix_socket.hpp"
+#include "src/sync/settings.hpp"
+
+namespace muster::sync {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// These packets keep their beginning (magic, protocol, version) in all versions, so that different ones can tell each
+// other so.
+constexpr std::uint32_t hello_magic = 0x4d535452;  // "MSTR"
+constexpr std::uint32_t protocol = 1;
+
+template <std::size_t N>
+void put(std::array<char, N>& target, std::string_view text) {
+  std::memcpy(target.data(), text.data(), std::min(text.size(), N - 1));
+}
+
+template <std::size_t N>
+std::string get(const std::array<char, N>& source) {
+  return {source.data(), ::strnlen(source.data(), N)};
+}
+
+struct Hello {
+  std::uint32_t magic = hello_magic;
+  std::uint32_t protocol_number = protocol;
+  std::array<char, 24> version{};
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  std::int64_t pid = 0;
+  std::array<char, 128> host{};
+  std::array<char, 64> address{};
+};
+
+enum class AnswerKind : std::uint32_t { welcome = 1, refusal = 2 };
+
+struct Answer {
+  std::uint32_t magic = hello_magic;
+  AnswerKind kind = AnswerKind::welcome;
+  SyncGroup::Nonce nonce{};
+  std::uint32_t error_kind = 0;
+  std::int32_t error_rank = -1;
+  std::array<char, 1024> text{};
+};
+
+/// Who a rank is, as rank 0 passes it on; with the pidfd.
+struct Card {
+  Hello hello;
+};
+
+constexpr std::size_t largest_packet = sizeof(Answer) + 256;
+static_assert(sizeof(Card) <= largest_packet);
+
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+template <class T>
+T parse(const os::Packet& packet, const char* what) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  if (packet.bytes.size() != sizeof(T))
+    throw Error(ErrorKind::version,
+                fmt::format("rendezvous: {} of {} bytes where {} has {}: the ranks run different builds", what,
+                            packet.bytes.size(), version(), sizeof(T)));
+  T value;
+  std::memcpy(&value, packet.bytes.data(), sizeof value);
+  return value;
+}
+
+std::string meeting_name(const std::string& key) {
+  const XXH128_hash_t hash = XXH3_128bits(key.data(), key.size());
+  return fmt::format("muster-{}-{:016x}{:016x}", os::user_id(), hash.high64, hash.low64);
+}
+
+void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int descriptor, Clock::time_point deadline,
+                const std::string& to) {
+  for (;;) {
+    const os::SocketStatus status = os::send_packet(socket, bytes, descriptor);
+    if (status == os::SocketStatus::done) return;
+    if (status == os::SocketStatus::closed) throw Error(ErrorKind::peer_lost, "rendezvous: " + to + " hung up");
+    if (Clock::now() > deadline) throw Error(ErrorKind::timeout, "rendezvous: " + to + " does not take its messages");
+    os::wait_writable(socket, milliseconds(20));
+  }
+}
+
+Hello own_hello(int rank, int size, const std::string& address) {
+  Hello hello;
+  put(hello.version, version());
+  hello.rank = rank;
+  hello.size = size;
+  hello.pid = os::process_id();
+  put(hello.host, os::host_name());
+  put(hello.address, address);
+  return hello;
+}
+
+Error from_answer(const Answer& answer) {
+  ErrorDetails details;
+  if (answer.error_rank >= 0) details.rank = answer.error_rank;
+  return Error(static_cast<ErrorKind>(answer.error_kind), get(answer.text), details);
+}
+
+/// Rank 0's side.
+class Host {
+ public:
+  Host(const std::string& key, int size, Clock::time_point deadline, milliseconds timeout)
+      : size_(size), deadline_(deadline), timeout_(timeout), guests_(static_cast<std::size_t>(size)) {
+    // A group of the same key may just be going: its name lives as long as its rendezvous.
+    const Clock::time_point patience = std::min(deadline, Clock::now() + std::chrono::seconds(5));
+    for (;;) {
+      try {
+        listener_ = os::listen_abstract(meeting_name(key));
+        return;
+      } catch (const Error& error) {
+        if (error.os_error() != EADDRINUSE) throw;
+        if (Clock::now() > patience)
+          throw Error(
+              ErrorKind::argument,
+              "another process is already rank 0 of a job with this key: give each job its own (MUSTER_JOB, or another "
+              "MASTER_PORT or TORCHELASTIC_RUN_ID)",
+              {.rank = 0});
+      }
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+
+  Membership run(os::Fd own_listener, const std::string& address) {
+    try {
+      collect();
+    } catch (const Error& error) {
+      refuse_all(error);
+      throw;
+    }
+    return welcome(std::move(own_listener), address);
+  }
+
+ private:
+  struct Guest {
+    os::Fd socket;
+    os::Fd pidfd;
+    Hello hello;
+  };
+
+  void collect() {
+    int missing = size_ - 1;
+    while (missing != 0) {
+      os::wait_readable(listener_, milliseconds(10));
+      while (auto socket = os::accept_own(listener_)) doorway_.push_back(std::move(*socket));
+      missing -= greet();
+      for (int rank = 1; rank < size_; ++rank) check_present(rank);
+      if (missing != 0 && Clock::now() > deadline_) time_out();
+    }
+  }
+
+  int greet() {
+    int greeted = 0;
+    for (auto visitor = doorway_.begin(); visitor != doorway_.end();) {
+      os::Packet packet;
+      const os::SocketStatus status = os::receive_packet(*visitor, largest_packet, packet);
+      if (status == os::SocketStatus::again) {
+        ++visitor;
+        continue;
+      }
+      os::Fd socket = std::move(*visitor);
+      visitor = doorway_.erase(visitor);
+      if (status == os::SocketStatus::closed) continue;
+      admit(std::move(socket), std::move(packet));
+      ++greeted;
+    }
+    return greeted;
+  }
+
+  void admit(os::Fd socket, os::Packet packet) {
+    refused_.push_back(socket.duplicate());
+    std::uint32_t start[2] = {};
+    if (packet.bytes.size() >= sizeof start) std::memcpy(start, packet.bytes.data(), sizeof start);
+    if (start[0] != hello_magic)
+      throw Error(ErrorKind::corrupt,
+                  "rendezvous: a process of this user knows the job's key but is no rank of Muster");
+    if (start[1] != protocol || packet.bytes.size() != sizeof(Hello)) {
+      Hello other;
+      std::memcpy(static_cast<void*>(&other), packet.bytes.data(), std::min(packet.bytes.size(), sizeof other));
+      throw Error(
+          ErrorKind::version,
+          fmt::format(
+              "a rank runs Muster {} (protocol {}), rank 0 runs {} (protocol {}): start all ranks with one version",
+              get(other.version), start[1], version(), protocol));
+    }
+    const auto hello = parse<Hello>(packet, "a hello");
+    if (get(hello.version) != version())
+      throw Error(ErrorKind::version,
+                  fmt::format("rank {} runs Muster {}, rank 0 runs {}: start all ranks with one version", hello.rank,
+                              get(hello.version), version()));
+    if (hello.size != size_)
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("rank {} was started in a world of {} ranks, rank 0 in one of {}", hello.rank, hello.size,
+                              size_));
+    if (hello.rank < 1 || hello.rank >= size_)
+      throw Error(ErrorKind::rank_mismatch, fmt::format("a process (pid {}) says it is rank {} in a world of {} ranks",
+                                                        hello.pid, hello.rank, size_));
+    Guest& guest = guests_[static_cast<std::size_t>(hello.rank)];
+    if (guest.socket)
+      throw Error(ErrorKind::rank_mismatch, fmt::format("two processes (pids {} and {}) say they are rank {}",
+                                                        guest.hello.pid, hello.pid, hello.rank));
+    if (!packet.descriptor) throw Error(ErrorKind::corrupt, fmt::format("rank {} came without its pidfd", hello.rank));
+    guest = Guest{std::move(socket), std::move(packet.descriptor), hello};
+  }
+
+  void check_present(int rank) const {
+    const Guest& guest = guests_[static_cast<std::size_t>(rank)];
+    if (guest.pidfd && os::has_exited(guest.pidfd))
+      throw Error(ErrorKind::peer_lost,
+                  fmt::format("rank {} (host {}, pid {}) died during the rendezvous", rank, get(guest.hello.host),
+                              guest.hello.pid),
+                  {.rank = rank, .pid = guest.hello.pid, .host = get(guest.hello.host)});
+  }
+
+  [[noreturn]] void time_out() const {
+    std::string names;
+    int first = -1;
+    for (int rank = 1; rank < size_; ++rank) {
+      if (guests_[static_cast<std::size_t>(rank)].socket) continue;
+      if (first < 0) first = rank;
+      names += (names.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    throw Error(ErrorKind::timeout,
+                fmt::format("rendezvous: rank {} did not come to rank 0 (host {}, pid {}) within {:.1f} s: is it "
+                            "started, on this host, "
+                            "by this user, with the same key?",
+                            names, os::host_name(), os::process_id(), std::chrono::duration<double>(timeout_).count()),
+                {.rank = first});
+  }
+
+  /// Those who have come and those who come within the next moments hear why there will be no group.
+  void refuse_all(const Error& error) noexcept {
+    try {
+      Answer answer;
+      answer.kind = AnswerKind::refusal;
+      answer.error_kind = static_cast<std::uint32_t>(error.kind());
+      answer.error_rank = error.rank().value_or(-1);
+      put(answer.text, error.what());
+      auto tell = [&](const os::Fd& socket) { (void)os::send_packet(socket, bytes_of(answer)); };
+      for (const os::Fd& socket : refused_) tell(socket);
+      for (const os::Fd& socket : doorway_) tell(socket);
+      int told = static_cast<int>(refused_.size() + doorway_.size());
+      const Clock::time_point until = Clock::now() + std::chrono::seconds(3);
+      while (told < size_ - 1 && Clock::now() < until) {
+        os::wait_readable(listener_, milliseconds(20));
+        while (auto socket = os::accept_own(listener_)) {
+          tell(*socket);
+          ++told;
+        }
+      }
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the first failure is what the caller must hear
+    }
+  }
+
+  Membership welcome(os::Fd own_listener, const std::string& address) {
+    Membership membership;
+    auto peers = std::make_shared<Peers>();
+    guests_[0].hello = own_hello(0, size_, address);
+    guests_[0].pidfd = os::own_pidfd();
+    os::random_bytes(membership.nonce);
+    membership.control = ControlBlock::create(size_);
+    for (Guest& guest : guests_) {
+      peers->ranks.push_back({guest.hello.rank, get(guest.hello.host), guest.hello.pid});
+      membership.addresses.push_back(get(guest.hello.address));
+    }
+    Answer answer;
+    answer.nonce = membership.nonce;
+    for (int rank = 1; rank < size_; ++rank) {
+      const os::Fd& socket = guests_[static_cast<std::size_t>(rank)].socket;
+      const std::string name = "rank " + std::to_string(rank);
+      send_until(socket, bytes_of(answer), membership.control->memory().get(), deadline_, name);
+      for (const Guest& guest : guests_)
+        send_until(socket, bytes_of(Card{guest.hello}), guest.pidfd.get(), deadline_, name);
+    }
+    for (Guest& guest : guests_) peers->pidfds.push_back(std::move(guest.pidfd));
+    membership.peers = std::move(peers);
+    membership.listener = std::move(own_listener);
+    return membership;
+  }
+
+  int size_;
+  Clock::time_point deadline_;
+  milliseconds timeout_;
+  os::Fd listener_;
+  std::vector<os::Fd> doorway_;  // connected, have not said hello
+  std::vector<os::Fd> refused_;  // everyone who said hello
+  std::vector<Guest> guests_;
+};
+
+/// The other ranks' side.
+class Visitor {
+ public:
+  Visitor(const std::string& key, int rank, int size, Clock::time_point deadline, milliseconds timeout)
+      : key_(key), rank_(rank), size_(size), deadline_(deadline), timeout_(timeout) {}
+
+  Membership run(os::Fd own_listener, const std::string& address) {
+    connect();
+    const os::Fd pidfd = os::own_pidfd();
+    send_until(socket_, bytes_of(own_hello(rank_, size_, address)), pidfd.get(), deadline_, "rank 0");
+    os::Packet packet = next("rank 0's answer");
+    const auto answer = parse<Answer>(packet, "an answer");
+    if (answer.kind != AnswerKind::welcome) throw from_answer(answer);
+    Membership membership;
+    membership.rank = rank_;
+    membership.nonce = answer.nonce;
+    membership.control = ControlBlock::open(std::move(packet.descriptor), size_);
+    auto peers = std::make_shared<Peers>();
+    for (int rank = 0; rank < size_; ++rank) {
+      packet = next("the other ranks' cards");
+      const Hello hello = parse<Card>(packet, "a card").hello;
+      peers->ranks.push_back({hello.rank, get(hello.host), hello.pid});
+      peers->pidfds.push_back(std::move(packet.descriptor));
+      membership.addresses.push_back(get(hello.address));
+    }
+    membership.peers = std::move(peers);
+    membership.listener = std::move(own_listener);
+    return membership;
+  }
+
+ private:
+  void connect() {
+    const std::string name = meeting_name(key_);
+    for (;;) {
+      if (auto socket = os::connect_abstract(name)) {
+        socket_ = std::move(*socket);
+        return;
+      }
+      if (Clock::now() > deadline_) time_out("rank 0 did not open the rendezvous");
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  }
+
+  [[noreturn]] void time_out(const std::string& what) const {
+    throw Error(
+        ErrorKind::timeout,
+        fmt::format("rendezvous: {} within {:.1f} s (this is rank {}, host {}, pid {}): are all ranks started, on this "
+                    "host, by this "
+                    "user, with the same key?",
+                    what, std::chrono::duration<double>(timeout_).count(), rank_, os::host_name(), os::process_id()),
+        {.rank = 0});
+  }
+
+  os::Packet next(const char* what) {
+    os::Packet packet;
+    for (;;) {
+      switch (os::receive_packet(socket_, largest_packet, packet)) {
+        case os::SocketStatus::done:
+          return packet;
+        case os::SocketStatus::closed:
+          throw Error(ErrorKind::peer_lost, fmt::format("rendezvous: rank 0 ended before it sent {}", what),
+                      {.rank = 0});
+        case os::SocketStatus::again:
+          break;
+      }
+      // Rank 0 itself gives up at its deadline and says who is missing: hear it out.
+      if (Clock::now() > deadline_ + std::chrono::seconds(5)) time_out(std::string("rank 0 did not send ") + what);
+      os::wait_readable(socket_, milliseconds(50));
+    }
+  }
+
+  const std::string& key_;
+  int rank_;
+  int size_;
+  Clock::time_point deadline_;
+  milliseconds timeout_;
+  os::Fd socket_;
+};
+
+}  // namespace
+
+Membership rendezvous(const std::string& key, int rank, int size, milliseconds timeout) {
+  const Clock::time_point deadline = Clock::now() + timeout;
+  const std::string address = LocalChannel::fresh_address();
+  os::Fd own_listener = os::listen_abstract(address);
+  if (rank == 0) return Host(key, size, deadline, timeout).run(std::move(own_listener), address);
+  return Visitor(key, rank, size, deadline, timeout).run(std::move(own_listener), address);
+}
+
+}  // namespace muster::sync
+
+namespace muster {
+
+std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    throw Error(ErrorKind::argument,
+                fmt::format("local_group: rank {} in a group of {} ranks cannot be", options.rank, options.size));
+  if (options.key.empty())
+    throw Error(ErrorKind::argument, "local_group: the key is empty: any process could be meant");
+  const std::chrono::milliseconds timeout = options.timeout.value_or(sync::default_timeout());
+  auto group =
+      std::make_shared<sync::LocalGroup>(sync::rendezvous(options.key, options.rank, options.size, timeout), timeout);
+  group->barrier({.timeout = {}, .stop = {}, .phase = "rendezvous"});
+  return group;
+}
+
+}  // namespace muster

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Rendezvous: how the processes of one host that know a key become a group.
+//
+//  1. Every rank opens a socket of its own for later descriptors, and a pidfd of itself.
+//  2. Rank 0 listens on an abstract socket whose name is made of the key and the uid. The others connect to it (again
+//  and again until the deadline) and say
+//     hello: version, rank, size, pid, host, address of the own socket; the pidfd goes with it.
+//  3. Rank 0 waits until all ranks have come, once each, of the same version and size. Else it tells everyone who has
+//  come or still comes why not.
+//  4. Rank 0 makes the control block and sends everyone a welcome with it and the job's nonce, then a card with the
+//  pidfd of every rank.
+//  5. All meet in a first barrier of the new group.
+// A rank that dies before it has come is missed at the deadline; one that dies after it hangs up, and is named at once.
+
+#include "muster/sync_group.hpp"
+#include "src/sync/local_group.hpp"
+
+namespace muster::sync {
+
+/// Steps 1 to 4. Throws as described at local_group().
+Membership rendezvous(const std::string& key, int rank, int size, std::chrono::milliseconds timeout);
+
+}  // namespace muster::sync

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group of one process: every round is complete as soon as it is entered.
+
+#include <algorithm>
+
+#include "muster/sync_group.hpp"
+#include "src/os/process.hpp"
+#include "src/sync/settings.hpp"
+
+namespace muster {
+namespace {
+
+class Alive final : public PeerLiveness {
+ public:
+  [[nodiscard]] bool is_dead() const noexcept override { return false; }
+};
+
+SyncGroup::Nonce random_nonce() {
+  SyncGroup::Nonce nonce{};
+  os::random_bytes(nonce);
+  return nonce;
+}
+
+class SingleGroup final : public SyncGroup {
+ public:
+  explicit SingleGroup(std::chrono::milliseconds timeout)
+      : SyncGroup(0, {RankInfo{0, os::host_name(), os::process_id()}}, random_nonce(), timeout) {}
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return "single"; }
+  [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank == 0; }
+  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override {
+    (void)info(rank);
+    return std::make_shared<Alive>();
+  }
+  void poison(const Error& cause) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = cause;
+  }
+  [[nodiscard]] std::optional<Error> failure() const override {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  void progress() noexcept override {}
+
+ protected:
+  void do_barrier(const WaitOptions& options) override { check(options); }
+  void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override {
+    check(options);
+    std::ranges::copy(mine, all.begin());
+  }
+  // Messages go to other ranks: SyncGroup has refused the call already, because there is none.
+  void do_send(int, std::span<const std::byte>, const WaitOptions&) override {}
+  std::vector<std::byte> do_receive(int, std::uint64_t, const WaitOptions&) override { return {}; }
+  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&) override {
+    return std::make_shared<SingleGroup>(timeout());
+  }
+
+ private:
+  void check(const WaitOptions& options) {
+    if (!options.stop.stop_requested()) return;
+    const Error cause(ErrorKind::cancelled, std::string(options.phase) + ": cancelled", {.rank = 0});
+    poison(cause);
+    throw cause;
+  }
+
+  mutable std::mutex mutex_;
+  std::optional<Error> failure_;
+};
+
+}  // namespace
+
+std::shared_ptr<SyncGroup> single_group() {
+  return std::make_shared<SingleGroup>(sync::default_timeout());
+}
+
+}  // namespace muster

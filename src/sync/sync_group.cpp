@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/sync_group.hpp"
+
+#include "src/os/process.hpp"
+
+namespace muster {
+
+SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
+    : rank_(rank), ranks_(std::move(ranks)), nonce_(nonce), timeout_(timeout), owner_pid_(os::process_id()) {}
+
+SyncGroup::~SyncGroup() = default;
+
+const RankInfo& SyncGroup::info(int rank) const {
+  if (rank < 0 || rank >= size())
+    throw Error(ErrorKind::argument,
+                "rank " + std::to_string(rank) + " is not in the group of " + std::to_string(size()) + " ranks");
+  return ranks_[static_cast<std::size_t>(rank)];
+}
+
+bool SyncGroup::is_owner_process() const noexcept {
+  return os::process_id() == owner_pid_;
+}
+
+void SyncGroup::set_timeout(std::chrono::milliseconds timeout) {
+  if (timeout <= std::chrono::milliseconds::zero())
+    throw Error(ErrorKind::argument, "a group's timeout must be longer than nothing");
+  timeout_ = timeout;
+}
+
+std::shared_ptr<void> SyncGroup::extension(const void* key, const std::function<std::shared_ptr<void>()>& make) {
+  const std::lock_guard lock(extensions_mutex_);
+  std::shared_ptr<void>& slot = extensions_[key];
+  if (!slot) slot = make();
+  return slot;
+}
+
+SyncGroup::Use::Use(SyncGroup& group) : group_(group) {
+  if (!group.is_owner_process())
+    throw Error(ErrorKind::unsupported,
+                "this process was forked from rank " + std::to_string(group.rank()) +
+                    ", which owns the group: a forked child cannot take part; start it as a rank of its own");
+  const std::thread::id me = std::this_thread::get_id();
+  std::thread::id nobody{};
+  if (!group.user_.compare_exchange_strong(nobody, me, std::memory_order_acquire) && nobody != me)
+    throw Error(ErrorKind::argument,
+                "two threads use one group at the same time: give each its own by SyncGroup::duplicate()",
+                {.rank = group.rank()});
+  ++group.depth_;
+  if (auto cause = group.failure()) {
+    leave();
+    throw *cause;
+  }
+}
+
+void SyncGroup::Use::leave() noexcept {
+  if (--group_.depth_ == 0) group_.user_.store({}, std::memory_order_release);
+}
+
+SyncGroup::Use::~Use() {
+  leave();
+}
+
+void SyncGroup::barrier(const WaitOptions& options) {
+  const Use use(*this);
+  do_barrier(options);
+}
+
+void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+  const Use use(*this);
+  if (mine.size() > max_record)
+    throw Error(ErrorKind::argument, "an all-gather record of " + std::to_string(mine.size()) + " bytes: at most " +
+                                         std::to_string(max_record) + " fit");
+  if (all.size() != mine.size() * ranks_.size())
+    throw Error(ErrorKind::argument, "all_gather: the result must have room for one record a rank");
+  do_all_gather(mine, all, options);
+}
+
+void SyncGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+  const Use use(*this);
+  if (info(to).rank == rank_) throw Error(ErrorKind::argument, "a rank cannot send a message to itself");
+  do_send(to, message, options);
+}
+
+std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const WaitOptions& options) {
+  const Use use(*this);
+  if (info(from).rank == rank_) throw Error(ErrorKind::argument, "a rank cannot receive a message from itself");
+  return do_receive(from, most, options);
+}
+
+std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
+  const Use use(*this);
+  return do_duplicate(options);
+}
+
+}  // namespace muster

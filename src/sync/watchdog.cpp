@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/sync/watchdog.hpp"
+
+#include <fmt/format.h>
+
+#include "muster/log.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::sync {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+void Watchdog::fail(const Error& cause) {
+  control_.poison(cause);
+  // Another rank may have been first: all throw the same cause.
+  throw control_.failure().value_or(cause);
+}
+
+std::string Watchdog::describe(int rank) const {
+  const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
+  const char* state = "alive";
+  if (os::has_exited(peers_.pidfds[static_cast<std::size_t>(rank)]))
+    state = "dead";
+  else if (os::process_state(info.pid) == os::ProcessState::stopped)
+    state = "stopped";
+  return fmt::format("rank {} (host {}, pid {}, {}, last seen in '{}')", rank, info.host, info.pid, state,
+                     control_.phase(rank));
+}
+
+void Watchdog::check_failure() {
+  if (control_.has_failure()) throw *control_.failure();
+  if (options_.stop.stop_requested()) {
+    const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
+    fail(Error(ErrorKind::cancelled,
+               fmt::format("rank {} (host {}, pid {}) cancelled '{}'", self_, info.host, info.pid, options_.phase),
+               {.rank = self_, .pid = info.pid, .host = info.host}));
+  }
+}
+
+void Watchdog::time_out(const std::vector<int>& missing) {
+  std::string names;
+  for (const int rank : missing) names += (names.empty() ? "" : ", ") + describe(rank);
+  const RankInfo& first = peers_.ranks[static_cast<std::size_t>(missing.front())];
+  fail(Error(
+      ErrorKind::timeout,
+      fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does, or raise the "
+                  "timeout (MUSTER_TIMEOUT, seconds)",
+                  self_, seconds(Clock::now() - begin_), options_.phase, names),
+      {.rank = missing.front(), .pid = first.pid, .host = first.host}));
+}
+
+void Watchdog::check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
+                     const std::function<bool(int)>& awaited) {
+  check_failure();
+  const Clock::time_point now = Clock::now();
+  const int size = static_cast<int>(peers_.ranks.size());
+  if (seen_.empty()) seen_.resize(static_cast<std::size_t>(size), Seen{0, begin_});
+  std::vector<int> late;
+  bool any_moves = false;
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == self_ || !needed(rank)) continue;
+    const RankCell& cell = control_.cell(rank);
+    const bool left = cell.left.load(std::memory_order_acquire) != 0;
+    if (left || os::has_exited(peers_.pidfds[static_cast<std::size_t>(rank)])) {
+      if (done()) return;
+      check_failure();
+      const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
+      fail(Error(ErrorKind::peer_lost,
+                 fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'; it was last seen in '{}'", rank,
+                             info.host, info.pid, left ? "left the group" : "died", self_, options_.phase,
+                             control_.phase(rank)),
+                 {.rank = rank, .pid = info.pid, .host = info.host}));
+    }
+    if (!awaited(rank)) continue;
+    Seen& seen = seen_[static_cast<std::size_t>(rank)];
+    if (const std::uint64_t progress = cell.progress.load(std::memory_order_relaxed); progress != seen.progress) {
+      seen = {progress, now};
+      any_moves = true;
+    }
+    if (now - seen.since > timeout_) late.push_back(rank);
+  }
+  if (!late.empty() && !done()) time_out(late);
+  if (now - logged_ > std::chrono::seconds(30)) {
+    logged_ = now;
+    std::string names;
+    for (int rank = 0; rank < size; ++rank)
+      if (rank != self_ && awaited(rank)) names += (names.empty() ? "" : ", ") + describe(rank);
+    log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}{}", self_, seconds(now - begin_),
+                                       options_.phase, names, any_moves ? ": it moves" : ""));
+  }
+}
+
+}  // namespace muster::sync

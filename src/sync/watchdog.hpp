@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Watchdog: what a waiting rank looks at between slices of sleep. It ends a wait that cannot succeed.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "muster/sync_group.hpp"
+#include "src/os/fd.hpp"
+#include "src/sync/control_block.hpp"
+
+namespace muster::sync {
+
+/// Who the ranks are and how to see that one has ended. The same for a group and its duplicates.
+struct Peers {
+  std::vector<RankInfo> ranks;
+  std::vector<os::Fd> pidfds;  // of each rank, made by that rank itself
+};
+
+/// One wait of one rank. It begins when it is made.
+class Watchdog {
+ public:
+  /// The longest sleep between two looks.
+  static constexpr std::chrono::milliseconds slice{20};
+
+  Watchdog(ControlBlock& control, const Peers& peers, int self, const WaitOptions& options,
+           std::chrono::milliseconds timeout)
+      : control_(control), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
+
+  /// Throws (and poisons the group) where the wait cannot succeed: the group has failed, the caller cancelled, a rank
+  /// that `needed` names is dead or has left, or none of those that `awaited` names made progress until the deadline.
+  /// `done` is asked again before a rank is blamed: it may have done its part and gone.
+  void check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
+             const std::function<bool(int)>& awaited);
+  /// Cancelled or failed: the cheap half, without a look at the other ranks.
+  void check_failure();
+
+ private:
+  struct Seen {
+    std::uint64_t progress = 0;
+    std::chrono::steady_clock::time_point since;
+  };
+  [[noreturn]] void fail(const Error& cause);
+  [[nodiscard]] std::string describe(int rank) const;
+  [[noreturn]] void time_out(const std::vector<int>& missing);
+
+  ControlBlock& control_;
+  const Peers& peers_;
+  int self_;
+  const WaitOptions& options_;
+  std::chrono::milliseconds timeout_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point logged_ = begin_;
+  std::vector<Seen> seen_;
+};
+
+}  // namespace muster::sync
