@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     // What was printed must have arrived: a full disk behind a redirection is a failure.
-    if (std::fflush(stdout) != 0) return complain("writing to standard output failed");
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return complain("writing to standard output failed");
     return status;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
