@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/log.hpp"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace muster {
+namespace {
+
+LogLevel lowest_of_environment() {
+  const char* text = std::getenv("MUSTER_LOG");  // NOLINT(concurrency-mt-unsafe): read only
+  if (text == nullptr) return LogLevel::warning;
+  for (const LogLevel level : {LogLevel::debug, LogLevel::info, LogLevel::warning, LogLevel::error})
+    if (to_string(level) == text) return level;
+  return LogLevel::warning;
+}
+
+struct Sink {
+  std::mutex mutex;
+  LogHook hook;
+  std::atomic<LogLevel> lowest{lowest_of_environment()};
+};
+
+Sink& sink() {
+  static auto* the_sink = new Sink;  // destructors of other statics may still log
+  return *the_sink;
+}
+
+}  // namespace
+
+std::string_view to_string(LogLevel level) noexcept {
+  switch (level) {
+    case LogLevel::debug:
+      return "debug";
+    case LogLevel::info:
+      return "info";
+    case LogLevel::warning:
+      return "warning";
+    case LogLevel::error:
+      return "error";
+  }
+  return "unknown";
+}
+
+void set_log_hook(LogHook hook, LogLevel lowest) {
+  Sink& target = sink();
+  const std::lock_guard lock(target.mutex);
+  target.lowest = hook ? lowest : lowest_of_environment();
+  target.hook = std::move(hook);
+}
+
+bool log_enabled(LogLevel level) noexcept { return level >= sink().lowest.load(std::memory_order_relaxed); }
+
+void log(LogLevel level, std::string_view message) noexcept {
+  if (!log_enabled(level)) return;
+  try {
+    Sink& target = sink();
+    const std::lock_guard lock(target.mutex);
+    if (target.hook) {
+      target.hook(level, message);
+      return;
+    }
+    // One write a line: the ranks of a job share standard error.
+    const std::string line = "muster: " + std::string(to_string(level)) + ": " + std::string(message) + "\n";
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a log that fails must not end the work
+  }
+}
+
+}  // namespace muster
