@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/agreement.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace muster {
+namespace {
+
+// Words longer than this are cut: a status is one record, not a conversation.
+struct Record {
+  std::uint8_t failed = 0;
+  std::uint8_t kind = 0;
+  std::uint16_t length = 0;
+  std::array<char, SyncGroup::max_record - 4> words{};
+};
+static_assert(sizeof(Record) == SyncGroup::max_record);
+
+Record record_of(const std::optional<Error>& failure) {
+  Record record;
+  if (failure) {
+    const std::string_view words = failure->what();
+    record.failed = 1;
+    record.kind = static_cast<std::uint8_t>(failure->kind());
+    record.length = static_cast<std::uint16_t>(std::min(words.size(), record.words.size()));
+    std::copy_n(words.begin(), record.length, record.words.begin());
+  }
+  return record;
+}
+
+}  // namespace
+
+void agree(SyncGroup& group, const std::optional<Error>& failure, const char* phase) {
+  const Record mine = record_of(failure);
+  std::vector<Record> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), {.phase = phase});
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const Record& record = all[static_cast<std::size_t>(rank)];
+    if (record.failed == 0) continue;
+    if (rank == group.rank()) throw Error(*failure);
+    const std::string words(record.words.data(), std::min<std::size_t>(record.length, record.words.size()));
+    const RankInfo& info = group.info(rank);
+    throw Error(static_cast<ErrorKind>(record.kind), fmt::format("rank {}: {}", rank, words),
+                {.rank = rank, .pid = info.pid, .host = info.host});
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/shard_files.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "muster/state.hpp"
+#include "src/checkpoint/quoted.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::string_view prefix = "rank-";
+constexpr std::string_view middle = "-of-";
+constexpr std::string_view suffix = ".safetensors";
+constexpr std::size_t digits = 5;
+
+std::optional<int> parse_number(std::string_view text) {
+  int value = 0;
+  for (const char c : text) {
+    if (c < '0' || c > '9') return std::nullopt;
+    value = value * 10 + (c - '0');
+  }
+  return value;
+}
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw Error(ErrorKind::corrupt, fmt::format("its metadata \"{}\" {}", shard_metadata_key, words));
+}
+
+int small_integer(const Config& facts, std::string_view key) {
+  const Config* value = facts.as_object().find(key);
+  if (value == nullptr || value->type() != Config::Type::integer || value->as_int() < 0 || value->as_int() > 99'999) {
+    refuse(fmt::format("has no whole number \"{}\"", key));
+  }
+  return static_cast<int>(value->as_int());
+}
+
+}  // namespace
+
+std::string shard_file_name(int rank, int ranks) {
+  return fmt::format("{}{:05}{}{:05}{}", prefix, rank, middle, ranks, suffix);
+}
+
+std::optional<ShardName> parse_shard_file_name(std::string_view name) {
+  if (name.size() != prefix.size() + digits + middle.size() + digits + suffix.size() || !name.starts_with(prefix) ||
+      name.substr(prefix.size() + digits, middle.size()) != middle || !name.ends_with(suffix)) {
+    return std::nullopt;
+  }
+  const auto rank = parse_number(name.substr(prefix.size(), digits));
+  const auto ranks = parse_number(name.substr(prefix.size() + digits + middle.size(), digits));
+  if (!rank || !ranks || *rank >= *ranks) return std::nullopt;
+  return ShardName{*rank, *ranks};
+}
+
+std::string shard_facts_text(const ShardFacts& facts) {
+  Config padded = ConfigObject();
+  for (const auto& [name, place] : facts.padded) {
+    padded[name] = Config::array({static_cast<std::int64_t>(place.first), place.second});
+  }
+  return to_json(
+      Config::object({{"version", 1}, {"rank", facts.rank}, {"ranks", facts.ranks}, {"padded", std::move(padded)}}));
+}
+
+std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
+  const auto found = metadata.find(std::string(shard_metadata_key));
+  if (found == metadata.end()) return std::nullopt;
+  Config facts;
+  try {
+    facts = parse_json(found->second);
+  } catch (const Error& error) {
+    refuse(fmt::format("is no JSON: {}", error.what()));
+  }
+  if (!facts.is_object()) refuse("is no JSON object");
+  if (small_integer(facts, "version") != 1) {
+    throw Error(ErrorKind::version,
+                fmt::format("its metadata \"{}\" has a version that this program does not know", shard_metadata_key));
+  }
+  ShardFacts read{small_integer(facts, "rank"), small_integer(facts, "ranks"), {}};
+  const Config* padded = facts.as_object().find("padded");
+  if (padded == nullptr || !padded->is_object()) refuse("has no object \"padded\"");
+  for (const auto& [name, place] : padded->as_object()) {
+    const bool good = place.is_array() && place.size() == 2 &&
+                      std::all_of(place.as_array().begin(), place.as_array().end(), [](const Config& number) {
+                        return number.type() == Config::Type::integer && number.as_int() >= 0;
+                      });
+    if (!good) refuse(fmt::format("has no [dimension, size] for the tensor {}", in_quotes(name)));
+    read.padded.emplace(name, std::pair(static_cast<std::size_t>(place.at(std::size_t{0}).as_int()),
+                                        place.at(std::size_t{1}).as_int()));
+  }
+  return read;
+}
+
+}  // namespace muster

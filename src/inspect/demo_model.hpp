@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A model to try things on: Llama's or BERT's tensors by HuggingFace's names, made-up values, the same every time.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/tensor.hpp"
+
+namespace muster::inspect {
+
+/// What such a model is made of.
+struct DemoModel {
+  struct Part {
+    std::string name;
+    DType dtype = DType::bf16;
+    Shape shape;
+  };
+  std::string config;  ///< config.json
+  std::vector<Part> tensors;
+};
+
+struct LlamaSizes {
+  std::int64_t hidden = 768;
+  std::int64_t intermediate = 2048;
+  std::int64_t layers = 8;
+  std::int64_t heads = 12;
+  std::int64_t key_value_heads = 4;
+  std::int64_t vocabulary = 32000;
+  bool biases = false;     ///< q, k, v have biases, as in Qwen2
+  bool tied_head = false;  ///< no lm_head
+};
+DemoModel llama_model(const LlamaSizes& sizes);
+/// Sizes for a bf16 model of about so many megabytes.
+LlamaSizes llama_sizes(std::uint64_t megabytes);
+
+struct BertSizes {
+  std::int64_t hidden = 48;
+  std::int64_t intermediate = 96;
+  std::int64_t layers = 2;
+  std::int64_t heads = 12;
+  std::int64_t vocabulary = 101;
+  std::int64_t positions = 32;
+  bool prefix = false;  ///< names begin with "bert."
+};
+DemoModel bert_model(const BertSizes& sizes);
+
+/// Values of one tensor: floats near a normal distribution of deviation 0.02, integers counting up. A function of the
+/// name and the size only.
+void fill_demo_tensor(const DemoModel::Part& part, std::span<std::byte> target);
+
+/// Writes the model in HuggingFace's layout; `directory` must not exist. Returns the bytes of its tensors.
+std::uint64_t write_demo_model(const DemoModel& model, const std::string& directory, std::uint64_t max_shard_size);
+
+}  // namespace muster::inspect

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans: what they mean, and every way in which one is refused.
+
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "muster/plan.hpp"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/merge_layout.hpp"
+
+using namespace muster;
+
+namespace {
+
+template <class Call>
+std::string words_of(ErrorKind kind, Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    CHECK(error.kind() == kind);
+    const std::string words = error.what();
+    CHECK(words.find('\n') == std::string::npos);
+    return words;
+  }
+  FAIL("nothing was thrown");
+  return {};
+}
+
+bool has(const std::string& words, std::string_view part) {
+  if (words.find(part) != std::string::npos) return true;
+  MESSAGE("no \"" << std::string(part) << "\" in: " << words);
+  return false;
+}
+
+std::string parse_error(std::string_view json) {
+  return words_of(ErrorKind::corrupt, [&] { MergePlan::parse(json, "p.json"); });
+}
+
+MergePlan plan_of(const std::string& rules) {
+  return MergePlan::parse(R"({"muster_plan": 1, "rules": [)" + rules + "]}", "p.json");
+}
+
+NamedSpec spec(std::string name, Shape shape, DType dtype = DType::f32) {
+  return {std::move(name), {dtype, std::move(shape)}};
+}
+
+}  // namespace
+
+TEST_CASE("the first rule that matches wins") {
+  const MergePlan plan = plan_of(
+      R"({"match": "*.bias", "action": "same"}, {"match": "a.*", "action": "concat", "dim": 1}, {"match": "*", "action": "first"})");
+  CHECK(action_name(plan.find("a.bias")->action) == "same");
+  CHECK(action_name(plan.find("a.weight")->action) == "concat");
+  CHECK(std::get<ConcatRule>(plan.find("a.weight")->action).dim == 1);
+  CHECK(action_name(plan.find("b.weight")->action) == "first");
+}
+
+TEST_CASE("globs match whole names: stars, words in braces, nothing else is special") {
+  const auto matches = [](std::string_view glob, std::string_view name) {
+    return TensorPattern::glob(std::string(glob)).matches(name);
+  };
+  CHECK(matches("*", ""));
+  CHECK(matches("a", "a"));
+  CHECK_FALSE(matches("a", "ab"));
+  CHECK_FALSE(matches("b", "ab"));
+  CHECK(matches("*.weight", "x.y.weight"));
+  CHECK_FALSE(matches("*.weight", "x.y.weights"));
+  CHECK(matches("a*b*c", "axxbyybzzc"));
+  CHECK_FALSE(matches("a*b*c", "axxbyybzz"));
+  CHECK(matches("l.{q,k}_proj.{weight,bias}", "l.k_proj.bias"));
+  CHECK_FALSE(matches("l.{q,k}_proj.{weight,bias}", "l.v_proj.bias"));
+  CHECK(matches("x{,.y}", "x"));
+  CHECK(matches("x{,.y}", "x.y"));
+  CHECK(matches("a.?[b]", "a.?[b]"));
+  CHECK_FALSE(matches("a.b", "axb"));
+}
+
+TEST_CASE("regular expressions are anchored at both ends") {
+  const MergePlan plan = plan_of(R"json({"regex": "h\\.[0-9]+\\.(w|b)", "action": "same"})json");
+  CHECK(plan.find("h.12.w") != nullptr);
+  CHECK(plan.find("h.12.wx") == nullptr);
+  CHECK(plan.find("xh.12.w") == nullptr);
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.find(std::string(5000, 'h')); }), "5000 characters"));
+}
+
+TEST_CASE("a text that is no JSON is refused with line and column") {
+  const std::string words = parse_error("{\"muster_plan\": 1,\n  \"rules\": [}");
+  CHECK(has(words, "plan \"p.json\""));
+  CHECK(has(words, "line 2"));
+  CHECK(has(words, "column"));
+}
+
+TEST_CASE("a JSON text that is no plan is refused with the rule's number") {
+  CHECK(has(parse_error("[]"), "a plan is a JSON object"));
+  CHECK(has(parse_error(R"({"rules": []})"), "no \"muster_plan\": 1"));
+  CHECK(has(parse_error(R"({"muster_plan": 1})"), "at least one rule"));
+  CHECK(has(parse_error(R"({"muster_plan": 1, "rules": []})"), "at least one rule"));
+  CHECK(has(parse_error(R"({"muster_plan": 1, "rule": []})"), "unknown key \"rule\""));
+  CHECK(
+      has(words_of(ErrorKind::version, [] { MergePlan::parse(R"({"muster_plan": 2, "rules": []})", "p"); }), "not 1"));
+
+  const auto rule_error = [](const std::string& rule) {
+    return parse_error(R"({"muster_plan": 1, "rules": [{"match": "a", "action": "same"}, )" + rule + "]}");
+  };
+  CHECK(has(rule_error("7"), "rule 2: it is"));
+  CHECK(has(rule_error(R"({"match": "b"})"), "rule 2: it has no \"action\""));
+  const std::string unknown = rule_error(R"({"match": "b", "action": "conct"})");
+  CHECK(has(unknown, "rule 2: unknown action \"conct\""));
+  CHECK(has(unknown, "concat, same, first"));
+  CHECK(has(rule_error(R"({"match": "b", "action": "same", "dim": 0})"), "unknown key \"dim\""));
+  CHECK(has(rule_error(R"({"match": "b", "action": "concat"})"), "needs \"dim\""));
+  CHECK(has(rule_error(R"({"match": "b", "action": "concat", "dim": "0"})"), "not an integer"));
+  CHECK(has(rule_error(R"({"match": "b", "action": "concat", "dim": 99})"), "not an integer"));
+  CHECK(has(rule_error(R"({"action": "same"})"), "either \"match\" (a glob) or \"regex\""));
+  CHECK(has(rule_error(R"({"match": "b", "regex": "b", "action": "same"})"), "either \"match\" (a glob) or \"regex\""));
+  CHECK(has(rule_error(R"({"match": 1, "action": "same"})"), "\"match\" is"));
+  CHECK(has(rule_error(R"({"regex": "(", "action": "same"})"), "no ECMAScript regular expression"));
+  CHECK(has(rule_error(R"({"match": "{a", "action": "same"})"), "never closes a brace"));
+  CHECK(has(rule_error(R"({"match": "a}", "action": "same"})"), "never opened"));
+  CHECK(has(rule_error(R"({"match": "{a{b}}", "action": "same"})"), "braces inside braces"));
+  std::string many;
+  for (int i = 0; i < 9; ++i) many += "{a,b}";
+  CHECK(has(rule_error(R"({"match": ")" + many + R"(", "action": "same"})"), "more than 256 patterns"));
+}
+
+TEST_CASE("a plan that is neither built in nor a file is refused with the names that there are") {
+  CHECK(has(words_of(ErrorKind::not_found, [] { MergePlan::load("lama"); }), "bert, llama"));
+}
+
+TEST_CASE("the built-in plans know their models") {
+  const MergePlan llama = MergePlan::load("llama");
+  const auto concat = [](const MergePlan& plan, std::string_view name, std::int64_t dim) {
+    const MergeRule* rule = plan.find(name);
+    CAPTURE(std::string(name));
+    REQUIRE(rule != nullptr);
+    REQUIRE(action_name(rule->action) == "concat");
+    CHECK(std::get<ConcatRule>(rule->action).dim == dim);
+  };
+  const auto same = [](const MergePlan& plan, std::string_view name) {
+    const MergeRule* rule = plan.find(name);
+    CAPTURE(std::string(name));
+    REQUIRE(rule != nullptr);
+    CHECK(action_name(rule->action) == "same");
+  };
+  concat(llama, "model.embed_tokens.weight", 0);
+  concat(llama, "lm_head.weight", 0);
+  concat(llama, "model.layers.11.self_attn.q_proj.weight", 0);
+  concat(llama, "model.layers.11.self_attn.k_proj.bias", 0);
+  concat(llama, "model.layers.11.self_attn.o_proj.weight", 1);
+  same(llama, "model.layers.11.self_attn.o_proj.bias");
+  concat(llama, "model.layers.11.mlp.up_proj.weight", 0);
+  concat(llama, "model.layers.11.mlp.down_proj.weight", 1);
+  same(llama, "model.layers.11.input_layernorm.weight");
+  same(llama, "model.layers.11.self_attn.q_norm.weight");
+  same(llama, "model.norm.weight");
+  same(llama, "model.layers.0.self_attn.rotary_emb.inv_freq");
+  CHECK(llama.find("model.layers.0.block_sparse_moe.gate.weight") == nullptr);
+
+  const MergePlan bert = MergePlan::load("bert");
+  for (const std::string prefix : {"", "bert."}) {
+    concat(bert, prefix + "embeddings.word_embeddings.weight", 0);
+    same(bert, prefix + "embeddings.position_embeddings.weight");
+    same(bert, prefix + "embeddings.token_type_embeddings.weight");
+    same(bert, prefix + "embeddings.position_ids");
+    same(bert, prefix + "embeddings.LayerNorm.bias");
+    concat(bert, prefix + "encoder.layer.3.attention.self.query.bias", 0);
+    concat(bert, prefix + "encoder.layer.3.attention.output.dense.weight", 1);
+    same(bert, prefix + "encoder.layer.3.attention.output.dense.bias");
+    same(bert, prefix + "encoder.layer.3.attention.output.LayerNorm.weight");
+    concat(bert, prefix + "encoder.layer.3.intermediate.dense.weight", 0);
+    concat(bert, prefix + "encoder.layer.3.output.dense.weight", 1);
+    same(bert, prefix + "pooler.dense.weight");
+  }
+  concat(bert, "cls.predictions.decoder.weight", 0);
+  concat(bert, "cls.predictions.bias", 0);
+  same(bert, "cls.predictions.transform.LayerNorm.weight");
+  same(bert, "cls.seq_relationship.weight");
+}
+
+TEST_CASE("tensors without a rule are listed, at most ten of them") {
+  const MergePlan plan = plan_of(R"({"match": "a", "action": "same"})");
+  const std::vector<std::vector<NamedSpec>> ranks(2, {spec("a", {1}), spec("b", {1}), spec("c\n", {1})});
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks); }), R"(the tensors "b", "c\x0a"; add one)"));
+  std::vector<NamedSpec> many;
+  for (int i = 0; i < 14; ++i) many.push_back(spec("x" + std::to_string(i), {1}));
+  CHECK(has(words_of(ErrorKind::argument, [&] { check_rules(plan, many); }), "and 4 more"));
+}
+
+TEST_CASE("two sources for one name are refused") {
+  const MergePlan plan = plan_of(R"({"match": "*", "action": "same"})");
+  const std::vector<std::vector<NamedSpec>> ranks = {{spec("a", {1})}, {spec("a", {1}), spec("a", {1})}};
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks); }), "rank 1 has two sources"));
+}
+
+TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
+  const MergePlan plan = plan_of(
+      R"({"match": "s*", "action": "same"}, {"match": "c*", "action": "concat", "dim": -1}, {"match": "d", "action": "concat", "dim": 2}, {"match": "f", "action": "first"})");
+  const auto merge = [&](NamedSpec a, NamedSpec b) {
+    return merge_layout(plan, std::vector<std::vector<NamedSpec>>{{std::move(a)}, {std::move(b)}});
+  };
+  const auto mismatch = [&](NamedSpec a, NamedSpec b) {
+    return words_of(ErrorKind::rank_mismatch, [&] { merge(std::move(a), std::move(b)); });
+  };
+  CHECK(has(mismatch(spec("s", {2, 3}), spec("s", {2, 4})), "rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"));
+  CHECK(has(mismatch(spec("s", {2}), spec("s", {2}, DType::bf16)), "rank 1 has BF16 [2]"));
+  CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {4, 3})), "differ in dimension 1 only"));
+  CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {2})), "differ in dimension 1 only"));
+  CHECK(has(mismatch(spec("c", {2}), spec("c", {2}, DType::f16)), "rank 1 has F16 [2]"));
+  CHECK(has(mismatch(spec("c", {2}), spec("c2", {2})), "rank 1 of 2 does not have it"));
+  CHECK(has(mismatch(spec("s", {2}), spec("f", {2})), "rank 0 does not have it"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("d", {2, 3}), spec("d", {2, 3})); }), "no dimension 2"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {}), spec("c", {})); }), "no dimension -1"));
+  const std::int64_t huge = std::int64_t{1} << 62;
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {0, huge}), spec("c", {0, huge})); }), "63 bits"));
+  CHECK(merge(spec("c", {2, 3}), spec("c", {2, 4}))[0].whole.shape == Shape{2, 7});
+  CHECK(merge(spec("f", {2}), spec("f", {7}))[0].whole.shape == Shape{2});
+}
+
+TEST_CASE("padding that contradicts the plan is refused") {
+  const MergePlan plan = plan_of(R"({"match": "*", "action": "concat", "dim": 0})");
+  const std::vector<std::vector<NamedSpec>> ranks(2, {spec("a", {3, 2})});
+  CHECK(merge_layout(plan, ranks, {{"a", {0, 5}}})[0].whole.shape == Shape{5, 2});
+  CHECK(has(words_of(ErrorKind::argument,
+                     [&] {
+                       merge_layout(plan, ranks, {{"a", {1, 2}}});
+                     }),
+            "cut along dimension 1"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks, {{"a", {0, 7}}}); }), "is 7, but have 6"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks, {{"a", {0, -1}}}); }), "is -1"));
+}
+
+TEST_CASE("cutting: equal slices, the last ones padded, and \"first\" has no way back") {
+  const MergePlan plan = plan_of(
+      R"({"match": "f", "action": "first"}, {"match": "s", "action": "same"}, {"match": "*", "action": "concat", "dim": 0})");
+  const SplitTensor even = split_layout(plan, spec("a", {8, 3}), 4);
+  CHECK(even.shard.shape == Shape{2, 3});
+  CHECK_FALSE(even.padded);
+  const SplitTensor uneven = split_layout(plan, spec("a", {5}), 4);
+  CHECK(uneven.shard.shape == Shape{2});
+  CHECK(uneven.padded);
+  CHECK(uneven.pieces[2].count == 1);
+  CHECK(uneven.pieces[3].count == 0);
+  CHECK(split_layout(plan, spec("s", {}), 3).pieces.size() == 3);
+  CHECK(split_layout(plan, spec("a", {0}), 3).shard.shape == Shape{0});
+  CHECK(split_layout(plan, spec("a", {6}, DType::u4), 4).shard.shape == Shape{2});
+  CHECK(has(words_of(ErrorKind::argument, [&] { split_layout(plan, spec("f", {2}), 2); }), "no way back"));
+}
