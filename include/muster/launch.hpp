@@ -29,6 +29,8 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The job's key, MUSTER_JOB. Empty: 128 random bits in hexadecimal digits, as it should be.
   std::string job = {};
+  /// A rank that ends with this status has said why itself: no line about it.
+  std::optional<int> explained_status = {};
   /// What its messages on standard error begin with.
   std::string name = "muster run";
 };

@@ -230,6 +230,8 @@ class Job {
     if (first == nullptr) return;
     failed_ = true;
     status_ = status_of(first->end);
+    enter(Phase::grace);
+    if (first->end.si_code == CLD_EXITED && options_.explained_status == first->end.si_status) return;
     std::string words = "rank " + std::to_string(first - ranks_.data()) + " (pid " + std::to_string(first->child.pid) +
                         ") on host " + os::host_name();
     if (first->end.si_code == CLD_EXITED)
@@ -239,7 +241,6 @@ class Job {
                (first->end.si_code == CLD_DUMPED ? " (core dumped)" : "");
     const bool others = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive; });
     say(words + (others ? "; ending the others" : ""));
-    enter(Phase::grace);
   }
 
   void pass_signals_on() {
