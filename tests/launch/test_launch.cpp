@@ -3,6 +3,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -275,6 +276,41 @@ TEST_CASE("SIGTSTP stops ranks and launcher, SIGCONT lets them go on") {
   CHECK(becomes_true([&] { return state_of(pids[0]) != 'T' && state_of(pids[1]) != 'T'; }));
   std::ofstream{go};
   CHECK(launcher.wait() == 0);
+}
+
+TEST_CASE("Ctrl-C at a terminal reaches each rank once") {
+  std::vector<std::string> arguments = shell(
+      2,
+      "trap 'echo interrupted' INT; echo ready; i=0; while [ $i -lt 30 ]; do sleep 0.02; i=$((i+1)); done; echo end");
+  arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  int terminal = -1;
+  const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    ::execv(pointers[0], pointers.data());
+    ::_exit(99);
+  }
+  const auto times = [](const std::string& text, const std::string& word) {
+    std::size_t count = 0;
+    for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
+    return count;
+  };
+  std::string seen;
+  bool pressed = false;
+  char bytes[4096];
+  for (ssize_t got = 0; (got = ::read(terminal, bytes, sizeof bytes)) > 0;) {
+    seen.append(bytes, static_cast<std::size_t>(got));
+    if (!pressed && times(seen, "ready") == 2) pressed = ::write(terminal, "\x03", 1) == 1;
+  }
+  ::close(terminal);
+  int status = 0;
+  CHECK(::waitpid(pid, &status, 0) == pid);
+  CHECK(status == 0);
+  CHECK(times(seen, "interrupted") == 2);
+  CHECK(times(seen, "end") == 2);
 }
 
 TEST_CASE("a killed launcher leaves neither ranks nor what they started") {
