@@ -66,7 +66,7 @@ void check_options(const GatherOptions& options) {
 
 std::string kind_text(const Config& value) {
   const TensorView& view = value.as_tensor().view();
-  return fmt::format("{} {}", to_string(view.dtype()), to_string(view.shape()));
+  return fmt::format("{} {}", to_string(view.dtype()), muster::to_string(view.shape()));
 }
 
 /// Runs local work whose failure must reach the other ranks instead of leaving the call.

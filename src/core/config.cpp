@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/config.hpp"
+
+#include <cstring>
+#include <functional>
+
+#include "muster/error.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::size_t linear_up_to = 8;
+constexpr std::uint32_t empty_bucket = 0xffffffff;
+constexpr std::size_t not_there = SIZE_MAX;
+
+std::size_t hash_of(std::string_view key) noexcept {
+  return std::hash<std::string_view>{}(key);
+}
+
+[[noreturn]] void wrong_type(Config::Type is, const char* wanted) {
+  throw Error(ErrorKind::argument, "a config value is of type " + std::string(to_string(is)) + ", not " + wanted);
+}
+
+template <class T>
+bool same_bits(const T& a, const T& b) noexcept {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+}  // namespace
+
+// ConfigObject: members_ holds the order; index_ holds positions in it, at most half full.
+
+ConfigObject::ConfigObject() = default;
+ConfigObject::ConfigObject(const ConfigObject&) = default;
+ConfigObject::ConfigObject(ConfigObject&&) noexcept = default;
+ConfigObject& ConfigObject::operator=(const ConfigObject&) = default;
+ConfigObject& ConfigObject::operator=(ConfigObject&&) noexcept = default;
+ConfigObject::~ConfigObject() = default;
+
+std::size_t ConfigObject::size() const noexcept {
+  return members_.size();
+}
+bool ConfigObject::empty() const noexcept {
+  return members_.empty();
+}
+std::vector<ConfigObject::Member>::const_iterator ConfigObject::begin() const noexcept {
+  return members_.begin();
+}
+std::vector<ConfigObject::Member>::const_iterator ConfigObject::end() const noexcept {
+  return members_.end();
+}
+
+void ConfigObject::reindex(std::size_t buckets) {
+  index_.assign(buckets, empty_bucket);
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    std::size_t bucket = hash_of(members_[i].first) & (buckets - 1);
+    while (index_[bucket] != empty_bucket) bucket = (bucket + 1) & (buckets - 1);
+    index_[bucket] = static_cast<std::uint32_t>(i);
+  }
+}
+
+std::size_t ConfigObject::position(std::string_view key) const noexcept {
+  if (index_.empty()) {
+    for (std::size_t i = 0; i < members_.size(); ++i)
+      if (members_[i].first == key) return i;
+    return not_there;
+  }
+  const std::size_t mask = index_.size() - 1;
+  for (std::size_t bucket = hash_of(key) & mask; index_[bucket] != empty_bucket; bucket = (bucket + 1) & mask)
+    if (members_[index_[bucket]].first == key) return index_[bucket];
+  return not_there;
+}
+
+const Config* ConfigObject::find(std::string_view key) const noexcept {
+  const std::size_t at = position(key);
+  return at == not_there ? nullptr : &members_[at].second;
+}
+
+Config* ConfigObject::find(std::string_view key) noexcept {
+  const std::size_t at = position(key);
+  return at == not_there ? nullptr : &members_[at].second;
+}
+
+Config& ConfigObject::operator[](std::string_view key) {
+  if (Config* found = find(key)) return *found;
+  insert(std::string(key), Config());
+  return members_.back().second;
+}
+
+bool ConfigObject::insert(std::string key, Config value) {
+  if (position(key) != not_there) return false;
+  members_.emplace_back(std::move(key), std::move(value));
+  if (members_.size() <= linear_up_to) return true;
+  if (members_.size() * 2 > index_.size()) {
+    std::size_t buckets = 32;
+    while (buckets < members_.size() * 4) buckets *= 2;
+    reindex(buckets);
+    return true;
+  }
+  const std::size_t mask = index_.size() - 1;
+  std::size_t bucket = hash_of(members_.back().first) & mask;
+  while (index_[bucket] != empty_bucket) bucket = (bucket + 1) & mask;
+  index_[bucket] = static_cast<std::uint32_t>(members_.size() - 1);
+  return true;
+}
+
+void ConfigObject::reserve(std::size_t members) {
+  members_.reserve(members);
+  if (members <= linear_up_to || members * 2 <= index_.size()) return;
+  std::size_t buckets = 32;
+  while (buckets < members * 2) buckets *= 2;
+  reindex(buckets);
+}
+
+Config::Config(std::uint64_t value) noexcept {
+  if (value <= static_cast<std::uint64_t>(INT64_MAX))
+    value_ = static_cast<std::int64_t>(value);
+  else
+    value_ = value;
+}
+
+Config Config::array(std::initializer_list<Config> items) {
+  return ConfigArray(items);
+}
+
+Config Config::object(std::initializer_list<std::pair<std::string_view, Config>> members) {
+  ConfigObject object;
+  object.reserve(members.size());
+  for (const auto& [key, value] : members)
+    if (!object.insert(std::string(key), value))
+      throw Error(ErrorKind::argument, "a config object has the key '" + std::string(key) + "' twice");
+  return object;
+}
+
+bool Config::as_bool() const {
+  if (const bool* value = std::get_if<bool>(&value_)) return *value;
+  wrong_type(type(), "a boolean");
+}
+
+std::int64_t Config::as_int() const {
+  if (const std::int64_t* value = std::get_if<std::int64_t>(&value_)) return *value;
+  wrong_type(type(), "an integer of 64 bits with sign");
+}
+
+std::uint64_t Config::as_uint() const {
+  if (const std::uint64_t* value = std::get_if<std::uint64_t>(&value_)) return *value;
+  if (const std::int64_t* value = std::get_if<std::int64_t>(&value_); value != nullptr && *value >= 0)
+    return static_cast<std::uint64_t>(*value);
+  wrong_type(type(), "an integer from 0 on");
+}
+
+double Config::as_double() const {
+  if (const double* value = std::get_if<double>(&value_)) return *value;
+  if (const std::int64_t* value = std::get_if<std::int64_t>(&value_)) return static_cast<double>(*value);
+  if (const std::uint64_t* value = std::get_if<std::uint64_t>(&value_)) return static_cast<double>(*value);
+  wrong_type(type(), "a number");
+}
+
+const std::string& Config::as_string() const {
+  if (const auto* value = std::get_if<std::string>(&value_)) return *value;
+  wrong_type(type(), "a string");
+}
+
+const ConfigArray& Config::as_array() const {
+  if (const auto* value = std::get_if<ConfigArray>(&value_)) return *value;
+  wrong_type(type(), "an array");
+}
+
+ConfigArray& Config::as_array() {
+  if (auto* value = std::get_if<ConfigArray>(&value_)) return *value;
+  wrong_type(type(), "an array");
+}
+
+const ConfigObject& Config::as_object() const {
+  if (const auto* value = std::get_if<ConfigObject>(&value_)) return *value;
+  wrong_type(type(), "an object");
+}
+
+ConfigObject& Config::as_object() {
+  if (auto* value = std::get_if<ConfigObject>(&value_)) return *value;
+  wrong_type(type(), "an object");
+}
+
+const Tensor& Config::as_tensor() const {
+  if (const auto* value = std::get_if<Tensor>(&value_)) return *value;
+  wrong_type(type(), "a tensor");
+}
+
+const Config& Config::at(std::string_view key) const {
+  const Config* found = as_object().find(key);
+  if (found == nullptr) throw Error(ErrorKind::not_found, "a config object has no member '" + std::string(key) + "'");
+  return *found;
+}
+
+const Config& Config::at(std::size_t index) const {
+  const ConfigArray& items = as_array();
+  if (index >= items.size())
+    throw Error(ErrorKind::not_found,
+                "a config array of " + std::to_string(items.size()) + " items has no item " + std::to_string(index));
+  return items[index];
+}
+
+Config& Config::operator[](std::string_view key) {
+  if (is_null()) value_ = ConfigObject();
+  return as_object()[key];
+}
+
+void Config::push_back(Config item) {
+  if (is_null()) value_ = ConfigArray();
+  as_array().push_back(std::move(item));
+}
+
+std::size_t Config::size() const noexcept {
+  if (const auto* items = std::get_if<ConfigArray>(&value_)) return items->size();
+  if (const auto* members = std::get_if<ConfigObject>(&value_)) return members->size();
+  return 0;
+}
+
+bool operator==(const Config& a, const Config& b) {
+  if (a.type() != b.type()) return false;
+  switch (a.type()) {
+    case Config::Type::real:
+      return same_bits(a.as_double(), b.as_double());
+    case Config::Type::tensor:
+      return bitwise_equal(a.as_tensor(), b.as_tensor());
+    case Config::Type::array:
+      return a.as_array() == b.as_array();
+    case Config::Type::object: {
+      if (a.size() != b.size()) return false;
+      for (const auto& [key, value] : a.as_object()) {
+        const Config* other = b.as_object().find(key);
+        if (other == nullptr || !(value == *other)) return false;
+      }
+      return true;
+    }
+    case Config::Type::boolean:
+      return a.as_bool() == b.as_bool();
+    case Config::Type::integer:
+      return a.as_int() == b.as_int();
+    case Config::Type::unsigned_integer:
+      return a.as_uint() == b.as_uint();
+    case Config::Type::string:
+      return a.as_string() == b.as_string();
+    case Config::Type::null:
+      return true;
+  }
+  return false;
+}
+
+std::string_view to_string(Config::Type type) noexcept {
+  switch (type) {
+    case Config::Type::null:
+      return "null";
+    case Config::Type::boolean:
+      return "boolean";
+    case Config::Type::integer:
+      return "integer";
+    case Config::Type::unsigned_integer:
+      return "unsigned integer";
+    case Config::Type::real:
+      return "real";
+    case Config::Type::string:
+      return "string";
+    case Config::Type::array:
+      return "array";
+    case Config::Type::object:
+      return "object";
+    case Config::Type::tensor:
+      return "tensor";
+  }
+  return "unknown";
+}
+
+}  // namespace muster

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+// The format, version 1:
+//
+//  1. A byte 0x4d, a byte with the version.
+//  2. One value: a tag byte, then what the tag asks for. Integers are LEB128 varints; signed ones zigzag; reals 8
+//  bytes, little-endian.
+//     Strings: length, bytes (UTF-8). Arrays: count, values. Objects: count, then key and value of each member, keys
+//     unique.
+//  3. A tensor: the number of its kind (dtype and shape) in the order of first use. A number one past the last is a new
+//  kind: dtype byte, rank, extents follow. So equal kinds
+//     are told once. Then, for tag `arena tensor` only, the arena's number and the offset in it.
+//  4. Nothing follows the value.
+
+#include "src/core/descriptor.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "muster/error.hpp"
+#include "src/core/utf8.hpp"
+
+namespace muster::core {
+namespace {
+
+constexpr std::byte magic{0x4d};
+constexpr std::byte version{1};
+
+enum class Tag : std::uint8_t {
+  null,
+  no,
+  yes,
+  integer,
+  unsigned_integer,
+  real,
+  string,
+  array,
+  object,
+  slot_tensor,
+  arena_tensor
+};
+
+constexpr std::size_t most_dimensions = 64;
+
+class Encoder {
+ public:
+  explicit Encoder(const std::function<std::optional<Place>(const Tensor&)>& place) : place_(place) {
+    bytes_ = {magic, version};
+  }
+
+  void value(const Config& config, int depth) {
+    if (depth > max_config_depth)
+      throw Error(ErrorKind::argument, "a config is nested more than " + std::to_string(max_config_depth) + " deep");
+    switch (config.type()) {
+      case Config::Type::null:
+        return tag(Tag::null);
+      case Config::Type::boolean:
+        return tag(config.as_bool() ? Tag::yes : Tag::no);
+      case Config::Type::integer: {
+        tag(Tag::integer);
+        const std::int64_t number = config.as_int();
+        return varint((static_cast<std::uint64_t>(number) << 1) ^ static_cast<std::uint64_t>(number >> 63));
+      }
+      case Config::Type::unsigned_integer:
+        tag(Tag::unsigned_integer);
+        return varint(config.as_uint());
+      case Config::Type::real: {
+        tag(Tag::real);
+        const double number = config.as_double();
+        return raw(&number, sizeof number);
+      }
+      case Config::Type::string:
+        tag(Tag::string);
+        return text(config.as_string());
+      case Config::Type::array:
+        tag(Tag::array);
+        varint(config.size());
+        for (const Config& item : config.as_array()) value(item, depth + 1);
+        return;
+      case Config::Type::object:
+        tag(Tag::object);
+        varint(config.size());
+        for (const auto& [key, member] : config.as_object()) {
+          text(key);
+          value(member, depth + 1);
+        }
+        return;
+      case Config::Type::tensor:
+        return tensor(config.as_tensor());
+    }
+  }
+
+  std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  void tag(Tag tag) { bytes_.push_back(static_cast<std::byte>(tag)); }
+  void varint(std::uint64_t number) {
+    for (; number >= 0x80; number >>= 7) bytes_.push_back(static_cast<std::byte>(number | 0x80));
+    bytes_.push_back(static_cast<std::byte>(number));
+  }
+  void raw(const void* data, std::size_t length) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    bytes_.insert(bytes_.end(), begin, begin + length);
+  }
+  void text(const std::string& string) {
+    if (!is_utf8(string)) throw Error(ErrorKind::argument, "a key or string of a config is not UTF-8");
+    varint(string.size());
+    raw(string.data(), string.size());
+  }
+
+  void tensor(const Tensor& tensor) {
+    const std::optional<Place> place = place_(tensor);
+    tag(place ? Tag::arena_tensor : Tag::slot_tensor);
+    kind(tensor.dtype(), tensor.shape());
+    if (!place) return;
+    varint(place->segment);
+    varint(place->offset);
+  }
+
+  void kind(DType dtype, const Shape& shape) {
+    // Layers have few kinds, and neighbours are often alike: the last one first, then from the newest back.
+    for (std::size_t back = 0; back < kinds_.size() && back < 64; ++back) {
+      const std::size_t at = kinds_.size() - 1 - back;
+      if (kinds_[at].first == dtype && *kinds_[at].second == shape) return varint(at);
+    }
+    if (shape.size() > most_dimensions)
+      throw Error(ErrorKind::argument, "a tensor has more than " + std::to_string(most_dimensions) + " dimensions");
+    varint(kinds_.size());
+    kinds_.emplace_back(dtype, &shape);
+    bytes_.push_back(static_cast<std::byte>(dtype));
+    varint(shape.size());
+    for (const std::int64_t extent : shape) varint(static_cast<std::uint64_t>(extent));
+  }
+
+  const std::function<std::optional<Place>(const Tensor&)>& place_;
+  std::vector<std::byte> bytes_;
+  std::vector<std::pair<DType, const Shape*>> kinds_;  // shapes of the caller's tree
+};
+
+class Decoder {
+ public:
+  Decoder(std::span<const std::byte> bytes,
+          const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make)
+      : bytes_(bytes), make_(make) {}
+
+  Config whole() {
+    if (byte() != magic) defect("has no magic number");
+    if (const std::byte found = byte(); found != version)
+      throw Error(ErrorKind::version, "a descriptor is of format version " +
+                                          std::to_string(std::to_integer<int>(found)) + ", this build reads " +
+                                          std::to_string(std::to_integer<int>(version)));
+    Config config = value(0);
+    if (!bytes_.empty()) defect("has bytes after its end");
+    return config;
+  }
+
+ private:
+  [[noreturn]] static void defect(const char* what) {
+    throw Error(ErrorKind::corrupt, std::string("a descriptor ") + what);
+  }
+
+  std::byte byte() {
+    if (bytes_.empty()) defect("is cut off");
+    const std::byte first = bytes_.front();
+    bytes_ = bytes_.subspan(1);
+    return first;
+  }
+
+  std::uint64_t varint() {
+    std::uint64_t number = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const auto part = std::to_integer<std::uint64_t>(byte());
+      if (shift == 63 && part > 1) break;
+      number |= (part & 0x7f) << shift;
+      if ((part & 0x80) == 0) return number;
+    }
+    defect("has a number of more than 64 bits");
+  }
+
+  /// A count of things that take at least `each` bytes: so it can be no larger than what is left.
+  std::size_t count(std::size_t each) {
+    const std::uint64_t number = varint();
+    if (number > bytes_.size() / each) defect("counts more than it has");
+    return number;
+  }
+
+  std::string text() {
+    const std::size_t length = count(1);
+    std::string string(reinterpret_cast<const char*>(bytes_.data()), length);
+    bytes_ = bytes_.subspan(length);
+    if (!is_utf8(string)) defect("has text that is not UTF-8");
+    return string;
+  }
+
+  Config value(int depth) {
+    if (depth > max_config_depth) defect("is nested too deep");
+    switch (static_cast<Tag>(byte())) {
+      case Tag::null:
+        return {};
+      case Tag::no:
+        return false;
+      case Tag::yes:
+        return true;
+      case Tag::integer: {
+        const std::uint64_t zigzag = varint();
+        return static_cast<std::int64_t>((zigzag >> 1) ^ (~(zigzag & 1) + 1));
+      }
+      case Tag::unsigned_integer:
+        return varint();
+      case Tag::real: {
+        double number = 0;
+        if (bytes_.size() < sizeof number) defect("is cut off");
+        std::memcpy(&number, bytes_.data(), sizeof number);
+        bytes_ = bytes_.subspan(sizeof number);
+        return number;
+      }
+      case Tag::string:
+        return text();
+      case Tag::array: {
+        ConfigArray items;
+        const std::size_t length = count(1);
+        items.reserve(std::min<std::size_t>(length, 4096));
+        for (std::size_t i = 0; i < length; ++i) items.push_back(value(depth + 1));
+        return items;
+      }
+      case Tag::object: {
+        ConfigObject members;
+        const std::size_t length = count(2);
+        members.reserve(std::min<std::size_t>(length, 65536));
+        for (std::size_t i = 0; i < length; ++i) {
+          std::string key = text();
+          if (!members.insert(std::move(key), value(depth + 1))) defect("has a key twice in one object");
+        }
+        return members;
+      }
+      case Tag::slot_tensor:
+        return tensor(false);
+      case Tag::arena_tensor:
+        return tensor(true);
+    }
+    defect("has a tag that no value has");
+  }
+
+  struct Kind {
+    DType dtype;
+    Shape shape;
+    std::uint64_t nbytes;
+  };
+
+  Config tensor(bool is_in_arena) {
+    const std::uint64_t number = varint();
+    if (number > kinds_.size()) defect("names a kind of tensor that it never told");
+    if (number == kinds_.size()) new_kind();
+    const Kind& kind = kinds_[number];
+    Place place;
+    if (is_in_arena) {
+      const std::uint64_t segment = varint();
+      if (segment == 0 || segment > UINT32_MAX) defect("names an arena that cannot be");
+      place = {static_cast<std::uint32_t>(segment), varint()};
+    } else {
+      place.offset = lay_out(kind.nbytes);
+    }
+    return make_(kind.dtype, kind.shape, kind.nbytes, place);
+  }
+
+  std::uint64_t lay_out(std::uint64_t nbytes) {
+    try {
+      return layout_.place(nbytes);
+    } catch (const Error&) {
+      defect("has more tensor bytes than 63 bits can count");
+    }
+  }
+
+  void new_kind() {
+    const auto dtype = dtype_from_number(std::to_integer<std::uint8_t>(byte()));
+    if (!dtype) defect("has a dtype that is not known");
+    const std::size_t dimensions = count(1);
+    if (dimensions > most_dimensions) defect("has a tensor of too many dimensions");
+    Shape shape(dimensions);
+    for (std::int64_t& extent : shape) {
+      const std::uint64_t number = varint();
+      if (number > static_cast<std::uint64_t>(INT64_MAX)) defect("has an extent beyond 63 bits");
+      extent = static_cast<std::int64_t>(number);
+    }
+    try {
+      const std::uint64_t nbytes = byte_size(*dtype, shape);
+      kinds_.push_back({*dtype, std::move(shape), nbytes});
+    } catch (const Error&) {
+      defect("has a tensor of more bytes than 63 bits can count");
+    }
+  }
+
+  std::span<const std::byte> bytes_;
+  const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make_;
+  std::vector<Kind> kinds_;
+  SlotLayout layout_;
+};
+
+}  // namespace
+
+std::uint64_t SlotLayout::place(std::uint64_t nbytes) {
+  constexpr std::uint64_t most = INT64_MAX;
+  const std::uint64_t offset = (size_ + tensor_alignment - 1) / tensor_alignment * tensor_alignment;
+  if (nbytes > most || offset > most - nbytes)
+    throw Error(ErrorKind::argument, "the tensors of a config have more bytes than 63 bits can count");
+  if (nbytes == 0) return size_;
+  size_ = offset + nbytes;
+  return offset;
+}
+
+std::vector<std::byte> encode_descriptor(const Config& config,
+                                         const std::function<std::optional<Place>(const Tensor&)>& place_elsewhere) {
+  Encoder encoder(place_elsewhere);
+  encoder.value(config, 0);
+  return encoder.take();
+}
+
+Config decode_descriptor(std::span<const std::byte> bytes,
+                         const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make) {
+  return Decoder(bytes, make).whole();
+}
+
+}  // namespace muster::core
