@@ -258,7 +258,7 @@ class Host {
       for (const os::Fd& socket : refused_) tell(socket);
       for (const os::Fd& socket : doorway_) tell(socket);
       int told = static_cast<int>(refused_.size() + doorway_.size());
-      const Clock::time_point until = Clock::now() + std::chrono::seconds(3);
+      const Clock::time_point until = Clock::now() + std::chrono::seconds(1);
       while (told < size_ - 1 && Clock::now() < until) {
         os::wait_readable(listener_, milliseconds(20));
         while (auto socket = os::accept_own(listener_)) {

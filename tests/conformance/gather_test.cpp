@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every gather must do, over every group and route there is: 1, 2, 4 and 7 ranks, each as the first.
+
+#include "muster/gather.hpp"
+
+#include <algorithm>
+
+#include "doctest/doctest.h"
+#include "muster/shared_arena.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+constexpr int sizes[] = {1, 2, 4, 7};
+
+/// All ranks of a group, `first` in front.
+std::vector<int> ranks_from(int first, int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  for (int i = 0; i < size; ++i) ranks[static_cast<std::size_t>(i)] = (first + i) % size;
+  return ranks;
+}
+
+std::uint64_t seed_of(int rank, int round) {
+  return static_cast<std::uint64_t>(rank * 1000 + round);
+}
+
+void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DType dtype, const Shape& shape, int round,
+                      const GatherOptions& options = {}) {
+  const Tensor mine = pattern(dtype, shape, seed_of(group.rank(), round));
+  const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
+  if (group.rank() != ranks.front()) {
+    RANK_CHECK(all.empty());
+    return;
+  }
+  RANK_CHECK(all.size() == ranks.size());
+  RANK_CHECK(all.ranks() == ranks);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    RANK_CHECK(all[i].has_value());
+    RANK_CHECK(is_pattern(*all[i], dtype, shape, seed_of(ranks[i], round)));
+  }
+}
+
+Config layer_of(int rank, int leaves) {
+  Config layer = Config::object({{"rank", rank},
+                                 {"name", "layer"},
+                                 {"empty", Config::object()},
+                                 {"list", Config::array({1, 2.5, "x", nullptr})}});
+  for (int i = 0; i < leaves; ++i) {
+    Config& leaf = layer["leaf" + std::to_string(i)];
+    leaf["scale"] = 0.5 * i;
+    if (i % 2 == 0) leaf["weight"] = pattern(DType::bf16, {i % 5, 7}, seed_of(rank, i));
+  }
+  return layer;
+}
+
+}  // namespace
+
+TEST_CASE("each rank as the first, one tensor a rank") {
+  for (const int size : sizes) {
+    CAPTURE(size);
+    run_ranks(size, [&](SyncGroup& group) {
+      for (int first = 0; first < size; ++first)
+        for (int round = 0; round < 4; ++round)
+          gather_and_check(group, ranks_from(first, size), DType::f32, {33, 1 + 100 * round}, round);
+    });
+  }
+}
+
+TEST_CASE("all dtypes, empty and scalar tensors") {
+  run_ranks(4, [](SyncGroup& group) {
+    int round = 0;
+    for (const DType dtype : all_dtypes())
+      for (const Shape& shape : {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{6, 4}, Shape{1000, 66}}) {
+        ++round;
+        gather_and_check(group, ranks_from(round % 4, 4), dtype, shape, round);
+      }
+  });
+}
+
+TEST_CASE("strided sources arrive contiguous") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(1, 4);
+    for (int round = 0; round < 3; ++round) {
+      const Tensor whole = pattern(DType::f32, {60, 90}, seed_of(group.rank(), round));
+      const TensorView mine = whole.view().slice(1, 10, 50).transposed();
+      const GatheredTensors all = get_tensors_parallel(mine, ranks, group);
+      for (const auto& [rank, tensor] : all.present()) {
+        const Tensor other = pattern(DType::f32, {60, 90}, seed_of(rank, round));
+        RANK_CHECK(bitwise_equal(tensor, other.view().slice(1, 10, 50).transposed()));
+        if (rank != group.rank()) RANK_CHECK(tensor.view().is_contiguous());
+      }
+    }
+  });
+}
+
+TEST_CASE("nested configs with and without tensors, absent ones keep their place") {
+  for (const int size : sizes) {
+    run_ranks(size, [&](SyncGroup& group) {
+      for (int round = 0; round < 6; ++round) {
+        const std::vector<int> ranks = ranks_from(round % size, size);
+        const Config mine = layer_of(group.rank(), round * 10);
+        const auto is_absent = [&](int rank) { return (rank + round) % 3 == 0; };
+        const GatheredConfigs all = get_configs_parallel(is_absent(group.rank()) ? nullptr : &mine, ranks, group,
+                                                         {.own = round % 2 == 0 ? Own::borrow : Own::copy});
+        if (group.rank() != ranks.front()) {
+          RANK_CHECK(all.empty());
+          continue;
+        }
+        RANK_CHECK(all.size() == ranks.size());
+        for (std::size_t i = 0; i < ranks.size(); ++i) {
+          RANK_CHECK(all[i].has_value() == !is_absent(ranks[i]));
+          if (all[i]) RANK_CHECK(*all[i] == layer_of(ranks[i], round * 10));
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("a config of 20,000 leaves") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Config mine = layer_of(group.rank(), 10000);
+    for (int round = 0; round < 2; ++round) {
+      const GatheredConfigs all = get_configs_parallel(&mine, ranks_from(0, 4), group);
+      for (const auto& [rank, config] : all.present()) RANK_CHECK(config == layer_of(rank, 10000));
+    }
+  });
+}
+
+TEST_CASE("unequal tensors are refused on every rank, with each one's dtype and shape, and the group goes on") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = group.rank() == 2 ? pattern(DType::f16, {4, 9}, 1) : pattern(DType::f32, {4, 8}, 1);
+    bool refused = false;
+    try {
+      (void)get_tensors_parallel(mine, ranks_from(0, 4), group);
+    } catch (const Error& error) {
+      refused = true;
+      const std::string words = error.what();
+      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+      RANK_CHECK(words.find("rank 2 F16 [4, 9]") != std::string::npos);
+      RANK_CHECK(words.find("rank 0 F32 [4, 8]") != std::string::npos);
+    }
+    RANK_CHECK(refused);
+    gather_and_check(group, ranks_from(3, 4), DType::i64, {5}, 1);
+  });
+}
+
+TEST_CASE("three lists at once, of which one rank is alone, and ranks in none") {
+  run_ranks(7, [](SyncGroup& group) {
+    const std::vector<std::vector<int>> lists = {{1, 0, 4}, {5, 2}, {3}};
+    for (int round = 0; round < 5; ++round) {
+      const std::vector<int>* mine = nullptr;
+      for (const auto& list : lists)
+        if (std::ranges::find(list, group.rank()) != list.end()) mine = &list;
+      if (mine != nullptr) {
+        gather_and_check(group, *mine, DType::u8, {1 + 5000 * round}, round);
+      } else {
+        const Tensor unused = pattern(DType::f32, {1}, 0);
+        // In no list: an empty one and one of others mean the same.
+        const std::vector<int> none = round % 2 == 0 ? std::vector<int>{} : lists[0];
+        RANK_CHECK(get_tensors_parallel(unused, none, group).empty());
+      }
+    }
+  });
+}
+
+TEST_CASE("different, overlapping, double and foreign lists are errors on all ranks, and the group goes on") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {100}, seed_of(group.rank(), 0));
+    const auto refused = [&](std::vector<int> list) {
+      try {
+        (void)get_tensors_parallel(mine, list, group);
+      } catch (const Error& error) {
+        return error.kind() == ErrorKind::rank_mismatch || error.kind() == ErrorKind::argument;
+      }
+      return false;
+    };
+    RANK_CHECK(refused(group.rank() == 1 ? std::vector<int>{1, 0, 2, 3} : std::vector<int>{0, 1, 2, 3}));
+    RANK_CHECK(refused(group.rank() < 2 ? std::vector<int>{0, 1, 2} : std::vector<int>{2, 3}));
+    RANK_CHECK(refused(group.rank() == 3 ? std::vector<int>{0, 3, 3} : std::vector<int>{0, 1, 2}));
+    RANK_CHECK(refused(group.rank() == 3 ? std::vector<int>{3, 17} : std::vector<int>{0, 1, 2}));
+    gather_and_check(group, ranks_from(0, 4), DType::u8, {100}, 0);
+  });
+}
+
+TEST_CASE("a call of another kind is an error on all ranks of the list") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Config config = layer_of(group.rank(), 2);
+    const Tensor tensor = pattern(DType::u8, {3}, 1);
+    bool refused = false;
+    try {
+      if (group.rank() == 1)
+        (void)get_configs_parallel(&config, ranks_from(0, 3), group);
+      else
+        (void)get_tensors_parallel(tensor, ranks_from(0, 3), group);
+    } catch (const Error& error) {
+      refused = error.kind() == ErrorKind::rank_mismatch;
+    }
+    RANK_CHECK(refused);
+  });
+}
+
+TEST_CASE("results stay readable until they are released, whoever goes on") {
+  run_ranks(3, [](SyncGroup& group) {
+    std::vector<GatheredTensors> kept;
+    for (int round = 0; round < 6; ++round) {
+      const Tensor mine = pattern(DType::f32, {1000 + round}, seed_of(group.rank(), round));
+      // The first rank's own tensor must live as long as the result, unless it is copied.
+      kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, {.own = Own::copy}));
+    }
+    for (int round = 0; round < 6; ++round)
+      for (const auto& [rank, tensor] : kept[static_cast<std::size_t>(round)].present())
+        RANK_CHECK(is_pattern(tensor, DType::f32, {1000 + round}, seed_of(rank, round)));
+  });
+}
+
+TEST_CASE("tensors copied out of a result outlive it and the group") {
+  const GroupOf group(2);
+  Ranks ranks(2, [&](int rank) {
+    auto mine = group.join(rank);
+    std::optional<Tensor> kept;
+    {
+      const Tensor tensor = pattern(DType::u8, {300000}, seed_of(rank, 1));
+      GatheredTensors all = get_tensors_parallel(tensor, std::vector<int>{0, 1}, *mine);
+      if (rank == 0) kept = *all[1];
+      all.release();
+      RANK_CHECK(all.empty());
+    }
+    for (int round = 2; round < 6; ++round) gather_and_check(*mine, {0, 1}, DType::u8, {300000}, round);
+    mine.reset();
+    if (kept) RANK_CHECK(is_pattern(*kept, DType::u8, {300000}, seed_of(1, 1)));
+  });
+  for (const Ended& ended : ranks.wait()) CHECK_MESSAGE(ended.ok(), ended.words);
+}
+
+TEST_CASE("a sender can wait until it is released") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {5000}, seed_of(group.rank(), 0));
+    GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
+    if (group.rank() == 1) {
+      RANK_CHECK(!all.wait_released(std::chrono::milliseconds(50)));
+      group.barrier();
+      RANK_CHECK(all.wait_released(std::chrono::seconds(10)));
+    } else {
+      group.barrier();
+      all.release();
+    }
+    group.barrier();
+  });
+}
+
+TEST_CASE(
+    "a first rank that keeps results until the budget is gone gets a clear error on all ranks, and goes on after a "
+    "release") {
+  run_ranks(3, [](SyncGroup& group) {
+    std::vector<GatheredTensors> kept;
+    const GatherOptions options{.own = Own::copy, .memory_budget = 4 << 20};
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    bool refused = false;
+    for (int round = 0; round < 8 && !refused; ++round) {
+      try {
+        kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, options));
+      } catch (const Error& error) {
+        refused = true;
+        RANK_CHECK(error.kind() == ErrorKind::no_space);
+        RANK_CHECK(std::string(error.what()).find("rank 0 holds 3 results") != std::string::npos);
+      }
+    }
+    RANK_CHECK(refused);
+    RANK_CHECK(kept.size() == 3);
+    kept.clear();
+    group.barrier();
+    gather_and_check(group, ranks_from(0, 3), DType::u8, {1 << 20}, 5, options);
+  });
+}
+
+TEST_CASE("a gather inside a gather") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Tensor outer = pattern(DType::f32, {4000}, seed_of(group.rank(), 1));
+    const GatheredTensors all = get_tensors_parallel(outer, ranks_from(0, 3), group);
+    gather_and_check(group, ranks_from(0, 3), DType::f32, {4000}, 2);
+    for (const auto& [rank, tensor] : all.present())
+      RANK_CHECK(is_pattern(tensor, DType::f32, {4000}, seed_of(rank, 1)));
+  });
+}
+
+TEST_CASE("arena tensors do not move, and are leased until the result ends") {
+  run_ranks(3, [](SyncGroup& group) {
+    SharedArena arena(8 << 20);
+    for (int round = 0; round < 5; ++round) {
+      std::optional<Tensor> mine = arena.allocate(DType::f32, {200000});
+      fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
+      {
+        const GatheredTensors all = get_tensors_parallel(*mine, ranks_from(0, 3), group, {.check_leases = true});
+        RANK_CHECK(all.report().rounds == 1);
+        for (const auto& [rank, tensor] : all.present())
+          RANK_CHECK(is_pattern(tensor, DType::f32, {200000}, seed_of(rank, round)));
+        if (group.rank() == 0) RANK_CHECK(all.report().arena_bytes == 2 * 800000);
+        const std::uint64_t before = arena.available();
+        mine.reset();
+        if (group.rank() != 0) {
+          // Freed while leased: not given out again.
+          RANK_CHECK(arena.available() == before);
+          RANK_CHECK(arena.waiting_for_leases() >= 800000);
+        }
+        group.barrier();
+      }
+      group.barrier();
+      RANK_CHECK(arena.waiting_for_leases() == 0);
+    }
+  });
+}
+
+TEST_CASE("arena and ordinary tensors in one config") {
+  run_ranks(4, [](SyncGroup& group) {
+    SharedArena arena(1 << 20);
+    SharedArena other(1 << 20);
+    for (int round = 0; round < 4; ++round) {
+      Config mine = layer_of(group.rank(), 8);
+      int i = 0;
+      for (SharedArena* each : {&arena, &other}) {
+        Tensor tensor = each->allocate(DType::i32, {100, 10});
+        fill(tensor.mutable_data(), tensor.nbytes(), seed_of(group.rank(), 50 + i));
+        mine["arena" + std::to_string(i++)] = tensor;
+      }
+      const GatheredConfigs all = get_configs_parallel(&mine, ranks_from(round, 4), group);
+      for (const auto& [rank, config] : all.present()) {
+        RANK_CHECK(config.at("leaf6") == layer_of(rank, 8).at("leaf6"));
+        for (int k = 0; k < 2; ++k)
+          RANK_CHECK(is_pattern(config.at("arena" + std::to_string(k)).as_tensor(), DType::i32, {100, 10},
+                                seed_of(rank, 50 + k)));
+      }
+    }
+  });
+}
+
+TEST_CASE("growing, shrinking and trimmed exchanges") {
+  run_ranks(3, [](SyncGroup& group) {
+    int round = 0;
+    for (const std::int64_t bytes : {1, 5 << 20, 100, 3 << 20, 9 << 20, 9 << 20, 70000, 1}) {
+      gather_and_check(group, ranks_from(0, 3), DType::u8, {bytes}, ++round);
+      group.barrier();
+      if (round % 3 == 0) {
+        const std::uint64_t freed = trim(group);
+        RANK_CHECK((group.rank() == 0) == (freed == 0));
+      }
+      gather_and_check(group, ranks_from(0, 3), DType::u8, {bytes}, ++round, {.pool_limit = 1 << 20});
+    }
+  });
+}
+
+TEST_CASE("the world of one process gathers from itself") {
+  const auto group = single_group();
+  const Config mine = layer_of(0, 3);
+  const GatheredConfigs all = get_configs_parallel(&mine, std::vector<int>{0}, *group);
+  REQUIRE(all.size() == 1);
+  CHECK(*all[0] == mine);
+  CHECK(all.report().route == Route::local);
+  CHECK_THROWS_AS((void)get_configs_parallel(&mine, std::vector<int>{0}, *group, {.route = Route::shm}), Error);
+}
+
+TEST_CASE("the report tells bytes, copies and rounds") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
+    const ExchangeReport& report = all.report();
+    RANK_CHECK(report.route == Route::shm);
+    RANK_CHECK(report.rounds == 2);
+    RANK_CHECK(report.payload_bytes == 2 << 20);
+    RANK_CHECK(all.explain().find("route shm") != std::string::npos);
+    for (const PhaseReport& phase : report.phases)
+      if (phase.name == "copy") RANK_CHECK(phase.bytes == 1 << 20 && phase.copies == 1);
+    RANK_CHECK((group.rank() == 1) == (report.pool_bytes != 0));
+  });
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/forked_ranks.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "doctest/doctest.h"
+
+namespace muster::test {
+namespace {
+
+int words_pipe = -1;
+
+std::string drain(int pipe) {
+  std::string words;
+  char buffer[4096];
+  for (;;) {
+    const ssize_t got = ::read(pipe, buffer, sizeof buffer);
+    if (got <= 0) return words;
+    words.append(buffer, static_cast<std::size_t>(got));
+  }
+}
+
+}  // namespace
+
+void say(const std::string& words) {
+  if (::write(words_pipe, words.data(), words.size()) < 0) std::perror("say");
+}
+
+Ranks::Ranks(int count, const Body& body) {
+  std::fflush(stdout);
+  std::fflush(stderr);
+  const pid_t parent = ::getpid();
+  for (int rank = 0; rank < count; ++rank) {
+    int ends[2] = {-1, -1};
+    REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+    const pid_t pid = ::fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(3);
+      words_pipe = ends[1];
+      int status = 0;
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        say(error.what());
+        status = 1;
+      }
+      // Not exit(): the parent's statics are not the child's to destroy.
+      ::_exit(status);
+    }
+    ::close(ends[1]);
+    pids_.push_back(pid);
+    pipes_.push_back(ends[0]);
+  }
+}
+
+Ranks::~Ranks() {
+  for (const pid_t pid : pids_) {
+    if (pid <= 0) continue;
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+  }
+  for (const int pipe : pipes_) ::close(pipe);
+}
+
+void Ranks::signal(int rank, int number) const {
+  ::kill(pid(rank), number);
+}
+
+std::vector<Ended> Ranks::wait(std::chrono::milliseconds deadline) {
+  std::vector<Ended> all(pids_.size());
+  const auto end = std::chrono::steady_clock::now() + deadline;
+  for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+    int status = 0;
+    for (;;) {
+      const pid_t ended = ::waitpid(pids_[rank], &status, WNOHANG);
+      if (ended == pids_[rank]) break;
+      if (std::chrono::steady_clock::now() > end) {
+        ::kill(pids_[rank], SIGKILL);
+        ::waitpid(pids_[rank], &status, 0);
+        all[rank].words = "hangs; ";
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    pids_[rank] = 0;
+    if (WIFEXITED(status)) all[rank].exit_status = WEXITSTATUS(status);
+    if (WIFSIGNALED(status)) all[rank].signal = WTERMSIG(status);
+    all[rank].words += drain(pipes_[rank]);
+  }
+  return all;
+}
+
+std::string unique_key() {
+  static std::atomic<int> next{0};
+  return "muster-test-" + std::to_string(::getpid()) + "-" +
+         std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + "-" + std::to_string(++next);
+}
+
+std::shared_ptr<SyncGroup> GroupOf::join(int rank, std::chrono::milliseconds timeout) const {
+  return local_group({.key = key_, .rank = rank, .size = size_, .timeout = timeout});
+}
+
+std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,
+                             std::chrono::milliseconds deadline) {
+  const GroupOf group(count);
+  Ranks ranks(count, [&](int rank) { body(*group.join(rank)); });
+  return ranks.wait(deadline);
+}
+
+void run_ranks(int count, const std::function<void(SyncGroup&)>& body) {
+  const std::vector<Ended> all = try_ranks(count, body);
+  for (int rank = 0; rank < count; ++rank) {
+    const Ended& ended = all[static_cast<std::size_t>(rank)];
+    CHECK_MESSAGE(ended.ok(), "rank ", rank, " of ", count, ": status ", ended.exit_status, ", signal ", ended.signal,
+                  ": ", ended.words);
+  }
+}
+
+std::vector<std::string> shared_memory_names() {
+  std::vector<std::string> names;
+  DIR* directory = ::opendir("/dev/shm");
+  if (directory == nullptr) return names;
+  while (const dirent* entry = ::readdir(directory))
+    if (std::strstr(entry->d_name, "muster") != nullptr) names.emplace_back(entry->d_name);
+  ::closedir(directory);
+  return names;
+}
+
+}  // namespace muster::test

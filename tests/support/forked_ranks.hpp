@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Real processes as ranks: forks N children, gives each its group, and says how each ended.
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "muster/sync_group.hpp"
+
+namespace muster::test {
+
+/// Fails this rank with the place and the words.
+class RankFailure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// In a rank: the condition must hold. (doctest's own macros count in the parent only.)
+#define RANK_CHECK(condition)                                                                                    \
+  do {                                                                                                           \
+    if (!(condition))                                                                                            \
+      throw muster::test::RankFailure(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
+  } while (false)
+
+struct Ended {
+  int exit_status = -1;  ///< of a rank that ended by itself
+  int signal = 0;        ///< else the signal that ended it
+  std::string words;     ///< what the rank said: its failure, or what it passed to say()
+  [[nodiscard]] bool ok() const { return exit_status == 0; }
+};
+
+/// Called in a rank: puts words into its Ended.
+void say(const std::string& words);
+
+/// A running set of ranks: a test may kill or stop them. Whoever still lives when it goes is killed.
+class Ranks {
+ public:
+  using Body = std::function<void(int rank)>;
+  /// Forks `count` processes that run `body`. An exception's words become the rank's, and its status 1.
+  Ranks(int count, const Body& body);
+  ~Ranks();
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  [[nodiscard]] pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
+  void signal(int rank, int number) const;
+  /// Waits for all; those that still run at the deadline are killed and say "hangs".
+  std::vector<Ended> wait(std::chrono::milliseconds deadline = std::chrono::seconds(60));
+
+ private:
+  std::vector<pid_t> pids_;
+  std::vector<int> pipes_;
+};
+
+/// A key that no other test has.
+std::string unique_key();
+
+/// The group that ranks forked by one test make: call before the fork, use in each rank.
+class GroupOf {
+ public:
+  explicit GroupOf(int size) : size_(size), key_(unique_key()) {}
+  [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank,
+                                                std::chrono::milliseconds timeout = std::chrono::seconds(20)) const;
+
+ private:
+  int size_;
+  std::string key_;
+};
+
+/// Forks `count` ranks of one group, runs `body` in each, and CHECKs that all ended well.
+void run_ranks(int count, const std::function<void(SyncGroup&)>& body);
+
+/// Forks as above and returns how each ended.
+std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,
+                             std::chrono::milliseconds deadline = std::chrono::seconds(60));
+
+/// Names in /dev/shm that Muster could have made.
+std::vector<std::string> shared_memory_names();
+
+}  // namespace muster::test

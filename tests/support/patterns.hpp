@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tensors and configs with values that tell where they come from.
+
+#include <cstdint>
+#include <cstring>
+
+#include "muster/config.hpp"
+#include "muster/tensor.hpp"
+
+namespace muster::test {
+
+/// Bytes that depend on the seed and the position.
+inline void fill(std::byte* data, std::size_t bytes, std::uint64_t seed) {
+  std::uint64_t state = seed * 0x9e3779b97f4a7c15ULL + 1;
+  std::size_t i = 0;
+  for (; i + 8 <= bytes; i += 8) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    std::memcpy(data + i, &state, 8);
+  }
+  for (; i < bytes; ++i) data[i] = static_cast<std::byte>(seed + i);
+}
+
+inline Tensor pattern(DType dtype, Shape shape, std::uint64_t seed) {
+  Tensor tensor = Tensor::allocate(dtype, std::move(shape));
+  fill(tensor.mutable_data(), tensor.nbytes(), seed);
+  return tensor;
+}
+
+inline bool is_pattern(const TensorView& tensor, DType dtype, const Shape& shape, std::uint64_t seed) {
+  return bitwise_equal(tensor, pattern(dtype, shape, seed));
+}
+
+}  // namespace muster::test
