@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Floor and library side by side: N ranks on this host, a tensor each, to the first rank. One JSON line a series.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "bench/harness/floor.hpp"
+#include "bench/harness/measure.hpp"
+#include "bench/harness/ranks.hpp"
+#include "bench/harness/report.hpp"
+#include "bench/ours.hpp"
+
+namespace {
+
+struct Settings {
+  std::vector<int> ranks = {2, 4, 8};
+  std::vector<std::uint64_t> bytes = {64U << 10, 1U << 20, 16U << 20, 64U << 20, 512U << 20};
+  std::vector<std::string> scenarios = {"gather", "first"};
+  int repetitions = 0;
+};
+
+bool run_case(const bench::Case& what, const Settings& settings) {
+  const bool first = what.scenario == "first";
+  // Sources, floor or pool of the library, and what the first exchange leaves until its group is gone.
+  const std::uint64_t needed = 3 * what.bytes * static_cast<std::uint64_t>(what.ranks);
+  if (needed > bench::available_memory() / 10 * 9) {
+    bench::print_skipped(what, "muster", fmt::format("needs {} MiB of memory", needed >> 20));
+    return true;
+  }
+  const std::size_t floor_bytes = bench::floor_memory(what.ranks, what.bytes);
+  const bench::Mapping area(first ? 1 : floor_bytes, bench::Mapping::Kind::shared);
+  return bench::run_ranks(what.ranks, [&](bench::Meeting& meeting) {
+    const bench::Mapping memory(what.bytes, bench::Mapping::Kind::ordinary);
+    const std::span<std::byte> source = memory.bytes();
+    const auto phases = std::make_shared<bench::PhaseLog>();
+    auto contenders =
+        first ? bench::fresh_floor_contenders(meeting, source) : bench::floor_contenders(meeting, source, area.bytes());
+    contenders.push_back(first ? bench::first_contender(meeting, source, phases)
+                               : bench::pooled_contender(meeting, source, phases));
+    bench::MeasureOptions options;
+    options.repetitions = settings.repetitions > 0
+                              ? settings.repetitions
+                              : bench::default_repetitions(what.bytes * static_cast<std::uint64_t>(what.ranks));
+    const auto samples = bench::measure(meeting, source, contenders, options);
+    if (meeting.is_first()) {
+      bench::print_samples(what, samples);
+    }
+    if (meeting.rank() <= 1) {
+      phases->print(what, first ? "muster-first" : "muster", meeting.rank());
+    }
+    meeting.wait();
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Gathers a tensor of each rank, beside the floor; prints JSON lines for bench/run.");
+  app.add_option("--ranks", settings.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, bench::max_ranks));
+  app.add_option("--bytes", settings.bytes, "Bytes of one rank's tensor")->delimiter(',')->check(CLI::PositiveNumber);
+  app.add_option("--scenarios", settings.scenarios, "gather: pooled memory; first: a new group each time")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"gather", "first"}));
+  app.add_option("--repetitions", settings.repetitions, "Of each measurement (default: by size)");
+  CLI11_PARSE(app, argc, argv);
+
+  for (const std::string& scenario : settings.scenarios) {
+    for (const int ranks : settings.ranks) {
+      for (const std::uint64_t bytes : settings.bytes) {
+        if (!run_case({scenario, ranks, bytes}, settings)) {
+          std::fprintf(stderr, "bench: %s of %d ranks failed\n", scenario.c_str(), ranks);
+          return 2;
+        }
+      }
+    }
+  }
+  return 0;
+}
