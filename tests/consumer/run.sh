@@ -28,8 +28,13 @@ sanitize=$(meson introspect "$build" --buildoptions |
 library=$(find "$place" -name 'libmuster.so' -printf '%h')
 program=$(find "$place" -name muster -type f -path '*bin*')
 export LD_LIBRARY_PATH=$library
-[ "$("$place/consumer")" = "$version" ]
-[ "$("$program" --version)" = "muster $version" ]
-# Nothing that is private was installed or needed.
-! find "$place" -path '*include*' -name '*.hpp' | grep -v '/include/muster/'
+said=$("$place/consumer")
+[ "$said" = "$version" ]
+said=$("$program" --version)
+[ "$said" = "muster $version" ]
+private=$(find "$place" -path '*include*' -name '*.hpp' -not -path '*/include/muster/*')
+[ -z "$private" ] || {
+  echo "private headers were installed: $private"
+  exit 1
+}
 echo "installed, built against and run: muster $version"
