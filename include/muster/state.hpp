@@ -23,21 +23,21 @@ struct State {
 
 /// Takes the tensors out of a tree. A weight's name is its path ("layers.0.weight"); where two paths spell the same
 /// name, later ones get "#2", "#3". Objects of the user's own that look like a reference are escaped. Tensors are
-/// shared, not copied. Local. Throws Error(argument) on keys or strings that are not UTF-8, and on nesting beyond
-/// max_config_depth.
+/// shared, not copied. A tensor whose path spells nothing (a tree that is one tensor) is "tensor". Local. Throws
+/// Error(argument) on keys or strings that are not UTF-8, and on nesting beyond max_config_depth.
 State split(const Config& config);
 
 /// Puts the tensors back: join(split(c)) == c. Throws Error(corrupt) on a reference to a name that is not there or used
-/// twice.
+/// twice, and on a weight without a reference.
 Config join(const State& state);
 
 /// JSON text of a tree without tensors: UTF-8; NaN, infinities and NaN payloads as {"$float": ...}, so that parse_json
-/// gives the same tree. `indent` < 0 puts all on one line. Throws Error(argument) where a leaf is a tensor or a string
-/// is not UTF-8.
+/// gives the same tree; objects of the user's own that look like that are escaped. `indent` < 0 puts all on one line.
+/// Throws Error(argument) where a leaf is a tensor or a string is not UTF-8.
 std::string to_json(const Config& config, int indent = -1);
 
 /// The tree of a JSON text. Duplicate keys, trailing text, nesting beyond max_config_depth and invalid UTF-8 are
-/// Error(corrupt) with line and column.
+/// Error(corrupt) with line and column; so are integers beyond 64 bits.
 Config parse_json(std::string_view text);
 
 }  // namespace muster

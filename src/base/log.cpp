@@ -53,7 +53,9 @@ void set_log_hook(LogHook hook, LogLevel lowest) {
   target.hook = std::move(hook);
 }
 
-bool log_enabled(LogLevel level) noexcept { return level >= sink().lowest.load(std::memory_order_relaxed); }
+bool log_enabled(LogLevel level) noexcept {
+  return level >= sink().lowest.load(std::memory_order_relaxed);
+}
 
 void log(LogLevel level, std::string_view message) noexcept {
   if (!log_enabled(level)) return;

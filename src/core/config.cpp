@@ -90,7 +90,7 @@ Config& ConfigObject::operator[](std::string_view key) {
 bool ConfigObject::insert(std::string key, Config value) {
   if (position(key) != not_there) return false;
   members_.emplace_back(std::move(key), std::move(value));
-  if (members_.size() <= linear_up_to) return true;
+  if (index_.empty() && members_.size() <= linear_up_to) return true;
   if (members_.size() * 2 > index_.size()) {
     std::size_t buckets = 32;
     while (buckets < members_.size() * 4) buckets *= 2;

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trees as JSON text:
+//
+//  1. Values are JSON's own. Numbers with "." or "e" are reals, others integers; reals are written with as few digits
+//  as
+//     bring the same bits back.
+//  2. What JSON has no number for is {"$float": TEXT}: "nan" (bits 0x7ff8000000000000), "inf", "-inf", else the bits as
+//     "0x" and 16 digits.
+//  3. An object of the user's own that looks like that ("$float" with any number of "$", no other member) has one more
+//     "$".
+//  4. A string may be one level deeper than anything else: so the text of such an object always fits.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <variant>
+
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/core/reserved.hpp"
+#include "src/core/utf8.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::size_t deepest = max_config_depth;
+constexpr std::uint64_t plain_nan = 0x7ff8000000000000ULL;
+
+class Writer {
+ public:
+  explicit Writer(int indent) : indent_(indent) {}
+
+  void value(const Config& config, std::size_t depth) {
+    if (depth > deepest + (config.is_string() ? 1 : 0))
+      throw Error(ErrorKind::argument,
+                  "writing JSON: a config is nested more than " + std::to_string(deepest) + " deep");
+    switch (config.type()) {
+      case Config::Type::null:
+        text_ += "null";
+        return;
+      case Config::Type::boolean:
+        text_ += config.as_bool() ? "true" : "false";
+        return;
+      case Config::Type::integer:
+        return number(config.as_int());
+      case Config::Type::unsigned_integer:
+        return number(config.as_uint());
+      case Config::Type::real:
+        return real(config.as_double());
+      case Config::Type::string:
+        return string(config.as_string());
+      case Config::Type::array:
+        return array(config.as_array(), depth);
+      case Config::Type::object:
+        return object(config.as_object(), depth);
+      case Config::Type::tensor:
+        throw Error(ErrorKind::argument, "writing JSON: a config holds a tensor, which has no JSON: split it first");
+    }
+  }
+
+  std::string take() { return std::move(text_); }
+
+ private:
+  template <class Number>
+  void number(Number value) {
+    std::array<char, 32> digits{};
+    const auto [end, status] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+    text_.append(digits.data(), end);
+  }
+
+  void real(double value) {
+    if (std::isfinite(value)) {
+      const std::size_t begin = text_.size();
+      number(value);
+      if (text_.find_first_of(".e", begin) == std::string::npos) text_ += ".0";
+      return;
+    }
+    text_ += indent_ < 0 ? R"({"$float":")" : R"({"$float": ")";
+    const auto bits = std::bit_cast<std::uint64_t>(value);
+    if (std::isinf(value)) {
+      text_ += value < 0 ? "-inf" : "inf";
+    } else if (bits == plain_nan) {
+      text_ += "nan";
+    } else {
+      text_ += "0x";
+      for (int shift = 60; shift >= 0; shift -= 4) text_ += "0123456789abcdef"[(bits >> shift) & 15];
+    }
+    text_ += "\"}";
+  }
+
+  void string(std::string_view value) {
+    if (!core::is_utf8(value))
+      throw Error(ErrorKind::argument, "writing JSON: a key or string of a config is not UTF-8");
+    text_ += '"';
+    std::size_t done = 0;
+    for (std::size_t at = 0; at < value.size(); ++at) {
+      const char c = value[at];
+      if (c != '"' && c != '\\' && static_cast<unsigned char>(c) >= 0x20) continue;
+      text_.append(value, done, at - done);
+      escape(c);
+      done = at + 1;
+    }
+    text_.append(value, done);
+    text_ += '"';
+  }
+
+  void escape(char c) {
+    constexpr std::string_view special = "\"\\\b\f\n\r\t";
+    text_ += '\\';
+    if (const std::size_t at = special.find(c); at != std::string_view::npos) {
+      text_ += R"("\bfnrt)"[at];
+      return;
+    }
+    text_ += "u00";
+    text_ += "01"[(c >> 4) & 1];
+    text_ += "0123456789abcdef"[c & 15];
+  }
+
+  void array(const ConfigArray& items, std::size_t depth) {
+    text_ += '[';
+    bool first = true;
+    for (const Config& item : items) {
+      next_line(first, depth + 1);
+      value(item, depth + 1);
+    }
+    close(']', first, depth);
+  }
+
+  void object(const ConfigObject& members, std::size_t depth) {
+    const bool is_escaped = core::reserved_dollars(members, core::float_word) != 0;
+    text_ += '{';
+    bool first = true;
+    for (const auto& [key, member] : members) {
+      next_line(first, depth + 1);
+      if (is_escaped)
+        string('$' + key);
+      else
+        string(key);
+      text_ += indent_ < 0 ? ":" : ": ";
+      value(member, depth + 1);
+    }
+    close('}', first, depth);
+  }
+
+  void next_line(bool& first, std::size_t depth) {
+    if (!first) text_ += ',';
+    first = false;
+    line(depth);
+  }
+  void close(char bracket, bool is_empty, std::size_t depth) {
+    if (!is_empty) line(depth);
+    text_ += bracket;
+  }
+  void line(std::size_t depth) {
+    if (indent_ < 0) return;
+    text_ += '\n';
+    text_.append(depth * static_cast<std::size_t>(indent_), ' ');
+  }
+
+  int indent_;
+  std::string text_;
+};
+
+/// Reads a text and leaves behind how far: the parser's events do not say where they are.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountingIterator(const char* at, const char** read) : at_(at), read_(read) {}
+  const char& operator*() const { return *at_; }
+  CountingIterator& operator++() {
+    *read_ = ++at_;
+    return *this;
+  }
+  CountingIterator operator++(int) {
+    CountingIterator before = *this;
+    ++*this;
+    return before;
+  }
+  friend bool operator==(const CountingIterator& a, const CountingIterator& b) { return a.at_ == b.at_; }
+
+ private:
+  const char* at_;
+  const char** read_;
+};
+
+/// The receiver of nlohmann's parser, which does the syntax: builds the tree, from the inside out.
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text), read_(text.data()) {}
+
+  Config whole() {
+    const char* end = text_.data() + text_.size();
+    nlohmann::json::sax_parse(CountingIterator(text_.data(), &read_), CountingIterator(end, &read_), this);
+    return std::move(*whole_);
+  }
+
+  // What the parser calls; each returns whether to go on.
+  bool null() { return leaf(Config()); }
+  bool boolean(bool value) { return leaf(value); }
+  bool number_integer(std::int64_t value) { return leaf(value); }
+  bool number_unsigned(std::uint64_t value) { return leaf(value); }
+  bool number_float(double value, const std::string& text) {
+    if (text.find_first_of(".eE") == std::string::npos) defect("an integer does not fit 64 bits");
+    return leaf(value);
+  }
+  bool string(std::string& value) {
+    if (frames_.size() > deepest + 1) too_deep();
+    return add(std::move(value));
+  }
+  bool binary(const nlohmann::json::binary_t&) { defect("binary data"); }
+  bool start_object(std::size_t) { return open(ConfigObject()); }
+  bool key(std::string& name) {
+    Frame& frame = frames_.back();
+    if (std::get<ConfigObject>(frame.container).find(name) != nullptr)
+      defect("the key '" + name.substr(0, 80) + "' is there twice");
+    frame.key = std::move(name);
+    return true;
+  }
+  bool end_object() {
+    ConfigObject object = std::move(std::get<ConfigObject>(frames_.back().container));
+    frames_.pop_back();
+    const std::size_t dollars = core::reserved_dollars(object, core::float_word);
+    if (dollars == 0) return add(std::move(object));
+    if (dollars == 1) return add(special_float(object.begin()->second));
+    ConfigObject own;
+    own.insert(object.begin()->first.substr(1), std::move(*object.find(object.begin()->first)));
+    return add(std::move(own));
+  }
+  bool start_array(std::size_t) { return open(ConfigArray()); }
+  bool end_array() {
+    ConfigArray items = std::move(std::get<ConfigArray>(frames_.back().container));
+    frames_.pop_back();
+    return add(std::move(items));
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) {
+    // "[json.exception...] parse error at line 1, column 2: what is wrong; last read: '...'", the last read being as
+    // long as it likes.
+    std::string_view words = error.what();
+    const auto skip = [&](std::string_view mark) {
+      if (const std::size_t at = words.find(mark); at != std::string_view::npos) words.remove_prefix(at + mark.size());
+    };
+    skip("] ");
+    if (words.starts_with("parse error")) skip(": ");
+    defect(std::string(words.substr(0, std::min<std::size_t>(words.find("; last read"), 200))));
+  }
+
+ private:
+  struct Frame {
+    std::variant<ConfigArray, ConfigObject> container;
+    std::string key;  ///< of the member that is being read
+  };
+
+  [[noreturn]] void defect(const std::string& what) const {
+    // The byte last read is where it went wrong; at the end of the text, the place after it.
+    const char* at = read_ == text_.data() || what.find("end of input") != std::string::npos ? read_ : read_ - 1;
+    const auto line = std::count(text_.data(), at, '\n') + 1;
+    const char* begin = at;
+    while (begin != text_.data() && begin[-1] != '\n') --begin;
+    throw Error(ErrorKind::corrupt, "reading JSON: line " + std::to_string(line) + ", column " +
+                                        std::to_string(at - begin + 1) + ": " + what);
+  }
+  [[noreturn]] void too_deep() const { defect("nested more than " + std::to_string(deepest) + " deep"); }
+
+  template <class Container>
+  bool open(Container container) {
+    if (frames_.size() > deepest) too_deep();
+    frames_.push_back({std::move(container), {}});
+    return true;
+  }
+
+  bool leaf(Config value) {
+    if (frames_.size() > deepest) too_deep();
+    return add(std::move(value));
+  }
+
+  bool add(Config value) {
+    if (frames_.empty()) {
+      whole_ = std::move(value);
+      return true;
+    }
+    Frame& frame = frames_.back();
+    if (auto* items = std::get_if<ConfigArray>(&frame.container))
+      items->push_back(std::move(value));
+    else
+      std::get<ConfigObject>(frame.container).insert(std::move(frame.key), std::move(value));
+    return true;
+  }
+
+  Config special_float(const Config& value) const {
+    const std::string_view text = value.is_string() ? std::string_view(value.as_string()) : std::string_view();
+    if (text == "nan") return std::bit_cast<double>(plain_nan);
+    if (text == "inf") return HUGE_VAL;
+    if (text == "-inf") return -HUGE_VAL;
+    std::uint64_t bits = 0;
+    const bool has_form = text.size() == 18 && text.starts_with("0x");
+    if (!has_form || std::from_chars(text.data() + 2, text.data() + 18, bits, 16).ptr != text.data() + 18)
+      defect(R"("$float" is not "nan", "inf", "-inf" or "0x" and 16 hexadecimal digits)");
+    return std::bit_cast<double>(bits);
+  }
+
+  std::string_view text_;
+  const char* read_;
+  std::vector<Frame> frames_;
+  std::optional<Config> whole_;
+};
+
+}  // namespace
+
+std::string to_json(const Config& config, int indent) {
+  Writer writer(indent);
+  writer.value(config, 0);
+  return writer.take();
+}
+
+Config parse_json(std::string_view text) {
+  return Reader(text).whole();
+}
+
+}  // namespace muster
