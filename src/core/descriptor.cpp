@@ -2,18 +2,18 @@
 // The format, version 1:
 //
 //  1. A byte 0x4d, a byte with the version.
-//  2. One value: a tag byte, then what the tag asks for. Integers are LEB128 varints; signed ones zigzag; reals 8
-//  bytes, little-endian.
-//     Strings: length, bytes (UTF-8). Arrays: count, values. Objects: count, then key and value of each member, keys
-//     unique.
-//  3. A tensor: the number of its kind (dtype and shape) in the order of first use. A number one past the last is a new
-//  kind: dtype byte, rank, extents follow. So equal kinds
-//     are told once. Then, for tag `arena tensor` only, the arena's number and the offset in it.
-//  4. Nothing follows the value.
+//  2. One value: a tag byte, then what the tag asks for. Integers are LEB128 varints (those with sign zigzag), reals
+//  are
+//     8 bytes, little-endian.
+//  3. A string: length, then bytes, which are UTF-8. An array: count, then values. An object: count, then key and value
+//     of each member, keys unique.
+//  4. A tensor: the number of its kind (dtype and shape) in the order of first use. The number one past the last is a
+//     new kind: dtype byte, number of dimensions and extents follow. So equal kinds are told once. For the tag of a
+//     tensor in an arena, the arena's number and the offset in it come last.
+//  5. Nothing follows the value.
 
 #include "src/core/descriptor.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -177,10 +177,11 @@ class Decoder {
     defect("has a number of more than 64 bits");
   }
 
-  /// A count of things that take at least `each` bytes: so it can be no larger than what is left.
+  /// A count of things that take at least `each` bytes: so it can be no larger than what is left, less what the
+  /// containers around it still need. All that is reserved at one time is thereby bounded by the length, however deep.
   std::size_t count(std::size_t each) {
     const std::uint64_t number = varint();
-    if (number > bytes_.size() / each) defect("counts more than it has");
+    if (bytes_.size() < owed_ || number > (bytes_.size() - owed_) / each) defect("counts more than it has");
     return number;
   }
 
@@ -219,15 +220,21 @@ class Decoder {
       case Tag::array: {
         ConfigArray items;
         const std::size_t length = count(1);
-        items.reserve(std::min<std::size_t>(length, 4096));
-        for (std::size_t i = 0; i < length; ++i) items.push_back(value(depth + 1));
+        items.reserve(length);
+        owed_ += length;
+        for (std::size_t i = 0; i < length; ++i) {
+          --owed_;
+          items.push_back(value(depth + 1));
+        }
         return items;
       }
       case Tag::object: {
         ConfigObject members;
         const std::size_t length = count(2);
-        members.reserve(std::min<std::size_t>(length, 65536));
+        members.reserve(length);
+        owed_ += 2 * length;
         for (std::size_t i = 0; i < length; ++i) {
+          owed_ -= 2;
           std::string key = text();
           if (!members.insert(std::move(key), value(depth + 1))) defect("has a key twice in one object");
         }
@@ -294,6 +301,7 @@ class Decoder {
   const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make_;
   std::vector<Kind> kinds_;
   SlotLayout layout_;
+  std::size_t owed_ = 0;  // bytes that the items which are still to come take at least
 };
 
 }  // namespace
