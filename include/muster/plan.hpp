@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <regex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +12,8 @@
 #include <vector>
 
 namespace muster {
+
+class Regex;
 
 /// The ranks' pieces one after the other along a dimension (negative: counted from the last). Backwards: equal slices,
 /// the last ones padded with zeros where the size does not divide.
@@ -35,10 +36,10 @@ class TensorPattern {
   /// `*` stands for any characters, dots too; `{a,b}` for one of several words. Throws Error(argument) where braces do
   /// not pair, nest, or mean more than 256 patterns.
   static TensorPattern glob(std::string text);
-  /// An ECMAScript regular expression of at most 1024 characters. Throws Error(argument) where it is not one.
+  /// A regular expression of at most 1024 characters in ECMAScript's syntax, without back-references and look-ahead, so
+  /// that matching takes linear time. Throws Error(argument) where it is not one.
   static TensorPattern regex(std::string text);
 
-  /// Throws Error(argument) on a name too long or too entangled for a regular expression.
   [[nodiscard]] bool matches(std::string_view name) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] bool is_regex() const noexcept { return regex_ != nullptr; }
@@ -46,7 +47,7 @@ class TensorPattern {
  private:
   std::string text_;
   std::vector<std::string> globs_;  // without braces
-  std::shared_ptr<const std::regex> regex_;
+  std::shared_ptr<const Regex> regex_;
 };
 
 struct MergeRule {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Patterns over tensor names. Globs cover nearly all plans and match in linear time for the names of the field; regular
-// expressions are for the rest.
+// Patterns over tensor names. Globs cover nearly all plans; regular expressions are for the rest.
 
 #include <fmt/format.h>
 
@@ -9,15 +8,13 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/quoted.hpp"
+#include "src/checkpoint/regex.hpp"
 
 namespace muster {
 namespace {
 
 constexpr std::size_t most_globs = 256;
 constexpr std::size_t longest_regex = 1024;
-// libstdc++ matches by recursion over the text: a name from a hostile file must not be able to exhaust the stack.
-constexpr std::size_t longest_regex_name = 2048;
-
 // The braces of `text`, multiplied out.
 std::vector<std::string> expand(const std::string& text) {
   std::vector<std::string> globs(1);
@@ -93,32 +90,17 @@ TensorPattern TensorPattern::regex(std::string text) {
   }
   TensorPattern pattern;
   try {
-    pattern.regex_ = std::make_shared<const std::regex>(text, std::regex::ECMAScript | std::regex::optimize);
-  } catch (const std::regex_error& error) {
-    throw Error(ErrorKind::argument,
-                fmt::format("{} is no ECMAScript regular expression: {}", in_quotes(text), error.what()));
+    pattern.regex_ = std::make_shared<const Regex>(text);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::argument, fmt::format("the regular expression {} {}", in_quotes(text), error.what()));
   }
   pattern.text_ = std::move(text);
   return pattern;
 }
 
 bool TensorPattern::matches(std::string_view name) const {
-  if (!regex_) {
-    return std::any_of(globs_.begin(), globs_.end(), [&](const std::string& g) { return glob_matches(g, name); });
-  }
-  if (name.size() > longest_regex_name) {
-    throw Error(
-        ErrorKind::argument,
-        fmt::format("the tensor name {} has {} characters, too many for the regular expression {} (at most {}); "
-                    "use a \"match\" pattern",
-                    in_quotes(name), name.size(), in_quotes(text_), longest_regex_name));
-  }
-  try {
-    return std::regex_match(name.begin(), name.end(), *regex_);
-  } catch (const std::regex_error& error) {
-    throw Error(ErrorKind::argument, fmt::format("the regular expression {} gave up on the tensor name {}: {}",
-                                                 in_quotes(text_), in_quotes(name), error.what()));
-  }
+  if (regex_) return regex_->matches(name);
+  return std::any_of(globs_.begin(), globs_.end(), [&](const std::string& g) { return glob_matches(g, name); });
 }
 
 }  // namespace muster

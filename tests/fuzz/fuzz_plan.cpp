@@ -18,8 +18,8 @@ namespace {
 
 using namespace muster;
 
-// Regular expressions are matched by backtracking, which a plan's author can make slow; short names keep that bounded.
-constexpr std::array<std::string_view, 6> names = {"", "a", "lm_head", "a.b.c", "h.1.w", "x.y"};
+constexpr std::array<std::string_view, 6> names = {
+    "", "a", "lm_head", "a.b.c", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "model.layers.11.self_attn.q_proj.weight"};
 
 void lay_out(const MergePlan& plan, const NamedSpec& tensor, int ranks) {
   const SplitTensor split = split_layout(plan, tensor, ranks);
