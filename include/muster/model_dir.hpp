@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A model as HuggingFace lays it out: one safetensors file, or several with an index, and the files beside them
+// (configs, tokenizers), which are carried along.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/safetensors.hpp"
+
+namespace muster {
+
+/// All tensors of a directory or of one file, as if they were in one. Copies share the mappings. Thread-safe.
+class ModelDir {
+ public:
+  /// A directory: the files that its index (model.safetensors.index.json) names, else model.safetensors, else all
+  /// *.safetensors in it. A file: that one. Reads headers only. Throws Error(not_found) where there is nothing, or an
+  /// index names a file that is missing; Error(corrupt) where the index names a tensor that its file has not, a file
+  /// has a tensor that the index lacks, or two files have one name; Error(argument) where it cannot be told which files
+  /// are meant; and what SafetensorsFile::open throws.
+  static ModelDir open(const std::string& path);
+
+  [[nodiscard]] const std::string& path() const noexcept;
+  /// Of all files: by file name, then in the order of their bytes.
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept;
+  /// The files, by name.
+  [[nodiscard]] const std::vector<SafetensorsFile>& files() const noexcept;
+  /// The file of tensors()[index].
+  [[nodiscard]] const SafetensorsFile& file_of(std::size_t index) const;
+  /// `__metadata__` of all files; where they disagree, the first file's.
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept;
+  /// The place of a name in tensors().
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
+  /// A view of the file's mapping. Throws Error(not_found) past the end.
+  [[nodiscard]] Tensor tensor(std::size_t index) const;
+
+ private:
+  struct Contents;
+  explicit ModelDir(std::shared_ptr<const Contents> contents) noexcept;
+  std::shared_ptr<const Contents> contents_;
+};
+
+/// One file of a checkpoint that is to be written.
+struct ShardFile {
+  std::string name;                       ///< "model-00001-of-00003.safetensors", or "model.safetensors"
+  std::vector<std::size_t> tensors = {};  ///< places in the list that was planned; ascending, without gaps
+};
+
+struct ShardLayout {
+  std::vector<ShardFile> files;
+  std::string index;  ///< text of model.safetensors.index.json; empty for a single file, which has none
+};
+
+/// Fills files in the order of `entries` up to `max_shard_size` bytes of tensors each, as HuggingFace's libraries do; a
+/// larger tensor has a file of its own. No entries make one file. Throws Error(argument) on a name twice.
+ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size);
+
+/// Files of a model directory that are no weights: all but *.safetensors and *.safetensors.index.json at its top, those
+/// in folders too; without .git, .cache and what unfinished writers left. Relative, sorted. Throws Error(not_found |
+/// io).
+std::vector<std::string> carried_files(const std::string& directory);
+
+/// Copies them; folders are made. Each is durable and appears whole. Throws Error(not_found | io | no_space).
+void copy_carried_files(const std::string& from, const std::string& to);
+
+/// A small file that appears whole, replacing another. Durable. Throws Error(io | no_space | not_found).
+void write_file(const std::string& path, std::string_view text);
+
+}  // namespace muster
