@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/os/file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <limits>
+#include <utility>
+
+#include "src/os/fault.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::os {
+namespace {
+
+constexpr std::string_view partial_mark = ".partial-";
+constexpr std::size_t nonce_bytes = 8;
+// One call writes at most this much: Linux's own limit is a little below 2 GiB.
+constexpr std::size_t largest_write = std::size_t{1} << 30;
+
+// True where the seam lets this call fail; errno is set then.
+bool is_faulty(std::string_view call, const std::string& path) noexcept {
+  const int error = fault(call, path);
+  if (error == 0) return false;
+  errno = error;
+  return true;
+}
+
+std::string nonce() {
+  std::array<std::byte, nonce_bytes> bytes{};
+  random_bytes(bytes);
+  std::string text;
+  for (const std::byte byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  return text;
+}
+
+std::string directory_of(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+void sync_directory_of(const std::string& path) {
+  const std::string directory = directory_of(path);
+  if (!is_faulty("open-directory", directory)) {
+    const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // Some file systems have nothing to sync in a directory and say so.
+    if (fd && !is_faulty("fsync-directory", directory) && (::fsync(fd.get()) == 0 || errno == EINVAL || errno == EROFS))
+      return;
+  }
+  throw errno_error("writing the directory to the disk", errno, directory);
+}
+
+[[noreturn]] void throw_full(const std::string& path, std::uint64_t needed, int error) {
+  struct statvfs system {};
+  std::string available;
+  if (::statvfs(directory_of(path).c_str(), &system) == 0)
+    available = fmt::format(" ({} bytes are needed, {} are free)", needed,
+                            std::uint64_t{system.f_bavail} * std::uint64_t{system.f_frsize});
+  throw errno_error("reserving space" + available + " for", error, path);
+}
+
+}  // namespace
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  // O_NONBLOCK: a pipe of that name must not hold us up.
+  Fd fd;
+  if (!is_faulty("open", path)) fd = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) throw errno_error("opening", errno, path);
+  struct stat status {};
+  if (is_faulty("fstat", path) || ::fstat(fd.get(), &status) != 0)
+    throw errno_error("asking for the size of", errno, path);
+  if (!S_ISREG(status.st_mode))
+    throw Error(ErrorKind::argument,
+                fmt::format("opening {}: it is {}", path, S_ISDIR(status.st_mode) ? "a directory" : "no regular file"),
+                {.path = path});
+  const auto size = static_cast<std::size_t>(status.st_size);
+  std::span<const std::byte> bytes;
+  if (size != 0) {
+    void* memory = MAP_FAILED;
+    if (!is_faulty("mmap", path)) memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
+    if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping the {} bytes of", size), errno, path);
+    bytes = {static_cast<const std::byte*>(memory), size};
+  }
+  return std::shared_ptr<const MappedFile>(new MappedFile(path, bytes));
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+void MappedFile::forget(std::uint64_t offset, std::uint64_t length) const noexcept {
+  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  // Whole pages inside the range only: the ones at its ends belong to neighbours as well.
+  const std::uint64_t begin = (offset + page - 1) / page * page;
+  const std::uint64_t end = std::min<std::uint64_t>(offset + length, bytes_.size()) / page * page;
+  if (begin < end) ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(path), partial_(path + std::string(partial_mark) + nonce()) {
+  if (!is_faulty("create", path_)) fd_ = Fd(::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!fd_) {
+    const int error = errno;
+    partial_.clear();
+    throw errno_error("creating", error, path_);
+  }
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      partial_(std::exchange(other.partial_, std::string())),
+      fd_(std::move(other.fd_)) {}
+
+OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
+  if (this != &other) {
+    discard();
+    path_ = std::move(other.path_);
+    partial_ = std::exchange(other.partial_, std::string());
+    fd_ = std::move(other.fd_);
+  }
+  return *this;
+}
+
+OutputFile::~OutputFile() {
+  discard();
+}
+
+void OutputFile::discard() noexcept {
+  fd_.reset();
+  if (!partial_.empty()) ::unlink(partial_.c_str());
+  partial_.clear();
+}
+
+void OutputFile::reserve(std::uint64_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) throw_full(path_, bytes, EFBIG);
+  const auto length = static_cast<off_t>(bytes);
+  int result = -1;
+  do {
+    result = is_faulty("fallocate", path_) ? -1 : ::fallocate(fd_.get(), 0, 0, length);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) throw_full(path_, bytes, errno);
+  // This file system reserves nothing; the length alone keeps writers from moving the end back and forth.
+  if (is_faulty("ftruncate", path_) || ::ftruncate(fd_.get(), length) != 0)
+    throw errno_error("setting the length of", errno, path_);
+}
+
+void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    std::size_t piece = std::min(bytes.size(), largest_write);
+    const int injected = fault("pwrite", path_);
+    if (injected == short_write) piece = (piece + 1) / 2;
+    ssize_t written = -1;
+    if (injected > 0)
+      errno = injected;
+    else
+      written = ::pwrite(fd_.get(), bytes.data(), piece, static_cast<off_t>(offset));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), errno, path_);
+    }
+    // A regular file takes at least a byte or says why not.
+    if (written == 0) throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), EIO, path_);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+}
+
+void OutputFile::commit() {
+  if (is_faulty("fsync", path_) || ::fsync(fd_.get()) != 0) throw errno_error("writing to the disk", errno, path_);
+  // close() is where network file systems say that a write failed. The descriptor is gone whatever it returns.
+  const bool injected = is_faulty("close", path_);
+  const int error = injected ? errno : 0;
+  const int result = ::close(fd_.release());
+  if (injected) errno = error;
+  if ((result != 0 || injected) && errno != EINTR) throw errno_error("closing", errno, path_);
+  if (is_faulty("rename", path_) || ::rename(partial_.c_str(), path_.c_str()) != 0)
+    throw errno_error("renaming the finished file to", errno, path_);
+  partial_.clear();
+  sync_directory_of(path_);
+}
+
+bool is_partial_name(const std::string& name) noexcept {
+  constexpr std::size_t tail = partial_mark.size() + 2 * nonce_bytes;
+  if (name.size() <= tail) return false;
+  const std::string_view end = std::string_view(name).substr(name.size() - tail);
+  return end.starts_with(partial_mark) &&
+         end.find_first_not_of("0123456789abcdef", partial_mark.size()) == std::string_view::npos;
+}
+
+}  // namespace muster::os

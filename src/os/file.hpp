@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Files: one mapped for reading, and one that is written beside its name and takes it when it is whole.
+// Tests inject failures into every call here (fault.hpp).
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "src/os/fd.hpp"
+
+namespace muster::os {
+
+/// A read-only mapping of a regular file as it is; no descriptor stays open. Pages that are gone because somebody
+/// shortened the file end the process that reads them.
+class MappedFile {
+ public:
+  /// Throws Error(not_found | io), and Error(argument) where `path` is no regular file.
+  static std::shared_ptr<const MappedFile> open(const std::string& path);
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  /// This part has been read and will not be read again soon: its pages need not stay in this process.
+  void forget(std::uint64_t offset, std::uint64_t length) const noexcept;
+
+ private:
+  MappedFile(std::string path, std::span<const std::byte> bytes) : path_(std::move(path)), bytes_(bytes) {}
+  std::string path_;
+  std::span<const std::byte> bytes_;
+};
+
+/// 1. PATH.partial-NONCE is created beside PATH (nobody else's: exclusively) and written at offsets.
+/// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory.
+/// 3. Without commit() the destructor removes what 1 made.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path);
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&& other) noexcept;
+  ~OutputFile();
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  /// Takes the space now, where the file system can: a full disk is known before the work. Sets the length.
+  void reserve(std::uint64_t bytes);
+  /// All of `bytes`. From several threads at once, too.
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  void commit();
+
+ private:
+  void discard() noexcept;
+  std::string path_;
+  std::string partial_;  ///< empty when there is nothing to remove
+  Fd fd_;
+};
+
+/// Whether a file name is what a writer that was killed left behind (step 1).
+bool is_partial_name(const std::string& name) noexcept;
+
+}  // namespace muster::os
