@@ -117,8 +117,9 @@ class Sending {
  public:
   Sending(const Call& call, ShmState& state) : call_(call), state_(state) {}
   ~Sending() {
-    if (!committed_)
-      for (const Lent& lent : lent_) lent.arena->take_back(lent.lease);
+    if (committed_) return;
+    for (const Lent& lent : lent_) lent.arena->take_back(lent.lease);
+    if (slot_) state_.pool.discard(call_.first(), slot_);
   }
   Sending(const Sending&) = delete;
   Sending& operator=(const Sending&) = delete;
@@ -267,7 +268,10 @@ class Receiving {
       const Record& record = records[static_cast<std::size_t>(sender)];
       if (!record.has_value) continue;
       const Parcel parcel = take(sender, record);
-      if (failure) continue;
+      // Its own failure comes with the next round, in its own words.
+      const bool is_whole =
+          std::ranges::all_of(parcel.segments, [](const auto& segment) { return bool(segment.descriptor); });
+      if (failure || !is_whole) continue;
       try {
         unpack(position, record, parcel, report);
       } catch (const Error& error) {
@@ -329,8 +333,9 @@ class Receiving {
   }
 
   std::shared_ptr<shm::RemoteSegment> map(int sender, const os::Fd& memory) {
-    if (!memory) throw Error(ErrorKind::no_space, "the sender has no memory for its bytes");
     auto segment = std::make_shared<shm::RemoteSegment>(memory);
+    // An arena may be here already, from an exchange that failed later on: then the old mapping goes with its last
+    // lease.
     state_.remotes[{sender, segment->id()}] = segment;
     return segment;
   }

@@ -130,11 +130,15 @@ std::string to_string(Backing backing) {
   return backing == Backing::anonymous ? "memfd" : "POSIX shared memory";
 }
 
-Fd create_shared_memory(std::uint64_t bytes, Backing backing) {
+void check_file_size(std::uint64_t bytes) {
   if (bytes > largest_file())
     throw Error(ErrorKind::no_space, "needed " + std::to_string(bytes) +
                                          " bytes of shared memory, RLIMIT_FSIZE allows " +
                                          std::to_string(largest_file()) + " a file: raise it (ulimit -f)");
+}
+
+Fd create_shared_memory(std::uint64_t bytes, Backing backing) {
+  check_file_size(bytes);
   return backing == Backing::anonymous ? create_anonymous(bytes) : create_posix(bytes);
 }
 

@@ -47,6 +47,8 @@ struct MemoryHeadroom {
 MemoryHeadroom memory_headroom(Backing backing);
 /// RLIMIT_FSIZE: a larger shared memory file ends the process by SIGXFSZ.
 std::uint64_t largest_file() noexcept;
+/// Throws Error(no_space) where a shared memory file of `bytes` would.
+void check_file_size(std::uint64_t bytes);
 
 enum class Access : std::uint8_t { read_only, read_write };
 

@@ -142,6 +142,7 @@ SlotPlan SenderPool::plan(int first, std::uint64_t bytes, const Limits& limits, 
   } else {
     plan.capacity = capacity_for(bytes, backing);
     plan.fresh_bytes = header_bytes + (backing == os::Backing::posix ? plan.capacity : bytes);
+    os::check_file_size(header_bytes + plan.capacity);
   }
   // What is free beyond the limit goes back, the coldest first; so does whatever is free when the budget is short.
   std::uint64_t pool = this->bytes();
@@ -182,6 +183,10 @@ std::shared_ptr<Slot> SenderPool::carry_out(int first, SlotPlan plan, os::Backin
   }
   lane.slots.push_back(slot);
   return slot;
+}
+
+void SenderPool::discard(int first, const std::shared_ptr<Slot>& slot) noexcept {
+  if (slot->published() == 0) std::erase(lane(first).slots, slot);
 }
 
 std::uint64_t SenderPool::bytes() const noexcept {

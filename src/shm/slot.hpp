@@ -94,6 +94,8 @@ class SenderPool {
   SlotPlan plan(int first, std::uint64_t bytes, const Limits& limits, os::Backing backing);
   /// Makes the plan's new slot, where it has one. Throws Error(no_space).
   std::shared_ptr<Slot> carry_out(int first, SlotPlan plan, os::Backing backing);
+  /// The exchange failed: a slot that was made for it goes, because the first rank may not have it.
+  void discard(int first, const std::shared_ptr<Slot>& slot) noexcept;
   /// Data bytes of memory held.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
   /// Gives all free memory back; returns the bytes.

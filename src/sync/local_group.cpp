@@ -220,6 +220,8 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
   Frame frame{};
   const auto is_ours = [&] {
     const std::uint64_t read = outbox.read.load(std::memory_order_acquire);
+    // Inside another rank's message there are no frames, whatever its bytes look like.
+    if (read != outbox.next_frame.load(std::memory_order_acquire)) return false;
     if (outbox.written.load(std::memory_order_acquire) - read < sizeof frame) return false;
     around(read, sizeof frame, [&](std::uint64_t at, std::uint64_t to, std::uint64_t length) {
       std::memcpy(reinterpret_cast<std::byte*>(&frame) + to, control_->ring(from) + at, length);
@@ -228,6 +230,7 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
     return outbox.read.load(std::memory_order_acquire) == read && frame.to == rank();
   };
   if (!is_ours()) wait(outbox.written_bell, outbox.receivers_waiting, options, is_ours, is_sender, is_sender);
+  outbox.next_frame.fetch_add(sizeof frame + frame.length, std::memory_order_release);  // before `read` leaves the frame
   read_ring(from, std::as_writable_bytes(std::span(&frame, 1)), options);
   if (frame.length > most) {
     // What follows in the ring cannot be told from frames any more.

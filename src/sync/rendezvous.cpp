@@ -64,6 +64,7 @@ struct Card {
 
 constexpr std::size_t largest_packet = sizeof(Answer) + 256;
 static_assert(sizeof(Card) <= largest_packet);
+static_assert(sizeof(Card) != sizeof(Answer), "they are told apart by their lengths");
 
 template <class T>
 std::span<const std::byte> bytes_of(const T& value) {
@@ -88,12 +89,14 @@ std::string meeting_name(const std::string& key) {
 }
 
 void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int descriptor, Clock::time_point deadline,
-                const std::string& to) {
+                int to) {
   for (;;) {
     const os::SocketStatus status = os::send_packet(socket, bytes, descriptor);
     if (status == os::SocketStatus::done) return;
-    if (status == os::SocketStatus::closed) throw Error(ErrorKind::peer_lost, "rendezvous: " + to + " hung up");
-    if (Clock::now() > deadline) throw Error(ErrorKind::timeout, "rendezvous: " + to + " does not take its messages");
+    if (status == os::SocketStatus::closed)
+      throw Error(ErrorKind::peer_lost, fmt::format("rendezvous: rank {} died or hung up", to), {.rank = to});
+    if (Clock::now() > deadline)
+      throw Error(ErrorKind::timeout, fmt::format("rendezvous: rank {} does not take its messages", to), {.rank = to});
     os::wait_writable(socket, milliseconds(20));
   }
 }
@@ -142,11 +145,13 @@ class Host {
   Membership run(os::Fd own_listener, const std::string& address) {
     try {
       collect();
+      return welcome(std::move(own_listener), address);
     } catch (const Error& error) {
       refuse_all(error);
+      // Some may have got their welcome already and wait in the group.
+      if (control_) control_->poison(error);
       throw;
     }
-    return welcome(std::move(own_listener), address);
   }
 
  private:
@@ -276,7 +281,8 @@ class Host {
     guests_[0].hello = own_hello(0, size_, address);
     guests_[0].pidfd = os::own_pidfd();
     os::random_bytes(membership.nonce);
-    membership.control = ControlBlock::create(size_);
+    control_ = ControlBlock::create(size_);
+    membership.control = control_;
     for (Guest& guest : guests_) {
       peers->ranks.push_back({guest.hello.rank, get(guest.hello.host), guest.hello.pid});
       membership.addresses.push_back(get(guest.hello.address));
@@ -285,10 +291,9 @@ class Host {
     answer.nonce = membership.nonce;
     for (int rank = 1; rank < size_; ++rank) {
       const os::Fd& socket = guests_[static_cast<std::size_t>(rank)].socket;
-      const std::string name = "rank " + std::to_string(rank);
-      send_until(socket, bytes_of(answer), membership.control->memory().get(), deadline_, name);
+      send_until(socket, bytes_of(answer), membership.control->memory().get(), deadline_, rank);
       for (const Guest& guest : guests_)
-        send_until(socket, bytes_of(Card{guest.hello}), guest.pidfd.get(), deadline_, name);
+        send_until(socket, bytes_of(Card{guest.hello}), guest.pidfd.get(), deadline_, rank);
     }
     for (Guest& guest : guests_) peers->pidfds.push_back(std::move(guest.pidfd));
     membership.peers = std::move(peers);
@@ -303,6 +308,7 @@ class Host {
   std::vector<os::Fd> doorway_;  // connected, have not said hello
   std::vector<os::Fd> refused_;  // everyone who said hello
   std::vector<Guest> guests_;
+  std::shared_ptr<ControlBlock> control_;
 };
 
 /// The other ranks' side.
@@ -314,10 +320,9 @@ class Visitor {
   Membership run(os::Fd own_listener, const std::string& address) {
     connect();
     const os::Fd pidfd = os::own_pidfd();
-    send_until(socket_, bytes_of(own_hello(rank_, size_, address)), pidfd.get(), deadline_, "rank 0");
+    send_until(socket_, bytes_of(own_hello(rank_, size_, address)), pidfd.get(), deadline_, 0);
     os::Packet packet = next("rank 0's answer");
     const auto answer = parse<Answer>(packet, "an answer");
-    if (answer.kind != AnswerKind::welcome) throw from_answer(answer);
     Membership membership;
     membership.rank = rank_;
     membership.nonce = answer.nonce;
@@ -363,6 +368,11 @@ class Visitor {
     for (;;) {
       switch (os::receive_packet(socket_, largest_packet, packet)) {
         case os::SocketStatus::done:
+          // A refusal can come at any point: another rank may have died meanwhile.
+          if (packet.bytes.size() == sizeof(Answer)) {
+            const auto answer = parse<Answer>(packet, "an answer");
+            if (answer.kind == AnswerKind::refusal) throw from_answer(answer);
+          }
           return packet;
         case os::SocketStatus::closed:
           throw Error(ErrorKind::peer_lost, fmt::format("rendezvous: rank 0 ended before it sent {}", what),

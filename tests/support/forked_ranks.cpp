@@ -43,9 +43,9 @@ Ranks::Ranks(int count, const Body& body) {
   const pid_t parent = ::getpid();
   for (int rank = 0; rank < count; ++rank) {
     int ends[2] = {-1, -1};
-    REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw std::runtime_error("pipe2");
     const pid_t pid = ::fork();
-    REQUIRE(pid >= 0);
+    if (pid < 0) throw std::runtime_error("fork");
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(3);

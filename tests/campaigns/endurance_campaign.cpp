@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many exchanges without growth: `endurance_campaign [EXCHANGES]`. After a warm-up, memory, descriptors and mappings of
+// every rank must stay where they are.
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/shared_arena.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+struct Usage {
+  long resident_kib = 0;
+  long shared_kib = 0;
+  int descriptors = 0;
+  int mappings = 0;
+};
+
+Usage usage_now() {
+  Usage usage;
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with("RssAnon:")) usage.resident_kib = std::atol(line.c_str() + 8);
+    if (line.starts_with("RssShmem:")) usage.shared_kib = std::atol(line.c_str() + 9);
+  }
+  if (DIR* directory = ::opendir("/proc/self/fd")) {
+    while (::readdir(directory) != nullptr) ++usage.descriptors;
+    ::closedir(directory);
+  }
+  std::ifstream maps("/proc/self/maps");
+  while (std::getline(maps, line)) ++usage.mappings;
+  return usage;
+}
+
+void exchange(SyncGroup& group, SharedArena& arena, int round) {
+  std::vector<int> ranks = {0, 1, 2, 3};
+  std::rotate(ranks.begin(), ranks.begin() + round % 4, ranks.end());
+  if (round % 5 == 4) {
+    Config config = Config::object({{"round", round}, {"name", "layer"}});
+    config["own"] = pattern(DType::f32, {10 + round % 100}, static_cast<std::uint64_t>(round));
+    Tensor shared = arena.allocate(DType::i32, {1000 + round % 77});
+    fill(shared.mutable_data(), shared.nbytes(), static_cast<std::uint64_t>(round));
+    config["shared"] = std::move(shared);
+    const GatheredConfigs all = get_configs_parallel(&config, ranks, group);
+    for (const auto& [rank, other] : all.present()) RANK_CHECK(other == config);
+    return;
+  }
+  const Tensor mine = pattern(DType::u8, {1 + round % 3000}, static_cast<std::uint64_t>(group.rank() + round));
+  const GatheredTensors all = get_tensors_parallel(mine, ranks, group);
+  for (const auto& [rank, tensor] : all.present())
+    RANK_CHECK(is_pattern(tensor, DType::u8, mine.shape(), static_cast<std::uint64_t>(rank + round)));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int count = argc > 1 ? std::atoi(argv[1]) : 3000;
+  const auto ended = try_ranks(
+      4,
+      [&](SyncGroup& group) {
+        SharedArena arena(8 << 20);
+        const int warm_up = std::max(600, count / 10);
+        for (int round = 0; round < warm_up; ++round) exchange(group, arena, round);
+        const Usage before = usage_now();
+        for (int round = warm_up; round < count; ++round) exchange(group, arena, round);
+        const Usage after = usage_now();
+        const std::string words =
+            fmt::format("anonymous {} -> {} KiB, shared {} -> {} KiB, descriptors {} -> {}, mappings {} -> {}",
+                        before.resident_kib, after.resident_kib, before.shared_kib, after.shared_kib,
+                        before.descriptors, after.descriptors, before.mappings, after.mappings);
+        // A few pages more are the heap's own; a leak of one small block an exchange would show as megabytes.
+        if (after.resident_kib > before.resident_kib + 512 || after.shared_kib > before.shared_kib + 512 ||
+            after.descriptors != before.descriptors || after.mappings > before.mappings + 2)
+          throw RankFailure("grew: " + words);
+        say(words);
+      },
+      std::chrono::minutes(20));
+  bool well = true;
+  for (int rank = 0; rank < 4; ++rank) {
+    const Ended& one = ended[static_cast<std::size_t>(rank)];
+    fmt::print("rank {}: {}\n", rank, one.words);
+    well = well && one.ok();
+  }
+  fmt::print("{} exchanges of 4 ranks: {}\n", count, well ? "no growth" : "FAILED");
+  return well ? 0 : 1;
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kills at random moments: `kill_campaign [COUNT] [SEED]`. Four ranks exchange tensors, configs and arena tensors
+// without a pause; one of them (sometimes two) is killed. Every survivor must leave within two seconds with an error
+// that names a killed rank; nothing may stay in /dev/shm; no process may be left.
+
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/shared_arena.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void exchange_without_end(SyncGroup& group) {
+  const std::vector<int> all = {0, 1, 2, 3};
+  SharedArena arena(4 << 20);
+  std::vector<GatheredTensors> kept;
+  for (int round = 0;; ++round) {
+    std::vector<int> ranks = all;
+    std::rotate(ranks.begin(), ranks.begin() + round % 4, ranks.end());
+    const Tensor mine = pattern(DType::u8, {1 + (round * 7919) % 400000}, static_cast<std::uint64_t>(group.rank()));
+    GatheredTensors result = get_tensors_parallel(mine, ranks, group, {.own = Own::copy});
+    for (const auto& [rank, tensor] : result.present())
+      RANK_CHECK(is_pattern(tensor, DType::u8, mine.shape(), static_cast<std::uint64_t>(rank)));
+    if (round % 3 == 0) kept.push_back(std::move(result));
+    if (kept.size() > 3) kept.erase(kept.begin());
+    Config config = Config::object({{"round", round}});
+    Tensor shared = arena.allocate(DType::i32, {1000});
+    fill(shared.mutable_data(), shared.nbytes(), 1);
+    config["shared"] = std::move(shared);
+    const GatheredConfigs configs = get_configs_parallel(&config, ranks, group);
+    for (const auto& [rank, other] : configs.present()) RANK_CHECK(other == config);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int count = argc > 1 ? std::atoi(argv[1]) : 25;
+  const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
+  std::mt19937 random(seed);
+  int failures = 0;
+  double slowest = 0;
+  for (int i = 0; i < count; ++i) {
+    const GroupOf job(4);
+    const int victim = static_cast<int>(random() % 4);
+    const int second = random() % 5 == 0 ? static_cast<int>(random() % 4) : victim;
+    Ranks ranks(4, [&](int rank) {
+      try {
+        const auto group = job.join(rank, 10s);
+        exchange_without_end(*group);
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::peer_lost) throw;
+        say(fmt::format("lost {}", error.rank().value_or(-1)));
+      }
+    });
+    // From before the rendezvous on, up to some dozen exchanges.
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 40000));
+    const Clock::time_point killed = Clock::now();
+    ranks.signal(victim, SIGKILL);
+    ranks.signal(second, SIGKILL);
+    const std::vector<Ended> ended = ranks.wait(15s);
+    const double seconds = std::chrono::duration<double>(Clock::now() - killed).count();
+    bool early = false;
+    for (int rank = 0; rank < 4; ++rank) {
+      const Ended& one = ended[static_cast<std::size_t>(rank)];
+      if (rank == victim || rank == second) continue;
+      const bool named = one.words == fmt::format("lost {}", victim) || one.words == fmt::format("lost {}", second);
+      // Killed before it came to the rendezvous: then nobody knows its pid, and the deadline of the rendezvous tells.
+      early = early || one.words.find("rendezvous") != std::string::npos;
+      if ((one.ok() && named) || (one.exit_status == 1 && one.words.find("rendezvous") != std::string::npos)) continue;
+      ++failures;
+      fmt::print("kill {} (rank {} and {}): rank {} status {} signal {}: {}\n", i, victim, second, rank,
+                 one.exit_status, one.signal, one.words);
+    }
+    if (!early) {
+      slowest = std::max(slowest, seconds);
+      if (seconds > 2) {
+        ++failures;
+        fmt::print("kill {}: the survivors took {:.2f} s\n", i, seconds);
+      }
+    }
+    for (const std::string& name : shared_memory_names()) {
+      ++failures;
+      fmt::print("kill {}: left in /dev/shm: {}\n", i, name);
+    }
+  }
+  fmt::print("{} kills (seed {}): {} failures, the slowest survivors left after {:.3f} s\n", count, seed, failures,
+             slowest);
+  return failures == 0 ? 0 : 1;
+}
