@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of a checkpoint's files, the plan of which tensor goes where, and the files beside them.
+
+#include "src/checkpoint/model_files.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <system_error>
+
+#include "muster/config.hpp"
+#include "muster/error.hpp"
+#include "muster/log.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/state.hpp"
+#include "src/checkpoint/quoted.hpp"
+#include "src/os/file.hpp"
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int deepest_folder = 32;
+constexpr std::size_t copy_piece = std::size_t{8} << 20;
+
+[[noreturn]] void throw_unreadable(const std::string& directory, const std::error_code& error) {
+  const bool is_missing = error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
+  throw Error(is_missing ? ErrorKind::not_found : ErrorKind::io,
+              fmt::format("reading the directory {}: {}", in_quotes(directory), error.message()),
+              {.path = directory, .os_error = error.value()});
+}
+
+/// One level of a directory, sorted.
+std::vector<fs::directory_entry> entries_of(const std::string& directory) {
+  std::error_code error;
+  std::vector<fs::directory_entry> entries;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    if (!os::is_partial_name(entry->path().filename().string())) entries.push_back(*entry);
+  }
+  if (error) throw_unreadable(directory, error);
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.path().native() < b.path().native(); });
+  return entries;
+}
+
+void collect_carried(const std::string& directory, const std::string& below, int depth, std::vector<std::string>& out) {
+  if (depth > deepest_folder)
+    throw Error(ErrorKind::argument,
+                fmt::format("reading the directory {}: folders more than {} deep; a link may lead back",
+                            in_quotes(directory), deepest_folder),
+                {.path = directory});
+  for (const fs::directory_entry& entry : entries_of(directory)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code error;
+    if (entry.is_directory(error)) {
+      // Git's and HuggingFace's own book-keeping.
+      if (name != ".git" && name != ".cache")
+        collect_carried(entry.path().string(), below + name + "/", depth + 1, out);
+    } else if (entry.is_regular_file(error)) {
+      if (depth != 0 || !(is_weight_name(name) || is_index_name(name))) out.push_back(below + name);
+    } else {
+      log(LogLevel::warning,
+          fmt::format("{} is no file or folder and is not carried along", in_quotes(entry.path().string())));
+    }
+  }
+}
+
+}  // namespace
+
+std::string model_shard_name(std::size_t number, std::size_t count) {
+  if (count == 1) return std::string(model_file_name);
+  return fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
+}
+
+bool is_weight_name(std::string_view name) noexcept {
+  return name.ends_with(".safetensors");
+}
+
+bool is_index_name(std::string_view name) noexcept {
+  return name.ends_with(".safetensors.index.json");
+}
+
+std::string join_path(const std::string& directory, const std::string& name) {
+  return (fs::path(directory) / name).string();
+}
+
+std::vector<std::string> files_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : entries_of(directory)) {
+    std::error_code error;
+    // A link that leads nowhere stays in: opening it says what is wrong.
+    if (!entry.is_directory(error)) names.push_back(entry.path().filename().string());
+  }
+  return names;
+}
+
+ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size) {
+  ShardLayout layout;
+  std::uint64_t total = 0;
+  std::uint64_t in_file = 0;
+  layout.files.emplace_back();
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::uint64_t bytes = byte_size(entries[i].dtype, entries[i].shape);
+    const bool is_full = bytes > max_shard_size || in_file > max_shard_size - bytes;
+    if (is_full && !layout.files.back().tensors.empty()) {
+      layout.files.emplace_back();
+      in_file = 0;
+    }
+    layout.files.back().tensors.push_back(i);
+    in_file += bytes;
+    total += bytes;
+  }
+  for (std::size_t i = 0; i < layout.files.size(); ++i)
+    layout.files[i].name = model_shard_name(i + 1, layout.files.size());
+
+  // By name, as HuggingFace's libraries write it.
+  std::map<std::string_view, const std::string*> weights;
+  for (const ShardFile& file : layout.files) {
+    for (const std::size_t i : file.tensors) {
+      if (!weights.emplace(entries[i].name, &file.name).second)
+        throw Error(ErrorKind::argument, fmt::format("planning the files of a model: two tensors have the name {}",
+                                                     in_quotes(entries[i].name)));
+    }
+  }
+  if (layout.files.size() == 1) return layout;
+  ConfigObject map;
+  map.reserve(weights.size());
+  for (const auto& [name, file] : weights) map.insert(std::string(name), Config(*file));
+  layout.index = to_json(Config::object({{"metadata", Config::object({{"total_size", Config(total)}})},
+                                         {"weight_map", Config(std::move(map))}}),
+                         2) +
+                 "\n";
+  return layout;
+}
+
+std::vector<std::string> carried_files(const std::string& directory) {
+  std::vector<std::string> files;
+  collect_carried(directory, "", 0, files);
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+void copy_carried_files(const std::string& from, const std::string& to) {
+  for (const std::string& name : carried_files(from)) {
+    const auto source = os::MappedFile::open(join_path(from, name));
+    const std::string target = join_path(to, name);
+    if (name.find('/') != std::string::npos) {
+      std::error_code error;
+      fs::create_directories(fs::path(target).parent_path(), error);
+      if (error) throw os::errno_error("making the directory of", error.value(), target);
+    }
+    os::OutputFile copy(target);
+    const std::span<const std::byte> bytes = source->bytes();
+    copy.reserve(bytes.size());
+    for (std::size_t at = 0; at < bytes.size(); at += copy_piece)
+      copy.write_at(at, bytes.subspan(at, std::min(copy_piece, bytes.size() - at)));
+    copy.commit();
+  }
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  os::OutputFile file(path);
+  file.write_at(0, std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+}  // namespace muster

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// File names of HuggingFace's layout, in one place.
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace muster {
+
+inline constexpr std::string_view model_file_name = "model.safetensors";
+inline constexpr std::string_view model_index_name = "model.safetensors.index.json";
+
+/// "model-00001-of-00003.safetensors"; `number` counts from 1. "model.safetensors" where there is one file only.
+std::string model_shard_name(std::size_t number, std::size_t count);
+bool is_weight_name(std::string_view name) noexcept;
+bool is_index_name(std::string_view name) noexcept;
+
+std::string join_path(const std::string& directory, const std::string& name);
+
+/// Names of the regular files (behind links, too) at the top of a directory, sorted, without what unfinished writers
+/// left. Throws Error(not_found | io).
+std::vector<std::string> files_in(const std::string& directory);
+
+}  // namespace muster
