@@ -105,6 +105,15 @@ void check_output(const std::string& path, bool force) {
   }
 }
 
+void check_not_source(const std::string& source, const std::string& out) {
+  std::error_code error;
+  if (fs::equivalent(source, out, error)) {
+    throw Error(ErrorKind::argument,
+                fmt::format("{} is read from and cannot be written to as well; name another directory", in_quotes(out)),
+                {.path = out});
+  }
+}
+
 OutputDirectory::OutputDirectory(const std::string& path, bool force) : path_(normal(path)), force_(force) {
   check_output(path_, force_);
   try {
@@ -128,6 +137,10 @@ OutputDirectory::~OutputDirectory() {
 }
 
 void OutputDirectory::commit() {
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(partial_)) {
+    if (entry.is_directory()) os::sync_directory(entry.path().string());
+    if (entry.is_regular_file()) os::sync_file(entry.path().string());
+  }
   os::sync_directory(partial_);
   check_output(path_, force_);
   std::error_code error;

@@ -3,7 +3,8 @@
 // OutputDirectory: a directory of results that is there whole or not at all.
 //
 // 1. OUT.partial-NONCE is made beside OUT and locked; everything is written into it.
-// 2. commit(): the directory is synced and takes the name OUT in one step. An OUT that is to be replaced changes
+// 2. commit(): all files and directories in it are synced, and it takes the name OUT in one step. An OUT that is to be
+// replaced changes
 //    places with it and is removed after that, so that one of the two is always there.
 // 3. Without a commit the destructor removes OUT.partial-NONCE. What a killed process left (its lock is free) is
 //    removed by the next one that writes to the same OUT.
@@ -25,7 +26,7 @@ class OutputDirectory {
 
   /// Where to write until commit().
   [[nodiscard]] const std::string& partial() const noexcept { return partial_; }
-  /// Every file in it has been synced by whoever wrote it. Throws like the constructor; then nothing has changed.
+  /// Throws like the constructor; then OUT is as it was.
   void commit();
 
  private:
@@ -37,5 +38,8 @@ class OutputDirectory {
 
 /// The checks of the constructor alone, for programs that want to fail before long work. Throws like it.
 void check_output(const std::string& path, bool force);
+
+/// Throws Error(argument) where `out` is the directory that is read from: --force would replace what is being read.
+void check_not_source(const std::string& source, const std::string& out);
 
 }  // namespace muster

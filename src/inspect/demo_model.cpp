@@ -8,6 +8,10 @@
 #include <cstring>
 
 #include "muster/error.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/safetensors.hpp"
+#include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/parallel.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -190,6 +194,35 @@ void fill_demo_tensor(const DemoModel::Part& part, std::span<std::byte> target) 
       throw Error(ErrorKind::unsupported,
                   fmt::format("demo tensors are BF16, F32 or I64, not {}", to_string(part.dtype)));
   }
+}
+
+std::uint64_t write_demo_model(const DemoModel& model, const std::string& directory, std::uint64_t max_shard_size) {
+  OutputDirectory output(directory, false);
+  std::vector<TensorEntry> entries;
+  entries.reserve(model.tensors.size());
+  std::uint64_t bytes = 0;
+  for (const DemoModel::Part& part : model.tensors) {
+    entries.push_back({part.name, part.dtype, part.shape});
+    bytes += byte_size(part.dtype, part.shape);
+  }
+  const ShardLayout layout = plan_shards(entries, max_shard_size);
+  for (const ShardFile& file : layout.files) {
+    std::vector<TensorEntry> in_file;
+    in_file.reserve(file.tensors.size());
+    for (const std::size_t index : file.tensors) in_file.push_back(entries[index]);
+    SafetensorsWriter writer(output.partial() + "/" + file.name, std::move(in_file), {{"format", "pt"}});
+    parallel_for(file.tensors.size(), copy_workers(), [&](std::size_t i, std::size_t) {
+      const DemoModel::Part& part = model.tensors[file.tensors[i]];
+      Tensor tensor = Tensor::allocate(part.dtype, part.shape);
+      fill_demo_tensor(part, {tensor.mutable_data(), tensor.nbytes()});
+      writer.write(part.name, 0, tensor.bytes());
+    });
+    writer.commit();
+  }
+  if (!layout.index.empty()) write_file(output.partial() + "/model.safetensors.index.json", layout.index);
+  write_file(output.partial() + "/config.json", model.config);
+  output.commit();
+  return bytes;
 }
 
 }  // namespace muster::inspect

@@ -35,6 +35,13 @@ bool try_lock(const Fd& directory) noexcept {
   return ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0;
 }
 
+void sync_file(const std::string& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd || ::fsync(fd.get()) != 0) {
+    throw errno_error(fmt::format("writing \"{}\" to the disk", path), errno, path);
+  }
+}
+
 void sync_directory(const std::string& path) {
   const Fd fd = open_directory(path);
   // Some file systems have nothing to sync in a directory and say so.

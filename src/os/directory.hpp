@@ -18,7 +18,8 @@ Fd open_directory(const std::string& path);
 /// where another process has it, or the file system has no locks.
 bool try_lock(const Fd& directory) noexcept;
 
-/// What is in the directory is there after a power cut, too.
+/// What is in the file, or which names are in the directory, is there after a power cut, too.
+void sync_file(const std::string& path);
 void sync_directory(const std::string& path);
 
 /// Renames; Error(argument) where `to` exists.

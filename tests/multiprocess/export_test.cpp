@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shard and export between real processes: the same bytes come back, whatever the number of ranks; and every way in
+// which it cannot be done ends on all ranks, with words, and leaves nothing behind.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/safetensors.hpp"
+#include "src/checkpoint/shard_files.hpp"
+#include "src/inspect/demo_model.hpp"
+#include "tests/support/forked_ranks.hpp"
+
+using namespace muster;
+namespace fs = std::filesystem;
+
+namespace {
+
+class Directory {
+ public:
+  Directory() {
+    std::string name = (fs::temp_directory_path() / "muster-export-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Directory() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto& entry : fs::directory_iterator(path_)) all.push_back(entry.path().filename().string());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+
+ private:
+  fs::path path_;
+};
+
+std::map<std::string, Tensor> tensors_of(const std::string& directory) {
+  const ModelDir model = ModelDir::open(directory);
+  std::map<std::string, Tensor> tensors;
+  for (std::size_t i = 0; i < model.tensors().size(); ++i) tensors.emplace(model.tensors()[i].name, model.tensor(i));
+  return tensors;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void check_equal(const std::string& a, const std::string& b) {
+  const auto left = tensors_of(a);
+  const auto right = tensors_of(b);
+  REQUIRE(left.size() == right.size());
+  for (const auto& [name, tensor] : left) {
+    CAPTURE(name);
+    REQUIRE(right.contains(name));
+    CHECK(bitwise_equal(tensor, right.at(name)));
+  }
+  CHECK(text_of(a + "/config.json") == text_of(b + "/config.json"));
+}
+
+// What each of `count` ranks says when the export of `shards` to `out` fails on all of them.
+std::vector<std::string> failures(int count, const std::string& shards, const std::string& out, const std::string& plan,
+                                  ErrorKind kind) {
+  std::vector<std::string> words;
+  const auto ended = test::try_ranks(count, [&](SyncGroup& group) {
+    try {
+      export_model(shards, out, plan, group);
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == kind);
+      RANK_CHECK(std::string(error.what()).find('\n') == std::string::npos);
+      group.barrier();  // the group is usable
+      test::say(error.what());
+      return;
+    }
+    RANK_CHECK(!"nothing was thrown");
+  });
+  for (const test::Ended& rank : ended) {
+    CAPTURE(rank.words);
+    CHECK(rank.ok());
+    words.push_back(rank.words);
+  }
+  return words;
+}
+
+bool all_have(const std::vector<std::string>& words, std::string_view part) {
+  return !words.empty() && std::all_of(words.begin(), words.end(), [&](const std::string& w) {
+    if (w.find(part) != std::string::npos) return true;
+    MESSAGE("no \"" << std::string(part) << "\" in: " << w);
+    return false;
+  });
+}
+
+inspect::DemoModel tiny_llama(bool tied) {
+  return inspect::llama_model({.hidden = 48,
+                               .intermediate = 100,
+                               .layers = 2,
+                               .heads = 12,
+                               .key_value_heads = 4,
+                               .vocabulary = 101,
+                               .biases = true,
+                               .tied_head = tied});
+}
+
+void round_trips(const inspect::DemoModel& model, const std::string& plan) {
+  const Directory work;
+  inspect::write_demo_model(model, work / "model", 60'000);
+  fs::create_directory(work / "model/1_Pooling");
+  std::ofstream(work / "model/1_Pooling/config.json") << "{}";
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    CAPTURE(ranks);
+    const std::string shards = work / ("shards" + std::to_string(ranks));
+    const std::string out = work / ("out" + std::to_string(ranks));
+    shard_model(work / "model", shards, MergePlan::load(plan), ranks);
+    CHECK(count_shards(shards) == ranks);
+    // Small batches, so that there are many exchanges.
+    test::run_ranks(ranks, [&](SyncGroup& group) {
+      const ExportReport report =
+          export_model(shards, out, plan, group, {.max_shard_size = 50'000, .batch_bytes = 8'000});
+      RANK_CHECK(group.rank() != 0 || report.tensors_out == model.tensors.size());
+      RANK_CHECK(group.rank() != 0 || report.exchanges > 1);
+      RANK_CHECK(group.rank() != 0 || report.files > 1);
+    });
+    check_equal(work / "model", out);
+    CHECK(fs::exists(out + "/1_Pooling/config.json"));
+    CHECK(fs::exists(out + "/model.safetensors.index.json"));
+  }
+  CHECK(work.names().size() == 11);  // nothing partial
+}
+
+}  // namespace
+
+TEST_CASE("a tiny llama with biases and an uneven vocabulary comes back bit for bit") {
+  round_trips(tiny_llama(false), "llama");
+}
+
+TEST_CASE("a tiny llama with a tied head comes back bit for bit") {
+  round_trips(tiny_llama(true), "llama");
+}
+
+TEST_CASE("a tiny bert comes back bit for bit, with and without its prefix") {
+  round_trips(inspect::bert_model({}), "bert");
+  round_trips(inspect::bert_model({.prefix = true}), "bert");
+}
+
+TEST_CASE("one file where all fits, in one exchange, and the same bytes every time") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  shard_model(work / "model", work / "shards", MergePlan::load("llama"), 4);
+  for (const std::string out : {"a", "b"}) {
+    test::run_ranks(4, [&](SyncGroup& group) {
+      const ExportReport report = export_model(work / "shards", work / out, "llama", group);
+      RANK_CHECK(report.exchanges == 1);
+    });
+  }
+  CHECK(fs::exists(work / "a/model.safetensors"));
+  CHECK_FALSE(fs::exists(work / "a/model.safetensors.index.json"));
+  CHECK(text_of(work / "a/model.safetensors") == text_of(work / "b/model.safetensors"));
+}
+
+TEST_CASE("an output that exists is refused, and replaced with force") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  const MergePlan plan = MergePlan::load("llama");
+  shard_model(work / "model", work / "shards", plan, 2);
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", plan, 3), doctest::Contains("--force"), Error);
+  CHECK(count_shards(work / "shards") == 2);
+  shard_model(work / "model", work / "shards", plan, 3, {.force = true});
+  CHECK(count_shards(work / "shards") == 3);
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "model", plan, 3, {.force = true}),
+                       doctest::Contains("read from"), Error);
+  fs::create_directory(work / "home");
+  std::ofstream(work / "home/letter.txt") << "dear";
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "home", plan, 3, {.force = true}),
+                       doctest::Contains("not replaced"), Error);
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "no/where", plan, 3), doctest::Contains("make it first"),
+                       Error);
+
+  CHECK(all_have(failures(3, work / "shards", work / "model", "llama", ErrorKind::argument), "--force"));
+  CHECK(work.names() == std::vector<std::string>{"home", "model", "shards"});
+}
+
+TEST_CASE("a missing shard is named on every rank") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  shard_model(work / "model", work / "shards", MergePlan::load("llama"), 4);
+  fs::remove(work / "shards/rank-00002-of-00004.safetensors");
+  CHECK(all_have(failures(4, work / "shards", work / "out", "llama", ErrorKind::not_found), "rank-00002-of-00004"));
+  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+}
+
+TEST_CASE("another number of ranks than shards is refused") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  shard_model(work / "model", work / "shards", MergePlan::load("llama"), 4);
+  CHECK(all_have(failures(2, work / "shards", work / "out", "llama", ErrorKind::argument), "muster run -n 4"));
+  fs::copy(work / "shards/rank-00000-of-00004.safetensors", work / "shards/rank-00000-of-00002.safetensors");
+  CHECK_THROWS_WITH_AS(count_shards(work / "shards"), doctest::Contains("two sources"), Error);
+  CHECK_THROWS_WITH_AS(count_shards(work / "model"), doctest::Contains("has no shards"), Error);
+}
+
+TEST_CASE("a truncated shard is an error on every rank, with its rank") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  shard_model(work / "model", work / "shards", MergePlan::load("llama"), 4);
+  const std::string victim = work / "shards/rank-00003-of-00004.safetensors";
+  fs::resize_file(victim, fs::file_size(victim) / 2);
+  const auto words = failures(4, work / "shards", work / "out", "llama", ErrorKind::corrupt);
+  CHECK(all_have(words, "rank-00003-of-00004.safetensors"));
+  CHECK(words[0].starts_with("rank 3: "));
+  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+}
+
+TEST_CASE("shards that changed places are told by their metadata") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  shard_model(work / "model", work / "shards", MergePlan::load("llama"), 2);
+  fs::rename(work / "shards/rank-00000-of-00002.safetensors", work / "shards/x");
+  fs::rename(work / "shards/rank-00001-of-00002.safetensors", work / "shards/rank-00000-of-00002.safetensors");
+  fs::rename(work / "shards/x", work / "shards/rank-00001-of-00002.safetensors");
+  CHECK(all_have(failures(2, work / "shards", work / "out", "llama", ErrorKind::corrupt), "rank 1 of 2"));
+}
+
+TEST_CASE("a plan that does not fit is an error on every rank") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", MergePlan::load("bert"), 2),
+                       doctest::Contains("no rule matches"), Error);
+  CHECK(work.names() == std::vector<std::string>{"model"});
+  shard_model(work / "model", work / "shards", MergePlan::load("llama"), 2);
+  CHECK(all_have(failures(2, work / "shards", work / "out", "bert", ErrorKind::argument), "no rule matches"));
+  CHECK(all_have(failures(2, work / "shards", work / "out", "nothing.json", ErrorKind::not_found), "built-in plans"));
+  std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
+  // The slices of a matrix differ: "same" says so with the tensor and the ranks.
+  const auto words = failures(2, work / "shards", work / "out", work / "plan.json", ErrorKind::rank_mismatch);
+  CHECK(all_have(words, "but rank 0 and rank 1 have other values"));
+  CHECK(work.names() == std::vector<std::string>{"model", "plan.json", "shards"});
+}
+
+TEST_CASE("ranks whose shapes do not fit the plan are named") {
+  const Directory work;
+  fs::create_directory(work / "shards");
+  for (int rank = 0; rank < 2; ++rank) {
+    const Tensor tensor = Tensor::copy_of(Tensor::allocate(DType::f32, {2, 3 + rank}));
+    SafetensorsWriter writer((work / "shards/") + shard_file_name(rank, 2),
+                             std::vector<TensorEntry>{{"model.norm.weight", DType::f32, tensor.shape()}}, {});
+    writer.write("model.norm.weight", 0, tensor.bytes());
+    writer.commit();
+  }
+  CHECK(all_have(failures(2, work / "shards", work / "out", "llama", ErrorKind::rank_mismatch),
+                 "rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"));
+  CHECK(work.names() == std::vector<std::string>{"shards"});
+}
+
+TEST_CASE("shards from elsewhere, without metadata and of unequal sizes, are joined") {
+  const Directory work;
+  fs::create_directory(work / "shards");
+  for (int rank = 0; rank < 3; ++rank) {
+    Tensor tensor = Tensor::allocate(DType::u8, {4, 1 + rank});
+    std::fill_n(tensor.mutable_data(), tensor.nbytes(), static_cast<std::byte>(rank));
+    SafetensorsWriter writer((work / "shards/") + shard_file_name(rank, 3),
+                             std::vector<TensorEntry>{{"x.mlp.down_proj.weight", DType::u8, tensor.shape()}}, {});
+    writer.write("x.mlp.down_proj.weight", 0, tensor.bytes());
+    writer.commit();
+  }
+  test::run_ranks(3, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "llama", group); });
+  const Tensor merged = tensors_of(work / "out").at("x.mlp.down_proj.weight");
+  REQUIRE(merged.shape() == Shape{4, 6});
+  const std::vector<int> row = {0, 1, 1, 2, 2, 2};
+  for (std::size_t i = 0; i < 24; ++i) CHECK(static_cast<int>(merged.bytes()[i]) == row[i % 6]);
+}
