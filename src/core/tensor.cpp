@@ -2,6 +2,7 @@
 #include "muster/tensor.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -37,75 +38,91 @@ bool is_row_major(const Shape& shape, const Strides& strides) {
   return true;
 }
 
-/// A strided layout with as few dimensions as it can be told in, in bytes.
-struct Layout {
-  std::vector<std::int64_t> extents;
-  std::vector<std::int64_t> steps;
+/// One dimension of a copy, in bytes.
+struct Dimension {
+  std::int64_t extent;
+  std::int64_t source_step;
+  std::int64_t target_step;
 };
 
-Layout merged_layout(const TensorView& view) {
+/// A strided view as few dimensions as it can be told in, outermost first; at least one.
+std::vector<Dimension> merged_dimensions(const TensorView& view) {
   const auto item = static_cast<std::int64_t>(itemsize(view.dtype()));
-  const Strides strides = view.is_contiguous() ? row_major(view.shape()) : view.strides();
-  Layout layout;
+  std::vector<Dimension> merged;
   for (std::size_t dim = 0; dim < view.shape().size(); ++dim) {
     const std::int64_t extent = view.shape()[dim];
-    const std::int64_t step = strides[dim] * item;
+    const std::int64_t step = view.strides()[dim] * item;
     if (extent == 1) continue;
-    if (!layout.extents.empty() && layout.steps.back() == step * extent) {
-      layout.extents.back() *= extent;
-      layout.steps.back() = step;
+    if (!merged.empty() && merged.back().source_step == step * extent) {
+      merged.back().extent *= extent;
+      merged.back().source_step = step;
     } else {
-      layout.extents.push_back(extent);
-      layout.steps.push_back(step);
+      merged.push_back({extent, step, 0});
     }
   }
-  return layout;
+  if (merged.empty()) merged.push_back({1, item, 0});
+  std::int64_t target_step = item;
+  for (std::size_t dim = merged.size(); dim-- > 0;) {
+    merged[dim].target_step = target_step;
+    target_step *= merged[dim].extent;
+  }
+  return merged;
 }
 
-/// `count` elements that lie `step` bytes apart, side by side.
+/// Copies elements of one size. The target is written row by row; where the source's neighbours lie along another
+/// dimension (a transpose), the two are copied in square tiles, so that each cache line is touched once on either side.
 template <std::size_t Item>
-void copy_row(std::byte* target, const std::byte* source, std::int64_t count, std::int64_t step) {
-  for (std::int64_t i = 0; i < count; ++i, target += Item, source += step) std::memcpy(target, source, Item);
-}
-
 class StridedCopy {
  public:
-  explicit StridedCopy(const TensorView& source) : layout_(merged_layout(source)), item_(itemsize(source.dtype())) {
-    if (layout_.extents.empty()) layout_ = {{1}, {static_cast<std::int64_t>(item_)}};
+  explicit StridedCopy(std::vector<Dimension> dims) : dims_(std::move(dims)) {
+    const auto nearest = std::ranges::min_element(
+        dims_, {}, [](const Dimension& d) { return d.source_step == 0 ? INT64_MAX : std::abs(d.source_step); });
+    is_tiled_ = nearest + 1 != dims_.end() && dims_.back().source_step != 0 && nearest->extent >= tile / 4;
+    if (is_tiled_) std::rotate(nearest, nearest + 1, dims_.end() - 1);
   }
-  void run(std::byte* target, const std::byte* source) { dimension(0, target, source); }
+
+  void run(std::byte* target, const std::byte* source) const { outer(0, target, source); }
 
  private:
-  std::byte* dimension(std::size_t dim, std::byte* target, const std::byte* source) {
-    const std::int64_t extent = layout_.extents[dim];
-    const std::int64_t step = layout_.steps[dim];
-    if (dim + 1 == layout_.extents.size()) {
-      row(target, source, extent, step);
-      return target + static_cast<std::size_t>(extent) * item_;
-    }
-    for (std::int64_t i = 0; i < extent; ++i) target = dimension(dim + 1, target, source + i * step);
-    return target;
+  static constexpr std::int64_t tile = 64 / Item;
+  static constexpr auto item = static_cast<std::int64_t>(Item);
+
+  void outer(std::size_t dim, std::byte* target, const std::byte* source) const {
+    const std::size_t left = dims_.size() - dim;
+    if (left == 1) return row(target, source, dims_[dim].extent, dims_[dim].source_step);
+    if (left == 2 && is_tiled_) return tiles(dims_[dim], dims_[dim + 1], target, source);
+    const Dimension& along = dims_[dim];
+    for (std::int64_t i = 0; i < along.extent; ++i)
+      outer(dim + 1, target + i * along.target_step, source + i * along.source_step);
   }
 
-  void row(std::byte* target, const std::byte* source, std::int64_t count, std::int64_t step) const {
-    if (step == static_cast<std::int64_t>(item_)) {
-      std::memcpy(target, source, static_cast<std::size_t>(count) * item_);
+  static void row(std::byte* target, const std::byte* source, std::int64_t count, std::int64_t step) {
+    if (step == item) {
+      std::memcpy(target, source, static_cast<std::size_t>(count) * Item);
       return;
     }
-    switch (item_) {
-      case 1:
-        return copy_row<1>(target, source, count, step);
-      case 2:
-        return copy_row<2>(target, source, count, step);
-      case 4:
-        return copy_row<4>(target, source, count, step);
-      default:
-        return copy_row<8>(target, source, count, step);
-    }
+    for (std::int64_t i = 0; i < count; ++i) std::memcpy(target + i * item, source + i * step, Item);
   }
 
-  Layout layout_;
-  std::size_t item_;
+  /// `near` are the source's neighbours, `inner` the target's.
+  static void tiles(const Dimension& near, const Dimension& inner, std::byte* target, const std::byte* source) {
+    for (std::int64_t i = 0; i < near.extent; i += tile)
+      for (std::int64_t j = 0; j < inner.extent; j += tile)
+        one_tile({std::min(tile, near.extent - i), near.source_step, near.target_step},
+                 {std::min(tile, inner.extent - j), inner.source_step, item}, target + i * near.target_step + j * item,
+                 source + i * near.source_step + j * inner.source_step);
+  }
+
+  static void one_tile(const Dimension& near, const Dimension& inner, std::byte* target, const std::byte* source) {
+    std::byte lines[tile * tile * item];
+    for (std::int64_t j = 0; j < inner.extent; ++j)
+      row(lines + j * tile * item, source + j * inner.source_step, near.extent, near.source_step);
+    for (std::int64_t i = 0; i < near.extent; ++i)
+      row(target + i * near.target_step, lines + i * item, inner.extent, tile * item);
+  }
+
+  std::vector<Dimension> dims_;
+  bool is_tiled_;
 };
 
 }  // namespace
@@ -197,10 +214,21 @@ TensorView TensorView::transposed() const {
 
 void copy_contiguous(const TensorView& source, std::byte* target) {
   if (source.nbytes() == 0) return;
-  if (source.is_contiguous())
+  if (source.is_contiguous()) {
     std::memcpy(target, source.data(), source.nbytes());
-  else
-    StridedCopy(source).run(target, source.data());
+    return;
+  }
+  std::vector<Dimension> dims = merged_dimensions(source);
+  switch (itemsize(source.dtype())) {
+    case 1:
+      return StridedCopy<1>(std::move(dims)).run(target, source.data());
+    case 2:
+      return StridedCopy<2>(std::move(dims)).run(target, source.data());
+    case 4:
+      return StridedCopy<4>(std::move(dims)).run(target, source.data());
+    default:
+      return StridedCopy<8>(std::move(dims)).run(target, source.data());
+  }
 }
 
 bool bitwise_equal(const TensorView& a, const TensorView& b) {

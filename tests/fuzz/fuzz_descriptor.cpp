@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any bytes as a descriptor: refused with an Error, or a tree that, sent again, arrives as the same tree.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "muster/error.hpp"
+#include "src/core/descriptor.hpp"
+
+namespace {
+
+using namespace muster;
+
+constexpr std::uint64_t memory_size = 4096;
+// All alike, so that a tensor may come to lie elsewhere.
+const std::byte memory[memory_size] = {};
+
+Tensor in_memory(DType dtype, const Shape& shape, std::uint64_t nbytes, core::Place place) {
+  if (nbytes > memory_size || place.offset > memory_size - nbytes)
+    throw Error(ErrorKind::corrupt, "a tensor lies outside its memory");
+  return Tensor::borrow(TensorView(dtype, shape, memory + place.offset));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::span bytes(reinterpret_cast<const std::byte*>(data), size);
+  try {
+    const Config config = core::decode_descriptor(bytes, in_memory);
+    const auto again = core::encode_descriptor(config, [](const Tensor& tensor) {
+      return std::optional(core::Place{1, static_cast<std::uint64_t>(tensor.data() - memory)});
+    });
+    if (!(core::decode_descriptor(again, in_memory) == config)) std::abort();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corrupt && error.kind() != ErrorKind::version) std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any text as JSON: refused with an Error, or a tree that, written again, reads as the same tree, and that split and
+// join give back.
+
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+
+namespace {
+
+using namespace muster;
+
+/// A string may lie one level deeper in a text than in a tree that is split; nothing else may.
+bool is_too_deep(const Config& config, int depth = 0) {
+  if (depth > max_config_depth) return true;
+  if (config.is_array())
+    for (const Config& item : config.as_array())
+      if (is_too_deep(item, depth + 1)) return true;
+  if (config.is_object())
+    for (const auto& [key, member] : config.as_object())
+      if (is_too_deep(member, depth + 1)) return true;
+  return false;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  Config config;
+  try {
+    config = parse_json(text);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corrupt) std::abort();
+    return 0;
+  }
+  if (!(parse_json(to_json(config)) == config) || !(parse_json(to_json(config, 1)) == config)) std::abort();
+  if (!is_too_deep(config) && !(join(split(config)) == config)) std::abort();
+  return 0;
+}

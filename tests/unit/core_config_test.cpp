@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <string>
+
+#include "doctest/doctest.h"
+#include "muster/config.hpp"
+#include "muster/error.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/random_config.hpp"
+
+using namespace muster;
+
+namespace {
+
+std::string refusal(ErrorKind kind, const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const Error& error) {
+    if (error.kind() == kind) return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("members keep their order and are found, few or many, reserved or not") {
+  for (const std::size_t reserved : {0U, 5U, 9U, 100U, 5000U}) {
+    for (const int members : {0, 1, 8, 9, 17, 1000}) {
+      CAPTURE(reserved);
+      CAPTURE(members);
+      ConfigObject object;
+      object.reserve(reserved);
+      for (int i = 0; i < members; ++i) CHECK(object.insert("key" + std::to_string(i), i));
+      for (int i = 0; i < members; ++i) {
+        CHECK(!object.insert("key" + std::to_string(i), -1));
+        REQUIRE(object.find("key" + std::to_string(i)) != nullptr);
+        CHECK(object.find("key" + std::to_string(i))->as_int() == i);
+      }
+      CHECK(object.find("key") == nullptr);
+      CHECK(object.size() == static_cast<std::size_t>(members));
+      int at = 0;
+      for (const auto& [key, value] : object) CHECK(key == "key" + std::to_string(at++));
+      const ConfigObject copy = object;
+      CHECK(copy.size() == object.size());
+      ConfigObject moved = std::move(object);
+      object = ConfigObject();
+      CHECK(object.find("key0") == nullptr);
+      CHECK(moved.size() == copy.size());
+      CHECK((moved.find("key0") != nullptr) == (members > 0));
+      moved["new"] = 1;
+      CHECK(moved.find("new")->as_int() == 1);
+      CHECK(copy.find("new") == nullptr);
+    }
+  }
+}
+
+TEST_CASE("values say their type and refuse to be another") {
+  const Config real = 1.5;
+  CHECK(refusal(ErrorKind::argument, [&] { (void)real.as_string(); }) ==
+        "a config value is of type real, not a string");
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_bool(); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_int(); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_uint(); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_array(); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_object(); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_tensor(); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.at("x"); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [&] { (void)Config("x").as_double(); }).empty());
+  CHECK(!refusal(ErrorKind::not_found, [] { (void)Config::object({}).at("x"); }).empty());
+  CHECK(!refusal(ErrorKind::not_found, [] { (void)Config::array({1}).at(1U); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [] { Config::object({{"a", 1}, {"a", 2}}); }).empty());
+}
+
+TEST_CASE("integers are exact at both ends of 64 bits") {
+  CHECK(Config(std::uint64_t{5}).type() == Config::Type::integer);
+  CHECK(Config(std::uint64_t{5}) == Config(5));
+  CHECK(Config(UINT64_MAX).as_uint() == UINT64_MAX);
+  CHECK(!refusal(ErrorKind::argument, [] { (void)Config(UINT64_MAX).as_int(); }).empty());
+  CHECK(!refusal(ErrorKind::argument, [] { (void)Config(-1).as_uint(); }).empty());
+  CHECK(Config(INT64_MIN).as_int() == INT64_MIN);
+  CHECK(Config(3).as_double() == 3.0);
+}
+
+TEST_CASE("a null becomes what is made of it") {
+  Config config;
+  config["a"]["b"] = 1;
+  config["list"].push_back("x");
+  CHECK(config.at("a").at("b").as_int() == 1);
+  CHECK(config.at("list").at(0U).as_string() == "x");
+  CHECK(config.size() == 2);
+  CHECK(Config(7).size() == 0);
+}
+
+TEST_CASE("equality is bit for bit, whatever the order of members") {
+  CHECK(Config(NAN) == Config(NAN));
+  CHECK(!(Config(0.0) == Config(-0.0)));
+  CHECK(
+      !(Config(std::bit_cast<double>(0x7ff8000000000001ULL)) == Config(std::bit_cast<double>(0x7ff8000000000000ULL))));
+  CHECK(!(Config(1) == Config(1.0)));
+  CHECK(!(Config() == Config(false)));
+  CHECK(Config::object({{"a", 1}, {"b", 2}}) == Config::object({{"b", 2}, {"a", 1}}));
+  CHECK(!(Config::object({{"a", 1}}) == Config::object({{"b", 1}})));
+  CHECK(!(Config::array({1, 2}) == Config::array({2, 1})));
+  CHECK(!(Config::array() == Config::object()));
+  CHECK(Config(test::pattern(DType::u4, {3}, 1)) == Config(test::pattern(DType::u4, {3}, 1)));
+  CHECK(!(Config(test::pattern(DType::u4, {3}, 1)) == Config(test::pattern(DType::u4, {3}, 2))));
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const Config tree = test::RandomConfig(seed).tree(5);
+    CHECK(tree == test::RandomConfig(seed).tree(5));
+    CHECK(!(Config::array({tree}) == tree));
+  }
+}
