@@ -194,19 +194,17 @@ TEST_CASE("each defect of a descriptor is refused") {
   CHECK(refusal(deep) == ErrorKind::corrupt);
 }
 
-TEST_CASE("any one byte of a descriptor may be any other: it is refused or gives a tree") {
+TEST_CASE("a descriptor with any one bit changed is refused or gives a tree") {
   Exchange exchange;
   const std::vector<std::byte> bytes = exchange.send(test::RandomConfig(12).tree(5), 2);
   exchange.slot.resize(exchange.slot.size() + 4096);
-  for (std::size_t at = 0; at < std::min<std::size_t>(bytes.size(), 400); ++at) {
-    for (int value = 0; value < 256; ++value) {
-      std::vector<std::byte> changed = bytes;
-      changed[at] = static_cast<std::byte>(value);
-      try {
-        exchange.receive(changed);
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::corrupt && error.kind() != ErrorKind::version) FAIL(error.what());
-      }
+  for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    std::vector<std::byte> changed = bytes;
+    changed[bit / 8] ^= std::byte{1} << (bit % 8);
+    try {
+      exchange.receive(changed);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::corrupt && error.kind() != ErrorKind::version) FAIL(error.what());
     }
   }
 }
