@@ -41,6 +41,11 @@ std::string nonce() {
   return text;
 }
 
+std::uintptr_t page_size() noexcept {
+  static const auto size = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
 std::string directory_of(const std::string& path) {
   const std::size_t slash = path.find_last_of('/');
   if (slash == std::string::npos) return ".";
@@ -96,12 +101,25 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
-void MappedFile::forget(std::uint64_t offset, std::uint64_t length) const noexcept {
-  static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  // Whole pages inside the range only: the ones at its ends belong to neighbours as well.
-  const std::uint64_t begin = (offset + page - 1) / page * page;
-  const std::uint64_t end = std::min<std::uint64_t>(offset + length, bytes_.size()) / page * page;
-  if (begin < end) ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
+void populate_mapped(std::span<const std::byte> part, const std::string& path) {
+#ifdef MADV_POPULATE_READ
+  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(part.data()) / page_size() * page_size();
+  const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(part.data()) + part.size();
+  int result = -1;
+  do {
+    result = ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && (errno == EFAULT || errno == EHWPOISON))
+    throw errno_error("reading: it became shorter, or its disk fails:", EIO, path);
+#endif
+}
+
+void forget_mapped(std::span<const std::byte> part) noexcept {
+  // Whole pages inside the part only: those at its ends belong to neighbours as well.
+  const auto address = reinterpret_cast<std::uintptr_t>(part.data());
+  const std::uintptr_t begin = (address + page_size() - 1) / page_size() * page_size();
+  const std::uintptr_t end = (address + part.size()) / page_size() * page_size();
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 OutputFile::OutputFile(const std::string& path) : path_(path), partial_(path + std::string(partial_mark) + nonce()) {

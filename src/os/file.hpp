@@ -25,14 +25,18 @@ class MappedFile {
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
-  /// This part has been read and will not be read again soon: its pages need not stay in this process.
-  void forget(std::uint64_t offset, std::uint64_t length) const noexcept;
 
  private:
   MappedFile(std::string path, std::span<const std::byte> bytes) : path_(std::move(path)), bytes_(bytes) {}
   std::string path_;
   std::span<const std::byte> bytes_;
 };
+
+/// Brings a part of a mapping into memory at once, which is faster than page after page. Throws Error(io) where it is
+/// not there any more; a kernel that cannot (before 5.14) is none the worse.
+void populate_mapped(std::span<const std::byte> part, const std::string& path);
+/// This part of a file's mapping has been read and will not be again soon: its pages need not stay in this process.
+void forget_mapped(std::span<const std::byte> part) noexcept;
 
 /// 1. PATH.partial-NONCE is created beside PATH (nobody else's: exclusively) and written at offsets.
 /// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory.

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/inspect/diff.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "muster/error.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/state.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/parallel.hpp"
+#include "src/os/file.hpp"
+
+namespace muster::inspect {
+namespace {
+
+// Large enough that a call per piece costs nothing, small enough that two threads share one large tensor.
+constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
+constexpr std::uint64_t longest_json = std::uint64_t{256} << 20;
+
+struct Pair {
+  std::size_t a = 0;
+  std::size_t b = 0;
+  ValueDifference values = {};
+};
+
+struct Piece {
+  std::size_t pair = 0;
+  std::uint64_t offset = 0;
+};
+
+// Small tensors are not worth a system call each.
+constexpr std::size_t least_populated = std::size_t{1} << 20;
+
+ValueDifference compare_piece(const ModelDir& model_a, const ModelDir& model_b, const Pair& pair,
+                              std::uint64_t offset) {
+  const Tensor a = model_a.tensor(pair.a);
+  const Tensor b = model_b.tensor(pair.b);
+  const std::size_t length = std::min<std::uint64_t>(piece_bytes, a.nbytes() - offset);
+  const std::span<const std::byte> x = a.bytes().subspan(offset, length);
+  const std::span<const std::byte> y = b.bytes().subspan(offset, length);
+  const bool is_large = length >= least_populated;
+  if (is_large) {
+    os::populate_mapped(x, model_a.file_of(pair.a).path());
+    os::populate_mapped(y, model_b.file_of(pair.b).path());
+  }
+  ValueDifference difference;
+  if (std::memcmp(x.data(), y.data(), length) != 0) difference = compare_values(a.dtype(), x, y);
+  if (is_large) {
+    os::forget_mapped(x);
+    os::forget_mapped(y);
+  }
+  return difference;
+}
+
+void compare_pairs(const ModelDir& a, const ModelDir& b, std::vector<Pair>& pairs) {
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const std::uint64_t bytes = a.tensors()[pairs[i].a].bytes;
+    for (std::uint64_t offset = 0; offset < bytes; offset += piece_bytes) pieces.push_back({i, offset});
+  }
+  std::mutex mutex;
+  parallel_for(pieces.size(), copy_workers(), [&](std::size_t index, std::size_t) {
+    const Piece& piece = pieces[index];
+    const ValueDifference difference = compare_piece(a, b, pairs[piece.pair], piece.offset);
+    if (difference.elements == 0) return;
+    const std::lock_guard lock(mutex);
+    pairs[piece.pair].values.add(difference);
+  });
+}
+
+void diff_tensors(const ModelDir& a, const ModelDir& b, DiffReport& report) {
+  std::vector<Pair> pairs;
+  pairs.reserve(a.tensors().size());
+  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+    const TensorEntry& left = a.tensors()[i];
+    const std::optional<std::size_t> place = b.find(left.name);
+    if (!place) {
+      report.tensor_diffs.push_back({.name = left.name, .kind = DiffKind::only_in_a, .a = left});
+      continue;
+    }
+    const TensorEntry& right = b.tensors()[*place];
+    if (left.dtype != right.dtype || left.shape != right.shape) {
+      report.tensor_diffs.push_back({.name = left.name, .kind = DiffKind::type, .a = left, .b = right});
+      continue;
+    }
+    pairs.push_back({i, *place});
+    ++report.tensors;
+    report.bytes += left.bytes;
+  }
+  compare_pairs(a, b, pairs);
+  for (const Pair& pair : pairs) {
+    if (pair.values.elements == 0) continue;
+    const TensorEntry& left = a.tensors()[pair.a];
+    report.tensor_diffs.push_back(
+        {.name = left.name, .kind = DiffKind::values, .a = left, .b = b.tensors()[pair.b], .values = pair.values});
+  }
+  for (const TensorEntry& right : b.tensors()) {
+    if (!a.find(right.name))
+      report.tensor_diffs.push_back({.name = right.name, .kind = DiffKind::only_in_b, .b = right});
+  }
+}
+
+std::string excerpt(const Config& value) {
+  constexpr std::size_t longest = 60;
+  if (value.is_object()) return fmt::format("an object of {}", value.size());
+  if (value.is_array() && value.size() > 8) return fmt::format("a list of {}", value.size());
+  std::string text = to_json(value);
+  if (text.size() > longest) {
+    std::size_t end = longest;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80) --end;
+    text = text.substr(0, end) + "...";
+  }
+  return text;
+}
+
+constexpr std::size_t most_places = 3;
+
+/// The first few places where two trees differ: "hidden_size: 768 / 1024". Counts all.
+void find_places(const Config& a, const Config& b, const std::string& path, std::string& text, std::size_t& count) {
+  const auto note = [&](const std::string& where, const std::string& left, const std::string& right) {
+    if (count++ < most_places)
+      text += fmt::format("{}{}: {} / {}", text.empty() ? "" : ", ", where.empty() ? "the whole" : where, left, right);
+  };
+  if (a.is_object() && b.is_object()) {
+    const std::string below = path.empty() ? "" : path + ".";
+    for (const auto& [key, value] : a.as_object()) {
+      const Config* other = b.as_object().find(key);
+      if (other == nullptr)
+        note(below + key, excerpt(value), "nothing");
+      else
+        find_places(value, *other, below + key, text, count);
+    }
+    for (const auto& [key, value] : b.as_object()) {
+      if (a.as_object().find(key) == nullptr) note(below + key, "nothing", excerpt(value));
+    }
+  } else if (a.is_array() && b.is_array() && a.size() == b.size()) {
+    for (std::size_t i = 0; i < a.size(); ++i)
+      find_places(a.at(i), b.at(i), fmt::format("{}[{}]", path, i), text, count);
+  } else if (!(a == b)) {
+    note(path, excerpt(a), excerpt(b));
+  }
+}
+
+std::optional<Config> parse(std::span<const std::byte> bytes) {
+  if (bytes.size() > longest_json) return std::nullopt;
+  try {
+    return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  } catch (const Error&) {
+    return std::nullopt;  // then it is compared as bytes
+  }
+}
+
+void diff_file(const std::string& name, const DiffReport& whole, std::vector<FileDiff>& out) {
+  const auto a = os::MappedFile::open(join_path(whole.a, name));
+  const auto b = os::MappedFile::open(join_path(whole.b, name));
+  const std::span<const std::byte> x = a->bytes();
+  const std::span<const std::byte> y = b->bytes();
+  if (x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size()) == 0)) return;
+  if (name.ends_with(".json")) {
+    const std::optional<Config> left = parse(x);
+    const std::optional<Config> right = left ? parse(y) : std::nullopt;
+    if (right) {
+      std::string places;
+      std::size_t count = 0;
+      find_places(*left, *right, "", places, count);
+      if (count > most_places) places += fmt::format(" and {} more", count - most_places);
+      if (count != 0) out.push_back({.name = name, .detail = std::move(places)});
+      return;
+    }
+  }
+  if (x.size() != y.size()) {
+    out.push_back({.name = name, .detail = fmt::format("{} bytes / {} bytes", x.size(), y.size())});
+    return;
+  }
+  const auto place = std::mismatch(x.begin(), x.end(), y.begin()).first - x.begin();
+  out.push_back({.name = name, .detail = fmt::format("other bytes from {} on", place)});
+}
+
+void diff_files(DiffReport& report) {
+  const std::vector<std::string> a = carried_files(report.a);
+  const std::vector<std::string> b = carried_files(report.b);
+  std::set<std::string> names(a.begin(), a.end());
+  names.insert(b.begin(), b.end());
+  for (const std::string& name : names) {
+    const bool in_a = std::binary_search(a.begin(), a.end(), name);
+    const bool in_b = std::binary_search(b.begin(), b.end(), name);
+    if (in_a && in_b) {
+      ++report.files;
+      diff_file(name, report, report.file_diffs);
+    } else {
+      report.file_diffs.push_back({.name = name, .kind = in_a ? DiffKind::only_in_a : DiffKind::only_in_b});
+    }
+  }
+}
+
+}  // namespace
+
+DiffReport diff_models(const std::string& a, const std::string& b) {
+  DiffReport report{.a = a, .b = b};
+  const ModelDir left = ModelDir::open(a);
+  const ModelDir right = ModelDir::open(b);
+  diff_tensors(left, right, report);
+  report.metadata_differs = left.metadata() != right.metadata();
+  std::error_code error;
+  if (std::filesystem::is_directory(a, error) && std::filesystem::is_directory(b, error)) diff_files(report);
+  return report;
+}
+
+}  // namespace muster::inspect

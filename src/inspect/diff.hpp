@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What `muster diff` says of two safetensors files or model directories.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "muster/safetensors.hpp"
+#include "src/inspect/values.hpp"
+
+namespace muster::inspect {
+
+enum class DiffKind : std::uint8_t { only_in_a, only_in_b, type, values };
+
+struct TensorDiff {
+  std::string name;
+  DiffKind kind = DiffKind::values;
+  TensorEntry a = {};  ///< without a name where it is not there
+  TensorEntry b = {};
+  ValueDifference values = {};  ///< of kind `values`
+};
+
+/// A file that is carried along. JSON is compared as values: order of members and white space do not count.
+struct FileDiff {
+  std::string name;
+  DiffKind kind = DiffKind::values;
+  std::string detail = {};  ///< where, and what on both sides
+};
+
+struct DiffReport {
+  std::string a;
+  std::string b;
+  std::uint64_t tensors = 0;                  ///< compared by value
+  std::uint64_t bytes = 0;                    ///< of these, on one side
+  std::uint64_t files = 0;                    ///< carried files on both sides
+  std::vector<TensorDiff> tensor_diffs = {};  ///< not in b or of another type, other values, not in a
+  std::vector<FileDiff> file_diffs = {};      ///< by name
+  bool metadata_differs = false;              ///< of the files' headers; told, but no difference: it names the writer
+
+  [[nodiscard]] bool is_same() const noexcept { return tensor_diffs.empty() && file_diffs.empty(); }
+};
+
+/// Tensors by name, bit for bit, however they are spread over files; carried files where both are directories. Memory
+/// is that of a few pieces of some MiB. Throws like ModelDir::open.
+DiffReport diff_models(const std::string& a, const std::string& b);
+
+/// A line for each difference and one for the whole. Lines end with '\n'.
+std::string diff_text(const DiffReport& report);
+
+/// {"same", "tensors", "bytes", "files", "metadata_differs", "tensor_differences": [{"name", "kind", "a", "b",
+/// "elements", ...}], "file_differences": [{"name", "kind", "detail"}]}; numbers that are not finite are strings.
+std::string diff_json(const DiffReport& report);
+
+}  // namespace muster::inspect
