@@ -9,9 +9,22 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <string_view>
+
+#include "src/os/fault.hpp"
 
 namespace muster::os {
 namespace {
+
+// Whether a call went well; a test may let it fail.
+template <class Call>
+bool succeeds(std::string_view name, const std::string& path, Call&& call) {
+  if (const int injected = fault(name, path); injected > 0) {
+    errno = injected;
+    return false;
+  }
+  return call() == 0;
+}
 
 [[noreturn]] void refuse_taken(const std::string& path) {
   throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
@@ -20,7 +33,7 @@ namespace {
 }  // namespace
 
 void make_directory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0777) == 0) return;
+  if (succeeds("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); })) return;
   if (errno == EEXIST) refuse_taken(path);
   throw errno_error(fmt::format("making the directory \"{}\"", path), errno, path);
 }
@@ -37,7 +50,7 @@ bool try_lock(const Fd& directory) noexcept {
 
 void sync_file(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd || ::fsync(fd.get()) != 0) {
+  if (!fd || !succeeds("fsync", path, [&] { return ::fsync(fd.get()); })) {
     throw errno_error(fmt::format("writing \"{}\" to the disk", path), errno, path);
   }
 }
@@ -45,13 +58,16 @@ void sync_file(const std::string& path) {
 void sync_directory(const std::string& path) {
   const Fd fd = open_directory(path);
   // Some file systems have nothing to sync in a directory and say so.
-  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != EROFS) {
+  if (!succeeds("fsync", path, [&] { return ::fsync(fd.get()); }) && errno != EINVAL && errno != EROFS) {
     throw errno_error(fmt::format("writing the directory \"{}\" to the disk", path), errno, path);
   }
 }
 
 void rename_to_new(const std::string& from, const std::string& to) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (succeeds("rename", to,
+               [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); })) {
+    return;
+  }
   if (errno == EINVAL || errno == ENOSYS) {
     // No such flag here (NFS): rename replaces nothing but an empty directory.
     struct stat status {};
@@ -63,7 +79,9 @@ void rename_to_new(const std::string& from, const std::string& to) {
 }
 
 bool exchange_names(const std::string& a, const std::string& b) {
-  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (succeeds("rename", b, [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); })) {
+    return true;
+  }
   if (errno == EINVAL || errno == ENOSYS) return false;
   throw errno_error(fmt::format("exchanging \"{}\" and \"{}\"", a, b), errno, b);
 }

@@ -1,0 +1,90 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# What a user meets: every bad input of shard and export ends with status 2, one line on standard error that says what to
+# do, and nothing left behind; alone and as ranks of a job.
+#   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
+set -u
+program=${MUSTER_PROGRAM:?}
+demo=${MUSTER_DEMO_MODEL:?}
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB
+work=$(mktemp -d "${TMPDIR:-/tmp}/muster-export-cli-XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+
+# refused WORDS COMMAND...: status 2, one line with the words, no new names in the directory.
+refused() {
+  local words=$1 status before
+  shift
+  before=$(ls -A)
+  "$@" > "$TMPOUT" 2> "$TMPERR"
+  status=$?
+  [ "$status" = 2 ] || fail "status $status, not 2: $*"
+  # The launcher's own line about the rank that failed is not export's.
+  [ "$(grep -cv '^muster run: ' "$TMPERR")" = 1 ] || fail "not one line: $*: $(cat "$TMPERR")"
+  grep -qF -- "$words" "$TMPERR" || fail "no \"$words\": $*: $(cat "$TMPERR")"
+  [ -s "$TMPOUT" ] && fail "words on standard output: $*"
+  [ "$(ls -A)" = "$before" ] || fail "left behind by $*: $(ls -A)"
+}
+mkdir .log && TMPOUT=$work/.log/out TMPERR=$work/.log/err
+
+"$demo" model --megabytes 3 > /dev/null || fail "no demo model"
+"$program" shard model --ranks 4 --plan llama --out shards > /dev/null || fail "shard"
+"$program" export shards --plan llama --out alone > /dev/null || fail "export alone"
+"$program" run -n 4 -- "$program" export shards --plan llama --out job --max-shard-size 1MB > /dev/null || fail "export as a job"
+for out in alone job; do cmp -s model/config.json $out/config.json || fail "config.json of $out"; done
+[ -f alone/model.safetensors ] && [ -f job/model.safetensors.index.json ] || fail "files of the exports"
+"$program" diff model alone > /dev/null || fail "alone differs"
+"$program" diff model job > /dev/null || fail "job differs"
+
+refused "--force" "$program" shard model --ranks 4 --plan llama --out shards
+refused "--force" "$program" export shards --plan llama --out alone
+refused "--force" "$program" run -n 4 -- "$program" export shards --plan llama --out alone
+refused "read from" "$program" export shards --plan llama --out shards --force
+refused "bert, llama" "$program" shard model --ranks 4 --plan lama --out new
+refused "bert, llama" "$program" export shards --plan lama --out new
+refused "no rule matches" "$program" shard model --ranks 4 --plan bert --out new
+refused "no rule matches" "$program" export shards --plan bert --out new
+refused "no rule matches" "$program" run -n 4 -- "$program" export shards --plan bert --out new
+refused "muster run -n 4" "$program" run -n 3 -- "$program" export shards --plan llama --out new
+refused "no shards" "$program" export model --plan llama --out new
+refused "nowhere" "$program" shard nowhere --ranks 4 --plan llama --out new
+refused "nowhere" "$program" export nowhere --plan llama --out new
+refused "make it first" "$program" export shards --plan llama --out no/new
+refused "ranks" "$program" shard model --ranks 0 --plan llama --out new
+
+printf '{"muster_plan": 1,\n "rules": [}' > broken.json
+refused "line 2" "$program" export shards --plan broken.json --out new
+echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]}' > same.json
+refused "have other values" "$program" export shards --plan same.json --out new
+echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 1}]}' > dim.json
+refused "no dimension 1" "$program" shard model --ranks 4 --plan dim.json --out new
+echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "first"}]}' > first.json
+refused "no way back" "$program" shard model --ranks 4 --plan first.json --out new
+
+for fault in pwrite:ENOSPC fsync:EIO rename:EIO; do
+  refused "new" env MUSTER_FAULT=$fault:1 "$program" shard model --ranks 4 --plan llama --out new
+  refused "new" env MUSTER_FAULT=$fault:1 "$program" export shards --plan llama --out new
+  refused "--force" env MUSTER_FAULT=$fault:1 "$program" export shards --plan llama --out alone
+done
+MUSTER_FAULT=pwrite:ENOSPC:3 "$program" export shards --plan llama --out alone --force 2> /dev/null && fail "a full disk was no failure"
+"$program" diff model alone > /dev/null || fail "a failed --force export lost what was there"
+
+mv shards/rank-00002-of-00004.safetensors .log/
+refused "rank-00002-of-00004" "$program" export shards --plan llama --out new
+refused "rank-00002-of-00004" "$program" run -n 4 -- "$program" export shards --plan llama --out new
+head -c 100000 .log/rank-00002-of-00004.safetensors > shards/rank-00002-of-00004.safetensors
+refused "rank-00002-of-00004" "$program" export shards --plan llama --out new
+refused "rank-00002-of-00004" "$program" run -n 4 -- "$program" export shards --plan llama --out new
+head -c 4 .log/rank-00002-of-00004.safetensors > shards/rank-00002-of-00004.safetensors
+refused "rank-00002-of-00004" "$program" export shards --plan llama --out new
+cp .log/rank-00002-of-00004.safetensors shards/
+cp .log/rank-00002-of-00004.safetensors shards/rank-00002-of-00005.safetensors
+refused "two sources" "$program" export shards --plan llama --out new
+rm shards/rank-00002-of-00005.safetensors
+"$program" export shards --plan llama --out alone --force > /dev/null || fail "--force"
+"$program" diff model alone > /dev/null || fail "what replaced the old one differs"
+
+[ "$failures" = 0 ] && echo "all as it should be"
+exit $((failures != 0))
