@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -288,6 +289,11 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std:
            fmt::format("its header would have {} bytes, but the file ends after {}; it is cut off", length, file_size));
   const char* begin = reinterpret_cast<const char*>(head.data()) + safetensors_prefix;
   if (length == 0 || *begin != '{') refuse(path, "its header does not begin with '{'; it is no safetensors file");
+
+  // The parser takes a NUL for the end of the text and would not look at what follows.
+  if (const void* nul = std::memchr(begin, 0, length); nul != nullptr)
+    refuse(path, fmt::format("the header is not valid JSON at its byte {}: it is a NUL",
+                             static_cast<const char*>(nul) - begin + 1));
 
   HeaderReader reader(path);
   nlohmann::json::sax_parse(begin, begin + length, &reader);

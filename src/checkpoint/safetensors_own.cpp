@@ -136,7 +136,11 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
     if (!core::is_utf8(entry.name)) refuse(path, fmt::format("the name {} is not UTF-8", in_quotes(entry.name)));
     if (!names.insert(entry.name).second)
       refuse(path, fmt::format("two tensors have the name {}", in_quotes(entry.name)));
-    entry.bytes = byte_size(entry.dtype, entry.shape);
+    try {
+      entry.bytes = byte_size(entry.dtype, entry.shape);
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("writing {}: tensor {}", in_quotes(path), in_quotes(entry.name)));
+    }
     entry.offset = end;
     if (__builtin_add_overflow(end, entry.bytes, &end) || end > INT64_MAX)
       refuse(path, "its tensors together are larger than a file can be");

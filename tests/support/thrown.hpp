@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The words of the error that a call must throw.
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <string_view>
+
+#include "muster/error.hpp"
+
+namespace muster::test {
+
+/// Calls, wants an Error of this kind in one line, and gives its words.
+template <class Call>
+std::string words_of(ErrorKind kind, Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    const std::string words = error.what();
+    INFO(words);
+    CHECK(to_string(error.kind()) == to_string(kind));
+    CHECK(words.find('\n') == std::string::npos);
+    return words;
+  }
+  FAIL_CHECK("nothing was thrown");
+  return {};
+}
+
+inline bool has(const std::string& words, std::string_view part) {
+  if (words.find(part) != std::string::npos) return true;
+  MESSAGE("no \"" << std::string(part) << "\" in: " << words);
+  return false;
+}
+
+}  // namespace muster::test

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Model directories: which files are meant, how tensors are spread over files, what is carried along.
+
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "muster/model_dir.hpp"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "muster/state.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+TensorEntry spec(std::string name, Shape shape, DType dtype = DType::u8) {
+  return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
+}
+
+// Every byte of the tensors has this value.
+void write_file_of(const std::string& path, const std::vector<std::string>& names, int value = 1,
+                   const std::map<std::string, std::string>& metadata = {}) {
+  std::vector<TensorEntry> specs;
+  for (const std::string& name : names) specs.push_back(spec(name, {4}));
+  SafetensorsWriter writer(path, specs, metadata);
+  const std::vector<std::byte> bytes(4, static_cast<std::byte>(value));
+  for (const std::string& name : names) writer.write(name, 0, bytes);
+  writer.commit();
+}
+
+std::string index_of(const std::map<std::string, std::string>& weights) {
+  std::string map;
+  for (const auto& [name, file] : weights) map += fmt::format(R"({}"{}":"{}")", map.empty() ? "" : ",", name, file);
+  return fmt::format(R"({{"metadata":{{"total_size":1}},"weight_map":{{{}}}}})", map);
+}
+
+constexpr const char* one_of_two = "model-00001-of-00002.safetensors";
+constexpr const char* two_of_two = "model-00002-of-00002.safetensors";
+constexpr const char* index_name = "model.safetensors.index.json";
+
+}  // namespace
+
+TEST_CASE("one file, by its own name or by its directory's") {
+  const TemporaryDirectory directory;
+  write_file_of(directory / "model.safetensors", {"b", "a"}, 7, {{"format", "pt"}});
+  write_text(directory / "config.json", "{}");
+  for (const std::string& path : {directory.path().string(), directory / "model.safetensors"}) {
+    const ModelDir model = ModelDir::open(path);
+    REQUIRE(model.tensors().size() == 2);
+    CHECK(model.tensors()[0].name == "a");
+    CHECK(model.find("b") == 1);
+    CHECK_FALSE(model.find("c"));
+    CHECK(model.metadata().at("format") == "pt");
+    CHECK(model.tensor(1).bytes()[3] == std::byte{7});
+    CHECK(model.files().size() == 1);
+    words_of(ErrorKind::not_found, [&] { static_cast<void>(model.tensor(2)); });
+  }
+}
+
+TEST_CASE("files with an index, and without one") {
+  const TemporaryDirectory directory;
+  write_file_of(directory / one_of_two, {"a", "c"}, 1, {{"format", "pt"}, {"x", "1"}});
+  write_file_of(directory / two_of_two, {"b"}, 2, {{"x", "2"}});
+  for (const bool has_index : {false, true}) {
+    INFO(has_index);
+    if (has_index) {
+      write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}, {"c", one_of_two}}));
+      // Not of this model, as the index says.
+      write_file_of(directory / "consolidated.safetensors", {"a", "z"}, 3);
+    }
+    const ModelDir model = ModelDir::open(directory.path().string());
+    REQUIRE(model.tensors().size() == 3);
+    CHECK(model.tensor(*model.find("a")).bytes()[0] == std::byte{1});
+    CHECK(model.tensor(*model.find("b")).bytes()[0] == std::byte{2});
+    CHECK(fs::path(model.file_of(*model.find("b")).path()).filename() == two_of_two);
+    CHECK(model.metadata().at("x") == "1");
+  }
+}
+
+TEST_CASE("what an index gets wrong") {
+  const TemporaryDirectory directory;
+  write_file_of(directory / one_of_two, {"a"});
+  write_file_of(directory / two_of_two, {"b"});
+  const auto refuse = [&](ErrorKind kind, const std::string& text) {
+    write_text(directory / index_name, text);
+    const std::string words = words_of(kind, [&] { ModelDir::open(directory.path().string()); });
+    CHECK(has(words, index_name));
+    return words;
+  };
+  const auto corrupt = [&](const std::map<std::string, std::string>& weights) {
+    return refuse(ErrorKind::corrupt, index_of(weights));
+  };
+  CHECK(has(refuse(ErrorKind::not_found, index_of({{"a", "model-00003-of-00003.safetensors"}})),
+            "it names \"model-00003-of-00003.safetensors\", which is not there"));
+  CHECK(has(corrupt({{"a", one_of_two}, {"z", one_of_two}}), "puts tensor \"z\" into \"model-00001"));
+  CHECK(has(corrupt({{"a", two_of_two}, {"b", two_of_two}}), "puts tensor \"a\" into \"model-00002"));
+  write_file_of(directory / two_of_two, {"b", "extra"});
+  CHECK(has(corrupt({{"a", one_of_two}, {"b", two_of_two}}), "it lacks tensor \"extra\""));
+  write_file_of(directory / two_of_two, {"a", "b"});
+  write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}}));
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { ModelDir::open(directory.path().string()); }),
+            "tensor \"a\" is there twice"));
+  CHECK(has(corrupt({{"a", "../model.safetensors"}}), "no name of a file beside it"));
+  CHECK(has(corrupt({{"a", "/etc/passwd"}}), "no name of a file beside it"));
+  CHECK(has(corrupt({{"a", ".."}}), "no name of a file beside it"));
+  CHECK(has(refuse(ErrorKind::corrupt, "{"), "line 1, column 2"));
+  CHECK(has(refuse(ErrorKind::corrupt, "[]"), "no object \"weight_map\""));
+  CHECK(has(refuse(ErrorKind::corrupt, R"({"weight_map":{"a":1}})"), "is no string"));
+  CHECK(has(refuse(ErrorKind::corrupt, R"({"weight_map":{"a":"x","a":"y"}})"), "is there twice"));
+}
+
+TEST_CASE("directories that do not say what is meant") {
+  const TemporaryDirectory directory;
+  const auto open = [&] { ModelDir::open(directory.path().string()); };
+  CHECK(has(words_of(ErrorKind::not_found, open), "no *.safetensors"));
+  words_of(ErrorKind::not_found, [&] { ModelDir::open(directory / "none"); });
+  write_file_of(directory / "rank-00000-of-00002.safetensors", {"a"});
+  write_file_of(directory / "rank-00001-of-00002.safetensors", {"a"});
+  CHECK(has(words_of(ErrorKind::argument, open), "muster export"));
+  write_file_of(directory / "model.safetensors", {"a"});
+  CHECK(ModelDir::open(directory.path().string()).tensors().size() == 1);
+  write_text(directory / index_name, index_of({{"a", "rank-00000-of-00002.safetensors"}}));
+  CHECK(has(words_of(ErrorKind::argument, open), "two models"));
+  fs::remove(directory / index_name);
+  fs::remove(directory / "model.safetensors");
+  write_text(directory / "x.safetensors.index.json", "{}");
+  write_text(directory / "y.safetensors.index.json", "{}");
+  CHECK(has(words_of(ErrorKind::argument, open), "both an index"));
+}
+
+TEST_CASE("planning files as HuggingFace's libraries do") {
+  const std::vector<TensorEntry> entries = {spec("b", {60}),           spec("a", {40}), spec("d", {1}),
+                                            spec("c", {500}),          spec("e", {0}),  spec("f", {99}),
+                                            spec("g", {1}, DType::f16)};
+  const ShardLayout layout = plan_shards(entries, 100);
+  REQUIRE(layout.files.size() == 5);
+  const std::vector<std::vector<std::size_t>> expected = {{0, 1}, {2}, {3}, {4, 5}, {6}};
+  for (std::size_t i = 0; i < 5; ++i) {
+    CHECK(layout.files[i].name == fmt::format("model-0000{}-of-00005.safetensors", i + 1));
+    CHECK(layout.files[i].tensors == expected[i]);
+  }
+  const Config index = parse_json(layout.index);
+  CHECK(index.at("metadata").at("total_size").as_int() == 702);
+  CHECK(index.at("weight_map").size() == 7);
+  CHECK(index.at("weight_map").as_object().begin()->first == "a");
+  CHECK(index.at("weight_map").at("c").as_string() == "model-00003-of-00005.safetensors");
+  CHECK(
+      layout.index.starts_with("{\n  \"metadata\": {\n    \"total_size\": 702\n  },\n  \"weight_map\": {\n    \"a\""));
+
+  const ShardLayout single = plan_shards(entries, 702);
+  REQUIRE(single.files.size() == 1);
+  CHECK(single.files[0].name == "model.safetensors");
+  CHECK(single.index.empty());
+  CHECK(plan_shards({}, 1).files.size() == 1);
+  const std::vector<TensorEntry> twice = {spec("a", {1}), spec("a", {1})};
+  CHECK(has(words_of(ErrorKind::argument, [&] { plan_shards(twice, 10); }), "two tensors have the name \"a\""));
+}
+
+TEST_CASE("what is carried along") {
+  const TemporaryDirectory from;
+  const TemporaryDirectory to;
+  write_file_of(from / "model.safetensors", {"a"});
+  write_text(from / index_name, "{}");
+  write_text(from / "config.json", "{\"x\": 1}");
+  write_text(from / "empty.txt", "");
+  write_text(from / "config.json.partial-0123456789abcdef", "half");
+  fs::create_directories(from / "1_Pooling/deep");
+  fs::create_directories(from / ".git");
+  fs::create_directories(from / ".cache/huggingface");
+  write_text(from / "1_Pooling/config.json", std::string(3'000'000, 'x'));
+  write_text(from / "1_Pooling/deep/model.safetensors", "another model's");
+  write_text(from / ".git/config", "");
+  write_text(from / ".cache/huggingface/x", "");
+  fs::create_symlink("config.json", from / "linked.json");
+  const std::vector<std::string> expected = {"1_Pooling/config.json", "1_Pooling/deep/model.safetensors", "config.json",
+                                             "empty.txt", "linked.json"};
+  CHECK(carried_files(from.path().string()) == expected);
+  copy_carried_files(from.path().string(), to.path().string());
+  CHECK(carried_files(to.path().string()) == expected);
+  for (const std::string& name : expected) CHECK(read_text(to / name) == read_text(from / name));
+  CHECK_FALSE(fs::is_symlink(to / "linked.json"));
+  fs::create_directory_symlink(".", from / "loop");
+  CHECK(has(words_of(ErrorKind::argument, [&] { carried_files(from.path().string()); }), "a link may lead back"));
+  words_of(ErrorKind::not_found, [&] { carried_files(from / "none"); });
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// safetensors files: what is written is read, whatever fails leaves what was there.
+
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "muster/safetensors.hpp"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "src/os/fault.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+TensorEntry spec(std::string name, DType dtype, Shape shape) {
+  return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
+}
+
+Tensor pattern(DType dtype, const Shape& shape, unsigned seed) {
+  Tensor tensor = Tensor::allocate(dtype, shape);
+  std::byte* data = tensor.mutable_data();
+  for (std::size_t i = 0; i < tensor.nbytes(); ++i)
+    data[i] = static_cast<std::byte>((i * 37 + seed * 101 + 11) & 0xffU);
+  // The unused half of a last byte is nobody's.
+  if (is_packed(dtype) && tensor.view().elements() % 2 != 0) data[tensor.nbytes() - 1] &= std::byte{0x0f};
+  return tensor;
+}
+
+void write_all(const std::string& path, const std::vector<TensorEntry>& specs,
+               const std::map<std::string, std::string>& metadata = {}) {
+  SafetensorsWriter writer(path, specs, metadata);
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    writer.write(specs[i].name, pattern(specs[i].dtype, specs[i].shape, static_cast<unsigned>(i)));
+  writer.commit();
+}
+
+void check_all(const std::string& path, const std::vector<TensorEntry>& specs) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  REQUIRE(file.tensors().size() == specs.size());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    INFO(specs[i].name);
+    const Tensor tensor = file.tensor(specs[i].name);
+    CHECK(bitwise_equal(tensor, pattern(specs[i].dtype, specs[i].shape, static_cast<unsigned>(i))));
+    CHECK_FALSE(tensor.is_writable());
+    const std::size_t size = itemsize(specs[i].dtype);
+    if (size != 0 && tensor.nbytes() != 0) CHECK(reinterpret_cast<std::uintptr_t>(tensor.data()) % size == 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every dtype comes back, with scalars, empty tensors and odd numbers of packed ones") {
+  const TemporaryDirectory directory;
+  std::vector<TensorEntry> specs;
+  for (const DType dtype : all_dtypes()) {
+    const std::string name(to_string(dtype));
+    specs.push_back(spec(name + ".matrix", dtype, {3, 4}));
+    specs.push_back(spec(name + ".odd", dtype, {3, 5}));
+    specs.push_back(spec(name + ".scalar", dtype, {}));
+    specs.push_back(spec(name + ".empty", dtype, {0, 7}));
+  }
+  const std::map<std::string, std::string> metadata = {{"format", "pt"}, {"who\"\n", "\\ \u00e9 \x01"}};
+  const std::string path = directory / "all.safetensors";
+  write_all(path, specs, metadata);
+  check_all(path, specs);
+  CHECK(SafetensorsFile::open(path).metadata() == metadata);
+  CHECK(directory.count() == 1);
+}
+
+TEST_CASE("the header says what the format asks for") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  write_all(path, {spec("b", DType::u8, {3}), spec("a", DType::f32, {1}), spec("c", DType::u4, {3})}, {{"k", "v"}});
+  const std::string bytes = read_text(path);
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  CHECK(length % 8 == 0);
+  CHECK(bytes.size() == 8 + length + 4 + 3 + 2);
+  const std::string expected = R"({"__metadata__":{"k":"v","muster.dtype.c":"U4 [3]"},)"
+                               R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                               R"("b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},)"
+                               R"("c":{"dtype":"U8","shape":[2],"data_offsets":[7,9]}})";
+  std::string header = bytes.substr(8, length);
+  CHECK(header.substr(0, expected.size()) == expected);
+  CHECK(header.find_first_not_of(' ', expected.size()) == std::string::npos);
+}
+
+TEST_CASE("a file without tensors, and names of all kinds") {
+  const TemporaryDirectory directory;
+  write_all(directory / "none.safetensors", {});
+  CHECK(SafetensorsFile::open(directory / "none.safetensors").tensors().empty());
+  const std::vector<TensorEntry> specs = {spec("", DType::u8, {1}),
+                                          spec("a/b", DType::u8, {2}),
+                                          spec("\u00fc\U0001f600", DType::u8, {3}),
+                                          spec("new\nline \"quoted\" \\", DType::u8, {4}),
+                                          spec("muster.dtype.x", DType::i4, {5}),
+                                          spec(std::string("nul\0nul", 7), DType::u8, {6})};
+  write_all(directory / "names.safetensors", specs);
+  check_all(directory / "names.safetensors", specs);
+}
+
+TEST_CASE("10,000 tensors, looked up by name") {
+  const TemporaryDirectory directory;
+  std::vector<TensorEntry> specs;
+  for (int i = 0; i < 10'000; ++i) specs.push_back(spec(fmt::format("layers.{}.weight", i), DType::bf16, {4, 2}));
+  const std::string path = directory / "many.safetensors";
+  write_all(path, specs);
+  check_all(path, specs);
+}
+
+TEST_CASE("pieces from threads, in any order") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  const std::vector<TensorEntry> specs = {spec("x", DType::f32, {1000, 33}), spec("y", DType::u8, {777'777})};
+  SafetensorsWriter writer(path, specs);
+  const std::array<Tensor, 2> tensors = {pattern(DType::f32, {1000, 33}, 0), pattern(DType::u8, {777'777}, 1)};
+  constexpr std::size_t piece = 5003;
+  std::vector<std::thread> threads;
+  for (std::size_t worker = 0; worker < 4; ++worker) {
+    threads.emplace_back([&, worker] {
+      for (std::size_t which : {0U, 1U}) {
+        const std::span<const std::byte> bytes = tensors[which].bytes();
+        const std::size_t pieces = (bytes.size() + piece - 1) / piece;
+        for (std::size_t i = pieces; i-- > 0;) {
+          if (i % 4 != worker) continue;
+          writer.write(specs[which].name, i * piece,
+                       bytes.subspan(i * piece, std::min(piece, bytes.size() - i * piece)));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  writer.commit();
+  check_all(path, specs);
+}
+
+TEST_CASE("a strided tensor, and tensors that outlive their file") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  const Tensor matrix = pattern(DType::i16, {5, 3}, 4);
+  SafetensorsWriter writer(path, {spec("t", DType::i16, {3, 5})});
+  writer.write("t", matrix.view().transposed());
+  writer.commit();
+  Tensor read;
+  {
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    const SafetensorsFile copy = file;
+    read = copy.tensor(std::size_t{0});
+  }
+  CHECK(bitwise_equal(read, matrix.view().transposed()));
+  CHECK_THROWS_AS(static_cast<void>(read.mutable_data()), Error);
+}
+
+TEST_CASE("what a writer refuses") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  const auto refuse = [&](std::vector<TensorEntry> specs, std::map<std::string, std::string> metadata = {}) {
+    return words_of(ErrorKind::argument, [&] { SafetensorsWriter(path, std::move(specs), std::move(metadata)); });
+  };
+  CHECK(has(refuse({spec("a", DType::u8, {1}), spec("a", DType::u8, {1})}), "two tensors have the name \"a\""));
+  CHECK(has(refuse({spec("a", DType::u8, {1}), spec("a", DType::f32, {1})}), "two tensors have the name \"a\""));
+  CHECK(has(refuse({spec("__metadata__", DType::u8, {1})}), "kept for metadata"));
+  CHECK(has(refuse({spec("\xff", DType::u8, {1})}), "not UTF-8"));
+  CHECK(has(refuse({}, {{"k", "\xc0\x80"}}), "not UTF-8"));
+  CHECK(has(refuse({spec("a", DType::u8, {-1})}), "negative"));
+  CHECK(has(refuse({spec("a", DType::u8, {INT64_MAX})}), "tensor \"a\""));
+  std::vector<TensorEntry> huge;
+  for (int i = 0; i < 9; ++i) huge.push_back(spec(std::to_string(i), DType::u8, {INT64_MAX / 8 - 1}));
+  CHECK(has(refuse(huge), "larger than a file"));
+  CHECK(has(refuse({}, {{"k", std::string(max_safetensors_header, 'x')}}), "write several files"));
+
+  SafetensorsWriter writer(path, {spec("a", DType::u8, {4}), spec("b", DType::u8, {2})});
+  const std::array<std::byte, 8> bytes{};
+  CHECK(has(words_of(ErrorKind::not_found, [&] { writer.write("c", 0, bytes); }), "\"c\" was not announced"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write("a", 0, bytes); }), "past the end of its 4 bytes"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write("a", UINT64_MAX, std::span(bytes).first(2)); }), "past"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write("a", pattern(DType::i8, {4}, 0)); }),
+            "announced as U8 [4], not as I8 [4]"));
+  writer.write("a", 0, std::span(bytes).first(4));
+  writer.write("b", 0, std::span(bytes).first(1));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "tensor \"b\": 1 of its 2 bytes were written"));
+  CHECK(directory.count() == 1);
+  writer.write("b", 1, std::span(bytes).first(1));
+  writer.commit();
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "finished already"));
+  CHECK(SafetensorsFile::open(path).tensors().size() == 2);
+}
+
+TEST_CASE("without commit nothing is left") {
+  const TemporaryDirectory directory;
+  {
+    SafetensorsWriter writer(directory / "a.safetensors", {spec("a", DType::u8, {4})});
+    SafetensorsWriter moved = std::move(writer);
+    moved.write("a", pattern(DType::u8, {4}, 0));
+    CHECK(directory.count() == 1);
+  }
+  CHECK(directory.count() == 0);
+  const std::string words =
+      words_of(ErrorKind::not_found, [&] { SafetensorsWriter(directory / "no/a.safetensors", {}); });
+  CHECK(has(words, "no/a.safetensors"));
+}
+
+TEST_CASE("what cannot be opened") {
+  const TemporaryDirectory directory;
+  CHECK(has(words_of(ErrorKind::not_found, [&] { SafetensorsFile::open(directory / "none"); }), "none: No such file"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { SafetensorsFile::open(directory.path().string()); }), "a directory"));
+  write_all(directory / "a", {spec("a", DType::u8, {4})});
+  const SafetensorsFile file = SafetensorsFile::open(directory / "a");
+  CHECK(has(words_of(ErrorKind::not_found, [&] { static_cast<void>(file.tensor("b")); }), "no tensor \"b\""));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { static_cast<void>(file.tensor(1)); }), "1 tensors"));
+}
+
+namespace {
+
+// The fault under test: which call, with what, from which one on.
+std::string_view faulty_call;
+int faulty_errno = 0;
+std::atomic<int> calls_until_fault{0};
+
+int hook(std::string_view call, std::string_view) {
+  if (call != faulty_call) return 0;
+  return calls_until_fault.fetch_sub(1) == 0 ? faulty_errno : 0;
+}
+
+struct Fault {
+  Fault(std::string_view call, int error, int after = 0) {
+    faulty_call = call;
+    faulty_errno = error;
+    calls_until_fault = after;
+    os::set_fault_hook(&hook);
+  }
+  Fault(const Fault&) = delete;
+  Fault& operator=(const Fault&) = delete;
+  ~Fault() { os::set_fault_hook(nullptr); }
+};
+
+}  // namespace
+
+TEST_CASE("every call that fails leaves the earlier file and no other") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  write_all(path, {spec("old", DType::u8, {4})});
+  const std::string before = read_text(path);
+  struct Case {
+    const char* call;
+    int error;
+    int after;
+    ErrorKind kind;
+  };
+  const std::array cases = {
+      Case{"create", EACCES, 0, ErrorKind::io},      Case{"fallocate", ENOSPC, 0, ErrorKind::no_space},
+      Case{"fallocate", EIO, 0, ErrorKind::io},      Case{"pwrite", ENOSPC, 0, ErrorKind::no_space},
+      Case{"pwrite", EIO, 1, ErrorKind::io},         Case{"pwrite", EDQUOT, 2, ErrorKind::no_space},
+      Case{"fsync", EIO, 0, ErrorKind::io},          Case{"close", EIO, 0, ErrorKind::io},
+      Case{"close", ENOSPC, 0, ErrorKind::no_space}, Case{"rename", EIO, 0, ErrorKind::io},
+  };
+  for (const Case& each : cases) {
+    INFO(each.call << " " << each.error);
+    const Fault fault(each.call, each.error, each.after);
+    const std::string words = words_of(each.kind, [&] {
+      write_all(path, {spec("new", DType::u8, {4}), spec("new2", DType::u8, {4})});
+    });
+    CHECK(has(words, path));
+    CHECK(read_text(path) == before);
+    CHECK(directory.count() == 1);
+  }
+  {
+    const Fault fault("fallocate", ENOSPC);
+    CHECK(
+        has(words_of(ErrorKind::no_space, [&] { SafetensorsWriter(path, {spec("a", DType::u8, {4})}); }), "are free"));
+  }
+  // Only the promise that a power cut does not undo it is broken by this one.
+  {
+    const Fault fault("fsync-directory", EIO);
+    words_of(ErrorKind::io, [&] { write_all(path, {spec("new", DType::u8, {4})}); });
+    CHECK(SafetensorsFile::open(path).find("new"));
+  }
+  CHECK(directory.count() == 1);
+}
+
+TEST_CASE("short writes, interrupted ones and file systems that reserve nothing are no failures") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  const std::vector<TensorEntry> specs = {spec("a", DType::f64, {1001})};
+  for (const auto& [call, error] : {std::pair("pwrite", os::short_write), std::pair("pwrite", EINTR),
+                                    std::pair("fallocate", EOPNOTSUPP), std::pair("fallocate", EINTR)}) {
+    INFO(call << " " << error);
+    const Fault fault(call, error);
+    write_all(path, specs);
+    check_all(path, specs);
+  }
+  for (const char* call : {"open", "fstat", "mmap"}) {
+    INFO(call);
+    const Fault fault(call, EIO);
+    CHECK(has(words_of(ErrorKind::io, [&] { SafetensorsFile::open(path); }), path));
+  }
+}
