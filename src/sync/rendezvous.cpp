@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "muster/log.hpp"
 #include "muster/version.hpp"
 #include "src/os/process.hpp"
 #include "src/os/unix_socket.hpp"
@@ -81,11 +82,6 @@ T parse(const os::Packet& packet, const char* what) {
   T value;
   std::memcpy(&value, packet.bytes.data(), sizeof value);
   return value;
-}
-
-std::string meeting_name(const std::string& key) {
-  const XXH128_hash_t hash = XXH3_128bits(key.data(), key.size());
-  return fmt::format("muster-{}-{:016x}{:016x}", os::user_id(), hash.high64, hash.low64);
 }
 
 void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int descriptor, Clock::time_point deadline,
@@ -184,19 +180,20 @@ class Host {
       os::Fd socket = std::move(*visitor);
       visitor = doorway_.erase(visitor);
       if (status == os::SocketStatus::closed) continue;
-      admit(std::move(socket), std::move(packet));
-      ++greeted;
+      greeted += admit(std::move(socket), std::move(packet)) ? 1 : 0;
     }
     return greeted;
   }
 
-  void admit(os::Fd socket, os::Packet packet) {
-    refused_.push_back(socket.duplicate());
+  /// False where it was no rank. Throws where the group cannot be.
+  bool admit(os::Fd socket, os::Packet packet) {
     std::uint32_t start[2] = {};
     if (packet.bytes.size() >= sizeof start) std::memcpy(start, packet.bytes.data(), sizeof start);
-    if (start[0] != hello_magic)
-      throw Error(ErrorKind::corrupt,
-                  "rendezvous: a process of this user knows the job's key but is no rank of Muster");
+    if (start[0] != hello_magic) {
+      log(LogLevel::warning, "rendezvous: a process of this user that is no rank of Muster was turned away");
+      return false;
+    }
+    refused_.push_back(socket.duplicate());
     if (start[1] != protocol || packet.bytes.size() != sizeof(Hello)) {
       Hello other;
       std::memcpy(static_cast<void*>(&other), packet.bytes.data(), std::min(packet.bytes.size(), sizeof other));
@@ -224,6 +221,7 @@ class Host {
                                                         guest.hello.pid, hello.pid, hello.rank));
     if (!packet.descriptor) throw Error(ErrorKind::corrupt, fmt::format("rank {} came without its pidfd", hello.rank));
     guest = Guest{std::move(socket), std::move(packet.descriptor), hello};
+    return true;
   }
 
   void check_present(int rank) const {
@@ -395,6 +393,11 @@ class Visitor {
 };
 
 }  // namespace
+
+std::string meeting_name(const std::string& key) {
+  const XXH128_hash_t hash = XXH3_128bits(key.data(), key.size());
+  return fmt::format("muster-{}-{:016x}{:016x}", os::user_id(), hash.high64, hash.low64);
+}
 
 Membership rendezvous(const std::string& key, int rank, int size, milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;

@@ -18,6 +18,9 @@
 
 namespace muster::sync {
 
+/// The abstract socket that the ranks with this key meet at.
+std::string meeting_name(const std::string& key);
+
 /// Steps 1 to 4. Throws as described at local_group().
 Membership rendezvous(const std::string& key, int rank, int size, std::chrono::milliseconds timeout);
 

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// How ranks find each other, and who is turned away.
+
+#include "src/sync/rendezvous.hpp"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "src/os/process.hpp"
+#include "src/os/unix_socket.hpp"
+#include "tests/support/forked_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+void all_well(const std::vector<Ended>& all) {
+  for (const Ended& ended : all)
+    CHECK_MESSAGE(ended.ok(), "status ", ended.exit_status, ", signal ", ended.signal, ": ", ended.words);
+}
+
+void set_variables(const std::vector<std::pair<const char*, std::string>>& variables) {
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "MUSTER_JOB"})
+    ::unsetenv(name);
+  for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
+}
+
+ErrorKind kind_of_world(const std::vector<std::pair<const char*, std::string>>& variables) {
+  set_variables(variables);
+  set_world(nullptr);
+  try {
+    (void)world();
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  throw RankFailure("a world was made");
+}
+
+}  // namespace
+
+TEST_CASE("world() under torchrun's variables, whose port is never bound") {
+  Ranks ranks(3, [](int rank) {
+    set_variables({{"RANK", std::to_string(rank)},
+                   {"WORLD_SIZE", "3"},
+                   {"LOCAL_WORLD_SIZE", "3"},
+                   {"MASTER_ADDR", "127.0.0.1"},
+                   {"MASTER_PORT", "1"},
+                   {"TORCHELASTIC_RUN_ID", std::to_string(::getppid())}});
+    const auto group = world();
+    RANK_CHECK(group->size() == 3 && group->rank() == rank);
+    RANK_CHECK(group == world());
+    group->barrier();
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("world() of one process, and variables that cannot be") {
+  Ranks ranks(1, [](int) {
+    set_variables({});
+    RANK_CHECK(world()->size() == 1);
+    RANK_CHECK(kind_of_world({{"RANK", "one"}, {"WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}}) == ErrorKind::argument);
+    RANK_CHECK(kind_of_world({{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}}) == ErrorKind::argument);
+    RANK_CHECK(kind_of_world({{"RANK", "0"}}) == ErrorKind::argument);
+    RANK_CHECK(kind_of_world({{"RANK", "0"}, {"WORLD_SIZE", "2"}}) == ErrorKind::argument);
+    RANK_CHECK(kind_of_world({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}}) ==
+               ErrorKind::unsupported);
+    set_variables({});
+    const auto mine = single_group();
+    set_world(mine);
+    RANK_CHECK(world() == mine);
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("the same key serves one group after the other") {
+  const std::string key = unique_key();
+  Ranks ranks(3, [&](int rank) {
+    for (int i = 0; i < 10; ++i) local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s})->barrier();
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("a rank of another version is refused on all ranks, with both versions") {
+  const std::string key = unique_key();
+  Ranks ranks(3, [&](int rank) {
+    if (rank == 2) {
+      // As a later version would begin: magic, protocol, version.
+      struct {
+        std::uint32_t magic = 0x4d535452;
+        std::uint32_t protocol = 999;
+        char version[24] = "7.8.9";
+      } hello;
+      std::optional<os::Fd> socket;
+      while (!(socket = os::connect_abstract(sync::meeting_name(key)))) std::this_thread::sleep_for(1ms);
+      RANK_CHECK(os::send_packet(*socket, std::as_bytes(std::span(&hello, 1))) == os::SocketStatus::done);
+      RANK_CHECK(os::wait_readable(*socket, 5000ms));  // hears why
+      return;
+    }
+    try {
+      (void)local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s});
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::version);
+      RANK_CHECK(std::strstr(error.what(), "7.8.9") != nullptr);
+      return;
+    }
+    throw RankFailure("joined");
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("whoever is no rank is turned away, and the group comes together") {
+  const std::string key = unique_key();
+  Ranks ranks(3, [&](int rank) {
+    if (rank == 2) {
+      std::optional<os::Fd> socket;
+      while (!(socket = os::connect_abstract(sync::meeting_name(key)))) std::this_thread::sleep_for(1ms);
+      const char noise[] = "GET / HTTP/1.1";
+      (void)os::send_packet(*socket, std::as_bytes(std::span(noise)));
+      std::this_thread::sleep_for(50ms);
+    }
+    local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s})->barrier();
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("another process that is rank 0 of the same key is an error, not a mixed group") {
+  const std::string key = unique_key();
+  Ranks ranks(2, [&](int process) {
+    if (process == 1) std::this_thread::sleep_for(200ms);
+    try {
+      (void)local_group({.key = key, .rank = 0, .size = 2, .timeout = 1s});
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == (process == 0 ? ErrorKind::timeout : ErrorKind::argument) ||
+                 error.kind() == ErrorKind::timeout);
+      return;
+    }
+    throw RankFailure("joined");
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("PID reuse told apart: a pidfd stays dead when its number lives again") {
+  Ranks ranks(1, [](int) {
+    int pipes[2];
+    RANK_CHECK(::pipe(pipes) == 0);
+    const pid_t first = ::fork();
+    if (first == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+    // As a rank does it, but from outside: the kernel gives the same descriptor.
+    const os::Fd pidfd(static_cast<int>(::syscall(434 /* pidfd_open */, first, 0)));
+    RANK_CHECK(bool(pidfd) && !os::has_exited(pidfd));
+    ::kill(first, SIGKILL);
+    ::waitpid(first, nullptr, 0);
+    pid_t second = -1;
+    for (int attempt = 0; attempt < 50 && second != first; ++attempt) {
+      std::ofstream last("/proc/sys/kernel/ns_last_pid");
+      last << first - 1;
+      last.close();
+      if (!last) {
+        say("skipped: the next process number cannot be chosen here");
+        return;
+      }
+      second = ::fork();
+      if (second == 0) {
+        ::pause();
+        ::_exit(0);
+      }
+      if (second != first) {
+        ::kill(second, SIGKILL);
+        ::waitpid(second, nullptr, 0);
+      }
+    }
+    if (second != first) {
+      say("skipped: another process was faster with the number");
+      return;
+    }
+    RANK_CHECK(os::process_state(first) == os::ProcessState::running);
+    RANK_CHECK(os::has_exited(pidfd));
+    ::kill(second, SIGKILL);
+    ::waitpid(second, nullptr, 0);
+  });
+  const Ended ended = ranks.wait().front();
+  CHECK_MESSAGE(ended.ok(), ended.words);
+  if (!ended.words.empty()) MESSAGE(ended.words);
+}
