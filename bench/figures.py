@@ -64,12 +64,17 @@ class Figures:
         elif line["access"]:
             name = f"mpi-{line['series']}" if program == "mpi_peer" and line["series"].startswith("floor") \
                 else line["series"]
-            series = self.cases.setdefault(key, {}).setdefault(name, Series())
-            series.access += line["access"]
-            series.read += line.get("read", [])
-            for who in ("first_rank", "senders"):
-                if who in line:
-                    getattr(series, who).append(line[who])
+            names = [name, f"{name}@{line['placement']}"] if "placement" in line else [name]
+            for one in names:
+                self.merge(self.cases.setdefault(key, {}).setdefault(one, Series()), line)
+
+    @staticmethod
+    def merge(series, line):
+        series.access += line["access"]
+        series.read += line.get("read", [])
+        for who in ("first_rank", "senders"):
+            if who in line:
+                getattr(series, who).append(line[who])
 
     def note(self, text):
         if text not in self.notes:
@@ -87,7 +92,8 @@ class Figures:
         return found.median_read() if found else None
 
     def best(self, key, prefix, what="access"):
-        """The best median of all series whose name begins so: a floor, or a peer that has two ways."""
+        """The best median of all series whose name begins so: a floor (in whatever memory it was best), or a peer that
+        has two ways."""
         values = [getattr(self, what)(key, name) for name in self.cases.get(key, {}) if name.startswith(prefix)]
         values = [value for value in values if value is not None]
         return min(values) if values else None

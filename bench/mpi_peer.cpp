@@ -127,7 +127,9 @@ void run_case(const bench::Case& what, int repetitions) {
                               bench::Mapping::Kind::ordinary);
   std::memset(target.bytes().data(), 1, target.bytes().size());
 
-  auto contenders = bench::floor_contenders(meeting, memory.bytes(), area.bytes());
+  auto contenders = bench::floor_contenders(
+      meeting, memory.bytes(), area.bytes(),
+      [&](std::size_t offset, std::size_t length) { std::memset(area.bytes().data() + offset, 1, length); });
   const bench::Contender floor = contenders.front();
   contenders.push_back(window_contender(floor, meeting, memory.bytes(), area, false));
   contenders.push_back(window_contender(floor, meeting, memory.bytes(), area, true));

@@ -57,10 +57,17 @@ std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting) {
       {.key = fmt::format("muster-bench-{}-{}", getppid(), made++), .rank = meeting.rank(), .size = meeting.size()});
 }
 
-Contender pooled_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases) {
+Contender pooled_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases,
+                           int exchanges) {
   const auto ours = make_ours(meeting, source);
   ours->group = make_group(meeting);
-  return contender("muster", ours, phases);
+  Contender made = contender("muster", ours, phases);
+  for (int i = 0; i < exchanges; ++i) {
+    made.move();
+    ours->result = {};
+    meeting.wait();
+  }
+  return made;
 }
 
 Contender first_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases) {

@@ -23,6 +23,12 @@ __attribute__((target("avx"))) void stream_avx(std::byte* target, const std::byt
   }
 }
 
+__attribute__((target("avx512f"))) void stream_avx512(std::byte* target, const std::byte* source, std::size_t lines) {
+  for (std::size_t i = 0; i < lines; ++i, target += line, source += line) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(target), _mm512_loadu_si512(source));
+  }
+}
+
 void stream_sse2(std::byte* target, const std::byte* source, std::size_t lines) {
   for (std::size_t i = 0; i < lines; ++i, target += line, source += line) {
     for (std::size_t part = 0; part < line; part += 16) {
@@ -36,7 +42,9 @@ void stream_sse2(std::byte* target, const std::byte* source, std::size_t lines) 
 
 void copy_nontemporal(std::byte* target, const std::byte* source, std::size_t bytes) {
   const std::size_t lines = bytes / line;
-  if (__builtin_cpu_supports("avx") != 0) {
+  if (__builtin_cpu_supports("avx512f") != 0) {
+    stream_avx512(target, source, lines);
+  } else if (__builtin_cpu_supports("avx") != 0) {
     stream_avx(target, source, lines);
   } else {
     stream_sse2(target, source, lines);

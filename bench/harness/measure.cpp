@@ -115,8 +115,8 @@ std::vector<Samples> measure(Meeting& meeting, std::span<std::byte> source, cons
 }
 
 int default_repetitions(std::uint64_t total_bytes) {
-  constexpr std::uint64_t enough = std::uint64_t{24} << 30;
-  return static_cast<int>(std::clamp<std::uint64_t>(enough / std::max<std::uint64_t>(total_bytes, 1), 7, 101));
+  constexpr std::uint64_t enough = std::uint64_t{16} << 30;
+  return static_cast<int>(std::clamp<std::uint64_t>(enough / std::max<std::uint64_t>(total_bytes, 1), 5, 101));
 }
 
 double median(std::vector<double> values) {

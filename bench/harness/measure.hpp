@@ -34,7 +34,7 @@ struct Samples {
 struct MeasureOptions {
   int warm_up = 2;  ///< repetitions before those that count
   int repetitions = 21;
-  double seconds_each = 20;  ///< a contender that took longer in all, and has three samples, is done
+  double seconds_each = 6;  ///< a contender that took longer in all, and has three samples, is done
 };
 
 /// Collective. `source` is this rank's payload: touched before each run, and its sum compared with what the first rank

@@ -6,19 +6,29 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace bench {
 
 Mapping::Mapping(std::size_t bytes, Kind kind) {
-  const int flags = (kind == Kind::shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS;
-  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (kind == Kind::shared) {
+    descriptor_ = memfd_create("bench", MFD_CLOEXEC);
+    if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
+      throw std::system_error(errno, std::generic_category(), "bench: shared memory");
+    }
+  }
+  const int flags = kind == Kind::shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, descriptor_, 0);
   if (at == MAP_FAILED) {
     throw std::bad_alloc();
   }
@@ -27,6 +37,22 @@ Mapping::Mapping(std::size_t bytes, Kind kind) {
 
 Mapping::~Mapping() {
   munmap(bytes_.data(), bytes_.size());
+  if (descriptor_ >= 0) {
+    close(descriptor_);
+  }
+}
+
+void Mapping::prefault(std::size_t offset, std::size_t length) const {
+  static const std::vector<std::byte> ones(std::size_t{16} << 20, std::byte{1});
+  for (std::size_t done = 0; done < length;) {
+    const std::size_t piece = std::min(length - done, ones.size());
+    const ssize_t put = pwrite(descriptor_, ones.data(), piece, static_cast<off_t>(offset + done));
+    if (put <= 0) {
+      throw std::system_error(errno, std::generic_category(), "bench: writing into shared memory");
+    }
+    done += static_cast<std::size_t>(put);
+  }
+  std::memset(bytes_.data() + offset, 1, length);
 }
 
 bool run_ranks(int size, const std::function<void(Meeting&)>& body) {

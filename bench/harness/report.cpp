@@ -48,8 +48,8 @@ std::string usage_json(const std::vector<Usage>& usage) {
 }
 
 std::string head(const Case& what, std::string_view series) {
-  return fmt::format(R"({{"scenario":{},"series":{},"ranks":{},"bytes":{})", quoted(what.scenario), quoted(series),
-                     what.ranks, what.bytes);
+  return fmt::format(R"({{"scenario":{},"series":{},"ranks":{},"bytes":{}{})", quoted(what.scenario), quoted(series),
+                     what.ranks, what.bytes, what.placement.empty() ? "" : R"(,"placement":)" + quoted(what.placement));
 }
 
 // One write a line: ranks share standard output.

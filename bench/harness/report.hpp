@@ -17,6 +17,8 @@ struct Case {
   std::string scenario;  ///< "gather", "first", "small"
   int ranks = 0;
   std::uint64_t bytes = 0;  ///< of one rank
+  /// Whose memory was taken first, where that is set: which physical pages one gets is worth a tenth of a copy's time.
+  std::string placement = {};
 };
 
 /// One line for each contender: all samples of access and read in seconds, medians of what ranks spent.
