@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -18,6 +17,7 @@ namespace {
 struct ShowArguments {
   std::string path;
   inspect::ShowOptions options;
+  std::string order = "offset";
   bool json = false;
 };
 
@@ -38,12 +38,9 @@ void add_show_command(CLI::App& app, int& status) {
       ->type_name("FILE|DIR");
   command->add_option("--pattern", arguments->options.pattern, "Only names that match, * for anything")
       ->type_name("GLOB");
-  using inspect::ShowOrder;
-  const std::map<std::string, ShowOrder> orders = {
-      {"name", ShowOrder::name}, {"size", ShowOrder::size}, {"offset", ShowOrder::offset}};
-  command->add_option("--sort", arguments->options.order, "name, size (largest first) or offset (as in the file)")
-      ->transform(CLI::CheckedTransformer(orders).description(""))
-      ->default_str("offset")
+  command->add_option("--sort", arguments->order, "name, size (largest first) or offset (as in the file)")
+      ->check(CLI::IsMember({"name", "size", "offset"}).description(""))
+      ->capture_default_str()
       ->type_name("ORDER");
   command->add_option("--width", arguments->options.width, "Columns (the terminal's); 0 leaves names whole")
       ->type_name("N");
@@ -53,6 +50,10 @@ void add_show_command(CLI::App& app, int& status) {
       "Examples:\n  muster show model/ --pattern '*.mlp.*' --sort size\n"
       "  muster show model.safetensors --json | jq '.tensors[].name'");
   command->callback([arguments, &status] {
+    using inspect::ShowOrder;
+    arguments->options.order = arguments->order == "name"   ? ShowOrder::name
+                               : arguments->order == "size" ? ShowOrder::size
+                                                            : ShowOrder::offset;
     const std::string text = arguments->json ? inspect::show_json(arguments->path, arguments->options)
                                              : inspect::show_text(arguments->path, arguments->options);
     std::fwrite(text.data(), 1, text.size(), stdout);
