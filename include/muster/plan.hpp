@@ -11,9 +11,11 @@
 #include <variant>
 #include <vector>
 
-namespace muster {
+namespace re2 {
+class RE2;
+}
 
-class Regex;
+namespace muster {
 
 /// The ranks' pieces one after the other along a dimension (negative: counted from the last). Backwards: equal slices,
 /// the last ones padded with zeros where the size does not divide.
@@ -47,7 +49,7 @@ class TensorPattern {
  private:
   std::string text_;
   std::vector<std::string> globs_;  // without braces
-  std::shared_ptr<const Regex> regex_;
+  std::shared_ptr<const re2::RE2> regex_;
 };
 
 struct MergeRule {

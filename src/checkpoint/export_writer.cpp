@@ -125,7 +125,9 @@ void ExportWriter::close_files(std::size_t end) {
 }
 
 void ExportWriter::write(std::size_t batch, const GatheredConfigs& gathered) {
-  const auto [begin, end] = layout_.batches()[batch];
+  const auto range = layout_.batches()[batch];
+  const std::size_t begin = range.first;
+  const std::size_t end = range.second;
   const Sources sources(layout_, begin, end, gathered);
   open_files(end);
   std::vector<SafetensorsWriter*> writers;

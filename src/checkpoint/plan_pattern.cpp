@@ -2,13 +2,13 @@
 // Patterns over tensor names. Globs cover nearly all plans; regular expressions are for the rest.
 
 #include <fmt/format.h>
+#include <re2/re2.h>
 
 #include <algorithm>
 
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/quoted.hpp"
-#include "src/checkpoint/regex.hpp"
 
 namespace muster {
 namespace {
@@ -88,18 +88,22 @@ TensorPattern TensorPattern::regex(std::string text) {
     throw Error(ErrorKind::argument,
                 fmt::format("a regular expression of {} characters; at most {} are read", text.size(), longest_regex));
   }
+  // RE2 takes linear time; std::regex backtracks, so that forty characters of a plan could keep it busy for years.
+  re2::RE2::Options options;
+  options.set_log_errors(false);
+  options.set_max_mem(1 << 20);
   TensorPattern pattern;
-  try {
-    pattern.regex_ = std::make_shared<const Regex>(text);
-  } catch (const Error& error) {
-    throw Error(ErrorKind::argument, fmt::format("the regular expression {} {}", in_quotes(text), error.what()));
-  }
+  auto regex = std::make_shared<re2::RE2>(text, options);
+  if (!regex->ok())
+    throw Error(ErrorKind::argument,
+                fmt::format("the regular expression {} cannot be read: {}", in_quotes(text), regex->error()));
+  pattern.regex_ = std::move(regex);
   pattern.text_ = std::move(text);
   return pattern;
 }
 
 bool TensorPattern::matches(std::string_view name) const {
-  if (regex_) return regex_->matches(name);
+  if (regex_) return re2::RE2::FullMatch(re2::StringPiece(name.data(), name.size()), *regex_);
   return std::any_of(globs_.begin(), globs_.end(), [&](const std::string& g) { return glob_matches(g, name); });
 }
 

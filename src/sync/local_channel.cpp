@@ -107,8 +107,15 @@ DescriptorChannel::Received LocalChannel::receive(int from, const WaitOptions& o
   os::Packet packet;
   for (;;) {
     if (try_receive(from, packet)) break;
-    const os::Fd& connection = incoming_[static_cast<std::size_t>(from)];
-    os::wait_readable(connection ? connection : listener_, std::chrono::milliseconds(10));
+    // Until the sender is known, it may be at the door or among those who have not introduced themselves yet.
+    std::vector<int> sockets;
+    if (const os::Fd& connection = incoming_[static_cast<std::size_t>(from)]) {
+      sockets.push_back(connection.get());
+    } else {
+      sockets.push_back(listener_.get());
+      for (const os::Fd& stranger : strangers_) sockets.push_back(stranger.get());
+    }
+    os::wait_any_readable(sockets, std::chrono::milliseconds(10));
     bool arrived = false;
     patience(from, [&] { return arrived = try_receive(from, packet); });
     if (arrived) break;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The shared memory route: what its two sides, shm_sending.cpp and shm_receiving.cpp, have in common.
+//
+//  1. offer: the sender encodes its tree; tensors of an arena stay where they are (a lease is taken on the arena), all
+//     others get a place in a slot. Nothing is allocated.
+//  2. move, sender: the message (arenas, descriptor) goes to the first rank; then the descriptors of segments that are
+//     new to it; then the bytes into the slot.
+//  3. move, first rank: takes every message and every descriptor, even when one of them is bad (else a sender could
+//     wait for room), maps what is new, decodes, and, while the senders copy, puts known pages into its page table.
+//  4. commit: the sender publishes the use of the slot, the first rank's leases begin to count.
+// Messages and notes carry the number of the exchange: what a failed one left behind is passed over.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "muster/sync_group.hpp"
+#include "src/shm/arena_core.hpp"
+#include "src/shm/slot.hpp"
+
+namespace muster::gather {
+
+/// What the route keeps with a group.
+struct ShmState {
+  shm::SenderPool pool;
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by sender and segment
+  std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and segment
+};
+
+std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
+
+struct MessageHeader {
+  std::uint64_t exchange = 0;
+  std::uint32_t arenas = 0;
+  std::uint32_t checks_leases = 0;
+};
+
+struct ArenaEntry {
+  std::uint64_t segment = 0;
+  detail::ArenaCore::Lease lease;
+  std::uint32_t is_new = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t hash = 0;  // of this exchange's tensors in it, where leases are checked
+};
+
+struct Note {
+  std::uint64_t exchange = 0;
+  std::uint64_t segment = 0;
+};
+
+}  // namespace muster::gather

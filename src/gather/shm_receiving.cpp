@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/shm_receiving.hpp"
+
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "src/core/descriptor.hpp"
+
+namespace muster::gather {
+
+using core::Place;
+
+ShmReceiving::ShmReceiving(const Call& call, ShmState& state) : call_(call), state_(state), entries_(call.list.size()) {
+  // What its owner has dropped and nobody holds: the mapping is the last that keeps it.
+  std::erase_if(state_.remotes, [](const auto& item) {
+    return item.second.use_count() == 1 && item.second->header().retired.load(std::memory_order_acquire) != 0;
+  });
+}
+
+void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report) {
+  std::optional<Error> failure;
+  for (std::size_t position = 1; position < call_.list.size(); ++position) {
+    const int sender = call_.list[position];
+    const Record& record = records[static_cast<std::size_t>(sender)];
+    if (!record.has_value) continue;
+    const Parcel parcel = take(sender, record);
+    // Its own failure comes with the next round, in its own words.
+    const bool is_whole =
+        std::ranges::all_of(parcel.segments, [](const auto& segment) { return bool(segment.descriptor); });
+    if (failure || !is_whole) continue;
+    try {
+      unpack(position, record, parcel, report);
+    } catch (const Error& error) {
+      failure = error.with_context(fmt::format("taking in what rank {} sent", sender));
+    } catch (const std::bad_alloc&) {
+      failure = Error(ErrorKind::no_space, fmt::format("taking in what rank {} sent: out of memory", sender));
+    }
+  }
+  if (failure) throw *failure;
+  for (const auto& [segment, bytes] : in_use_) segment->populate_known();
+}
+
+void ShmReceiving::commit() noexcept {
+  for (const auto& lease : slot_leases_) lease->arm();
+  for (const auto& [segment, bytes] : in_use_) segment->note_written(bytes);
+}
+
+std::vector<std::optional<Config>> ShmReceiving::deliver() {
+  slot_leases_.clear();
+  return std::move(entries_);
+}
+
+ShmReceiving::Parcel ShmReceiving::take(int sender, const Record& record) {
+  const WaitOptions wait = call_.wait("gather: receiving");
+  constexpr std::uint64_t most_before_body = sizeof(MessageHeader) + 65536 * sizeof(ArenaEntry);
+  Parcel parcel;
+  MessageHeader header;
+  do {
+    parcel.message = call_.group->receive(sender, record.descriptor_bytes + most_before_body, wait);
+    if (parcel.message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    std::memcpy(&header, parcel.message.data(), sizeof header);
+  } while (header.exchange != call_.number);
+  const std::uint64_t before_body = sizeof header + header.arenas * sizeof(ArenaEntry);
+  if (parcel.message.size() != before_body + record.descriptor_bytes)
+    throw Error(ErrorKind::corrupt, "a message of a rank has not the length it announced");
+  std::size_t expected = record.new_segment ? 1 : 0;
+  for (std::uint32_t i = 0; i < header.arenas; ++i) expected += arena_entry(parcel, i).is_new != 0 ? 1 : 0;
+  while (parcel.segments.size() < expected) {
+    DescriptorChannel::Received received = call_.group->descriptor_channel()->receive(sender, wait);
+    Note note;
+    if (received.note.size() != sizeof note) throw Error(ErrorKind::corrupt, "a note of a rank has a wrong length");
+    std::memcpy(&note, received.note.data(), sizeof note);
+    if (note.exchange == call_.number) parcel.segments.push_back(std::move(received));
+  }
+  return parcel;
+}
+
+ArenaEntry ShmReceiving::arena_entry(const Parcel& parcel, std::uint32_t index) {
+  ArenaEntry entry;
+  std::memcpy(&entry, parcel.message.data() + sizeof(MessageHeader) + index * sizeof entry, sizeof entry);
+  return entry;
+}
+
+std::shared_ptr<shm::RemoteSegment> ShmReceiving::map(int sender, const os::Fd& memory) {
+  auto segment = std::make_shared<shm::RemoteSegment>(memory);
+  // An arena may be here already, from an exchange that failed later on: then the old mapping goes with its last
+  // lease.
+  state_.remotes[{sender, segment->id()}] = segment;
+  return segment;
+}
+
+std::shared_ptr<shm::RemoteSegment> ShmReceiving::known(int sender, std::uint64_t id) const {
+  const auto found = state_.remotes.find({sender, id});
+  if (found == state_.remotes.end())
+    throw Error(ErrorKind::corrupt, "the sender uses a segment that was never handed over");
+  return found->second;
+}
+
+void ShmReceiving::unpack(std::size_t position, const Record& record, const Parcel& parcel, ExchangeReport& report) {
+  const int sender = call_.list[position];
+  MessageHeader header;
+  std::memcpy(&header, parcel.message.data(), sizeof header);
+  std::size_t next = 0;
+  std::vector<std::shared_ptr<shm::ArenaLease>> arenas;
+  for (std::uint32_t i = 0; i < header.arenas; ++i) {
+    const ArenaEntry entry = arena_entry(parcel, i);
+    if (entry.lease.word >= shm::lease_words) throw Error(ErrorKind::corrupt, "a lease has no place");
+    auto segment = entry.is_new != 0 ? map(sender, parcel.segments[next++].descriptor) : known(sender, entry.segment);
+    arenas.push_back(std::make_shared<shm::ArenaLease>(std::move(segment), entry.lease));
+  }
+  std::shared_ptr<shm::SlotLease> slot;
+  if (record.moving_bytes != 0) {
+    auto segment =
+        record.new_segment ? map(sender, parcel.segments[next].descriptor) : known(sender, record.segment_id);
+    if (record.moving_bytes > segment->capacity())
+      throw Error(ErrorKind::corrupt, "more bytes than the segment has room for");
+    slot = std::make_shared<shm::SlotLease>(segment, record.use);
+    slot_leases_.push_back(slot);
+    in_use_.emplace_back(std::move(segment), record.moving_bytes);
+  }
+  const auto body = std::span(parcel.message).last(record.descriptor_bytes);
+  if (XXH3_64bits(body.data(), body.size()) != record.descriptor_hash)
+    throw Error(ErrorKind::corrupt, "the descriptor is not the one that was announced");
+  std::vector<std::vector<std::span<const std::byte>>> leased(arenas.size());
+  entries_[position] =
+      core::decode_descriptor(body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, Place place) -> Tensor {
+        const std::byte* base = nullptr;
+        std::uint64_t room = 0;
+        std::shared_ptr<const void> owner;
+        if (place.segment == 0) {
+          room = record.moving_bytes;
+          if (slot) base = slot->segment().data();
+          owner = slot;
+        } else {
+          if (place.segment > arenas.size())
+            throw Error(ErrorKind::corrupt, "a tensor lies in an arena that was not handed over");
+          const auto& arena = arenas[place.segment - 1];
+          room = arena->segment().capacity();
+          base = arena->segment().data();
+          owner = arena;
+          report.arena_bytes += bytes;
+        }
+        if (place.offset > room || bytes > room - place.offset)
+          throw Error(ErrorKind::corrupt, "a tensor lies outside its segment");
+        const std::byte* data = base == nullptr ? nullptr : base + place.offset;
+        if (header.checks_leases != 0 && place.segment != 0) leased[place.segment - 1].emplace_back(data, bytes);
+        return {TensorView(dtype, shape, data), std::move(owner)};
+      });
+  const RankInfo& info = call_.group->info(sender);
+  for (std::uint32_t i = 0; i < header.arenas; ++i)
+    if (!leased[i].empty())
+      arenas[i]->watch(std::move(leased[i]), arena_entry(parcel, i).hash,
+                       fmt::format("rank {} (host {}, pid {})", sender, info.host, info.pid));
+}
+
+}  // namespace muster::gather

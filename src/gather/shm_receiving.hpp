@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The first rank's side of an exchange over shared memory (shm_protocol.hpp).
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "src/gather/route.hpp"
+#include "src/gather/shm_protocol.hpp"
+#include "src/sync/descriptor_channel.hpp"
+
+namespace muster::gather {
+
+/// Keeps the leases of one exchange until commit() makes them count.
+class ShmReceiving {
+ public:
+  ShmReceiving(const Call& call, ShmState& state);
+  void move(std::span<const Record> records, ExchangeReport& report);
+  void commit() noexcept;
+  std::vector<std::optional<Config>> deliver();
+
+ private:
+  /// All that one sender hands over, taken before any of it is judged.
+  struct Parcel {
+    std::vector<std::byte> message;
+    std::vector<DescriptorChannel::Received> segments;  // arenas first, then the slot's
+  };
+  Parcel take(int sender, const Record& record);
+  static ArenaEntry arena_entry(const Parcel& parcel, std::uint32_t index);
+  std::shared_ptr<shm::RemoteSegment> map(int sender, const os::Fd& memory);
+  std::shared_ptr<shm::RemoteSegment> known(int sender, std::uint64_t id) const;
+  void unpack(std::size_t position, const Record& record, const Parcel& parcel, ExchangeReport& report);
+
+  const Call& call_;
+  ShmState& state_;
+  std::vector<std::optional<Config>> entries_;
+  std::vector<std::shared_ptr<shm::SlotLease>> slot_leases_;
+  std::vector<std::pair<std::shared_ptr<shm::RemoteSegment>, std::uint64_t>> in_use_;
+};
+
+}  // namespace muster::gather

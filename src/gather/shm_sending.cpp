@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/shm_sending.hpp"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "src/os/futex.hpp"
+#include "src/sync/descriptor_channel.hpp"
+
+namespace muster::gather {
+namespace {
+
+using core::Place;
+using detail::ArenaCore;
+using Clock = std::chrono::steady_clock;
+
+template <class T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto part = std::as_bytes(std::span(&value, 1));
+  bytes.insert(bytes.end(), part.begin(), part.end());
+}
+
+class SlotObligation final : public Obligation {
+ public:
+  SlotObligation(std::shared_ptr<shm::Slot> slot, std::uint32_t use, std::shared_ptr<const PeerLiveness> holder)
+      : slot_(std::move(slot)), use_(use), holder_(std::move(holder)) {}
+  bool wait(Clock::time_point deadline) const override {
+    const std::atomic<std::uint32_t>& released = slot_->segment().header().released;
+    for (;;) {
+      const std::uint32_t seen = released.load(std::memory_order_acquire);
+      if (static_cast<std::int32_t>(seen - use_) >= 0 || holder_->is_dead()) return true;
+      const auto left = deadline - Clock::now();
+      if (left <= Clock::duration::zero()) return false;
+      os::futex_wait(released, seen, std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
+    }
+  }
+
+ private:
+  std::shared_ptr<shm::Slot> slot_;
+  std::uint32_t use_;
+  std::shared_ptr<const PeerLiveness> holder_;
+};
+
+class ArenaObligation final : public Obligation {
+ public:
+  ArenaObligation(std::shared_ptr<ArenaCore> arena, ArenaCore::Lease lease, std::shared_ptr<const PeerLiveness> holder)
+      : arena_(std::move(arena)), lease_(lease), holder_(std::move(holder)) {}
+  bool wait(Clock::time_point deadline) const override {
+    while (!arena_->has_ended(lease_) && !holder_->is_dead()) {
+      const auto left = deadline - Clock::now();
+      if (left <= Clock::duration::zero()) return false;
+      os::futex_wait(arena_->segment().header().leases[lease_.word], lease_.stamp,
+                     std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
+    }
+    return true;
+  }
+
+ private:
+  std::shared_ptr<ArenaCore> arena_;
+  ArenaCore::Lease lease_;
+  std::shared_ptr<const PeerLiveness> holder_;
+};
+
+}  // namespace
+
+ShmSending::ShmSending(const Call& call, ShmState& state) : call_(call), state_(state) {}
+
+ShmSending::~ShmSending() {
+  if (committed_) return;
+  for (const Lent& lent : lent_) lent.arena->take_back(lent.lease);
+  if (slot_) state_.pool.discard(call_.first(), slot_);
+}
+
+void ShmSending::offer(Record& record) {
+  body_ = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
+  record.descriptor_bytes = body_.size();
+  record.descriptor_hash = XXH3_64bits(body_.data(), body_.size());
+  record.moving_bytes = layout_.size();
+  record.payload_bytes = moving_payload_ + arena_payload_;
+  if (layout_.size() == 0) return;
+  const GatherOptions& options = *call_.options;
+  plan_ = state_.pool.plan(call_.first(), layout_.size(),
+                           {options.pipeline_depth, options.memory_budget, options.pool_limit}, backing_);
+  record.held = plan_.held;
+  record.fresh_bytes = plan_.fresh_bytes;
+  if (plan_.fresh_bytes != 0) {
+    const os::MemoryHeadroom room = os::memory_headroom(backing_);
+    record.available_bytes = room.bytes;
+    record.limit = room.limit;
+  }
+  record.new_segment = plan_.slot == nullptr;
+  if (plan_.slot) {
+    record.segment_id = plan_.slot->segment().id();
+    record.use = plan_.slot->next_use();
+  } else {
+    record.use = 1;
+  }
+}
+
+void ShmSending::move(ExchangeReport& report) {
+  const WaitOptions wait = call_.wait("gather: copying");
+  SyncGroup& group = *call_.group;
+  std::vector<const ArenaCore*> unknown;
+  std::vector<std::byte> message;
+  append(message, header());
+  for (const Lent& lent : lent_) {
+    const bool is_new = !state_.arenas_sent.contains({call_.first(), lent.arena->segment().id()});
+    append(message,
+           ArenaEntry{lent.arena->segment().id(), lent.lease, is_new ? 1U : 0U, 0, shm::hash_parts(lent.watched)});
+    if (is_new) unknown.push_back(lent.arena.get());
+  }
+  message.insert(message.end(), body_.begin(), body_.end());
+  group.send(call_.first(), message, wait);
+  for (const ArenaCore* arena : unknown) send_segment(arena->segment(), wait);
+  report.arena_bytes = arena_payload_;
+  if (layout_.size() == 0) return;
+  try {
+    const bool is_new = plan_.slot == nullptr;
+    slot_ = state_.pool.carry_out(call_.first(), std::move(plan_), backing_);
+    if (is_new) send_segment(slot_->segment(), wait);
+  } catch (const Error&) {
+    // The first rank waits for a segment: it must hear that there is none.
+    if (!slot_) {
+      const Note note{call_.number, 0};
+      group.descriptor_channel()->send(call_.first(), std::as_bytes(std::span(&note, 1)), -1, wait);
+    }
+    throw;
+  }
+  shm::SlotWriter writer(*slot_, [&] { group.progress(); });
+  for (const auto& [offset, tensor] : moving_) writer.write(offset, tensor->view());
+  writer.finish();
+}
+
+void ShmSending::commit() noexcept {
+  committed_ = true;
+  if (slot_) slot_->publish();
+  if (lent_.empty()) return;
+  std::erase_if(state_.arenas_sent, [](const auto& sent) { return sent.second.expired(); });
+  for (const Lent& lent : lent_) state_.arenas_sent[{call_.first(), lent.arena->segment().id()}] = lent.arena;
+}
+
+std::vector<std::unique_ptr<Obligation>> ShmSending::obligations() {
+  std::vector<std::unique_ptr<Obligation>> all;
+  const auto holder = call_.group->liveness(call_.first());
+  if (slot_) all.push_back(std::make_unique<SlotObligation>(slot_, slot_->published(), holder));
+  for (const Lent& lent : lent_) all.push_back(std::make_unique<ArenaObligation>(lent.arena, lent.lease, holder));
+  return all;
+}
+
+std::optional<Place> ShmSending::place(const Tensor& tensor) {
+  const std::uint64_t bytes = tensor.nbytes();
+  if (tensor.view().is_contiguous() && bytes != 0) {
+    if (const auto found = ArenaCore::find(tensor.data(), bytes)) {
+      arena_payload_ += bytes;
+      const std::uint32_t number = lend(found->arena);
+      if (call_.options->check_leases) lent_[number - 1].watched.push_back(tensor.bytes());
+      return Place{number, found->offset};
+    }
+  }
+  moving_payload_ += bytes;
+  moving_.emplace_back(layout_.place(bytes), &tensor);
+  return std::nullopt;
+}
+
+std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
+  for (std::size_t i = 0; i < lent_.size(); ++i)
+    if (lent_[i].arena == arena) return static_cast<std::uint32_t>(i + 1);
+  lent_.push_back({arena, arena->lend(call_.group->liveness(call_.first())), {}});
+  return static_cast<std::uint32_t>(lent_.size());
+}
+
+MessageHeader ShmSending::header() const {
+  return {call_.number, static_cast<std::uint32_t>(lent_.size()), call_.options->check_leases ? 1U : 0U};
+}
+
+void ShmSending::send_segment(const shm::OwnedSegment& segment, const WaitOptions& wait) {
+  const Note note{call_.number, segment.id()};
+  call_.group->descriptor_channel()->send(call_.first(), std::as_bytes(std::span(&note, 1)), segment.memory().get(),
+                                          wait);
+}
+
+}  // namespace muster::gather

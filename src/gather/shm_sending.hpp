@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A sender's side of an exchange over shared memory (shm_protocol.hpp).
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "src/core/descriptor.hpp"
+#include "src/gather/route.hpp"
+#include "src/gather/shm_protocol.hpp"
+
+namespace muster::gather {
+
+/// Made before round 1; what it lent is taken back when it goes without commit().
+class ShmSending {
+ public:
+  ShmSending(const Call& call, ShmState& state);
+  ~ShmSending();
+  ShmSending(const ShmSending&) = delete;
+  ShmSending& operator=(const ShmSending&) = delete;
+  void offer(Record& record);
+  void move(ExchangeReport& report);
+  void commit() noexcept;
+  std::vector<std::unique_ptr<Obligation>> obligations();
+
+ private:
+  struct Lent {
+    std::shared_ptr<detail::ArenaCore> arena;
+    detail::ArenaCore::Lease lease;
+    std::vector<std::span<const std::byte>> watched;
+  };
+  std::optional<core::Place> place(const Tensor& tensor);
+  std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
+  [[nodiscard]] MessageHeader header() const;
+  void send_segment(const shm::OwnedSegment& segment, const WaitOptions& wait);
+
+  const Call& call_;
+  ShmState& state_;
+  os::Backing backing_ = os::default_backing();
+  std::vector<std::byte> body_;
+  core::SlotLayout layout_;
+  std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;  // into the caller's tree, which stays during the call
+  std::uint64_t moving_payload_ = 0;
+  std::uint64_t arena_payload_ = 0;
+  std::vector<Lent> lent_;
+  shm::SlotPlan plan_;
+  std::shared_ptr<shm::Slot> slot_;
+  bool committed_ = false;
+};
+
+}  // namespace muster::gather
