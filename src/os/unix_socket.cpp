@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "src/os/process.hpp"
 
@@ -124,9 +125,11 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) 
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   ssize_t length = 0;
+  // A peer that has closed without reading everything is reported once, ahead of what it had sent before: look again.
+  bool was_reset = false;
   do {
     length = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
-  } while (length < 0 && errno == EINTR);
+  } while (length < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true))));
   if (length < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return SocketStatus::again;
     if (errno == ECONNRESET) return SocketStatus::closed;

@@ -318,7 +318,12 @@ class Visitor {
   Membership run(os::Fd own_listener, const std::string& address) {
     connect();
     const os::Fd pidfd = os::own_pidfd();
-    send_until(socket_, bytes_of(own_hello(rank_, size_, address)), pidfd.get(), deadline_, 0);
+    try {
+      send_until(socket_, bytes_of(own_hello(rank_, size_, address)), pidfd.get(), deadline_, 0);
+    } catch (const Error& error) {
+      // Hung up already: rank 0 may have left word why.
+      if (error.kind() != ErrorKind::peer_lost) throw;
+    }
     os::Packet packet = next("rank 0's answer");
     const auto answer = parse<Answer>(packet, "an answer");
     Membership membership;
