@@ -76,7 +76,8 @@ void note(ValueDifference& difference, double a, double b, double apart) noexcep
   }
   const double largest = std::max(std::abs(a), std::abs(b));
   difference.absolute = std::max(difference.absolute, apart);
-  if (apart > 0) difference.relative = std::max(difference.relative, std::isinf(apart) ? infinity : apart / largest);
+  if (apart > 0 && !std::isinf(apart)) difference.relative = std::max(difference.relative, apart / largest);
+  if (std::isinf(apart)) difference.relative = infinity;
 }
 
 /// Elements of type T, as bits; `value` makes doubles of them.
@@ -179,7 +180,7 @@ ValueDifference compare_values(DType dtype, std::span<const std::byte> a, std::s
     case DType::u4:
       return compare_nibbles(a, b, [](unsigned nibble) { return static_cast<double>(nibble); });
     case DType::i4:
-      return compare_nibbles(a, b, [](unsigned nibble) { return nibble < 8 ? nibble : nibble - 16.0; });
+      return compare_nibbles(a, b, [](unsigned nibble) { return static_cast<double>(nibble) - (nibble < 8 ? 0 : 16); });
   }
   return {};
 }

@@ -103,23 +103,24 @@ MappedFile::~MappedFile() {
 
 void populate_mapped(std::span<const std::byte> part, const std::string& path) {
 #ifdef MADV_POPULATE_READ
-  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(part.data()) / page_size() * page_size();
-  const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(part.data()) + part.size();
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(part.data()) % page_size();
+  std::byte* begin = const_cast<std::byte*>(part.data()) - before;
   int result = -1;
   do {
-    result = ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+    result = ::madvise(begin, before + part.size(), MADV_POPULATE_READ);
   } while (result != 0 && errno == EINTR);
   if (result != 0 && (errno == EFAULT || errno == EHWPOISON))
-    throw errno_error("reading: it became shorter, or its disk fails:", EIO, path);
+    throw errno_error("reading (it became shorter, or its disk fails)", EIO, path);
 #endif
 }
 
 void forget_mapped(std::span<const std::byte> part) noexcept {
   // Whole pages inside the part only: those at its ends belong to neighbours as well.
-  const auto address = reinterpret_cast<std::uintptr_t>(part.data());
-  const std::uintptr_t begin = (address + page_size() - 1) / page_size() * page_size();
-  const std::uintptr_t end = (address + part.size()) / page_size() * page_size();
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(part.data()) % page_size();
+  const std::size_t before = past == 0 ? 0 : page_size() - past;
+  if (before >= part.size()) return;
+  const std::size_t length = (part.size() - before) / page_size() * page_size();
+  if (length != 0) ::madvise(const_cast<std::byte*>(part.data()) + before, length, MADV_DONTNEED);
 }
 
 OutputFile::OutputFile(const std::string& path) : path_(path), partial_(path + std::string(partial_mark) + nonce()) {
