@@ -238,3 +238,8 @@ TEST_CASE("nlohmann's json and back") {
   CHECK(!refusal(ErrorKind::argument, [] { from_nlohmann(nlohmann::json::binary({1})); }).empty());
   CHECK(!refusal(ErrorKind::argument, [] { to_nlohmann(nested(1, max_config_depth + 1)); }).empty());
 }
+
+TEST_CASE("what follows a NUL byte is not passed over") {
+  CHECK_THROWS_AS((void)parse_json(std::string_view("{}\0x", 4)), Error);
+  CHECK_THROWS_AS((void)parse_json(std::string_view("{}\0", 3)), Error);
+}
