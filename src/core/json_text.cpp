@@ -200,6 +200,11 @@ class Reader {
   explicit Reader(std::string_view text) : text_(text), read_(text.data()) {}
 
   Config whole() {
+    // The parser takes a NUL for the end of the text and would not look at what follows.
+    if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos) {
+      read_ = text_.data() + nul + 1;
+      defect("a NUL byte");
+    }
     const char* end = text_.data() + text_.size();
     nlohmann::json::sax_parse(CountingIterator(text_.data(), &read_), CountingIterator(end, &read_), this);
     return std::move(*whole_);
@@ -324,14 +329,6 @@ std::string to_json(const Config& config, int indent) {
 }
 
 Config parse_json(std::string_view text) {
-  // The parser takes a NUL for the end of the text and would not look at what follows.
-  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    const std::string_view before = text.substr(0, nul);
-    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    const std::size_t column = nul - (line == 1 ? 0 : before.rfind('\n') + 1) + 1;
-    throw Error(ErrorKind::corrupt,
-                "reading JSON: line " + std::to_string(line) + ", column " + std::to_string(column) + ": a NUL byte");
-  }
   return Reader(text).whole();
 }
 
