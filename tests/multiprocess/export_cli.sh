@@ -71,6 +71,20 @@ done
 MUSTER_FAULT=pwrite:ENOSPC:3 "$program" export shards --plan llama --out alone --force 2> /dev/null && fail "a full disk was no failure"
 "$program" diff model alone > /dev/null || fail "a failed --force export lost what was there"
 
+# A disk that really is full, where one can be mounted.
+if unshare -m true 2> /dev/null; then
+  mkdir disk
+  said=$(unshare -m bash -c 'mount -t tmpfs -o size=1m none disk || exit 9
+    "$0" export shards --plan llama --out disk/new 2>&1 > /dev/null; echo "status $?, left: $(ls -A disk)"' "$program")
+  case $said in
+    *"No space left on device"*"status 2, left: ") ;;
+    *) fail "a full disk: $said" ;;
+  esac
+  rmdir disk
+else
+  echo "not tried: no right to mount a small disk"
+fi
+
 mv shards/rank-00002-of-00004.safetensors .log/
 refused "rank-00002-of-00004" "$program" export shards --plan llama --out new
 refused "rank-00002-of-00004" "$program" run -n 4 -- "$program" export shards --plan llama --out new
