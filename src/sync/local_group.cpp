@@ -230,7 +230,8 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
     return outbox.read.load(std::memory_order_acquire) == read && frame.to == rank();
   };
   if (!is_ours()) wait(outbox.written_bell, outbox.receivers_waiting, options, is_ours, is_sender, is_sender);
-  outbox.next_frame.fetch_add(sizeof frame + frame.length, std::memory_order_release);  // before `read` leaves the frame
+  outbox.next_frame.fetch_add(sizeof frame + frame.length,
+                              std::memory_order_release);  // before `read` leaves the frame
   read_ring(from, std::as_writable_bytes(std::span(&frame, 1)), options);
   if (frame.length > most) {
     // What follows in the ring cannot be told from frames any more.

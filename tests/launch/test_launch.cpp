@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pty.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -101,8 +102,11 @@ class Launcher {
     pid_ = ::fork();
     REQUIRE(pid_ >= 0);
     if (pid_ == 0) {
-      // A group of its own, as a shell with job control makes one.
+      // A group of its own, as a shell with job control makes one; gone with the test, whatever ends that.
       ::setpgid(0, 0);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      // Whoever started the test may ignore some (nohup does), and shells cannot trap what is ignored.
+      for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) ::signal(number, SIG_DFL);
       const int input_file = ::open(in.c_str(), O_RDONLY);
       const int output_file = ::open(out.c_str(), O_WRONLY | O_CREAT, 0600);
       const int error_file = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
