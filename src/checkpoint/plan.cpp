@@ -91,6 +91,7 @@ MergeRule parse_rule(const Config& value) {
       std::find_if(action_readers.begin(), action_readers.end(), [&](const ActionReader& r) { return r.name == name; });
   if (reader == action_readers.end()) {
     std::vector<std::string_view> names;
+    names.reserve(action_readers.size());
     for (const ActionReader& known : action_readers) names.push_back(known.name);
     refuse(fmt::format("unknown action {} (known: {})", in_quotes(name), fmt::join(names, ", ")));
   }
