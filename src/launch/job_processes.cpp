@@ -18,7 +18,7 @@
 #include <string_view>
 #include <thread>
 
-#include "src/launch/pidfd.hpp"
+#include "src/os/pidfd.hpp"
 
 namespace muster::launch {
 namespace {
@@ -53,7 +53,7 @@ bool has_entry(std::string_view environment, std::string_view entry) {
 }
 
 void send_to_all(const std::vector<os::Fd>& processes, int signal) {
-  for (const os::Fd& process : processes) send_signal(process, signal);
+  for (const os::Fd& process : processes) os::send_signal(process, signal);
 }
 
 /// Overwrites this process's own mark, as others see it in /proc, so that the end of an outer job does not take the
@@ -108,7 +108,7 @@ std::vector<os::Fd> processes_of_job(const std::string& job) {
     read_environment(pid, environment);
     if (!has_entry(environment, entry)) continue;
     // The number may have gone to another process meanwhile: hold this one, then look again.
-    os::Fd process = open_pidfd(pid);
+    os::Fd process = os::open_pidfd(pid);
     if (!process) continue;
     read_environment(pid, environment);
     if (has_entry(environment, entry)) processes.push_back(std::move(process));
@@ -124,13 +124,13 @@ std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds 
   send_to_all(processes, SIGCONT);
   const auto deadline = std::chrono::steady_clock::now() + patience;
   for (const os::Fd& process : processes)
-    wait_for_exit(process,
-                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+    os::wait_for_exit(
+        process, std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   for (int round = 0; round < 100; ++round) {
     processes = processes_of_job(job);
     if (processes.empty()) break;
     send_to_all(processes, SIGKILL);
-    for (const os::Fd& process : processes) wait_for_exit(process, 10ms);
+    for (const os::Fd& process : processes) os::wait_for_exit(process, 10ms);
   }
   return count;
 }

@@ -25,9 +25,9 @@
 #include "muster/error.hpp"
 #include "src/launch/job_processes.hpp"
 #include "src/launch/line_pump.hpp"
-#include "src/launch/pidfd.hpp"
 #include "src/launch/signal_relay.hpp"
 #include "src/launch/spawn.hpp"
+#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
@@ -98,7 +98,7 @@ class Job {
   ~Job() {
     for (Rank& rank : ranks_)
       if (rank.alive) {
-        launch::send_signal(rank.child.process, SIGKILL);
+        os::send_signal(rank.child.process, SIGKILL);
         reap(rank);
       }
     launch::end_job_processes(job_, 0ms);
@@ -249,7 +249,7 @@ class Job {
         if (!rank.alive) continue;
         // Those that left our group do not hear the terminal.
         if (received->from_terminal && ::getpgid(rank.child.pid) == ::getpgrp()) continue;
-        launch::send_signal(rank.child.process, received->signal);
+        os::send_signal(rank.child.process, received->signal);
       }
       if (received->signal == SIGTSTP) signals_.stop_here();
     }
@@ -274,8 +274,8 @@ class Job {
     const int signal = phase_ == Phase::terminated ? SIGKILL : SIGTERM;
     for (const Rank& rank : ranks_) {
       if (!rank.alive) continue;
-      launch::send_signal(rank.child.process, signal);
-      launch::send_signal(rank.child.process, SIGCONT);  // a stopped one cannot leave
+      os::send_signal(rank.child.process, signal);
+      os::send_signal(rank.child.process, SIGCONT);  // a stopped one cannot leave
     }
     enter(signal == SIGKILL ? Phase::killed : Phase::terminated);
   }

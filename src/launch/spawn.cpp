@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <string_view>
 
-#include "src/launch/pidfd.hpp"
+#include "src/os/pidfd.hpp"
 
 namespace muster::launch {
 namespace {
@@ -73,7 +73,7 @@ Child spawn(const ExecArguments& arguments, const StandardStreams& streams, cons
   child.pid = ::fork();
   if (child.pid < 0) throw os::errno_error("starting a rank: fork");
   if (child.pid == 0) become(arguments, streams, mask, launcher, far_end.get());
-  child.process = open_pidfd(child.pid);
+  child.process = os::open_pidfd(child.pid);
   if (!child.process) {
     const int failure = errno;
     ::kill(child.pid, SIGKILL);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/os/process.hpp"
 
-#include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/random.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
+
+#include "src/os/fd.hpp"
 
 namespace muster::os {
 
@@ -25,19 +26,6 @@ std::string host_name() {
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
   return name.data();
-}
-
-Fd own_pidfd() {
-  const long fd = ::syscall(SYS_pidfd_open, ::getpid(), 0);
-  if (fd < 0)
-    throw errno_error(ErrorKind::unsupported,
-                      "pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)");
-  return Fd(static_cast<int>(fd));
-}
-
-bool has_exited(const Fd& pidfd) noexcept {
-  pollfd entry{pidfd.get(), POLLIN, 0};
-  return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLIN) != 0;
 }
 
 ProcessState process_state(std::int64_t pid) noexcept {

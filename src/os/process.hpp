@@ -9,19 +9,11 @@
 #include <span>
 #include <string>
 
-#include "src/os/fd.hpp"
-
 namespace muster::os {
 
 std::int64_t process_id() noexcept;
 std::uint32_t user_id() noexcept;
 std::string host_name();
-
-/// A descriptor that stands for this very process: whoever it is passed to cannot mistake a later process with the same
-/// number for it. Throws Error(unsupported) on kernels before 5.3 and in sandboxes that forbid it.
-Fd own_pidfd();
-/// Whether the process of a pidfd has ended (a zombie has).
-bool has_exited(const Fd& pidfd) noexcept;
 
 enum class ProcessState : std::uint8_t { running, stopped, dead, unknown };
 /// What /proc says of a live process: for messages.

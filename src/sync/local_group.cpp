@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "src/os/futex.hpp"
+#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::sync {

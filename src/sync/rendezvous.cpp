@@ -11,6 +11,7 @@
 
 #include "muster/log.hpp"
 #include "muster/version.hpp"
+#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/os/unix_socket.hpp"
 #include "src/sync/settings.hpp"

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "muster/log.hpp"
+#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::sync {

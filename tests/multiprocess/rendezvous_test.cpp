@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/os/unix_socket.hpp"
 #include "tests/support/forked_ranks.hpp"

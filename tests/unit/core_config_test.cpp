@@ -9,21 +9,12 @@
 #include "muster/error.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/random_config.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
+using test::words_of;
 
-namespace {
-
-std::string refusal(ErrorKind kind, const std::function<void()>& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    if (error.kind() == kind) return error.what();
-  }
-  return "";
-}
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("members keep their order and are found, few or many, reserved or not") {
   for (const std::size_t reserved : {0U, 5U, 9U, 100U, 5000U}) {
@@ -58,27 +49,27 @@ TEST_CASE("members keep their order and are found, few or many, reserved or not"
 
 TEST_CASE("values say their type and refuse to be another") {
   const Config real = 1.5;
-  CHECK(refusal(ErrorKind::argument, [&] { (void)real.as_string(); }) ==
+  CHECK(words_of(ErrorKind::argument, [&] { (void)real.as_string(); }) ==
         "a config value is of type real, not a string");
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_bool(); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_int(); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_uint(); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_array(); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_object(); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.as_tensor(); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)real.at("x"); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [&] { (void)Config("x").as_double(); }).empty());
-  CHECK(!refusal(ErrorKind::not_found, [] { (void)Config::object({}).at("x"); }).empty());
-  CHECK(!refusal(ErrorKind::not_found, [] { (void)Config::array({1}).at(1U); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [] { Config::object({{"a", 1}, {"a", 2}}); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_bool(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_int(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_uint(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_array(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_object(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_tensor(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.at("x"); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [&] { (void)Config("x").as_double(); }).empty());
+  CHECK(!words_of(ErrorKind::not_found, [] { (void)Config::object({}).at("x"); }).empty());
+  CHECK(!words_of(ErrorKind::not_found, [] { (void)Config::array({1}).at(1U); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [] { Config::object({{"a", 1}, {"a", 2}}); }).empty());
 }
 
 TEST_CASE("integers are exact at both ends of 64 bits") {
   CHECK(Config(std::uint64_t{5}).type() == Config::Type::integer);
   CHECK(Config(std::uint64_t{5}) == Config(5));
   CHECK(Config(UINT64_MAX).as_uint() == UINT64_MAX);
-  CHECK(!refusal(ErrorKind::argument, [] { (void)Config(UINT64_MAX).as_int(); }).empty());
-  CHECK(!refusal(ErrorKind::argument, [] { (void)Config(-1).as_uint(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [] { (void)Config(UINT64_MAX).as_int(); }).empty());
+  CHECK(!words_of(ErrorKind::argument, [] { (void)Config(-1).as_uint(); }).empty());
   CHECK(Config(INT64_MIN).as_int() == INT64_MIN);
   CHECK(Config(3).as_double() == 3.0);
 }

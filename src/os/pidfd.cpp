@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/launch/pidfd.hpp"
+#include "src/os/pidfd.hpp"
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -8,17 +8,25 @@
 #include <algorithm>
 #include <cerrno>
 
-namespace muster::launch {
+namespace muster::os {
 
-os::Fd open_pidfd(pid_t pid) noexcept {
-  return os::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+Fd open_pidfd(pid_t pid) noexcept {
+  return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
 }
 
-bool send_signal(const os::Fd& process, int signal) noexcept {
+Fd own_pidfd() {
+  Fd self = open_pidfd(::getpid());
+  if (!self)
+    throw errno_error(ErrorKind::unsupported,
+                      "pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)");
+  return self;
+}
+
+bool send_signal(const Fd& process, int signal) noexcept {
   return ::syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0U) == 0;
 }
 
-bool wait_for_exit(const os::Fd& process, std::chrono::milliseconds longest) noexcept {
+bool wait_for_exit(const Fd& process, std::chrono::milliseconds longest) noexcept {
   const auto deadline = std::chrono::steady_clock::now() + longest;
   for (;;) {
     const auto left =
@@ -31,4 +39,8 @@ bool wait_for_exit(const os::Fd& process, std::chrono::milliseconds longest) noe
   }
 }
 
-}  // namespace muster::launch
+bool has_exited(const Fd& pidfd) noexcept {
+  return wait_for_exit(pidfd, std::chrono::milliseconds(0));
+}
+
+}  // namespace muster::os
