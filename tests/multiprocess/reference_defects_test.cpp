@@ -188,7 +188,7 @@ TEST_CASE("after success nothing is left, and what was shared was nobody else's 
 }
 
 TEST_CASE("a large tensor is on the first rank only once") {
-  // The reference needs three times its size there. The long form is tests/campaigns/large_tensor.
+  // The reference needs three times its size there. The long form is tests/campaigns/large_tensor_campaign.
   run_ranks(2, [](SyncGroup& group) {
     const std::int64_t bytes = 256 << 20;
     const Tensor mine = group.rank() == 0 ? pattern(DType::u8, {1}, 1) : pattern(DType::u8, {bytes}, 1);
