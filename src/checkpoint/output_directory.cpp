@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <chrono>
 #include <filesystem>
 #include <system_error>
@@ -39,14 +38,6 @@ std::string normal(const std::string& path) {
 std::string parent_of(const std::string& path) {
   const fs::path parent = fs::path(path).parent_path();
   return parent.empty() ? "." : parent.string();
-}
-
-std::string random_suffix() {
-  std::array<std::byte, 8> bytes{};
-  os::random_bytes(bytes);
-  std::string text;
-  for (const std::byte byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-  return text;
 }
 
 // --force must not become `rm -r` of somebody's home: only what holds a model or shards is replaced.
@@ -121,7 +112,7 @@ OutputDirectory::OutputDirectory(const std::string& path, bool force) : path_(no
   } catch (const std::exception& error) {
     log(LogLevel::info, fmt::format("looking for leftovers of {}: {}", path_, error.what()));
   }
-  partial_ = path_ + std::string(partial_mark) + random_suffix();
+  partial_ = path_ + std::string(partial_mark) + os::random_hex(8);
   os::make_directory(partial_);
   try {
     lock_ = os::open_directory(partial_);
@@ -149,7 +140,7 @@ void OutputDirectory::commit() {
     partial_.clear();
   } else if (!os::exchange_names(partial_, path_)) {
     // Two renames where the file system knows no exchange: for a moment OUT is missing, but never half.
-    const std::string old = path_ + std::string(partial_mark) + random_suffix();
+    const std::string old = path_ + std::string(partial_mark) + os::random_hex(8);
     os::rename_to_new(path_, old);
     try {
       os::rename_to_new(partial_, path_);

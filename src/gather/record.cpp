@@ -9,20 +9,10 @@
 #include <cstring>
 #include <map>
 
+#include "src/base/fixed_text.hpp"
+
 namespace muster::gather {
 namespace {
-
-template <std::size_t N>
-void put(std::array<char, N>& target, const std::string& text) {
-  const std::size_t length = std::min(text.size(), N - 1);
-  std::memcpy(target.data(), text.data(), length);
-  target[length] = 0;
-}
-
-template <std::size_t N>
-std::string get(const std::array<char, N>& source) {
-  return {source.data(), ::strnlen(source.data(), N)};
-}
 
 std::string where(int rank, const SyncGroup& group) {
   const RankInfo& info = group.info(rank);
@@ -33,7 +23,7 @@ ErrorDetails details_of(int rank, const Words* words, const SyncGroup& group) {
   const RankInfo& info = group.info(rank);
   ErrorDetails details{.rank = rank, .pid = info.pid, .host = info.host};
   if (words != nullptr) {
-    details.path = get(words->path);
+    details.path = get_text(words->path);
     details.os_error = words->os_error;
   }
   return details;
@@ -44,8 +34,8 @@ std::string each_rank(const std::vector<int>& ranks, std::span<const Words> word
   constexpr std::size_t shown = 16;
   std::string text;
   for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
-    text +=
-        fmt::format("{}rank {} {}", i == 0 ? "" : "; ", ranks[i], get(words[static_cast<std::size_t>(ranks[i])].text));
+    text += fmt::format("{}rank {} {}", i == 0 ? "" : "; ", ranks[i],
+                        get_text(words[static_cast<std::size_t>(ranks[i])].text));
   if (ranks.size() > shown) text += fmt::format("; and {} more", ranks.size() - shown);
   return text;
 }
@@ -55,7 +45,7 @@ Error failure_of(const std::vector<int>& failed, const Records& records, std::sp
                  const SyncGroup& group) {
   const int origin = failed.front();
   const auto at = static_cast<std::size_t>(origin);
-  std::string text = where(origin, group) + ": " + get(words[at].text);
+  std::string text = where(origin, group) + ": " + get_text(words[at].text);
   if (failed.size() > 1) text += fmt::format(" (and {} more ranks failed)", failed.size() - 1);
   return Error(static_cast<ErrorKind>(records[at].status - 1), text, details_of(origin, &words[at], group));
 }
@@ -198,14 +188,14 @@ Error make_closing_error(std::span<const ClosingRecord> closing, std::span<const
 Words words_of(const Error& error) {
   Words words;
   words.os_error = error.os_error();
-  put(words.path, error.path());
-  put(words.text, error.what());
+  put_text(words.path, error.path());
+  put_text(words.text, error.what());
   return words;
 }
 
 Words words_of(const std::string& text) {
   Words words;
-  put(words.text, text);
+  put_text(words.text, text);
   return words;
 }
 

@@ -50,18 +50,6 @@ void check(const std::vector<std::string>& command, const LaunchOptions& options
       throw Error(ErrorKind::argument, "starting a job: \"" + name + "\" cannot be an environment variable");
 }
 
-std::string new_job() {
-  std::array<std::byte, 16> random{};
-  os::random_bytes(random);
-  std::string text;
-  for (const std::byte byte : random) {
-    constexpr const char* digits = "0123456789abcdef";
-    text += digits[std::to_integer<unsigned>(byte) >> 4U];
-    text += digits[std::to_integer<unsigned>(byte) & 15U];
-  }
-  return text;
-}
-
 /// A TCP port that is free now: torch and others listen on it, Muster does not.
 std::string free_port() {
   const os::Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -91,7 +79,7 @@ class Job {
   Job(const std::vector<std::string>& command, const LaunchOptions& options)
       : options_(options),
         command_(command),
-        job_(options.job.empty() ? new_job() : options.job),
+        job_(options.job.empty() ? os::random_hex(16) : options.job),
         port_(free_port()),
         guard_(job_) {}
   /// Whatever ended the start or the wait: no rank outlives it.

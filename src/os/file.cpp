@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <limits>
 #include <utility>
@@ -31,14 +30,6 @@ bool is_faulty(std::string_view call, const std::string& path) noexcept {
   if (error == 0) return false;
   errno = error;
   return true;
-}
-
-std::string nonce() {
-  std::array<std::byte, nonce_bytes> bytes{};
-  random_bytes(bytes);
-  std::string text;
-  for (const std::byte byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-  return text;
 }
 
 std::uintptr_t page_size() noexcept {
@@ -123,7 +114,8 @@ void forget_mapped(std::span<const std::byte> part) noexcept {
   if (length != 0) ::madvise(const_cast<std::byte*>(part.data()) + before, length, MADV_DONTNEED);
 }
 
-OutputFile::OutputFile(const std::string& path) : path_(path), partial_(path + std::string(partial_mark) + nonce()) {
+OutputFile::OutputFile(const std::string& path)
+    : path_(path), partial_(path + std::string(partial_mark) + random_hex(nonce_bytes)) {
   if (!is_faulty("create", path_)) fd_ = Fd(::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd_) {
     const int error = errno;

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <vector>
 
 #include "src/os/fd.hpp"
 
@@ -61,6 +62,19 @@ void random_bytes(std::span<std::byte> target) {
     }
     target = target.subspan(static_cast<std::size_t>(got));
   }
+}
+
+std::string random_hex(std::size_t bytes) {
+  std::vector<std::byte> random(bytes);
+  random_bytes(random);
+  std::string text;
+  text.reserve(2 * bytes);
+  for (const std::byte byte : random) {
+    constexpr const char* digits = "0123456789abcdef";
+    text += digits[std::to_integer<unsigned>(byte) >> 4U];
+    text += digits[std::to_integer<unsigned>(byte) & 15U];
+  }
+  return text;
 }
 
 std::uint64_t thread_page_faults() noexcept {

@@ -20,6 +20,8 @@ enum class ProcessState : std::uint8_t { running, stopped, dead, unknown };
 ProcessState process_state(std::int64_t pid) noexcept;
 
 void random_bytes(std::span<std::byte> target);
+/// `bytes` random bytes as hexadecimal digits: for names that nobody else has.
+std::string random_hex(std::size_t bytes);
 
 /// Minor page faults of the calling thread since it began.
 std::uint64_t thread_page_faults() noexcept;

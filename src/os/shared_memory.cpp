@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <boost/interprocess/exceptions.hpp>
 #include <fstream>
 #include <limits>
@@ -43,10 +42,7 @@ Fd create_posix(std::uint64_t bytes) {
   Fd memory(::open(posix_mount, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600));
   if (!memory) {
     // Not every file system knows O_TMPFILE: then a name for the moment between two calls.
-    std::array<std::byte, 16> nonce{};
-    random_bytes(nonce);
-    std::string name = "/muster-";
-    for (const std::byte b : nonce) name += "0123456789abcdef"[std::to_integer<int>(b) & 15];
+    const std::string name = "/muster-" + random_hex(16);
     memory = Fd(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!memory) throw errno_error(ErrorKind::unsupported, "making POSIX shared memory in", errno, posix_mount);
     ::shm_unlink(name.c_str());

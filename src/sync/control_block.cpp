@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "src/base/fixed_text.hpp"
 #include "src/os/futex.hpp"
 
 namespace muster::sync {
@@ -28,18 +29,6 @@ std::uint64_t rings_offset(int size) {
 }
 std::uint64_t block_bytes(int size) {
   return rings_offset(size) + static_cast<std::uint64_t>(size) * ring_bytes;
-}
-
-template <std::size_t N>
-void put_text(std::array<char, N>& target, std::string_view text) noexcept {
-  const std::size_t length = std::min(text.size(), N - 1);
-  std::memcpy(target.data(), text.data(), length);
-  target[length] = 0;
-}
-
-template <std::size_t N>
-std::string get_text(const std::array<char, N>& source) {
-  return {source.data(), ::strnlen(source.data(), N)};
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/sync/local_channel.hpp"
 
-#include <array>
 #include <cstring>
 #include <thread>
 
@@ -30,14 +29,7 @@ LocalChannel::LocalChannel(int rank, os::Fd listener, std::vector<std::string> a
       incoming_(addresses_.size()) {}
 
 std::string LocalChannel::fresh_address() {
-  std::array<std::byte, 12> random{};
-  os::random_bytes(random);
-  std::string name = "muster-rank-";
-  for (const std::byte b : random) {
-    name += "0123456789abcdef"[std::to_integer<int>(b) >> 4];
-    name += "0123456789abcdef"[std::to_integer<int>(b) & 15];
-  }
-  return name;
+  return "muster-rank-" + os::random_hex(12);
 }
 
 void LocalChannel::send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) {

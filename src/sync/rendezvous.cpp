@@ -11,6 +11,7 @@
 
 #include "muster/log.hpp"
 #include "muster/version.hpp"
+#include "src/base/fixed_text.hpp"
 #include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/os/unix_socket.hpp"
@@ -26,16 +27,6 @@ using std::chrono::milliseconds;
 // other so.
 constexpr std::uint32_t hello_magic = 0x4d535452;  // "MSTR"
 constexpr std::uint32_t protocol = 1;
-
-template <std::size_t N>
-void put(std::array<char, N>& target, std::string_view text) {
-  std::memcpy(target.data(), text.data(), std::min(text.size(), N - 1));
-}
-
-template <std::size_t N>
-std::string get(const std::array<char, N>& source) {
-  return {source.data(), ::strnlen(source.data(), N)};
-}
 
 struct Hello {
   std::uint32_t magic = hello_magic;
@@ -100,19 +91,19 @@ void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int desc
 
 Hello own_hello(int rank, int size, const std::string& address) {
   Hello hello;
-  put(hello.version, version());
+  put_text(hello.version, version());
   hello.rank = rank;
   hello.size = size;
   hello.pid = os::process_id();
-  put(hello.host, os::host_name());
-  put(hello.address, address);
+  put_text(hello.host, os::host_name());
+  put_text(hello.address, address);
   return hello;
 }
 
 Error from_answer(const Answer& answer) {
   ErrorDetails details;
   if (answer.error_rank >= 0) details.rank = answer.error_rank;
-  return Error(static_cast<ErrorKind>(answer.error_kind), get(answer.text), details);
+  return Error(static_cast<ErrorKind>(answer.error_kind), get_text(answer.text), details);
 }
 
 /// Rank 0's side.
@@ -202,13 +193,13 @@ class Host {
           ErrorKind::version,
           fmt::format(
               "a rank runs Muster {} (protocol {}), rank 0 runs {} (protocol {}): start all ranks with one version",
-              get(other.version), start[1], version(), protocol));
+              get_text(other.version), start[1], version(), protocol));
     }
     const auto hello = parse<Hello>(packet, "a hello");
-    if (get(hello.version) != version())
+    if (get_text(hello.version) != version())
       throw Error(ErrorKind::version,
                   fmt::format("rank {} runs Muster {}, rank 0 runs {}: start all ranks with one version", hello.rank,
-                              get(hello.version), version()));
+                              get_text(hello.version), version()));
     if (hello.size != size_)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("rank {} was started in a world of {} ranks, rank 0 in one of {}", hello.rank, hello.size,
@@ -229,9 +220,9 @@ class Host {
     const Guest& guest = guests_[static_cast<std::size_t>(rank)];
     if (guest.pidfd && os::has_exited(guest.pidfd))
       throw Error(ErrorKind::peer_lost,
-                  fmt::format("rank {} (host {}, pid {}) died during the rendezvous", rank, get(guest.hello.host),
+                  fmt::format("rank {} (host {}, pid {}) died during the rendezvous", rank, get_text(guest.hello.host),
                               guest.hello.pid),
-                  {.rank = rank, .pid = guest.hello.pid, .host = get(guest.hello.host)});
+                  {.rank = rank, .pid = guest.hello.pid, .host = get_text(guest.hello.host)});
   }
 
   [[noreturn]] void time_out() const {
@@ -257,7 +248,7 @@ class Host {
       answer.kind = AnswerKind::refusal;
       answer.error_kind = static_cast<std::uint32_t>(error.kind());
       answer.error_rank = error.rank().value_or(-1);
-      put(answer.text, error.what());
+      put_text(answer.text, error.what());
       auto tell = [&](const os::Fd& socket) { (void)os::send_packet(socket, bytes_of(answer)); };
       for (const os::Fd& socket : refused_) tell(socket);
       for (const os::Fd& socket : doorway_) tell(socket);
@@ -283,8 +274,8 @@ class Host {
     control_ = ControlBlock::create(size_);
     membership.control = control_;
     for (Guest& guest : guests_) {
-      peers->ranks.push_back({guest.hello.rank, get(guest.hello.host), guest.hello.pid});
-      membership.addresses.push_back(get(guest.hello.address));
+      peers->ranks.push_back({guest.hello.rank, get_text(guest.hello.host), guest.hello.pid});
+      membership.addresses.push_back(get_text(guest.hello.address));
     }
     Answer answer;
     answer.nonce = membership.nonce;
@@ -335,9 +326,9 @@ class Visitor {
     for (int rank = 0; rank < size_; ++rank) {
       packet = next("the other ranks' cards");
       const Hello hello = parse<Card>(packet, "a card").hello;
-      peers->ranks.push_back({hello.rank, get(hello.host), hello.pid});
+      peers->ranks.push_back({hello.rank, get_text(hello.host), hello.pid});
       peers->pidfds.push_back(std::move(packet.descriptor));
-      membership.addresses.push_back(get(hello.address));
+      membership.addresses.push_back(get_text(hello.address));
     }
     membership.peers = std::move(peers);
     membership.listener = std::move(own_listener);
