@@ -92,6 +92,12 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) where it is longer than `most`
   /// (nothing of that size is allocated).
   std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {});
+  /// Waits for something that the group does not know, such as a word of memory that these ranks share: until done()
+  /// is true, which is asked between calls of sleep(longest), at most `longest` each. `on`: the ranks that it depends
+  /// on; the wait ends where one of them is dead or has left, and its deadline counts from their last progress. Local;
+  /// any thread, beside the one that uses the group, too. Throws as barrier.
+  void wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                  std::span<const int> on, const WaitOptions& options = {});
   /// Collective. A group of the same ranks, with its own rounds and failures.
   std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {});
 
@@ -133,6 +139,9 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
   virtual void do_send(int to, std::span<const std::byte> message, const WaitOptions& options) = 0;
   virtual std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) = 0;
+  virtual void do_wait_until(const std::function<bool()>& done,
+                             const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                             const WaitOptions& options) = 0;
   virtual std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options) = 0;
 
  private:

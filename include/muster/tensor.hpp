@@ -27,6 +27,15 @@ std::size_t byte_size(DType dtype, const Shape& shape);
 /// "[4, 8]"; "[]" for a scalar.
 std::string to_string(const Shape& shape);
 
+/// What a tensor is, without its elements.
+struct TensorSpec {
+  DType dtype = DType::u8;
+  Shape shape = {};
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+/// "BF16 [4, 8]".
+std::string to_string(const TensorSpec& spec);
+
 /// Looks at elements of host memory that someone else keeps: as long-lived as that memory.
 class TensorView {
  public:

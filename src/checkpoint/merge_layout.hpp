@@ -19,11 +19,6 @@
 
 namespace muster {
 
-struct TensorSpec {
-  DType dtype = DType::u8;
-  Shape shape;
-};
-
 /// Elements [begin, begin + count) of a rank's tensor along the layout's dimension are [at, at + count) of the whole.
 struct Piece {
   int rank = 0;

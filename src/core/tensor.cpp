@@ -155,6 +155,10 @@ std::string to_string(const Shape& shape) {
   return text + "]";
 }
 
+std::string to_string(const TensorSpec& spec) {
+  return std::string(to_string(spec.dtype)) + " " + to_string(spec.shape);
+}
+
 TensorView::TensorView(DType dtype, Shape shape, const void* data, Strides strides)
     : dtype_(dtype),
       shape_(std::move(shape)),

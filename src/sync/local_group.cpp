@@ -250,6 +250,26 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
   return message;
 }
 
+void LocalGroup::do_wait_until(const std::function<bool()>& done,
+                               const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                               const WaitOptions& options) {
+  for (int turn = 0; turn < spins_; ++turn) {
+    if (done()) return;
+    os::spin_pause();
+  }
+  Watchdog watchdog(*control_, *peers_, rank(), options, timeout_of(options));
+  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  auto looked = std::chrono::steady_clock::now();
+  while (!done()) {
+    watchdog.check_failure();
+    sleep(Watchdog::slice);
+    const auto now = std::chrono::steady_clock::now();
+    if (done() || now - looked < Watchdog::slice) continue;
+    watchdog.check(done, is_awaited, is_awaited);
+    looked = now;
+  }
+}
+
 std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options) {
   // Each rank opens a channel of its own; rank 0 makes the new control block and hands it out over the old channel.
   struct Card {

@@ -51,6 +51,20 @@ class SingleGroup final : public SyncGroup {
   // Messages go to other ranks: SyncGroup has refused the call already, because there is none.
   void do_send(int, std::span<const std::byte>, const WaitOptions&) override {}
   std::vector<std::byte> do_receive(int, std::uint64_t, const WaitOptions&) override { return {}; }
+  // Nobody else could make it come true but a thread of this process.
+  void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                     std::span<const int>, const WaitOptions& options) override {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!done()) {
+      if (const auto cause = failure()) throw *cause;
+      check(options);
+      sleep(std::chrono::milliseconds(20));
+      if (done() || std::chrono::steady_clock::now() - begin < options.timeout.value_or(timeout())) continue;
+      const Error cause(ErrorKind::timeout, std::string(options.phase) + ": the deadline passed", {.rank = 0});
+      poison(cause);
+      throw cause;
+    }
+  }
   std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&) override {
     return std::make_shared<SingleGroup>(timeout());
   }

@@ -87,6 +87,13 @@ std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const Wa
   return do_receive(from, most, options);
 }
 
+void SyncGroup::wait_until(const std::function<bool()>& done,
+                           const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                           const WaitOptions& options) {
+  for (const int rank : on) (void)info(rank);
+  do_wait_until(done, sleep, on, options);
+}
+
 std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
   const Use use(*this);
   return do_duplicate(options);

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/merge/layout.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <string>
+
+#include "muster/error.hpp"
+#include "src/merge/reduce.hpp"
+
+namespace muster {
+
+std::string_view merge_name(const Merge& merge) noexcept {
+  constexpr std::array<std::string_view, std::variant_size_v<Merge>> names = {"concat", "same", "first",
+                                                                              "max",    "sum",  "stack"};
+  return names[merge.index()];
+}
+
+namespace merge {
+namespace {
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw Error(ErrorKind::argument, words);
+}
+
+std::int64_t product(const Shape& shape, std::size_t begin, std::size_t end) {
+  return std::accumulate(shape.begin() + static_cast<std::ptrdiff_t>(begin),
+                         shape.begin() + static_cast<std::ptrdiff_t>(end), std::int64_t{1}, std::multiplies<>());
+}
+
+Grain whole_grain(const Shape& shape) {
+  return {1, element_count(shape)};
+}
+
+std::size_t dimension(const Concat& merge, const Shape& shape) {
+  const auto dimensions = static_cast<std::int64_t>(shape.size());
+  const std::int64_t dim = merge.dim < 0 ? merge.dim + dimensions : merge.dim;
+  if (dim < 0 || dim >= dimensions)
+    refuse(fmt::format("the shape {} has no dimension {} to concatenate along", to_string(shape), merge.dim));
+  return static_cast<std::size_t>(dim);
+}
+
+Grain grain_along(const Shape& shape, std::size_t dim) {
+  return {product(shape, 0, dim), product(shape, dim + 1, shape.size())};
+}
+
+/// A size shared out by the blocks of a fused tensor.
+std::vector<std::int64_t> block_sizes(const Concat& merge, std::int64_t size, std::size_t dim) {
+  if (merge.blocks.empty()) return {size};
+  std::int64_t total = 0;
+  for (const std::int64_t weight : merge.blocks)
+    if (weight < 1 || __builtin_add_overflow(total, weight, &total))
+      refuse(fmt::format("blocks [{}] are not all at least 1", fmt::join(merge.blocks, ", ")));
+  if (size % total != 0)
+    refuse(fmt::format("the size {} along dimension {} is no multiple of the {} units of the blocks [{}]", size, dim,
+                       total, fmt::join(merge.blocks, ", ")));
+  std::vector<std::int64_t> sizes;
+  for (const std::int64_t weight : merge.blocks) sizes.push_back(size / total * weight);
+  return sizes;
+}
+
+class Joining {
+ public:
+  Joining(std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size, std::span<const int> ranks)
+      : sources_(sources), true_size_(true_size), ranks_(ranks) {}
+
+  Layout operator()(const Concat& merge) const {
+    const TensorSpec& first = sources_.front();
+    const std::size_t dim = dimension(merge, first.shape);
+    std::int64_t total = 0;
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      check_concat(i, dim);
+      if (__builtin_add_overflow(total, sources_[i].shape[dim], &total))
+        refuse(fmt::format("the ranks' sizes along dimension {} add up to more than 63 bits", dim));
+    }
+    const std::int64_t size = true_size_.value_or(total);
+    if (size < 0 || size > total)
+      refuse(fmt::format("the true size along dimension {} is said to be {}, but the ranks have {} together", dim, size,
+                         total));
+    Layout layout{first, grain_along(first.shape, dim), size, {}, Combine::copy, {}, {}};
+    layout.target.shape[dim] = size;
+    element_count(layout.target.shape);
+    std::vector<std::vector<std::int64_t>> blocks;
+    for (const TensorSpec& source : sources_) {
+      layout.source_units.push_back(source.shape[dim]);
+      blocks.push_back(block_sizes(merge, source.shape[dim], dim));
+    }
+    std::vector<std::int64_t> begins(sources_.size(), 0);
+    std::int64_t at = 0;
+    const std::vector<std::int64_t> wanted = block_sizes(merge, size, dim);
+    for (std::size_t block = 0; block < wanted.size(); ++block) {
+      std::int64_t left = wanted[block];
+      for (std::size_t i = 0; i < sources_.size(); ++i) {
+        const std::int64_t count = std::min(left, blocks[i][block]);
+        if (count > 0) layout.pieces.push_back({static_cast<int>(i), begins[i], count, at});
+        begins[i] += blocks[i][block];
+        at += count;
+        left -= count;
+      }
+      // Padding at the end of each block: a rank with more than its share could leave one short.
+      if (left != 0) refuse(fmt::format("the ranks have too little of block {} of {}", block + 1, wanted.size()));
+    }
+    return layout;
+  }
+
+  Layout operator()(const Same&) const {
+    check_equal("same");
+    Layout layout = whole_of_first();
+    for (std::size_t i = 1; i < sources_.size(); ++i) layout.must_equal.push_back(static_cast<int>(i));
+    return layout;
+  }
+
+  Layout operator()(const First&) const { return whole_of_first(); }
+  Layout operator()(const Max&) const { return reduced(Combine::max, "max"); }
+  Layout operator()(const Sum&) const { return reduced(Combine::sum, "sum"); }
+
+  Layout operator()(const Stack&) const {
+    check_equal("stack");
+    const TensorSpec& first = sources_.front();
+    const auto count = static_cast<std::int64_t>(sources_.size());
+    Layout layout{first, whole_grain(first.shape), count, {}, Combine::copy, {}, {}};
+    layout.target.shape.insert(layout.target.shape.begin(), count);
+    element_count(layout.target.shape);
+    layout.source_units.assign(sources_.size(), 1);
+    for (int i = 0; i < count; ++i) layout.pieces.push_back({i, 0, 1, i});
+    return layout;
+  }
+
+ private:
+  [[nodiscard]] Layout whole_of_first() const {
+    const TensorSpec& first = sources_.front();
+    Layout layout{first, whole_grain(first.shape), 1, {}, Combine::copy, {{0, 0, 1, 0}}, {}};
+    layout.source_units.assign(sources_.size(), 1);
+    return layout;
+  }
+
+  [[nodiscard]] Layout reduced(Combine combine, std::string_view name) const {
+    check_equal(name);
+    check_reducible(combine, sources_.front().dtype);
+    Layout layout = whole_of_first();
+    layout.combine = combine;
+    layout.pieces.clear();
+    for (std::size_t i = 0; i < sources_.size(); ++i) layout.pieces.push_back({static_cast<int>(i), 0, 1, 0});
+    return layout;
+  }
+
+  [[nodiscard]] int rank(std::size_t source) const {
+    return ranks_.empty() ? static_cast<int>(source) : ranks_[source];
+  }
+
+  [[noreturn]] void refuse_shapes(std::size_t source, std::string_view wanted) const {
+    throw Error(ErrorKind::rank_mismatch,
+                fmt::format("rank {} has {}, rank {} has {}; {}", rank(0), to_string(sources_.front()), rank(source),
+                            to_string(sources_[source]), wanted),
+                {.rank = rank(source)});
+  }
+
+  void check_equal(std::string_view name) const {
+    for (std::size_t i = 1; i < sources_.size(); ++i)
+      if (sources_[i] != sources_.front()) refuse_shapes(i, fmt::format("\"{}\" wants them equal", name));
+  }
+
+  void check_concat(std::size_t i, std::size_t dim) const {
+    const TensorSpec& first = sources_.front();
+    const TensorSpec& other = sources_[i];
+    bool fits = other.dtype == first.dtype && other.shape.size() == first.shape.size();
+    for (std::size_t d = 0; fits && d < first.shape.size(); ++d) fits = d == dim || other.shape[d] == first.shape[d];
+    if (!fits) refuse_shapes(i, fmt::format("\"concat\" lets them differ in dimension {} only", dim));
+  }
+
+  std::span<const TensorSpec> sources_;
+  std::optional<std::int64_t> true_size_;
+  std::span<const int> ranks_;
+};
+
+class Cutting {
+ public:
+  Cutting(const TensorSpec& whole, int parts) : whole_(whole), parts_(parts) {}
+
+  Cut operator()(const Concat& merge) const {
+    const std::size_t dim = dimension(merge, whole_.shape);
+    Cut cut{whole_, grain_along(whole_.shape, dim), whole_.shape[dim], 0, {}, {}};
+    cut.pieces.resize(static_cast<std::size_t>(parts_));
+    std::int64_t block_begin = 0;
+    for (const std::int64_t size : block_sizes(merge, whole_.shape[dim], dim)) {
+      std::int64_t slice = size / parts_ + (size % parts_ == 0 ? 0 : 1);
+      // Two packed elements share a byte: a slice may not end inside one.
+      if (is_packed(whole_.dtype) && cut.grain.inner % 2 != 0) slice += slice % 2;
+      if (slice * parts_ != size) cut.padded_dim = dim;
+      for (int part = 0; part < parts_; ++part) {
+        const std::int64_t begin = std::min(size, slice * part);
+        const std::int64_t count = std::min(slice, size - begin);
+        if (count > 0)
+          cut.pieces[static_cast<std::size_t>(part)].push_back({0, block_begin + begin, count, cut.part_units});
+      }
+      block_begin += size;
+      cut.part_units += slice;
+    }
+    cut.part.shape[dim] = cut.part_units;
+    return cut;
+  }
+
+  Cut operator()(const Same&) const {
+    Cut cut{whole_, whole_grain(whole_.shape), 1, 1, {}, {}};
+    cut.pieces.assign(static_cast<std::size_t>(parts_), {{0, 0, 1, 0}});
+    return cut;
+  }
+
+  Cut operator()(const Stack&) const {
+    if (whole_.shape.empty() || whole_.shape.front() != parts_)
+      refuse(fmt::format("\"stack\" gives each of {} ranks one element of dimension 0, and the shape is {}", parts_,
+                         to_string(whole_.shape)));
+    Cut cut{whole_, {}, parts_, 1, {}, {}};
+    cut.part.shape.erase(cut.part.shape.begin());
+    cut.grain = whole_grain(cut.part.shape);
+    for (int part = 0; part < parts_; ++part) cut.pieces.push_back({{0, part, 1, 0}});
+    return cut;
+  }
+
+  Cut operator()(const First&) const { no_way_back("first"); }
+  Cut operator()(const Max&) const { no_way_back("max"); }
+  Cut operator()(const Sum&) const { no_way_back("sum"); }
+
+ private:
+  [[noreturn]] static void no_way_back(std::string_view name) {
+    refuse(fmt::format("\"{}\" has no way back, so it cannot be cut for ranks; use \"same\"", name));
+  }
+
+  const TensorSpec& whole_;
+  int parts_;
+};
+
+}  // namespace
+
+Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size,
+            std::span<const int> ranks) {
+  if (sources.empty()) refuse("there is nothing to merge");
+  return std::visit(Joining(sources, true_size, ranks), merge);
+}
+
+Cut cut(const Merge& merge, const TensorSpec& whole, int parts) {
+  if (parts < 1) refuse("a tensor is cut for at least one rank");
+  return std::visit(Cutting(whole, parts), merge);
+}
+
+Layout part_of(const Cut& cut, int part) {
+  return {
+      cut.part, cut.grain, cut.part_units, {cut.whole_units}, Combine::copy, cut.pieces[static_cast<std::size_t>(part)],
+      {}};
+}
+
+Layout compose(const Layout& whole, const Cut& cut, int part) {
+  if (whole.grain != cut.grain || whole.target_units != cut.whole_units)
+    refuse("a tensor cannot be joined along one dimension and cut along another in one step");
+  Layout layout{cut.part, cut.grain, cut.part_units, whole.source_units, whole.combine, {}, whole.must_equal};
+  if (whole.combine != Combine::copy) {
+    // Cut by Same alone: every part is the whole.
+    layout.pieces = whole.pieces;
+    return layout;
+  }
+  for (const Piece& wanted : cut.pieces[static_cast<std::size_t>(part)]) {
+    for (const Piece& piece : whole.pieces) {
+      const std::int64_t begin = std::max(wanted.begin, piece.at);
+      const std::int64_t end = std::min(wanted.begin + wanted.count, piece.at + piece.count);
+      if (begin >= end) continue;
+      layout.pieces.push_back(
+          {piece.source, piece.begin + (begin - piece.at), end - begin, wanted.at + (begin - wanted.begin)});
+    }
+  }
+  return layout;
+}
+
+}  // namespace merge
+}  // namespace muster

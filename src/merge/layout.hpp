@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where the parts of a tensor lie: a kind of merge applied to shapes. The same pieces serve both ways, from the ranks
+// to the whole and from the whole to the ranks. Nothing here touches elements.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "muster/merge.hpp"
+#include "muster/tensor.hpp"
+
+namespace muster::merge {
+
+/// Units [begin, begin + count) of a source are units [at, at + count) of the target.
+struct Piece {
+  int source = 0;
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  std::int64_t at = 0;
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
+
+/// What happens where several sources have the same element.
+enum class Combine : std::uint8_t { copy, max, sum };
+
+/// A tensor seen along one dimension: `rows` times so many units, each of `inner` elements that lie together. Tensors
+/// that are joined or cut along that dimension differ in the number of units only.
+struct Grain {
+  std::int64_t rows = 1;
+  std::int64_t inner = 1;
+  friend bool operator==(const Grain&, const Grain&) = default;
+};
+
+/// A target tensor and where its elements come from. What no piece covers is zero.
+struct Layout {
+  TensorSpec target;
+  Grain grain;
+  std::int64_t target_units = 1;
+  std::vector<std::int64_t> source_units;  ///< of every source
+  Combine combine = Combine::copy;
+  std::vector<Piece> pieces;    ///< in ascending order of `at`; for max and sum one a source, each the whole
+  std::vector<int> must_equal;  ///< sources that have to be the piece's, bit for bit (Same)
+};
+
+/// All sources merged; `ranks` are what messages call them (empty: 0, 1, ...). `true_size`, where given, is the size
+/// along Concat's dimension without the padding that a cut had to add. Throws Error(rank_mismatch) that names rank,
+/// dtype and shape where they do not fit; Error(argument) where the dimension is not there, blocks do not divide it,
+/// true_size is more than there is, or the elements cannot be added.
+Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size = {},
+            std::span<const int> ranks = {});
+
+/// A whole tensor cut into parts of one shape.
+struct Cut {
+  TensorSpec part;
+  Grain grain;
+  std::int64_t whole_units = 1;
+  std::int64_t part_units = 1;
+  std::optional<std::size_t> padded_dim = {};  ///< what has to be remembered: the whole's size along it
+  std::vector<std::vector<Piece>> pieces;      ///< of each part; source 0 is the whole
+};
+
+/// The way back of join. Throws Error(argument) where the merge has none (First, Max, Sum) or cannot cut this tensor.
+Cut cut(const Merge& merge, const TensorSpec& whole, int parts);
+
+/// One part from the whole.
+Layout part_of(const Cut& cut, int part);
+
+/// One part made straight from the sources of the whole. Throws Error(argument) where the two do not see the whole
+/// along one dimension.
+Layout compose(const Layout& whole, const Cut& cut, int part);
+
+}  // namespace muster::merge
