@@ -5,11 +5,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
+
+#include "muster/config.hpp"
+#include "muster/merge.hpp"
+#include "muster/tensor.hpp"
 
 namespace re2 {
 class RE2;
@@ -17,26 +22,57 @@ class RE2;
 
 namespace muster {
 
-/// The ranks' pieces one after the other along a dimension (negative: counted from the last). Backwards: equal slices,
-/// the last ones padded with zeros where the size does not divide.
-struct ConcatRule {
-  std::int64_t dim = 0;
+/// A number of a plan, from 1 on: written there, or the name of one in the model's config.json ("vocab_size", or with
+/// a path, "text_config.vocab_size").
+struct PlanNumber {
+  std::int64_t value = 0;
+  std::string key = {};  ///< empty: `value` counts
+  friend bool operator==(const PlanNumber&, const PlanNumber&) = default;
 };
-/// Every rank has the whole tensor, bit for bit the same. Backwards: every rank gets it.
-struct SameRule {};
-/// Rank 0 has it, whatever the others have. It has no way back.
-struct FirstRule {};
 
-using MergeAction = std::variant<ConcatRule, SameRule, FirstRule>;
+/// Concat (merge.hpp) with numbers that may come from config.json.
+struct ConcatAction {
+  std::int64_t dim = 0;
+  std::vector<PlanNumber> blocks = {};  ///< relative sizes of the parts of a fused tensor
+  std::optional<PlanNumber> trim = {};  ///< the true size along dim of the whole: padding beyond it goes
+  friend bool operator==(const ConcatAction&, const ConcatAction&) = default;
+};
+/// A quantisation scale of a weight (or of what goes into it) that is cut along `dim`: max where every rank has one
+/// element, concat along dim where it has that dimension with more than one element, same else (and always same where
+/// there is no `dim`). Backwards, one element goes to all. Semantics: the table of merge rules in ModelOpt's
+/// export/postprocess.py; where that takes the max of several elements, ranks have to agree here: weights that are
+/// quantised already would be wrong with another scale.
+struct ScaleAction {
+  std::optional<std::int64_t> dim = {};  ///< empty: the scale is not cut
+  std::vector<PlanNumber> blocks = {};   ///< as ConcatAction's: the scale of a fused tensor is fused too
+  friend bool operator==(const ScaleAction&, const ScaleAction&) = default;
+};
+/// The tensor is left out of the result, and counted in the report. It has no way back.
+struct DropAction {
+  friend bool operator==(const DropAction&, const DropAction&) = default;
+};
 
-/// "concat", "same", "first".
+using MergeAction = std::variant<ConcatAction, Same, First, Max, Sum, Stack, ScaleAction, DropAction>;
+
+/// "concat", "same", "first", "max", "sum", "stack", "scale", "drop".
 std::string_view action_name(const MergeAction& action) noexcept;
+
+/// Which pipeline stages have a tensor that belongs to no layer.
+enum class Stage : std::uint8_t {
+  first,  ///< the first one (embeddings)
+  last,   ///< the last one (head, final norm)
+  ends,   ///< first and last, equal (tied embeddings)
+  all,    ///< every one, equal
+};
+
+/// Along which ranks a rule's action joins. Ranks that differ in other coordinates only must have equal tensors.
+enum class Axis : std::uint8_t { tensor, expert };
 
 /// Which tensor names a rule is for; always the whole name, never a part of it.
 class TensorPattern {
  public:
   /// `*` stands for any characters, dots too; `{a,b}` for one of several words. Throws Error(argument) where braces do
-  /// not pair, nest, or mean more than 256 patterns.
+  /// not pair, nest, or mean more than 256 patterns, and beyond 1024 characters.
   static TensorPattern glob(std::string text);
   /// A regular expression of at most 1024 characters in ECMAScript's syntax, without back-references and look-ahead, so
   /// that matching takes linear time. Throws Error(argument) where it is not one.
@@ -46,35 +82,105 @@ class TensorPattern {
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] bool is_regex() const noexcept { return regex_ != nullptr; }
 
+  /// How many parts of a name a match has: a glob's stars, a regular expression's groups. None where the braces of a
+  /// glob hold different numbers of stars.
+  [[nodiscard]] std::optional<std::size_t> groups() const;
+  /// Those parts of `name`, which they are views of; none where the name does not match. From the left on each star
+  /// takes as few characters as it can.
+  [[nodiscard]] std::optional<std::vector<std::string_view>> captures(std::string_view name) const;
+  /// A glob without its braces: what they mean, one after the other. Empty for a regular expression.
+  [[nodiscard]] const std::vector<std::string>& globs() const noexcept { return globs_; }
+
  private:
   std::string text_;
   std::vector<std::string> globs_;  // without braces
   std::shared_ptr<const re2::RE2> regex_;
 };
 
+/// A place in a tensor's name where a number stands: a glob in which one `#` (outside braces) stands for the digits of
+/// it, "*layers.#.*".
+class NumberPattern {
+ public:
+  /// Throws Error(argument) where there is not exactly one `#`, or as TensorPattern::glob.
+  static NumberPattern parse(std::string text);
+  /// The number in a name (at most 18 digits, no leading zeros); none where the pattern does not fit the whole name.
+  /// Where several places fit, the first.
+  [[nodiscard]] std::optional<std::int64_t> find(std::string_view name) const;
+  /// The same name with another number there. Throws Error(argument) where find() has none.
+  [[nodiscard]] std::string replace(std::string_view name, std::int64_t number) const;
+  [[nodiscard]] const std::string& text() const noexcept { return text_; }
+
+ private:
+  std::string text_;
+  std::shared_ptr<const re2::RE2> regex_;
+};
+
+/// What a plan says of numbers in the ranks' names (before a rule renames them) that parallel ranks divide among them.
+struct Numbering {
+  NumberPattern pattern;
+  bool renumber = false;  ///< each pipeline stage (each expert rank) counts its own from 0
+};
+
 struct MergeRule {
   TensorPattern pattern;
   MergeAction action;
+  std::string rename = {};  ///< empty: the name stays; `$1` ... are the pattern's captures(), `$$` is a dollar
+  Stage stage = Stage::first;
+  Axis across = Axis::tensor;
+  std::size_t number = 0;  ///< its place in the plan, from 1 on: for messages
+};
+
+/// A rule's action for tensors of certain shapes, with all numbers known.
+struct ResolvedMerge {
+  Merge merge;
+  std::optional<std::int64_t> true_size = {};  ///< along Concat's dim
 };
 
 /// Local; immutable once made; may be shared by threads.
 class MergePlan {
  public:
-  /// `name` is what messages call it. Throws Error(corrupt) where the text is no JSON (with line and column) or the
-  /// JSON no plan (with the rule's number).
+  /// `name` is what messages call it. Throws Error(corrupt) where the text is no JSON (with line and column), the JSON
+  /// no plan, or rules contradict each other (with the rule's number and the line where it begins).
   static MergePlan parse(std::string_view json, std::string name);
-  /// A built-in plan's name, or a file. Throws Error(not_found) with the names that there are, Error(io), and as parse.
-  static MergePlan load(const std::string& name_or_file);
+  /// A built-in plan's name, "auto", or a file. `model_config` is the model's config.json (null: there is none); it
+  /// gives the plan the numbers that it names. "auto" takes the built-in plan that "model_type" or "architectures" of
+  /// it stand for, and is named after that. Throws Error(not_found) with the names that there are, Error(argument)
+  /// where "auto" has no config.json, knows neither of the two, or they stand for different plans; Error(io), and as
+  /// parse.
+  static MergePlan load(const std::string& name_or_file, const Config* model_config = nullptr);
+  /// Without "auto".
   static std::span<const std::string_view> builtin_names() noexcept;
 
   /// The first rule for a tensor; null where there is none.
   [[nodiscard]] const MergeRule* find(std::string_view tensor) const;
+  /// What a rule calls a tensor in the result.
+  [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
+  /// Backwards: the ranks' name of a tensor of the result, and its rule; forwards they give that result again. Where
+  /// several rules do, it is the first; none where no rule does. Throws Error(argument) where a rule with `rename` that
+  /// fits cannot be turned around (regular expressions, braces, a star that the new name lacks).
+  struct Origin {
+    std::string name;
+    const MergeRule* rule = nullptr;
+  };
+  [[nodiscard]] std::optional<Origin> origin(std::string_view result) const;
+  /// `tensor` is the ranks' name. `specs` are those of all ranks that the rule joins (forwards); with `whole` that of
+  /// the whole tensor alone (backwards). Throws Error(argument) where a number of config.json is missing ("rule 3 needs
+  /// \"vocab_size\" of config.json") or is none, where there are no specs, for DropAction, and where a rule joins
+  /// across expert ranks what belongs to one expert by its name.
+  [[nodiscard]] ResolvedMerge resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
+                                      bool whole = false) const;
+  /// Where layers and experts have their numbers.
+  [[nodiscard]] const std::optional<Numbering>& layers() const noexcept { return layers_; }
+  [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
 
  private:
   std::string name_;
   std::vector<MergeRule> rules_;
+  std::optional<Numbering> layers_;
+  std::optional<Numbering> experts_;
+  Config model_config_;
 };
 
 }  // namespace muster

@@ -35,7 +35,7 @@ std::string not_matched(const MergePlan& plan, std::vector<std::string_view> nam
                      names.size() == 1 ? "" : "s", list);
 }
 
-std::size_t dimension(const ConcatRule& rule, std::string_view name, const Shape& shape) {
+std::size_t dimension(const ConcatAction& rule, std::string_view name, const Shape& shape) {
   const auto dimensions = static_cast<std::int64_t>(shape.size());
   const std::int64_t dim = rule.dim < 0 ? rule.dim + dimensions : rule.dim;
   if (dim < 0 || dim >= dimensions) {
@@ -76,11 +76,11 @@ std::int64_t extent(const Shape& shape, std::size_t dim) {
   return shape.empty() ? 1 : shape[dim];
 }
 
-struct Merge {
+struct Merging {
   const Sources& sources;
   const PaddedSizes& padded;
 
-  MergedTensor operator()(const ConcatRule& rule) const {
+  MergedTensor operator()(const ConcatAction& rule) const {
     const TensorSpec& first = first_of_all(sources);
     MergedTensor merged{std::string(sources.name), first, dimension(rule, sources.name, first.shape), {}, {}};
     const auto total = check_and_add(merged.dim);
@@ -96,7 +96,7 @@ struct Merge {
     return merged;
   }
 
-  MergedTensor operator()(const SameRule&) const {
+  MergedTensor operator()(const Same&) const {
     MergedTensor merged = whole_of_first(first_of_all(sources));
     for (std::size_t rank = 1; rank < sources.ranks.size(); ++rank) {
       const TensorSpec& other = *sources.ranks[rank];
@@ -108,7 +108,7 @@ struct Merge {
     return merged;
   }
 
-  MergedTensor operator()(const FirstRule&) const {
+  MergedTensor operator()(const First&) const {
     if (sources.ranks.front() == nullptr) {
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("tensor {}: rank 0 does not have it, and the rule \"first\" takes rank 0's",
@@ -116,6 +116,11 @@ struct Merge {
                   {.rank = 0});
     }
     return whole_of_first(*sources.ranks.front());
+  }
+
+  template <class Action>
+  MergedTensor operator()(const Action& action) const {
+    throw Error(ErrorKind::unsupported, fmt::format("the action \"{}\" is not known here", action_name(action)));
   }
 
  private:
@@ -162,7 +167,7 @@ struct Split {
   const NamedSpec& tensor;
   int ranks;
 
-  SplitTensor operator()(const ConcatRule& rule) const {
+  SplitTensor operator()(const ConcatAction& rule) const {
     SplitTensor split{tensor.spec, dimension(rule, tensor.name, tensor.spec.shape), {}, false};
     const std::int64_t size = tensor.spec.shape[split.dim];
     std::int64_t slice = size / ranks + (size % ranks == 0 ? 0 : 1);
@@ -177,15 +182,20 @@ struct Split {
     return split;
   }
 
-  SplitTensor operator()(const SameRule&) const {
+  SplitTensor operator()(const Same&) const {
     SplitTensor split{tensor.spec, 0, {}, false};
     for (int rank = 0; rank < ranks; ++rank) split.pieces.push_back({rank, 0, extent(tensor.spec.shape, 0), 0});
     return split;
   }
 
-  SplitTensor operator()(const FirstRule&) const {
+  SplitTensor operator()(const First&) const {
     refuse(fmt::format("tensor {}: the rule \"first\" has no way back, so it cannot be cut into shards; use \"same\"",
                        in_quotes(tensor.name)));
+  }
+
+  template <class Action>
+  SplitTensor operator()(const Action& action) const {
+    throw Error(ErrorKind::unsupported, fmt::format("the action \"{}\" is not known here", action_name(action)));
   }
 
  private:
@@ -226,7 +236,7 @@ std::vector<MergedTensor> merge_layout(const MergePlan& plan, std::span<const st
 
   std::vector<MergedTensor> merged;
   merged.reserve(all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) merged.push_back(std::visit(Merge{all[i], padded}, rules[i]->action));
+  for (std::size_t i = 0; i < all.size(); ++i) merged.push_back(std::visit(Merging{all[i], padded}, rules[i]->action));
   return merged;
 }
 

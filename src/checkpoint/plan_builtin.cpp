@@ -2,58 +2,188 @@
 // Tensor parallelism as Megatron cuts it: a layer's first matrices by rows (their outputs, biases with them), its last
 // one by columns (its inputs; the bias is added once, so all ranks have it). Leading stars let a plan fit a model with
 // and without a head, whose names differ by a prefix.
+//
+// Every matrix may be quantised. The scales' names are those of ModelOpt's checkpoints (weight_scale, weight_scale_2,
+// input_scale, pre_quant_scale, k_scale, v_scale), of block-quantised ones as DeepSeek publishes them
+// (weight_scale_inv), and of ModelOpt's states (weight_quantizer._amax, input_quantizer._pre_quant_scale ...). How they
+// are cut is what ModelOpt's export/postprocess.py and quantization/plugins/megatron.py do: the scale of a weight like
+// the weight where it has an element a row or a block, else one for all; a pre-quantisation scale has an element an
+// input channel, so that it is cut where the inputs are.
 
 #include "src/checkpoint/plan_builtin.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
+#include <vector>
+
+#include "muster/plan.hpp"
 
 namespace muster {
 namespace {
 
-// Llama, Mistral, Qwen2, Qwen3, Gemma: models of that pattern. Tied heads have no lm_head.
-constexpr std::string_view llama = R"json({
-  "muster_plan": 1,
-  "rules": [
-    {"match": "*embed_tokens.weight", "action": "concat", "dim": 0},
-    {"match": "*lm_head.{weight,bias}", "action": "concat", "dim": 0},
-    {"match": "*.self_attn.{q,k,v}_proj.{weight,bias}", "action": "concat", "dim": 0},
-    {"match": "*.self_attn.o_proj.weight", "action": "concat", "dim": 1},
-    {"match": "*.self_attn.o_proj.bias", "action": "same"},
-    {"match": "*.mlp.{gate,up}_proj.{weight,bias}", "action": "concat", "dim": 0},
-    {"match": "*.mlp.down_proj.weight", "action": "concat", "dim": 1},
-    {"match": "*.mlp.down_proj.bias", "action": "same"},
-    {"match": "*norm.{weight,bias}", "action": "same"},
-    {"match": "*rotary_emb.inv_freq", "action": "same"}
-  ]
-})json";
+constexpr std::array<std::string_view, 4> names = {"bert", "gpt-neox", "llama", "moe"};
 
-// BERT and what was made of it, with its heads.
-constexpr std::string_view bert = R"json({
-  "muster_plan": 1,
-  "rules": [
-    {"match": "*embeddings.word_embeddings.weight", "action": "concat", "dim": 0},
-    {"match": "*embeddings.{position,token_type}_embeddings.weight", "action": "same"},
-    {"match": "*embeddings.{position,token_type}_ids", "action": "same"},
-    {"match": "*LayerNorm.{weight,bias,gamma,beta}", "action": "same"},
-    {"match": "*.attention.self.{query,key,value}.{weight,bias}", "action": "concat", "dim": 0},
-    {"match": "*.intermediate.dense.{weight,bias}", "action": "concat", "dim": 0},
-    {"match": "*.output.dense.weight", "action": "concat", "dim": 1},
-    {"match": "*.output.dense.bias", "action": "same"},
-    {"match": "*pooler.dense.{weight,bias}", "action": "same"},
-    {"match": "*cls.predictions.decoder.{weight,bias}", "action": "concat", "dim": 0},
-    {"match": "*cls.predictions.bias", "action": "concat", "dim": 0},
-    {"match": "*cls.predictions.transform.dense.{weight,bias}", "action": "same"},
-    {"match": "*cls.seq_relationship.{weight,bias}", "action": "same"},
-    {"match": "*{classifier,qa_outputs}.{weight,bias}", "action": "same"}
-  ]
-})json";
+// What all rules of a group of matrices have beside their action.
+struct More {
+  std::string_view stage = {};
+  std::string_view blocks = {};  // of fused ones: JSON
+};
 
-constexpr std::array plans = {BuiltinPlan{"bert", bert}, BuiltinPlan{"llama", llama}};
+// Puts the rules of a plan together. `modules` are patterns of modules' names; each rule adds what hangs on them.
+class Text {
+ public:
+  Text& rule(const std::string& match, std::string_view action) {
+    rules_ += fmt::format("{}\n    {{\"match\": \"{}\", {}}}", rules_.empty() ? "" : ",", match, action);
+    return *this;
+  }
+
+  /// Matrices whose rows (outputs) the ranks share.
+  Text& by_rows(const std::string& modules, const More& more = {}) {
+    const std::string stage = more.stage.empty() ? "" : fmt::format(R"(, "stage": "{}")", more.stage);
+    const std::string blocks = more.blocks.empty() ? "" : fmt::format(R"(, "blocks": {})", more.blocks);
+    rule(modules + ".{weight,bias}", R"("action": "concat", "dim": 0)" + blocks + stage);
+    rule(modules + ".{weight_scale*,weight_quantizer.*,output_scale,output_quantizer.*}",
+         R"("action": "scale", "dim": 0)" + blocks + stage);
+    rule(modules + ".{pre_quant_scale,input_quantizer._pre_quant_scale}", R"("action": "same")" + stage);
+    return rule(modules + ".{input_scale*,input_quantizer.*}", R"("action": "scale")" + stage);
+  }
+
+  /// Matrices whose columns (inputs) the ranks share.
+  Text& by_columns(const std::string& modules) {
+    rule(modules + ".weight", R"("action": "concat", "dim": 1)");
+    rule(modules + ".bias", R"("action": "same")");
+    rule(modules + ".{weight_scale*,weight_quantizer.*}", R"("action": "scale", "dim": 1)");
+    rule(modules + ".{pre_quant_scale,input_quantizer._pre_quant_scale}", R"("action": "concat", "dim": -1)");
+    rule(modules + ".{input_scale*,input_quantizer.*}", R"("action": "scale", "dim": -1)");
+    return rule(modules + ".{output_scale,output_quantizer.*}", R"("action": "scale")");
+  }
+
+  /// Matrices that every rank has whole.
+  Text& on_all(const std::string& modules) {
+    rule(modules + ".{weight,bias,weight_scale*,weight_quantizer.*,pre_quant_scale,input_quantizer._pre_quant_scale}",
+         R"("action": "same")");
+    return rule(modules + ".{input_scale*,input_quantizer.*,output_scale,output_quantizer.*}", R"("action": "scale")");
+  }
+
+  /// What quantised keys, values and attention probabilities have: one scale, or one a head.
+  Text& key_value_cache() {
+    rule("*.{k,v}_proj.{k,v}_{scale,bias}", R"("action": "scale", "dim": 0)");
+    rule("*.{self_attn,attention}.{attn.,}{q,k,v,kv,prob}_scale", R"("action": "scale", "dim": 0)");
+    return rule("*.{q_bmm,k_bmm,v_bmm,p_bmm,softmax,bmm2_output}_quantizer.*", R"("action": "scale", "dim": 0)");
+  }
+
+  [[nodiscard]] std::string plan(std::string_view comment, std::string_view numbering) const {
+    return fmt::format("{{\n  \"muster_plan\": 1,\n  \"comment\": \"{}\",\n  {},\n  \"rules\": [{}\n  ]\n}}\n", comment,
+                       numbering, rules_);
+  }
+
+ private:
+  std::string rules_;
+};
+
+// Query, key and value heads in one matrix, as vLLM fuses them. (GPT-NeoX goes head by head instead.)
+constexpr std::string_view heads = R"(["num_attention_heads", "num_key_value_heads", "num_key_value_heads"])";
+constexpr std::string_view layers = R"("layers": {"match": "*layers.#.*", "renumber": true})";
+
+// Embeddings and head, tied or not, with the last norm. Tied heads have no tensor.
+void ends_of_decoder(Text& text) {
+  text.rule("*embed_tokens.weight", R"("action": "concat", "dim": 0, "stage": "first")");
+  text.by_rows("*lm_head", {.stage = "last"});
+  text.rule("*norm.{weight,bias}", R"("action": "same", "stage": "last")");
+  text.rule("*rotary_emb.inv_freq", R"("action": "same", "stage": "all")");
+}
+
+// Decoders with separate or fused projections: Llama, Mistral, Qwen2, Qwen3, Gemma, Phi-3, GLM-4; fc1 and fc2 are
+// Phi-2's, c_fc and c_proj Starcoder2's.
+std::string llama() {
+  Text text;
+  text.by_rows("*.{self_attn.q_proj,self_attn.k_proj,self_attn.v_proj,mlp.gate_proj,mlp.up_proj,mlp.fc1,mlp.c_fc}");
+  text.by_columns("*.{self_attn.o_proj,self_attn.dense,mlp.down_proj,mlp.fc2,mlp.c_proj}");
+  text.by_rows("*.self_attn.qkv_proj", {.blocks = heads});
+  text.by_rows("*.mlp.gate_up_proj", {.blocks = "[1, 1]"});
+  text.key_value_cache();
+  ends_of_decoder(text);
+  return text.plan("Llama and the decoders of its pattern", layers);
+}
+
+// GPT-NeoX and Pythia: each head's query, key and value lie together, so that slices of whole heads are a plain concat.
+std::string gpt_neox() {
+  Text text;
+  text.by_rows("*.{attention.query_key_value,mlp.dense_h_to_4h}");
+  text.by_columns("*.{attention.dense,mlp.dense_4h_to_h}");
+  text.rule("*.attention.dense_bias", R"("action": "same")");
+  text.key_value_cache();
+  text.rule("*embed_in.weight", R"("action": "concat", "dim": 0, "stage": "first")");
+  text.by_rows("*embed_out", {.stage = "last"});
+  text.rule("*norm.{weight,bias}", R"("action": "same", "stage": "last")");
+  // Buffers that older checkpoints carry along.
+  text.rule("*.attention.{bias,masked_bias,rotary_emb.inv_freq}", R"("action": "same", "stage": "all")");
+  return text.plan("GPT-NeoX, Pythia", layers);
+}
+
+// BERT and what was made of it, with its heads: RoBERTa, CamemBERT, XLM-RoBERTa, ELECTRA, DistilBERT.
+std::string bert() {
+  Text text;
+  text.by_rows("*.{attention.self.query,attention.self.key,attention.self.value,intermediate.dense}");
+  text.by_rows("*.{attention.q_lin,attention.k_lin,attention.v_lin,ffn.lin1}");
+  text.by_columns("*.{output.dense,attention.out_lin,ffn.lin2}");
+  text.key_value_cache();
+  text.rule("*embeddings.word_embeddings.weight", R"("action": "concat", "dim": 0, "stage": "first")");
+  text.rule("*embeddings.{position,token_type}_embeddings.weight", R"("action": "same", "stage": "first")");
+  text.rule("*embeddings.{position,token_type}_ids", R"("action": "same", "stage": "first")");
+  text.rule("*embeddings.LayerNorm.{weight,bias,gamma,beta}", R"("action": "same", "stage": "first")");
+  text.rule("*embeddings_project.{weight,bias}", R"("action": "same", "stage": "first")");
+  text.rule("*{LayerNorm,layer_norm}.{weight,bias,gamma,beta}", R"("action": "same", "stage": "last")");
+  // Over the vocabulary, as the word embeddings that they are tied to.
+  text.rule("*{cls.predictions.decoder,lm_head.decoder,generator_lm_head,vocab_projector}.{weight,bias}",
+            R"("action": "concat", "dim": 0, "stage": "last")");
+  text.rule("*{cls.predictions,lm_head}.bias", R"("action": "concat", "dim": 0, "stage": "last")");
+  text.rule(
+      "*{pooler.dense,cls.predictions.transform.dense,cls.seq_relationship,lm_head.dense,vocab_transform,"
+      "generator_predictions.dense,discriminator_predictions.dense,discriminator_predictions.dense_prediction,"
+      "pre_classifier,classifier,classifier.dense,classifier.out_proj,qa_outputs}.{weight,bias}",
+      R"("action": "same", "stage": "last")");
+  return text.plan("BERT and its descendants", R"("layers": {"match": "*layer.#.*", "renumber": true})");
+}
+
+// Mixtures of experts. Experts by number: Mixtral (w1, w2, w3), Qwen2-MoE and Qwen3-MoE, OLMoE, DeepSeek-V2 and -V3
+// (with their compressed query, key and value, shared experts and the layer that predicts a second token); HuggingFace
+// numbers experts through, so expert ranks do not renumber. Experts in one tensor: gpt-oss, Llama 4, Granite; expert
+// ranks have some of them each, and tensor ranks all that their expert rank has.
+std::string moe() {
+  Text text;
+  text.by_rows("*layers.*.{q_proj,k_proj,v_proj,q_b_proj,kv_b_proj,gate_proj,up_proj,w1,w3,shared_head.head}");
+  text.by_columns("*layers.*.{o_proj,down_proj,w2}");
+  text.on_all(
+      "*layers.*.{mlp.gate,mlp.router,feed_forward.router,block_sparse_moe.gate,block_sparse_moe.router.layer,"
+      "shared_expert_gate,q_a_proj,kv_a_proj_with_mqa,eh_proj}");
+  text.rule("*e_score_correction_bias", R"("action": "same")");
+  text.rule("*.self_attn.sinks", R"("action": "concat", "dim": 0)");
+  text.rule("*.experts.{gate_up_proj,down_proj}{,_bias,_blocks,_scales}",
+            R"("action": "concat", "dim": 0, "across": "expert")");
+  text.rule("*.experts.{gate_up_proj,down_proj}_{weight_scale*,input_scale*,weight_quantizer.*,input_quantizer.*}",
+            R"("action": "scale", "dim": 0, "across": "expert")");
+  text.rule("*.block_sparse_moe.{input,output}_linear.weight", R"("action": "concat", "dim": 0, "across": "expert")");
+  text.key_value_cache();
+  ends_of_decoder(text);
+  return text.plan("Mixtures of experts", fmt::format(R"({},
+  "experts": {{"match": "*experts.#.*", "renumber": false}})",
+                                                      layers));
+}
 
 }  // namespace
 
-std::span<const BuiltinPlan> builtin_plans() noexcept {
-  return plans;
+const BuiltinPlan* find_builtin_plan(std::string_view name) {
+  static const std::vector<BuiltinPlan> plans = {
+      {names[0], bert()}, {names[1], gpt_neox()}, {names[2], llama()}, {names[3], moe()}};
+  const auto found = std::find_if(plans.begin(), plans.end(), [&](const BuiltinPlan& p) { return p.name == name; });
+  return found == plans.end() ? nullptr : &*found;
+}
+
+std::span<const std::string_view> MergePlan::builtin_names() noexcept {
+  return names;
 }
 
 }  // namespace muster

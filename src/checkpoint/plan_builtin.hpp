@@ -2,16 +2,17 @@
 #pragma once
 // The plans that the program brings along: the same text as a file's, read by the same parser.
 
-#include <span>
+#include <string>
 #include <string_view>
 
 namespace muster {
 
 struct BuiltinPlan {
   std::string_view name;
-  std::string_view json;
+  std::string json;
 };
 
-std::span<const BuiltinPlan> builtin_plans() noexcept;
+/// Null where there is none of that name. Local.
+const BuiltinPlan* find_builtin_plan(std::string_view name);
 
 }  // namespace muster

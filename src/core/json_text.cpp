@@ -23,6 +23,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/core/json_lines.hpp"
 #include "src/core/reserved.hpp"
 #include "src/core/utf8.hpp"
 
@@ -198,6 +199,8 @@ class CountingIterator {
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text), read_(text.data()) {}
+  Reader(std::string_view text, std::string_view key, std::vector<std::size_t>& lines)
+      : text_(text), read_(text.data()), key_(key), lines_(&lines), counted_(text.data()) {}
 
   Config whole() {
     // The parser takes a NUL for the end of the text and would not look at what follows.
@@ -221,6 +224,7 @@ class Reader {
   }
   bool string(std::string& value) {
     if (frames_.size() > deepest + 1) too_deep();
+    note_line();
     return add(std::move(value));
   }
   bool binary(const nlohmann::json::binary_t&) { defect("binary data"); }
@@ -280,13 +284,25 @@ class Reader {
   template <class Container>
   bool open(Container container) {
     if (frames_.size() > deepest) too_deep();
+    note_line();
     frames_.push_back({std::move(container), {}});
     return true;
   }
 
   bool leaf(Config value) {
     if (frames_.size() > deepest) too_deep();
+    note_line();
     return add(std::move(value));
+  }
+
+  // Called at an item's first bracket, or after it where it has none (no other value spans lines).
+  void note_line() {
+    if (lines_ == nullptr || frames_.size() != 2 || frames_[0].key != key_) return;
+    if (!std::holds_alternative<ConfigArray>(frames_[1].container)) return;
+    // The reader may have looked one byte further than the value.
+    line_ += static_cast<std::size_t>(std::count(counted_, read_ - 1, '\n'));
+    counted_ = read_ - 1;
+    lines_->push_back(line_);
   }
 
   bool add(Config value) {
@@ -318,6 +334,11 @@ class Reader {
   const char* read_;
   std::vector<Frame> frames_;
   std::optional<Config> whole_;
+  // Lines of the items of one array, where they are wanted.
+  std::string_view key_;
+  std::vector<std::size_t>* lines_ = nullptr;
+  const char* counted_ = nullptr;
+  std::size_t line_ = 1;
 };
 
 }  // namespace
@@ -330,6 +351,11 @@ std::string to_json(const Config& config, int indent) {
 
 Config parse_json(std::string_view text) {
   return Reader(text).whole();
+}
+
+Config core::parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines) {
+  lines.clear();
+  return Reader(text, key, lines).whole();
 }
 
 }  // namespace muster

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans as JSON text. Keys that nobody knows, or that do not belong to their action, are errors: a misspelt one would
+// otherwise change what is written without a word.
+
+#include "src/checkpoint/plan_json.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/plan_rename.hpp"
+#include "src/checkpoint/quoted.hpp"
+#include "src/core/json_lines.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::size_t most_rules = 10'000;
+constexpr std::size_t most_blocks = 64;
+constexpr std::size_t most_expanded = 16 << 20;  // characters of all patterns without their braces
+constexpr std::int64_t most_dimensions = 64;
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw Error(ErrorKind::corrupt, words);
+}
+
+using Keys = std::vector<std::string_view>;
+
+void check_keys(const ConfigObject& object, const Keys& known, std::string_view of) {
+  for (const auto& [key, value] : object) {
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      refuse(fmt::format("unknown key {}{} (known: {})", in_quotes(key), of, fmt::join(known, ", ")));
+  }
+}
+
+const std::string& string_of(const Config& value, std::string_view key) {
+  if (!value.is_string()) refuse(fmt::format("\"{}\" is {}, not a string", key, to_string(value.type())));
+  return value.as_string();
+}
+
+std::int64_t dimension(const Config& value) {
+  if (value.type() != Config::Type::integer || value.as_int() < -most_dimensions || value.as_int() >= most_dimensions)
+    refuse(fmt::format("\"dim\" is not an integer from {} to {}", -most_dimensions, most_dimensions - 1));
+  return value.as_int();
+}
+
+PlanNumber number(const Config& value, std::string_view key) {
+  if (value.is_string() && !value.as_string().empty()) return {0, value.as_string()};
+  if (value.type() != Config::Type::integer || value.as_int() < 1 || value.as_int() > largest_plan_number) {
+    refuse(fmt::format("\"{}\" has what is neither an integer from 1 to {} nor the name of one in config.json", key,
+                       largest_plan_number));
+  }
+  return {value.as_int(), {}};
+}
+
+std::vector<PlanNumber> blocks(const ConfigObject& rule) {
+  const Config* list = rule.find("blocks");
+  if (list == nullptr) return {};
+  if (!list->is_array() || list->size() < 2 || list->size() > most_blocks)
+    refuse(fmt::format("\"blocks\" is not a list of 2 to {} numbers", most_blocks));
+  std::vector<PlanNumber> numbers;
+  for (const Config& item : list->as_array()) numbers.push_back(number(item, "blocks"));
+  return numbers;
+}
+
+MergeAction read_concat(const ConfigObject& rule) {
+  const Config* dim = rule.find("dim");
+  if (dim == nullptr) refuse("\"concat\" needs \"dim\", the dimension that the ranks' pieces are joined along");
+  ConcatAction action{dimension(*dim), blocks(rule), {}};
+  if (const Config* trim = rule.find("trim")) {
+    if (!action.blocks.empty()) refuse("\"trim\" and \"blocks\" contradict each other: which block has the padding?");
+    action.trim = number(*trim, "trim");
+  }
+  return action;
+}
+
+MergeAction read_scale(const ConfigObject& rule) {
+  ScaleAction action;
+  if (const Config* dim = rule.find("dim")) action.dim = dimension(*dim);
+  action.blocks = blocks(rule);
+  if (!action.dim && !action.blocks.empty()) refuse("\"blocks\" needs \"dim\", the dimension that they lie along");
+  return action;
+}
+
+template <class Action>
+MergeAction read_plain(const ConfigObject&) {
+  return Action{};
+}
+
+// In the order of MergeAction's alternatives.
+struct ActionReader {
+  std::string_view name;
+  MergeAction (*read)(const ConfigObject&);
+  std::array<std::string_view, 3> keys;  // beside those of every rule
+};
+constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_readers = {{
+    {"concat", read_concat, {"dim", "blocks", "trim"}},
+    {"same", read_plain<Same>, {}},
+    {"first", read_plain<First>, {}},
+    {"max", read_plain<Max>, {}},
+    {"sum", read_plain<Sum>, {}},
+    {"stack", read_plain<Stack>, {}},
+    {"scale", read_scale, {"dim", "blocks", ""}},
+    {"drop", read_plain<DropAction>, {}},
+}};
+
+const ActionReader& reader_of(const ConfigObject& rule) {
+  const Config* action = rule.find("action");
+  if (action == nullptr) refuse("it has no \"action\"");
+  const std::string& name = string_of(*action, "action");
+  const auto* reader =
+      std::find_if(action_readers.begin(), action_readers.end(), [&](const ActionReader& r) { return r.name == name; });
+  if (reader != action_readers.end()) return *reader;
+  Keys names;
+  for (const ActionReader& known : action_readers) names.push_back(known.name);
+  refuse(fmt::format("unknown action {} (known: {})", in_quotes(name), fmt::join(names, ", ")));
+}
+
+TensorPattern read_pattern(const ConfigObject& rule) {
+  const Config* glob = rule.find("match");
+  const Config* regex = rule.find("regex");
+  if ((glob == nullptr) == (regex == nullptr)) refuse("it needs either \"match\" (a glob) or \"regex\"");
+  return glob != nullptr ? TensorPattern::glob(string_of(*glob, "match"))
+                         : TensorPattern::regex(string_of(*regex, "regex"));
+}
+
+template <class Value, std::size_t count>
+Value one_of(const ConfigObject& rule, std::string_view key, Value otherwise,
+             const std::array<std::pair<std::string_view, Value>, count>& words) {
+  const Config* value = rule.find(key);
+  if (value == nullptr) return otherwise;
+  const std::string& text = string_of(*value, key);
+  Keys known;
+  for (const auto& [word, meaning] : words) {
+    if (word == text) return meaning;
+    known.push_back(word);
+  }
+  refuse(fmt::format("\"{}\" is {}, not one of {}", key, in_quotes(text), fmt::join(known, ", ")));
+}
+
+constexpr std::array<std::pair<std::string_view, Stage>, 4> stages = {
+    {{"first", Stage::first}, {"last", Stage::last}, {"ends", Stage::ends}, {"all", Stage::all}}};
+constexpr std::array<std::pair<std::string_view, Axis>, 2> axes = {
+    {{"tensor", Axis::tensor}, {"expert", Axis::expert}}};
+
+std::string read_rename(const ConfigObject& rule, const TensorPattern& pattern) {
+  const Config* rename = rule.find("rename");
+  if (rename == nullptr) return {};
+  const std::string& text = string_of(*rename, "rename");
+  if (text.empty()) refuse("\"rename\" is an empty name");
+  const std::optional<std::size_t> groups = pattern.groups();
+  if (!groups) refuse("\"rename\" counts the pattern's stars, and its braces hold different numbers of them");
+  parse_rename(text, *groups);
+  return text;
+}
+
+MergeRule read_rule(const Config& value, std::size_t number) {
+  if (!value.is_object()) refuse(fmt::format("it is {}, not an object", to_string(value.type())));
+  const ConfigObject& rule = value.as_object();
+  const ActionReader& reader = reader_of(rule);
+  Keys keys = {"match", "regex", "action", "comment"};
+  // What is left out has no name, no stage and no ranks to be joined.
+  if (reader.name != "drop") keys.insert(keys.end(), {"rename", "stage", "across"});
+  for (const std::string_view key : reader.keys)
+    if (!key.empty()) keys.push_back(key);
+  check_keys(rule, keys, fmt::format(" of the action \"{}\"", reader.name));
+
+  MergeRule read{read_pattern(rule), reader.read(rule)};
+  read.rename = read_rename(rule, read.pattern);
+  read.stage = one_of(rule, "stage", Stage::first, stages);
+  read.across = one_of(rule, "across", Axis::tensor, axes);
+  read.number = number;
+  return read;
+}
+
+std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_view key) {
+  const Config* value = plan.find(key);
+  if (value == nullptr) return std::nullopt;
+  try {
+    if (value->is_string()) return Numbering{NumberPattern::parse(value->as_string()), false};
+    if (!value->is_object()) refuse(fmt::format("it is {}, neither a pattern nor an object", to_string(value->type())));
+    const ConfigObject& object = value->as_object();
+    check_keys(object, {"match", "renumber", "comment"}, "");
+    const Config* match = object.find("match");
+    if (match == nullptr) refuse("it has no \"match\"");
+    Numbering numbering{NumberPattern::parse(string_of(*match, "match")), false};
+    if (const Config* renumber = object.find("renumber")) {
+      if (renumber->type() != Config::Type::boolean) refuse("\"renumber\" is neither true nor false");
+      numbering.renumber = renumber->as_bool();
+    }
+    return numbering;
+  } catch (const Error& error) {
+    throw Error(ErrorKind::corrupt, fmt::format("\"{}\": {}", key, error.what()));
+  }
+}
+
+std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::size_t>& lines) {
+  std::vector<MergeRule> rules;
+  rules.reserve(list.size());
+  std::size_t expanded = 0;
+  for (const Config& item : list.as_array()) {
+    const std::size_t number = rules.size() + 1;
+    try {
+      MergeRule rule = read_rule(item, number);
+      for (const std::string& glob : rule.pattern.globs()) expanded += glob.size();
+      if (expanded > most_expanded)
+        refuse(fmt::format("the braces of all patterns up to here mean more than {} characters", most_expanded));
+      rules.push_back(std::move(rule));
+    } catch (const Error& error) {
+      throw Error(ErrorKind::corrupt, fmt::format("rule {} (line {}): {}", number, lines.at(number - 1), error.what()));
+    }
+  }
+  check_reachable(rules, lines);
+  return rules;
+}
+
+}  // namespace
+
+std::string_view action_name(const MergeAction& action) noexcept {
+  return action_readers[action.index()].name;
+}
+
+PlanContent parse_plan(std::string_view json) {
+  std::vector<std::size_t> lines;
+  const Config plan = core::parse_json_lines(json, "rules", lines);
+  if (!plan.is_object()) refuse(fmt::format("a plan is a JSON object, this is {}", to_string(plan.type())));
+  const ConfigObject& members = plan.as_object();
+  check_keys(members, {"muster_plan", "comment", "layers", "experts", "rules"}, "");
+  const Config* version = members.find("muster_plan");
+  if (version == nullptr) refuse("it has no \"muster_plan\": 1, so it is no merge plan");
+  if (version->type() != Config::Type::integer || version->as_int() != 1)
+    throw Error(ErrorKind::version, "\"muster_plan\" is not 1, the only version that this program knows");
+  const Config* list = members.find("rules");
+  if (list == nullptr || !list->is_array() || list->size() == 0)
+    refuse("\"rules\" is not a list with at least one rule");
+  if (list->size() > most_rules) refuse(fmt::format("{} rules; at most {} are read", list->size(), most_rules));
+
+  PlanContent content;
+  content.layers = read_numbering(members, "layers");
+  content.experts = read_numbering(members, "experts");
+  content.rules = read_rules(*list, lines);
+  return content;
+}
+
+}  // namespace muster
