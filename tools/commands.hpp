@@ -11,6 +11,7 @@ namespace muster::tools {
 void add_run_command(CLI::App& app, int& status);
 void add_show_command(CLI::App& app, int& status);
 void add_diff_command(CLI::App& app, int& status);
+void add_verify_command(CLI::App& app, int& status);
 void add_shard_command(CLI::App& app, int& status);
 void add_export_command(CLI::App& app, int& status);
 

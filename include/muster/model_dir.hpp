@@ -62,8 +62,8 @@ struct ShardLayout {
 /// larger tensor has a file of its own. No entries make one file. Throws Error(argument) on a name twice.
 ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size);
 
-/// Files of a model directory that are no weights: all but *.safetensors and *.safetensors.index.json at its top, those
-/// in folders too; without .git, .cache and what unfinished writers left. Relative, sorted. Throws Error(not_found |
+/// Files of a model directory that are no weights: all but *.safetensors, *.safetensors.index.json and
+/// muster.checksums.json at its top, those in folders too; without .git, .cache and what unfinished writers left. Relative, sorted. Throws Error(not_found |
 /// io).
 std::vector<std::string> carried_files(const std::string& directory);
 
