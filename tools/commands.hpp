@@ -15,6 +15,7 @@ inline constexpr const char* plan_help =
 void add_run_command(CLI::App& app, int& status);
 void add_show_command(CLI::App& app, int& status);
 void add_diff_command(CLI::App& app, int& status);
+void add_verify_command(CLI::App& app, int& status);
 void add_shard_command(CLI::App& app, int& status);
 void add_export_command(CLI::App& app, int& status);
 

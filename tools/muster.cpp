@@ -40,6 +40,9 @@ int main(int argc, char** argv) {
 #ifdef MUSTER_COMMAND_DIFF
   muster::tools::add_diff_command(app, status);
 #endif
+#ifdef MUSTER_COMMAND_VERIFY
+  muster::tools::add_verify_command(app, status);
+#endif
 #ifdef MUSTER_COMMAND_SHARD
   muster::tools::add_shard_command(app, status);
 #endif

@@ -15,6 +15,7 @@
 #include "muster/log.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/quoted.hpp"
 #include "src/os/file.hpp"
 
@@ -61,7 +62,9 @@ void collect_carried(const std::string& directory, const std::string& below, int
       if (name != ".git" && name != ".cache")
         collect_carried(entry.path().string(), below + name + "/", depth + 1, out);
     } else if (entry.is_regular_file(error)) {
-      if (depth != 0 || !(is_weight_name(name) || is_index_name(name))) out.push_back(below + name);
+      // Checksums are of the weights that they lie beside, and of no others.
+      const bool is_of_weights = is_weight_name(name) || is_index_name(name) || name == checksums_file_name;
+      if (depth != 0 || !is_of_weights) out.push_back(below + name);
     } else {
       log(LogLevel::warning,
           fmt::format("{} is no file or folder and is not carried along", in_quotes(entry.path().string())));

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Whether a checkpoint, a directory of shards or a safetensors file is whole: everything that is wrong with it, not
+// only the first thing. The format of the checksums beside a checkpoint: docs/inspecting.md.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/progress.hpp"
+
+namespace muster {
+
+/// What is wrong, as a program can branch on it.
+enum class Defect : std::uint8_t {
+  file,       ///< a file cannot be opened, or its header contradicts itself
+  missing,    ///< a file, a rank or a tensor is not there
+  unindexed,  ///< a file or a tensor is there, and the index does not have it
+  twice,      ///< one name in two places
+  index,      ///< the index is none, or says what is not so
+  numbering,  ///< files or ranks are numbered with holes, or by different counts
+  disagree,   ///< shards differ in what must be the same
+  checksum,   ///< a tensor's bytes are not those that were written, or the checksums are none of these tensors
+};
+std::string_view to_string(Defect defect) noexcept;
+
+struct VerifyProblem {
+  Defect defect = Defect::file;
+  std::string file = {};    ///< a name in the directory; may be empty
+  std::string tensor = {};  ///< may be empty
+  std::string words = {};   ///< the whole, for people
+};
+
+/// What it was taken for.
+enum class VerifiedKind : std::uint8_t { checkpoint, shards, file };
+
+struct VerifyReport {
+  std::string path;
+  VerifiedKind kind = VerifiedKind::checkpoint;
+  std::uint64_t files = 0;                   ///< safetensors files that could be opened
+  std::uint64_t tensors = 0;                 ///< in them
+  std::uint64_t bytes = 0;                   ///< of these
+  bool has_checksums = false;                ///< beside a checkpoint
+  std::uint64_t checked = 0;                 ///< tensors whose bytes were read and compared with their checksum
+  std::vector<VerifyProblem> problems = {};  ///< at most 10,000
+  std::uint64_t problems_left_out = 0;       ///< beyond these
+
+  [[nodiscard]] bool is_good() const noexcept { return problems.empty(); }
+};
+
+struct VerifyOptions {
+  bool checksums = true;           ///< read all tensors where there are checksums; false: headers only
+  ProgressCallback progress = {};  ///< of the reading
+};
+
+/// `path`: a directory in HuggingFace's layout (with rank-00000-of-0000N.safetensors and no model beside them: shards
+/// of ranks), or one file, in whatever state. Local. Opens nothing outside it and allocates what the files' own headers
+/// justify. Tensors are read in pieces by several threads, so that memory is some MiB.
+///
+/// A checkpoint is good where the index and the files say the same of every tensor, no name is in two files, no file is
+/// left over, metadata.total_size is the tensors' bytes, numbered files are all there, and checksums, where there are
+/// some, are those of all tensors. Shards are good where all ranks are there, their metadata agrees with their names
+/// and with each other, and ranks that have the same part of a model in common have the same names, dtypes and numbers
+/// of dimensions.
+///
+/// Throws Error(not_found) where there is nothing to verify, Error(io) where a directory cannot be read.
+VerifyReport verify(const std::string& path, const VerifyOptions& options = {});
+
+/// Makes muster.checksums.json beside a checkpoint, replacing an older one; returns the number of tensors. Local.
+/// Throws Error(argument) where `path` is no checkpoint's directory or is not whole (the first problem is in the
+/// words); Error(io | no_space).
+std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress = {});
+
+}  // namespace muster

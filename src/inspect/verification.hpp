@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The parts of a verification. Each adds what it finds and goes on; nothing here throws for what a file says.
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "muster/safetensors.hpp"
+#include "muster/verify.hpp"
+
+namespace muster::inspect {
+
+/// A safetensors file that could be opened.
+struct OpenedFile {
+  std::string name;  ///< in the directory
+  SafetensorsFile file;
+};
+
+/// A directory under verification.
+class Verification {
+ public:
+  explicit Verification(VerifyReport& report) : report_(report) {}
+
+  void add(Defect defect, std::string file, std::string tensor, std::string words);
+  /// Opens what it can of these names, in their order.
+  std::vector<OpenedFile> open_all(const std::string& directory, const std::vector<std::string>& names);
+
+ private:
+  VerifyReport& report_;
+};
+
+/// Where a name of a checkpoint is: file and place in it.
+using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size_t>>;
+
+/// Every name of the files once; a second place of one is told. The files must outlive the result.
+Places find_places(const std::vector<OpenedFile>& files, Verification& verification);
+
+/// The index against the files. `names`: of all *.safetensors in the directory, sorted; those that cannot be opened
+/// too.
+void verify_index(const std::string& directory, const std::string& index_name, const std::vector<std::string>& names,
+                  const std::vector<OpenedFile>& files, const Places& places, Verification& verification);
+
+/// PREFIX-00002-of-00003.safetensors: all of one prefix are of one count, and all numbers from 1 on are there. True
+/// where there are such files.
+bool verify_numbering(const std::vector<std::string>& names, Verification& verification);
+
+/// rank-00002-of-00004.safetensors and nothing else.
+void verify_shards(const std::string& directory, const std::vector<std::string>& names, Verification& verification);
+
+}  // namespace muster::inspect

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// A directory with one file a rank.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/quoted.hpp"
+#include "src/checkpoint/shard_files.hpp"
+#include "src/inspect/verification.hpp"
+
+namespace muster::inspect {
+namespace {
+
+struct Shard {
+  int rank = 0;
+  const OpenedFile* opened = nullptr;
+  std::optional<ShardFacts> facts;
+};
+
+std::string words_of_spec(const TensorEntry& entry) {
+  return fmt::format("{} {}", to_string(entry.dtype), to_string(entry.shape));
+}
+
+// What a shard says of itself, against its name and its tensors.
+void verify_facts(Shard& shard, int ranks, Verification& verification) {
+  const std::string& name = shard.opened->name;
+  try {
+    shard.facts = parse_shard_facts(shard.opened->file.metadata());
+  } catch (const Error& error) {
+    return verification.add(Defect::file, name, "", fmt::format("{}: {}", in_quotes(name), error.what()));
+  }
+  if (!shard.facts) return;
+  if (shard.facts->rank != shard.rank || shard.facts->ranks != ranks) {
+    verification.add(
+        Defect::disagree, name, "",
+        fmt::format("{}: it says that it is rank {} of {}", in_quotes(name), shard.facts->rank, shard.facts->ranks));
+  }
+  for (const auto& [tensor, place] : shard.facts->padded) {
+    const auto index = shard.opened->file.find(tensor);
+    if (!index) {
+      verification.add(Defect::disagree, name, tensor,
+                       fmt::format("{}: it has padding of the tensor {}, which it does not have", in_quotes(name),
+                                   in_quotes(tensor)));
+      continue;
+    }
+    const Shape& shape = shard.opened->file.tensors()[*index].shape;
+    if (place.first >= shape.size()) {
+      verification.add(Defect::disagree, name, tensor,
+                       fmt::format("{}: the tensor {} of shape {} is padded along dimension {}", in_quotes(name),
+                                   in_quotes(tensor), to_string(shape), place.first));
+    }
+  }
+}
+
+// Two ranks that hold parts of the same tensors.
+void compare(const Shard& first, const Shard& other, Verification& verification) {
+  const auto problem = [&](const std::string& tensor, const std::string& words) {
+    verification.add(Defect::disagree, other.opened->name, tensor, words);
+  };
+  for (const TensorEntry& entry : first.opened->file.tensors()) {
+    const auto index = other.opened->file.find(entry.name);
+    if (!index) {
+      problem(entry.name, fmt::format("the tensor {} is in {} and not in {}", in_quotes(entry.name),
+                                      in_quotes(first.opened->name), in_quotes(other.opened->name)));
+      continue;
+    }
+    const TensorEntry& there = other.opened->file.tensors()[*index];
+    if (there.dtype == entry.dtype && there.shape.size() == entry.shape.size()) continue;
+    problem(entry.name,
+            fmt::format("the tensor {} is {} in {} and {} in {}", in_quotes(entry.name), words_of_spec(entry),
+                        in_quotes(first.opened->name), words_of_spec(there), in_quotes(other.opened->name)));
+  }
+  for (const TensorEntry& entry : other.opened->file.tensors()) {
+    if (first.opened->file.find(entry.name)) continue;
+    problem(entry.name, fmt::format("the tensor {} is in {} and not in {}", in_quotes(entry.name),
+                                    in_quotes(other.opened->name), in_quotes(first.opened->name)));
+  }
+  if (first.facts.has_value() != other.facts.has_value()) {
+    problem("",
+            fmt::format("one of {} and {} says that it is a shard, the other does not; they are of different origin",
+                        in_quotes(first.opened->name), in_quotes(other.opened->name)));
+  } else if (first.facts && first.facts->padded != other.facts->padded) {
+    problem("", fmt::format("{} and {} do not say the same of padding", in_quotes(first.opened->name),
+                            in_quotes(other.opened->name)));
+  }
+}
+
+// Ranks of one group hold parts of the same tensors: all of them, as long as shards know of tensor parallelism only.
+int group_of(const Shard&) {
+  return 0;
+}
+
+}  // namespace
+
+void verify_shards(const std::string& directory, const std::vector<std::string>& names, Verification& verification) {
+  std::map<int, std::set<int>> sets;  // by the number of ranks
+  std::vector<std::string> shard_names;
+  for (const std::string& name : names) {
+    if (const auto parsed = parse_shard_file_name(name)) {
+      sets[parsed->ranks].insert(parsed->rank);
+      shard_names.push_back(name);
+    } else {
+      verification.add(Defect::numbering, name, "",
+                       fmt::format("{} is no shard's name, among shards", in_quotes(name)));
+    }
+  }
+  if (sets.size() > 1) {
+    std::string list;
+    for (const auto& [ranks, there] : sets)
+      list += fmt::format("{}{}", list.empty() ? "" : ", ", in_quotes(shard_file_name(*there.begin(), ranks)));
+    verification.add(Defect::numbering, shard_file_name(*sets.begin()->second.begin(), sets.begin()->first), "",
+                     fmt::format("shards of sets of different sizes: {}", list));
+  }
+  for (const auto& [ranks, there] : sets) {
+    int next = 0;
+    const auto hole = [&, ranks = ranks](int from, int to) {
+      const std::string name = shard_file_name(from, ranks);
+      verification.add(Defect::missing, name, "",
+                       from == to ? fmt::format("{} is not there", in_quotes(name))
+                                  : fmt::format("{} and those up to rank {} are not there", in_quotes(name), to));
+    };
+    for (const int rank : there) {
+      if (rank > next) hole(next, rank - 1);
+      next = rank + 1;
+    }
+    if (next < ranks) hole(next, ranks - 1);
+  }
+
+  const std::vector<OpenedFile> files = verification.open_all(directory, shard_names);
+  std::map<std::pair<int, int>, Shard> first;  // of each set and group
+  for (const OpenedFile& file : files) {
+    const auto parsed = parse_shard_file_name(file.name);
+    Shard shard{parsed->rank, &file, {}};
+    verify_facts(shard, parsed->ranks, verification);
+    const auto [other, is_first] = first.try_emplace({parsed->ranks, group_of(shard)}, shard);
+    if (!is_first) compare(other->second, shard, verification);
+  }
+}
+
+}  // namespace muster::inspect
