@@ -142,9 +142,9 @@ TEST_CASE("a rank without room in its address space is an error on all, whatever
       CAPTURE(victim);
       const auto ended = try_ranks(size, [&](SyncGroup& group) {
         // Untouched: the others' memory is not needed for it.
-        const Tensor mine = Tensor::allocate(DType::u8, {1200 << 20});
+        const Tensor mine = Tensor::allocate(DType::u8, {300 << 20});
         if (group.rank() == victim) {
-          const rlimit small{1600 << 20, 1600 << 20};
+          const rlimit small{700 << 20, 700 << 20};
           RANK_CHECK(::setrlimit(RLIMIT_AS, &small) == 0);
         }
         bool refused = false;
