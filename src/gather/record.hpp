@@ -17,10 +17,10 @@
 
 namespace muster::gather {
 
-enum class Operation : std::uint8_t { configs = 1, tensors = 2 };
+enum class Operation : std::uint8_t { configs = 1, tensors = 2, stream = 3 };
 const char* to_string(Operation operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 1;
+inline constexpr std::uint32_t record_version = 2;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
 /// Fixed width: what a rank costs the control plane, however much it has to send.
@@ -37,7 +37,7 @@ struct Record {
   std::uint64_t moving_bytes = 0;   // of these, bytes that the route has to move
   std::uint64_t descriptor_bytes = 0;
   std::uint64_t descriptor_hash = 0;
-  std::uint64_t kind_hash = 0;        // tensors: hash of dtype and shape
+  std::uint64_t kind_hash = 0;        // what must be equal in a list: hash of dtype and shape, of a stream's options
   std::uint64_t fresh_bytes = 0;      // memory that this rank will take
   std::uint64_t available_bytes = 0;  // as far as this rank knows, where it takes any
   std::uint32_t held = 0;             // results that the first rank holds of this one
@@ -47,7 +47,9 @@ struct Record {
   std::uint8_t reserved = 0;
   std::uint64_t segment_id = 0;  // 0: a new one
   std::uint32_t use = 0;
-  std::uint32_t reserved_too = 0;
+  std::uint32_t pipeline_depth = 0;  // of a stream, as the next two
+  std::uint64_t memory_budget = 0;   // bytes of all senders of the list
+  std::uint64_t pool_bytes = 0;      // of these, bytes that this rank has already
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
 static_assert(std::is_trivially_copyable_v<Record>);

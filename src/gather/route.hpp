@@ -72,6 +72,11 @@ class RouteDriver {
   /// Why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason() const = 0;
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
+  /// Whether the route copies this tensor's bytes: false where it only names them, wherever they are.
+  [[nodiscard]] virtual bool moves(const TensorView& tensor) const;
+  /// What other ranks still hold of this one's memory no longer counts as its pool, and goes when they give it back.
+  /// Returns the bytes that remain in the pool.
+  virtual std::uint64_t settle(SyncGroup& group) const = 0;
   /// Gives free memory that the route keeps with the group back to the system; returns the bytes.
   virtual std::uint64_t trim(SyncGroup& group) const = 0;
   /// The group has failed: what was lent to ranks that are dead is taken back.

@@ -37,6 +37,7 @@ std::string Watchdog::describe(int rank) const {
 
 void Watchdog::check_failure() {
   if (control_.has_failure()) throw *control_.failure();
+  if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->failure());
   if (options_.stop.stop_requested()) {
     const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
     fail(Error(ErrorKind::cancelled,
@@ -66,8 +67,9 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
   std::vector<int> late;
   bool any_moves = false;
   for (int rank = 0; rank < size; ++rank) {
-    if (rank == self_ || !needed(rank)) continue;
+    if (rank == self_ || (parent_ == nullptr && !needed(rank))) continue;
     const RankCell& cell = control_.cell(rank);
+    const RankCell& pulse = parent_ == nullptr ? cell : parent_->cell(rank);
     const bool left = cell.left.load(std::memory_order_acquire) != 0;
     if (left || os::has_exited(peers_.pidfds[static_cast<std::size_t>(rank)])) {
       if (done()) return;
@@ -81,7 +83,7 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
     }
     if (!awaited(rank)) continue;
     Seen& seen = seen_[static_cast<std::size_t>(rank)];
-    if (const std::uint64_t progress = cell.progress.load(std::memory_order_relaxed); progress != seen.progress) {
+    if (const std::uint64_t progress = pulse.progress.load(std::memory_order_relaxed); progress != seen.progress) {
       seen = {progress, now};
       any_moves = true;
     }

@@ -25,9 +25,10 @@ class Watchdog {
   /// The longest sleep between two looks.
   static constexpr std::chrono::milliseconds slice{20};
 
-  Watchdog(ControlBlock& control, const Peers& peers, int self, const WaitOptions& options,
+  /// `parent`: of a companion group, else null (SyncGroup::companion).
+  Watchdog(ControlBlock& control, ControlBlock* parent, const Peers& peers, int self, const WaitOptions& options,
            std::chrono::milliseconds timeout)
-      : control_(control), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
+      : control_(control), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
 
   /// Throws (and poisons the group) where the wait cannot succeed: the group has failed, the caller cancelled, a rank
   /// that `needed` names is dead or has left, or none of those that `awaited` names made progress until the deadline.
@@ -47,6 +48,7 @@ class Watchdog {
   [[noreturn]] void time_out(const std::vector<int>& missing);
 
   ControlBlock& control_;
+  ControlBlock* parent_;
   const Peers& peers_;
   int self_;
   const WaitOptions& options_;
