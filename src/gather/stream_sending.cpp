@@ -118,7 +118,7 @@ void StreamSending::wait_for_credit() {
     for (const auto& obligation : under_way_.front())
       call_.companion->wait_until(
           // A dead rank gives everything back: that is no credit.
-          [&] { return !first_->is_dead() && obligation->wait(Clock::time_point::min()); },
+          [&] { return !first_->is_dead() && obligation->wait(Clock::time_point()); },
           [&](std::chrono::nanoseconds longest) { (void)obligation->wait(Clock::now() + longest); },
           std::span(&first, 1), wait);
     under_way_.pop_front();
