@@ -40,6 +40,8 @@ struct Call {
 class Obligation {
  public:
   virtual ~Obligation() = default;
+  /// It was given back; not told where the holder died instead. Cheap: asked in a loop. Any thread.
+  [[nodiscard]] virtual bool is_given_back() const noexcept = 0;
   /// Returns whether it was given back (or the holder died) by then. Any thread.
   virtual bool wait(std::chrono::steady_clock::time_point deadline) const = 0;
 };

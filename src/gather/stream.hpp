@@ -78,7 +78,7 @@ struct PartHeader {
 /// A sender's side.
 class StreamSending {
  public:
-  explicit StreamSending(const StreamCall& call);
+  explicit StreamSending(const StreamCall& call) : call_(call) {}
   void run();
 
  private:
@@ -89,7 +89,6 @@ class StreamSending {
   void wait_for_credit();
 
   const StreamCall& call_;
-  std::shared_ptr<const PeerLiveness> first_;
   std::deque<std::vector<std::unique_ptr<Obligation>>> under_way_;  // parts that the first rank may hold
 };
 

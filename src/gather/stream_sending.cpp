@@ -28,9 +28,6 @@ Config tree_of(const std::vector<TensorSlice>& slices) {
 
 }  // namespace
 
-StreamSending::StreamSending(const StreamCall& call)
-    : call_(call), first_(call.companion->liveness(call.entry.first())) {}
-
 void StreamSending::run() {
   for (std::uint64_t layer = 0;; ++layer) {
     wait_for_credit();
@@ -117,8 +114,7 @@ void StreamSending::wait_for_credit() {
   while (under_way_.size() >= depth) {
     for (const auto& obligation : under_way_.front())
       call_.companion->wait_until(
-          // A dead rank gives everything back: that is no credit.
-          [&] { return !first_->is_dead() && obligation->wait(Clock::time_point()); },
+          [&] { return obligation->is_given_back(); },
           [&](std::chrono::nanoseconds longest) { (void)obligation->wait(Clock::now() + longest); },
           std::span(&first, 1), wait);
     under_way_.pop_front();
