@@ -4,7 +4,6 @@
 // `muster export` do, as library calls. Both give the same names, dtypes, shapes and tensor bytes back.
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 
 #include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"
+#include "muster/progress.hpp"
 #include "muster/sync_group.hpp"
 
 namespace muster {
@@ -22,15 +22,6 @@ enum class Writers : std::uint8_t {
   owners,  ///< every rank writes what it has; parts that several ranks have are shared out by size
 };
 std::string_view to_string(Writers writers) noexcept;
-
-/// How far long work has come; given to a callback on rank 0, some times a second, on a thread of its own or the
-/// caller's.
-struct Progress {
-  std::uint64_t bytes = 0;
-  std::uint64_t total_bytes = 0;
-  double seconds = 0;  ///< since it began
-};
-using ProgressCallback = std::function<void(const Progress&)>;
 
 struct ShardOptions {
   bool force = false;  ///< replace `out` where it is a directory with a model or shards

@@ -23,10 +23,10 @@ std::vector<RenamePart> parts_of(const MergeRule& rule) {
   return parse_rename(rule.rename, rule.pattern.groups().value_or(0));
 }
 
-// What the template's groups are in a new name; none where it does not fit. Empty where the pattern has a group that
-// the new name lacks.
+// What the template's groups are in a new name that it fits; empty for those that it lacks.
 struct Turned {
   bool fits = false;
+  bool has_twice = false;
   std::vector<std::optional<std::string_view>> groups;
 };
 
@@ -50,8 +50,20 @@ Turned turn_around(const std::vector<RenamePart>& parts, std::size_t groups, std
   turned.fits = true;
   turned.groups.resize(groups);
   for (std::size_t i = 0; i < order.size(); ++i)
-    if (order[i] != std::string_view::npos) turned.groups[order[i]] = stars[i];
+    if (order[i] != std::string_view::npos) {
+      turned.has_twice = turned.has_twice || turned.groups[order[i]].has_value();
+      turned.groups[order[i]] = stars[i];
+    }
   return turned;
+}
+
+// Why there is no way back from a name that fits; empty where there is one.
+std::string_view not_turnable(const MergeRule& rule, const Turned& turned) {
+  if (rule.pattern.is_regex()) return "its pattern is a regular expression";
+  if (rule.pattern.globs().size() != 1) return "its pattern has braces";
+  if (turned.has_twice) return "its new name has a star of the pattern twice";
+  const bool has_all = std::all_of(turned.groups.begin(), turned.groups.end(), [](const auto& g) { return g; });
+  return has_all ? "" : "its new name lacks a star of the pattern";
 }
 
 // The old name, from a glob without braces.
@@ -128,14 +140,10 @@ std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) cons
     if (!rule.rename.empty()) {
       const Turned turned = turn_around(parts_of(rule), rule.pattern.groups().value_or(0), result);
       if (!turned.fits) continue;
-      const bool is_whole = std::all_of(turned.groups.begin(), turned.groups.end(), [](const auto& g) { return g; });
-      if (rule.pattern.globs().size() != 1 || !is_whole) {
+      if (const std::string_view why = not_turnable(rule, turned); !why.empty()) {
         throw Error(ErrorKind::argument,
                     fmt::format("plan {}: rule {} gives the tensor {} its name, and cannot be turned around: {}",
-                                in_quotes(name_), rule.number, in_quotes(result),
-                                rule.pattern.is_regex()            ? "its pattern is a regular expression"
-                                : rule.pattern.globs().size() != 1 ? "its pattern has braces"
-                                                                   : "its new name lacks a star of the pattern"));
+                                in_quotes(name_), rule.number, in_quotes(result), why));
       }
       name = fill(rule.pattern.globs().front(), turned.groups);
     } else if (!rule.pattern.matches(result)) {

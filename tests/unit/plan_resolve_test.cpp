@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rules for known shapes, numbers of config.json, the choice of a plan by it, and rules that contradict each other.
+
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/plan.hpp"
+#include "muster/state.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using test::has;
+using test::words_of;
+
+namespace {
+
+std::string plan_error(const std::string& rules, const std::string& more = "") {
+  return words_of(ErrorKind::corrupt, [&] {
+    MergePlan::parse("{\"muster_plan\": 1, " + more + "\"rules\": [\n" + rules + "]}", "p.json");
+  });
+}
+
+MergePlan plan_of(const std::string& rules, const std::string& more = "") {
+  return MergePlan::parse("{\"muster_plan\": 1, " + more + "\"rules\": [" + rules + "]}", "p.json");
+}
+
+std::vector<TensorSpec> specs(Shape shape, std::size_t count = 2) {
+  return std::vector<TensorSpec>(count, TensorSpec{DType::f32, std::move(shape)});
+}
+
+// A plan in a file, loaded with a config.
+MergePlan load(const std::string& rules, const Config* config) {
+  const test::TemporaryDirectory work;
+  const std::string path = work / "plan.json";
+  std::ofstream(path) << "{\"muster_plan\": 1, \"rules\": [" << rules << "]}";
+  return MergePlan::load(path, config);
+}
+
+}  // namespace
+
+TEST_CASE("plain actions resolve to their merge") {
+  const MergePlan plan = plan_of(
+      R"({"match": "c", "action": "concat", "dim": -2, "blocks": [2, 1, 1]}, {"match": "t", "action": "concat", "dim": 0, "trim": 50257},
+         {"match": "s", "action": "same"}, {"match": "f", "action": "first"}, {"match": "m", "action": "max"},
+         {"match": "a", "action": "sum"}, {"match": "k", "action": "stack"}, {"match": "d", "action": "drop"})");
+  const auto resolve = [&](std::string_view name) { return plan.resolve(*plan.find(name), name, specs({4, 4})); };
+  CHECK(resolve("c").merge == concat_blocks(-2, {2, 1, 1}));
+  CHECK(resolve("t").merge == concat(0));
+  CHECK(resolve("t").true_size == 50257);
+  CHECK_FALSE(resolve("c").true_size.has_value());
+  CHECK(resolve("s").merge == same());
+  CHECK(resolve("f").merge == first());
+  CHECK(resolve("m").merge == max());
+  CHECK(resolve("a").merge == sum());
+  CHECK(resolve("k").merge == stack());
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)resolve("d"); }), "rule 8 drops"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.resolve(plan.rules()[0], "c", {}); }), "no rank has it"));
+  CHECK(plan.rules()[7].number == 8);
+}
+
+TEST_CASE("a scale is the largest, cut or the same, as its shape says") {
+  const MergePlan plan = plan_of(
+      R"({"match": "r", "action": "scale", "dim": 0}, {"match": "c", "action": "scale", "dim": 1},
+         {"match": "l", "action": "scale", "dim": -1}, {"match": "n", "action": "scale"},
+         {"match": "q", "action": "scale", "dim": 0, "blocks": [2, 1]})");
+  const auto resolve = [&](std::string_view name, Shape shape, bool whole = false) {
+    return plan.resolve(*plan.find(name), name, specs(std::move(shape), whole ? 1 : 3), whole).merge;
+  };
+  for (const char* name : {"r", "c", "l", "n", "q"}) {
+    for (const Shape& one : {Shape{}, Shape{1}, Shape{1, 1}}) {
+      CHECK(resolve(name, one) == max());
+      CHECK(resolve(name, one, true) == same());
+    }
+  }
+  for (const bool whole : {false, true}) {
+    CHECK(resolve("r", {8}, whole) == concat(0));
+    CHECK(resolve("r", {8, 1}, whole) == concat(0));
+    CHECK(resolve("r", {1, 8}, whole) == same());
+    CHECK(resolve("c", {8}, whole) == same());
+    CHECK(resolve("c", {8, 1}, whole) == same());
+    CHECK(resolve("c", {8, 4}, whole) == concat(1));
+    CHECK(resolve("l", {8}, whole) == concat(-1));
+    CHECK(resolve("n", {8, 4}, whole) == same());
+    CHECK(resolve("q", {6}, whole) == concat_blocks(0, {2, 1}));
+    CHECK(resolve("r", {0}, whole) == same());
+  }
+  // One rank has less than the others where the rows do not divide.
+  const std::vector<TensorSpec> uneven = {{DType::f32, {2}}, {DType::f32, {1}}};
+  CHECK(plan.resolve(*plan.find("r"), "r", uneven).merge == concat(0));
+}
+
+TEST_CASE("numbers of config.json are looked up, and missed by name") {
+  const std::string rules =
+      R"({"match": "e", "action": "concat", "dim": 0, "trim": "vocab_size"},
+         {"match": "q", "action": "concat", "dim": 0, "blocks": ["text_config.heads", 2]})";
+  const Config config = parse_json(R"({"vocab_size": 96, "text_config": {"heads": 8}})");
+  const MergePlan plan = load(rules, &config);
+  CHECK(plan.resolve(*plan.find("e"), "e", specs({50, 4})).true_size == 96);
+  CHECK(plan.resolve(*plan.find("q"), "q", specs({50, 4})).merge == concat_blocks(0, {8, 2}));
+
+  const auto error = [&](const char* json) {
+    const Config other = parse_json(json);
+    const MergePlan without = load(rules, &other);
+    return words_of(ErrorKind::argument, [&] { (void)without.resolve(*without.find("e"), "e", specs({50, 4})); });
+  };
+  CHECK(has(error("{}"), "rule 1 needs \"vocab_size\" of config.json, which does not have it"));
+  CHECK(has(error("[]"), "does not have it"));
+  CHECK(has(error(R"({"vocab_size": null})"), "does not have it"));
+  CHECK(has(error(R"({"vocab_size": "96"})"), "no integer from 1"));
+  CHECK(has(error(R"({"vocab_size": 0})"), "no integer from 1"));
+  CHECK(has(error(R"({"vocab_size": 9007199254740993})"), "no integer from 1"));
+  const MergePlan alone = load(rules, nullptr);
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)alone.resolve(*alone.find("q"), "q", specs({4})); }),
+            "rule 2 needs \"text_config.heads\" of config.json, which is not there"));
+}
+
+TEST_CASE("layers, experts, stages and axes are read") {
+  const MergePlan plan = plan_of(
+      R"({"match": "e", "action": "same", "stage": "ends"}, {"match": "n", "action": "same", "stage": "last"},
+         {"match": "r", "action": "same", "stage": "all"}, {"match": "x*", "action": "concat", "dim": 0, "across": "expert"},
+         {"match": "*", "action": "same", "stage": "first", "across": "tensor"})",
+      R"("layers": {"match": "*layers.#.*", "renumber": true, "comment": 1}, "experts": "*experts.#.*", )");
+  CHECK(plan.find("e")->stage == Stage::ends);
+  CHECK(plan.find("n")->stage == Stage::last);
+  CHECK(plan.find("r")->stage == Stage::all);
+  CHECK(plan.find("x")->across == Axis::expert);
+  CHECK(plan.find("y")->stage == Stage::first);
+  CHECK(plan.find("y")->across == Axis::tensor);
+  CHECK(plan.layers()->renumber);
+  CHECK(plan.layers()->pattern.text() == "*layers.#.*");
+  CHECK_FALSE(plan.experts()->renumber);
+  CHECK(has(words_of(ErrorKind::argument,
+                     [&] { (void)plan.resolve(*plan.find("x.experts.3.w"), "x.experts.3.w", specs({2})); }),
+            "belongs to one expert"));
+  CHECK_FALSE(plan_of(R"({"match": "*", "action": "same"})").layers().has_value());
+
+  const std::string rule = R"({"match": "*", "action": "same"})";
+  CHECK(has(plan_error(rule, R"("layers": "*layers.*", )"), "\"layers\": the pattern"));
+  CHECK(has(plan_error(rule, R"("layers": 3, )"), "neither a pattern nor an object"));
+  CHECK(has(plan_error(rule, R"("experts": {"renumber": true}, )"), "\"experts\": it has no \"match\""));
+  CHECK(has(plan_error(rule, R"("experts": {"match": "#", "renumber": 1}, )"), "neither true nor false"));
+  CHECK(has(plan_error(rule, R"("experts": {"match": "#", "from": 1}, )"), "unknown key \"from\""));
+}
+
+TEST_CASE("keys that do not belong to their action, and values that cannot be") {
+  const auto rule_error = [](const std::string& keys) { return plan_error("\n{\"match\": \"a\", " + keys + "}"); };
+  for (const char* action : {"same", "first", "max", "sum", "stack", "drop"}) {
+    for (const char* key : {"\"dim\": 0", "\"blocks\": [1, 1]", "\"trim\": 5"})
+      CHECK(has(rule_error("\"action\": \"" + std::string(action) + "\", " + key),
+                " of the action \"" + std::string(action) + "\""));
+  }
+  CHECK(has(rule_error(R"("action": "scale", "dim": 0, "trim": 3)"), "unknown key \"trim\" of the action \"scale\""));
+  CHECK(has(rule_error(R"("action": "drop", "stage": "all")"), "unknown key \"stage\""));
+  CHECK(has(rule_error(R"("action": "drop", "across": "expert")"), "unknown key \"across\""));
+  CHECK(has(rule_error(R"("action": "scale", "blocks": [1, 1])"), "\"blocks\" needs \"dim\""));
+  const std::string concat = R"("action": "concat", "dim": 0, )";
+  CHECK(has(rule_error(concat + R"("blocks": [1, 0])"), "neither an integer from 1"));
+  CHECK(has(rule_error(concat + R"("blocks": [1, -2])"), "neither an integer from 1"));
+  CHECK(has(rule_error(concat + R"("blocks": [1, ""])"), "neither an integer from 1"));
+  CHECK(has(rule_error(concat + R"("blocks": [1, 1.5])"), "neither an integer from 1"));
+  CHECK(has(rule_error(concat + R"("blocks": [4])"), "list of 2 to 64"));
+  CHECK(has(rule_error(concat + R"("blocks": 4)"), "list of 2 to 64"));
+  CHECK(has(rule_error(concat + R"("trim": 0)"), "\"trim\" has what is neither"));
+  CHECK(has(rule_error(concat + R"("trim": 4, "blocks": [1, 1])"), "contradict each other"));
+  CHECK(has(rule_error(R"("action": "same", "stage": "middle")"), "not one of first, last, ends, all"));
+  CHECK(has(rule_error(R"("action": "same", "across": "pipeline")"), "not one of tensor, expert"));
+  CHECK(has(rule_error(R"("action": "same", "across": 1)"), "\"across\" is"));
+}
+
+TEST_CASE("rules that no tensor can come to are told, with both numbers and the line") {
+  CHECK(has(plan_error("{\"match\": \"a*\", \"action\": \"same\"},\n\n{\"match\": \"a*\", \"action\": \"first\"}"),
+            "rule 2 (line 4): it has the pattern of rule 1"));
+  CHECK(has(plan_error("{\"regex\": \"a+\", \"action\": \"same\"},\n{\"regex\": \"a+\", \"action\": \"first\"}"),
+            "rule 2 (line 3): it has the pattern of rule 1"));
+  CHECK(has(plan_error("{\"match\": \"*\", \"action\": \"same\"},\n{\n\"match\": \"b\", \"action\": \"first\"}"),
+            "rule 2 (line 3): rule 1 takes all tensors"));
+  CHECK(has(plan_error(R"({"match": "x{,*}**", "action": "same"}, {"match": "x.a", "action": "first"})"), "rule 2"));
+  CHECK(has(plan_error(R"({"match": "{a,*}", "action": "same"}, {"regex": "b", "action": "first"})"), "takes all"));
+  CHECK(has(plan_error(R"({"regex": ".*", "action": "same"}, {"match": "b", "action": "first"})"), "takes all"));
+  CHECK(has(plan_error(R"({"match": "*.bias", "action": "same"}, {"match": "h.*.weight", "action": "same"},
+                          {"match": "h.*.{weight,attn.bias}", "action": "first"})"),
+            "rule 3 (line 3): the pattern \"h.*.{weight,attn.bias}\" is never reached: rules 1, 2 take all"));
+  // Patterns that overlap, or where one only looks wider, are what order is for.
+  CHECK_NOTHROW(plan_of(R"({"match": "*.bias", "action": "same"}, {"match": "a.*", "action": "first"},
+                           {"match": "a*b*", "action": "first"}, {"match": "*b", "action": "first"},
+                           {"regex": "a", "action": "same"}, {"match": "*", "action": "same"})"));
+}
+
+TEST_CASE("the search for such rules ends, however many there are") {
+  std::string rules;
+  const std::string stars = "*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a";
+  for (int i = 0; i < 10'000; ++i)
+    rules += (i == 0 ? "" : ",\n") + ("{\"match\": \"" + stars + "x" + std::to_string(i) + "\", \"action\": \"same\"}");
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(plan_of(rules).rules().size() == 10'000);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(60));
+  std::string wide = "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}" + std::string(900, 'c');
+  std::string many;
+  for (int i = 0; i < 200; ++i)
+    many += (i == 0 ? "" : ",\n") + ("{\"match\": \"" + wide + std::to_string(i) + "\", \"action\": \"same\"}");
+  CHECK(has(plan_error(many), "mean more than 16777216 characters"));
+}
+
+TEST_CASE("auto takes the plan that config.json stands for") {
+  const auto plan = [](const char* json) {
+    const Config config = parse_json(json);
+    return MergePlan::load("auto", &config).name();
+  };
+  CHECK(plan(R"({"model_type": "qwen3"})") == "llama");
+  CHECK(plan(R"({"architectures": ["Qwen3MoeForCausalLM"]})") == "moe");
+  CHECK(plan(R"({"model_type": "llama", "architectures": ["MistralForCausalLM"]})") == "llama");
+  CHECK(plan(R"({"model_type": "my_llama", "architectures": ["LlamaForCausalLM"]})") == "llama");
+  CHECK(plan(R"({"model_type": "bert", "architectures": ["MyBertForAll"]})") == "bert");
+  CHECK(plan(R"({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]})") == "gpt-neox");
+  CHECK(plan(R"({"architectures": ["BertModel"]})") == "bert");
+  CHECK(plan(R"({"architectures": ["BertLMHeadModel"]})") == "bert");
+
+  const auto error = [](const char* json) {
+    const Config config = parse_json(json);
+    return words_of(ErrorKind::argument, [&] { MergePlan::load("auto", &config); });
+  };
+  const std::string both = error(R"({"model_type": "llama", "architectures": ["MixtralForCausalLM"]})");
+  CHECK(has(both, "\"model_type\" \"llama\" stands for the plan llama"));
+  CHECK(has(both, "\"architectures\" \"MixtralForCausalLM\" for the plan moe"));
+  const std::string unknown = error(R"({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})");
+  CHECK(has(unknown, "\"model_type\" \"t5\""));
+  CHECK(has(unknown, "mixtral"));
+  CHECK(has(error(R"({"architectures": ["Gemma3ForConditionalGeneration"]})"), "the models that are known"));
+  CHECK(has(error(R"({"model_type": 3, "architectures": "x"})"), "neither \"model_type\" nor \"architectures\""));
+  CHECK(has(error("[]"), "not an object"));
+  CHECK(has(words_of(ErrorKind::argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
+}
