@@ -8,7 +8,6 @@
 #include <string>
 
 #include "muster/verify.hpp"
-#include "src/inspect/printable.hpp"
 #include "src/inspect/verify_output.hpp"
 #include "tools/commands.hpp"
 #include "tools/progress_bar.hpp"

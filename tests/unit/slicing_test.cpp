@@ -149,8 +149,8 @@ TEST_CASE("budgets beyond what is available are cut in proportion, and refused w
     record.list_hash = rank < 3 ? 1 : 2;
     record.list_length = 3;
     record.position = rank % 3;
-    record.memory_budget = rank < 3 ? 100_MiB : 300_MiB;
-    record.pipeline_depth = 2;
+    record.facts[gather::fact_budget] = rank < 3 ? 100_MiB : 300_MiB;
+    record.facts[gather::fact_depth] = 2;
     record.available_bytes = 1_GiB;
   }
   CHECK(gather::agree_on_share(records[0], records).budget == 50_MiB);
@@ -161,8 +161,8 @@ TEST_CASE("budgets beyond what is available are cut in proportion, and refused w
   CHECK(gather::agree_on_share(records[4], records).budget == 75_MiB);
   CHECK(gather::agree_on_share(records[4], records).is_cut);
   // What the senders have already need not be there once more.
-  records[4].pool_bytes = 150_MiB;
-  records[5].pool_bytes = 150_MiB;
+  records[4].facts[gather::fact_pooled] = 150_MiB;
+  records[5].facts[gather::fact_pooled] = 150_MiB;
   CHECK(gather::agree_on_share(records[4], records).budget == 150_MiB);
   records[5].available_bytes = 10000;
   CHECK(has(words_of(ErrorKind::no_space, [&] { (void)gather::agree_on_share(records[4], records); }), "10000"));
