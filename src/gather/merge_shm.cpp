@@ -120,7 +120,8 @@ void ShmMerge::offer(Record& record) {
   // The others' sizes are not known yet: most often they are this rank's.
   const std::uint64_t ranks = call_.list.size();
   std::uint64_t target = source_.nbytes();
-  if (!reduces_ && __builtin_mul_overflow(target, ranks, &target)) target = 0;
+  // No machine has that much: the records will say so, or the layout.
+  if (!reduces_ && (__builtin_mul_overflow(target, ranks, &target) || target > INT64_MAX / 4)) target = 0;
   const MergeArea expected = merge_area(reduces_, target, ranks);
   try {
     plan_ = state_->pool.plan(lane_, expected.total, limits(), backing_);
