@@ -77,6 +77,7 @@ class ShmMerge final : public Transfer {
   [[nodiscard]] WaitOptions wait() const { return call_.wait("merge: receiving"); }
   void lay_out(std::span<const Record> records);
   void hand_out();
+  void find(std::uint64_t segment);
   void take_in();
   void tell(int rank, std::uint64_t segment, int descriptor) const;
   DescriptorChannel::Received hear(int rank, Note& note) const;
@@ -166,35 +167,28 @@ void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
       slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
     else
       hand_out();
-    is_known_ = warm;
     data_ = slot_->segment().data();
-    lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
-    if (reduces_ && !warm && !start(true)) return;
   } else {
-    try {
-      if (warm)
-        remote_ = state_->remotes.at({call_.first(), first.segment_id});
-      else
-        take_in();
-    } catch (const Error&) {
-      if (reduces_ && !call_.group->failure()) start(false);
-      throw;
-    }
+    if (warm)
+      find(first.segment_id);
+    else
+      take_in();
     if (!remote_) return;
-    is_known_ = warm;
     data_ = remote_->mapping().data();
-    if (reduces_ && !warm && !start(true)) return;
   }
-  if (reduces_) {
-    try {
+  is_known_ = warm;
+  if (reduces_ && !warm && !start(true)) return;
+  try {
+    if (slot_ && !lease_) lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
+    if (reduces_) {
       populate(area_.scratch_at, area_.total);
       reduce_in_chunks(call_, layout_.combine, source_, area_, data_);
-    } catch (...) {
-      MergeWords(call_, data_).give_up();
-      throw;
+    } else {
+      copy_pieces();
     }
-  } else {
-    copy_pieces();
+  } catch (...) {
+    if (reduces_) MergeWords(call_, data_).give_up();
+    throw;
   }
   shm::publish_fence();
   // The first rank will read all of it: what is there already is put into its page table while others still write.
@@ -217,6 +211,7 @@ void ShmMerge::hand_out() {
     is_new = plan_.slot == nullptr;
     slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
     slot_->take(area_.total);
+    lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
   } catch (...) {
     for (const int rank : call_.list)
       if (rank != call_.first()) tell(rank, 0, -1);
@@ -227,17 +222,35 @@ void ShmMerge::hand_out() {
     if (rank != call_.first()) tell(rank, segment.id(), is_new ? segment.memory().get() : -1);
 }
 
+void ShmMerge::find(std::uint64_t segment) {
+  const auto known = state_->remotes.find({call_.first(), segment});
+  if (known != state_->remotes.end() && known->second->capacity() >= area_.total) {
+    remote_ = known->second;
+    return;
+  }
+  // The ranks no longer agree on what they share, and some may already wait for this one.
+  const Error cause(ErrorKind::corrupt, "the first rank of a merge uses a segment that was never handed over");
+  call_.group->poison(cause);
+  throw cause;
+}
+
 void ShmMerge::take_in() {
   Note note;
   DescriptorChannel::Received received = hear(call_.first(), note);
   if (note.segment == 0) return;
-  std::shared_ptr<shm::RemoteSegment>& known = state_->remotes[{call_.first(), note.segment}];
-  if (received.descriptor) known = std::make_shared<shm::RemoteSegment>(received.descriptor, os::Access::read_write);
-  if (!known || known->capacity() < area_.total)
-    throw Error(ErrorKind::corrupt, "the first rank names a segment that it never handed over, or that is too small");
-  // Its memory may have been given back since it was last used.
-  known->populated().forget();
-  remote_ = known;
+  try {
+    std::shared_ptr<shm::RemoteSegment>& known = state_->remotes[{call_.first(), note.segment}];
+    if (received.descriptor) known = std::make_shared<shm::RemoteSegment>(received.descriptor, os::Access::read_write);
+    if (!known || known->capacity() < area_.total)
+      throw Error(ErrorKind::corrupt, "the first rank names a segment that it never handed over, or that is too small");
+    // Its memory may have been given back since it was last used.
+    known->populated().forget();
+    remote_ = known;
+  } catch (...) {
+    std::erase_if(state_->remotes, [](const auto& item) { return item.second == nullptr; });
+    if (reduces_) start(false);
+    throw;
+  }
   memory_ = std::move(received.descriptor);
 }
 
