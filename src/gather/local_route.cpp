@@ -22,7 +22,7 @@ class LocalRoute final : public RouteDriver {
   [[nodiscard]] bool is_usable(const Call& call) const override { return call.list.size() == 1; }
   [[nodiscard]] std::string reason() const override { return "the list has one rank"; }
   std::unique_ptr<Transfer> begin(const Call&) const override { return std::make_unique<LocalTransfer>(); }
-  std::uint64_t settle(SyncGroup&) const override { return 0; }
+  std::uint64_t settle(SyncGroup&, Keep) const override { return 0; }
   std::uint64_t trim(SyncGroup&) const override { return 0; }
   void clean_up(SyncGroup&) const noexcept override {}
 };
