@@ -47,7 +47,7 @@ LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)>
 }
 
 Config small_layer(std::uint64_t layer) {
-  return Config::object({{"w", pattern(DType::u8, {5000}, layer)}});
+  return Config::object({{"w", pattern(DType::u8, {8000}, layer)}});
 }
 
 /// Waits for a count that must come; then gives one that must not come time to.
@@ -142,10 +142,10 @@ TEST_CASE("what the consumer keeps holds credits until another thread lets it go
     for (int round = 0; round < 3; ++round) {
       asked[group.rank()] = 0;
       group.barrier();
-      gather_each(layers_of(layers, make), std::vector<int>{0, 1}, group, consume, {.memory_budget = 64_KiB});
-      // Kept over the next stream, whose credits it does not hold.
+      gather_each(layers_of(layers, make), std::vector<int>{0, 1}, group, consume, {.memory_budget = 24_KiB});
+      // Kept over the next stream, whose credits and budget it does not touch.
       if (group.rank() == 0) {
-        RANK_CHECK(is_pattern(kept.at(0), DType::u8, {5000}, layers - 1));
+        RANK_CHECK(is_pattern(kept.at(0), DType::u8, {8000}, layers - 1));
         releasing.join();
         if (round == 1) kept.clear();
       }
@@ -165,7 +165,7 @@ TEST_CASE("a consumer that keeps all parts for good ends in a timeout that says 
       RANK_CHECK(error.kind() == ErrorKind::timeout);
       say(error.what());
       RANK_CHECK(kept.size() == (group.rank() == 0 ? 2 : 0));
-      for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(is_pattern(kept[i], DType::u8, {5000}, i));
+      for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(is_pattern(kept[i], DType::u8, {8000}, i));
       return;
     }
     RANK_CHECK(false);
