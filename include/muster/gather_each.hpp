@@ -111,7 +111,8 @@ struct StreamReport {
 /// Throws on all ranks alike, as the other gathers do. Error(argument | rank_mismatch | no_space | unsupported) leave
 /// the group usable: lists, options, and sources of different lengths (the words say who had how many). So does what a
 /// source or a consumer throws: every rank throws an Error with the origin's rank, host and words (the kind of an
-/// Error, else Error(io)). Error(timeout | peer_lost | cancelled) of the stream itself poison the group.
+/// Error, else Error(io)). Error(timeout | peer_lost | cancelled) of the stream itself poison the group,
+/// and so does a rank that cannot set up a group's first stream (no descriptors, no memory).
 StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, SyncGroup& group,
                          const LayerConsumer& consume, const StreamOptions& options = {});
 

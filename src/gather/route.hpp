@@ -80,8 +80,9 @@ class RouteDriver {
   /// Whether the route copies this tensor's bytes: false where it only names them, wherever they are.
   [[nodiscard]] virtual bool moves(const TensorView& tensor) const;
   /// What other ranks still hold of this one's memory no longer counts as its pool, and goes when they give it back.
-  /// Returns the bytes that remain in the pool.
-  virtual std::uint64_t settle(SyncGroup& group) const = 0;
+  /// Free memory stays, or goes too. Returns the bytes that remain in the pool.
+  enum class Keep : std::uint8_t { free_memory, nothing };
+  virtual std::uint64_t settle(SyncGroup& group, Keep keep) const = 0;
   /// Gives free memory that the route keeps with the group back to the system; returns the bytes.
   virtual std::uint64_t trim(SyncGroup& group) const = 0;
   /// The group has failed: what was lent to ranks that are dead is taken back.

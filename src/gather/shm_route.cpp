@@ -70,7 +70,9 @@ class ShmRoute final : public RouteDriver {
     if (call.operation == Operation::merge) return make_shm_merge(call);
     return std::make_unique<ShmTransfer>(call);
   }
-  std::uint64_t settle(SyncGroup& group) const override { return shm_state_of(group)->pool.settle(); }
+  std::uint64_t settle(SyncGroup& group, Keep keep) const override {
+    return shm_state_of(group)->pool.settle(keep == Keep::free_memory);
+  }
   std::uint64_t trim(SyncGroup& group) const override { return shm_state_of(group)->pool.trim(); }
   void clean_up(SyncGroup& group) const noexcept override {
     const auto state = shm_state_of(group);

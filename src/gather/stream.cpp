@@ -25,6 +25,8 @@ using Clock = std::chrono::steady_clock;
 /// No wait fails with this kind by itself.
 constexpr ErrorKind announced = ErrorKind::rank_mismatch;
 
+constexpr std::uint64_t set_up_bytes = 320 << 10;  // of each rank, at most
+
 /// The stream of one rank.
 class Run {
  public:
@@ -99,10 +101,13 @@ class Run {
     record_.kind_hash = XXH3_64bits(kind.data(), sizeof kind);
     const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
     record_.available_bytes = room.bytes;
+    // Setting up takes a little of it: messages of each rank in the companion.
+    if (!state_->companion)
+      record_.available_bytes -= std::min(room.bytes, set_up_bytes * static_cast<std::uint64_t>(group_.size()));
     record_.limit = room.limit;
     if (state_->companion)
       for (const auto& driver : RouteTable::instance().drivers())
-        record_.facts[fact_pooled] += driver->settle(*state_->companion);
+        record_.facts[fact_pooled] += driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
     Chosen chosen = choose_own_route(record_);
     choice_ = std::move(chosen.choice);
     call_.driver = chosen.driver;
@@ -134,7 +139,8 @@ class Run {
       if (rank != group_.rank()) call_.others.push_back(companion.liveness(rank));
     if (!call_.entry.is_member() || state_->part_bytes == call_.part_bytes) return;
     // Slots of another size would count against this stream's budget.
-    if (state_->part_bytes != 0) trim_streams(group_);
+    if (state_->part_bytes != 0)
+      for (const auto& driver : RouteTable::instance().drivers()) driver->settle(companion, RouteDriver::Keep::nothing);
     state_->part_bytes = call_.part_bytes;
   }
 
@@ -233,6 +239,8 @@ void StreamCall::call_back(const std::string& what, const std::function<void()>&
     throw CallbackFailure{Error(ErrorKind::no_space, what + ": out of memory")};
   } catch (const std::exception& error) {
     throw CallbackFailure{Error(ErrorKind::io, what + ": " + error.what())};
+  } catch (...) {
+    throw CallbackFailure{Error(ErrorKind::io, what + ": an exception without words")};
   }
   companion->progress();
 }

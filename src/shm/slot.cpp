@@ -223,8 +223,8 @@ std::uint64_t SenderPool::bytes() const noexcept {
   return sum;
 }
 
-std::uint64_t SenderPool::settle() noexcept {
-  for (Lane& lane : lanes_) std::erase_if(lane.slots, [](const auto& slot) { return !slot->is_free(); });
+std::uint64_t SenderPool::settle(bool keep_free) noexcept {
+  for (Lane& lane : lanes_) std::erase_if(lane.slots, [&](const auto& slot) { return !keep_free || !slot->is_free(); });
   return bytes();
 }
 

@@ -278,7 +278,7 @@ TEST_CASE("a consumer or a source that hangs is a timeout on all; one that tells
     const auto slow_stream = [slow](SyncGroup& group, bool tells) {
       const auto work = [&] {
         for (int i = 0; i < 60; ++i) {
-          std::this_thread::sleep_for(10ms);
+          std::this_thread::sleep_for(20ms);
           if (tells) group.progress();
         }
       };
@@ -289,7 +289,7 @@ TEST_CASE("a consumer or a source that hangs is a timeout on all; one that tells
       const auto consume = [&](LayerPart& part) {
         if (is_slow && part.layer == 3) work();
       };
-      gather_each(layers_of(8, 10000, before), list, group, consume, {.timeout = 250ms});
+      gather_each(layers_of(8, 10000, before), list, group, consume, {.timeout = 500ms});
     };
     run_ranks(size, [&](SyncGroup& group) { slow_stream(group, true); });
     fail_alike([&](SyncGroup& group) { slow_stream(group, false); },
@@ -299,8 +299,8 @@ TEST_CASE("a consumer or a source that hangs is a timeout on all; one that tells
 
 TEST_CASE("a stream that is longer than the deadline: who has ended and who is in no list keep waiting") {
   run_ranks(size, [](SyncGroup& group) {
-    const auto consume = [](LayerPart&) { std::this_thread::sleep_for(10ms); };
-    gather_each(layers_of(50, 1000), list, group, consume, {.timeout = 200ms});
+    const auto consume = [](LayerPart&) { std::this_thread::sleep_for(12ms); };
+    gather_each(layers_of(60, 1000), list, group, consume, {.timeout = 400ms});
   });
 }
 
