@@ -1,21 +1,238 @@
 // SPDX-License-Identifier: Apache-2.0
+// Elements are taken a block at a time: all sources are added up in registers or the first cache before the target is
+// written, so that each source is read once and the target written once. The loops over a block have a fixed length and
+// no branches, which compilers turn into vector code.
+
 #include "src/merge/reduce.hpp"
 
-#include <string>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "muster/error.hpp"
 
 namespace muster::merge {
+namespace {
+
+constexpr std::size_t block = 512;
+
+#define MUSTER_INLINE [[gnu::always_inline]] inline
+
+/// Elements that are numbers of the machine.
+template <class T>
+struct Plain {
+  using Stored = T;
+  using Value = T;
+  MUSTER_INLINE static Value widen(Stored stored) { return stored; }
+  MUSTER_INLINE static Stored narrow(Value value) { return value; }
+};
+
+/// bf16 is the upper half of an f32.
+struct Bf16 {
+  using Stored = std::uint16_t;
+  using Value = float;
+  MUSTER_INLINE static Value widen(Stored stored) { return std::bit_cast<float>(std::uint32_t{stored} << 16); }
+  MUSTER_INLINE static Stored narrow(Value value) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const std::uint32_t nan = (bits >> 16) | 0x40;
+    return static_cast<Stored>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+  }
+};
+
+/// A float with a narrower exponent than f32. `Finite`: no infinity, and one NaN of each sign (f8_e4m3fn). Nothing here
+/// depends on subnormal f32 numbers, which a program may have switched off.
+template <class Bits, int Exponent, int Mantissa, bool Finite>
+struct Small {
+  using Stored = Bits;
+  using Value = float;
+  static constexpr int bias = (1 << (Exponent - 1)) - 1;
+  static constexpr int shift = 23 - Mantissa;
+  static constexpr std::uint32_t magnitude = (1U << (Exponent + Mantissa)) - 1;
+  static constexpr std::uint32_t infinity = ((1U << Exponent) - 1) << Mantissa;
+  static constexpr std::uint32_t sign = magnitude + 1;
+  static constexpr std::uint32_t rebias = static_cast<std::uint32_t>(127 - bias) << 23;
+  static constexpr std::uint32_t smallest_normal = rebias + (1U << 23);
+  /// Its last digit is worth as much as that of a subnormal number: adding it rounds there.
+  static constexpr std::uint32_t rounder = static_cast<std::uint32_t>(151 - bias - Mantissa) << 23;
+
+  MUSTER_INLINE static Value widen(Stored stored) {
+    const std::uint32_t value = stored & magnitude;
+    const std::uint32_t normal = (value << shift) + rebias;
+    const auto subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>((value << shift) + smallest_normal) -
+                                                        std::bit_cast<float>(smallest_normal));
+    std::uint32_t bits = value < (1U << Mantissa) ? subnormal : normal;
+    if constexpr (Finite)
+      bits = value == magnitude ? 0x7fc00000 : bits;
+    else
+      bits = value >= infinity ? 0x7f800000 | (value << shift) : bits;
+    return std::bit_cast<float>(bits | (stored & sign) << (31 - Exponent - Mantissa));
+  }
+
+  MUSTER_INLINE static Stored narrow(Value wide) {
+    const auto all = std::bit_cast<std::uint32_t>(wide);
+    const std::uint32_t value = all & 0x7fffffff;
+    const std::uint32_t rounded = (value + (1U << (shift - 1)) - 1 + ((value >> shift) & 1) - rebias) >> shift;
+    const std::uint32_t subnormal =
+        std::bit_cast<std::uint32_t>(std::bit_cast<float>(value) + std::bit_cast<float>(rounder)) - rounder;
+    constexpr std::uint32_t overflow = Finite ? magnitude : infinity;
+    constexpr std::uint32_t nan = Finite ? magnitude : infinity | (1U << (Mantissa - 1));
+    const std::uint32_t normal = rounded > overflow ? overflow : rounded;
+    std::uint32_t bits = value < smallest_normal ? subnormal : normal;
+    bits = value > 0x7f800000 ? nan : bits;
+    return static_cast<Stored>(bits | ((all >> (31 - Exponent - Mantissa)) & sign));
+  }
+};
+using F16 = Small<std::uint16_t, 5, 10, false>;
+using E5M2 = Small<std::uint8_t, 5, 2, false>;
+using E4M3 = Small<std::uint8_t, 4, 3, true>;
+
+struct TakeMax {
+  template <class T>
+  MUSTER_INLINE static T combine(T so_far, T next) {
+    if constexpr (std::is_floating_point_v<T>) {
+      // A NaN that is there stays, one that comes is taken.
+      const T larger = next > so_far ? next : so_far;
+      return next != next ? (so_far != so_far ? so_far : next) : larger;
+    } else {
+      return next > so_far ? next : so_far;
+    }
+  }
+};
+
+struct Add {
+  template <class T>
+  MUSTER_INLINE static T combine(T so_far, T next) {
+    return static_cast<T>(so_far + next);
+  }
+};
+
+struct Or {
+  template <class T>
+  MUSTER_INLINE static T combine(T so_far, T next) {
+    return static_cast<T>(so_far | next);
+  }
+};
+
+template <class Element>
+MUSTER_INLINE typename Element::Value load(const std::byte* source, std::size_t index) {
+  typename Element::Stored stored;
+  std::memcpy(&stored, source + index * sizeof stored, sizeof stored);
+  return Element::widen(stored);
+}
+
+template <class Element, class Operation>
+MUSTER_INLINE void reduce_block(std::byte* target, std::span<const std::byte* const> sources, std::size_t begin,
+                                std::size_t count) {
+  typename Element::Value values[block];
+  for (std::size_t i = 0; i < count; ++i) values[i] = load<Element>(sources.front(), begin + i);
+  for (const std::byte* source : sources.subspan(1))
+    for (std::size_t i = 0; i < count; ++i) values[i] = Operation::combine(values[i], load<Element>(source, begin + i));
+  for (std::size_t i = 0; i < count; ++i) {
+    const typename Element::Stored stored = Element::narrow(values[i]);
+    std::memcpy(target + (begin + i) * sizeof stored, &stored, sizeof stored);
+  }
+}
+
+template <class Element, class Operation>
+MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  const std::size_t count = target.size() / sizeof(typename Element::Stored);
+  std::size_t done = 0;
+  for (; done + block <= count; done += block) reduce_block<Element, Operation>(target.data(), sources, done, block);
+  reduce_block<Element, Operation>(target.data(), sources, done, count - done);
+}
+
+template <class Element, class Operation>
+void reduce_baseline(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  reduce_all<Element, Operation>(target, sources);
+}
+
+#if defined(__x86_64__)
+template <class Element, class Operation>
+[[gnu::target("avx2")]] void reduce_avx2(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  reduce_all<Element, Operation>(target, sources);
+}
+#endif
+
+template <class Element, class Operation>
+void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (has_avx2) return reduce_avx2<Element, Operation>(target, sources);
+#endif
+  reduce_baseline<Element, Operation>(target, sources);
+}
+
+template <class Operation>
+void reduce_reals(DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  // The sum of integers is the same bits with and without sign; it is taken without, where running over is defined.
+  constexpr bool is_sum = std::is_same_v<Operation, Add>;
+  const auto run = [&]<class Signed>(Signed) {
+    using T = std::conditional_t<is_sum, std::make_unsigned_t<Signed>, Signed>;
+    dispatch<Plain<T>, Operation>(target, sources);
+  };
+  switch (dtype) {
+    case DType::u8:
+      return dispatch<Plain<std::uint8_t>, Operation>(target, sources);
+    case DType::u16:
+      return dispatch<Plain<std::uint16_t>, Operation>(target, sources);
+    case DType::u32:
+      return dispatch<Plain<std::uint32_t>, Operation>(target, sources);
+    case DType::u64:
+      return dispatch<Plain<std::uint64_t>, Operation>(target, sources);
+    case DType::i8:
+      return run(std::int8_t{});
+    case DType::i16:
+      return run(std::int16_t{});
+    case DType::i32:
+      return run(std::int32_t{});
+    case DType::i64:
+      return run(std::int64_t{});
+    case DType::f16:
+      return dispatch<F16, Operation>(target, sources);
+    case DType::bf16:
+      return dispatch<Bf16, Operation>(target, sources);
+    case DType::f8_e4m3fn:
+      return dispatch<E4M3, Operation>(target, sources);
+    case DType::f8_e5m2:
+      return dispatch<E5M2, Operation>(target, sources);
+    case DType::f32:
+      return dispatch<Plain<float>, Operation>(target, sources);
+    default:
+      return dispatch<Plain<double>, Operation>(target, sources);
+  }
+}
+
+}  // namespace
 
 void check_reducible(Combine combine, DType dtype) {
   if (is_packed(dtype) || dtype == DType::f8_e8m0 || dtype == DType::complex64 ||
       (combine == Combine::sum && dtype == DType::boolean))
-    throw Error(ErrorKind::unsupported, std::string("tensors of ") + std::string(to_string(dtype)) + " have no " +
-                                            (combine == Combine::max ? "max" : "sum"));
+    throw Error(ErrorKind::unsupported,
+                fmt::format("tensors of {} have no \"{}\"", to_string(dtype), combine == Combine::max ? "max" : "sum"));
 }
 
-void reduce(Combine, DType dtype, std::span<std::byte>, std::span<const std::byte* const>) {
-  throw Error(ErrorKind::unsupported, std::string("reducing ") + std::string(to_string(dtype)) + " is not there yet");
+void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  check_reducible(combine, dtype);
+  if (target.empty()) return;
+  if (sources.size() == 1) {
+    // Nothing is computed, so not even the bits of a NaN change.
+    if (sources.front() != target.data()) std::memcpy(target.data(), sources.front(), target.size());
+    return;
+  }
+  if (dtype == DType::boolean)
+    dispatch<Plain<std::uint8_t>, Or>(target, sources);
+  else if (combine == Combine::max)
+    reduce_reals<TakeMax>(dtype, target, sources);
+  else
+    reduce_reals<Add>(dtype, target, sources);
 }
+
+#undef MUSTER_INLINE
 
 }  // namespace muster::merge

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// max and sum of elements, for every dtype that has them (merge.hpp says how each is rounded).
+// max and sum of elements, for every dtype that has them. How each is rounded is in merge.hpp; beyond that:
+// - max: NaN of any source gives NaN; zeros of either sign are equal, and the first source's stays. bool: or.
+// - sum of f16, bf16 and f8_e5m2: what is too large becomes infinity, as IEEE 754 has it. f8_e4m3fn has no infinity:
+// what
+//   is rounded past 448 becomes NaN (as in PyTorch and in the OCP standard's non-saturating mode).
+// - floats narrower than 32 bits do not keep what a NaN carries, only that it is one.
 
 #include <cstddef>
 #include <span>
@@ -14,7 +19,8 @@ namespace muster::merge {
 void check_reducible(Combine combine, DType dtype);
 
 /// target[i] = sources[0][i] op sources[1][i] ... in that order; all have target.size() bytes, which hold whole
-/// elements. The target may be sources[0]'s own memory, else they must not overlap. Nothing need be aligned.
+/// elements; there is at least one. The target may be a source's own memory, else they must not overlap. Nothing need
+/// be aligned. Local, any thread. Throws as check_reducible.
 void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources);
 
 }  // namespace muster::merge
