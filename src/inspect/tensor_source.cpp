@@ -14,19 +14,20 @@
 namespace muster::inspect {
 namespace {
 
-// Small pieces are not worth a system call each.
+// What is smaller is not worth a system call: to be brought into memory at once, and to be given back.
 constexpr std::size_t least_populated = std::size_t{1} << 20;
+constexpr std::size_t least_forgotten = std::size_t{64} << 10;
 
-/// Brings bytes of a mapping into memory, and gives their pages back at its end.
+/// Bytes of a mapping, whose pages are given back at its end. `dense`: all of them are wanted.
 class Mapped {
  public:
-  Mapped(std::span<const std::byte> bytes, const std::string& file) : bytes_(bytes) {
-    if (bytes_.size() >= least_populated) os::populate_mapped(bytes_, file);
+  Mapped(std::span<const std::byte> bytes, const std::string& file, bool dense = true) : bytes_(bytes) {
+    if (dense && bytes_.size() >= least_populated) os::populate_mapped(bytes_, file);
   }
   Mapped(const Mapped&) = delete;
   Mapped& operator=(const Mapped&) = delete;
   ~Mapped() {
-    if (bytes_.size() >= least_populated) os::forget_mapped(bytes_);
+    if (bytes_.size() >= least_forgotten) os::forget_mapped(bytes_);
   }
 
  private:
@@ -55,7 +56,7 @@ class ModelSource : public TensorSource {
 }  // namespace
 
 PieceBytes::~PieceBytes() {
-  if (is_mapped_ && bytes_.size() >= least_populated) os::forget_mapped(bytes_);
+  if (is_mapped_ && bytes_.size() >= least_forgotten) os::forget_mapped(bytes_);
 }
 
 MergedSource::MergedSource(std::vector<MergedTensor> tensors, std::map<std::string, std::string> metadata)
@@ -111,7 +112,7 @@ void MergedSource::copy(const MergedTensor& tensor, const merge::Rows& rows, std
     const std::span<const std::byte> bytes = tensor.sources[source].bytes().subspan(part.from, span);
     // Rows far apart have pages between them that nobody wants.
     const bool is_dense = part.bytes * 2 >= part.from_stride;
-    const Mapped mapped(is_dense ? bytes : bytes.first(0), tensor.files[source]);
+    const Mapped mapped(bytes, tensor.files[source], is_dense);
     for (std::uint64_t row = 0; row < part.rows; ++row)
       std::memcpy(target.data() + part.to + row * part.to_stride, bytes.data() + row * part.from_stride, part.bytes);
   }
