@@ -23,7 +23,9 @@ constexpr std::string_view algorithm = "xxh3-64";
 constexpr std::uint64_t longest_file = std::uint64_t{1} << 28;
 constexpr std::size_t digits = 16;
 constexpr std::size_t piece_bytes = std::size_t{8} << 20;
-constexpr std::size_t least_populated = std::size_t{1} << 20;  // below it a system call costs more than it saves
+// What is smaller is not worth a system call: to be brought into memory at once, and to be given back.
+constexpr std::size_t least_populated = std::size_t{1} << 20;
+constexpr std::size_t least_forgotten = std::size_t{64} << 10;
 
 [[noreturn]] void refuse(const std::string& words) {
   throw Error(ErrorKind::corrupt, words);
@@ -69,10 +71,9 @@ std::uint64_t mapped_checksum(std::span<const std::byte> bytes, const std::strin
   TensorChecksum checksum;
   for (std::size_t at = 0; at < bytes.size(); at += piece_bytes) {
     const std::span<const std::byte> piece = bytes.subspan(at, std::min(piece_bytes, bytes.size() - at));
-    const bool is_large = piece.size() >= least_populated;
-    if (is_large) os::populate_mapped(piece, path);
+    if (piece.size() >= least_populated) os::populate_mapped(piece, path);
     checksum.add(piece);
-    if (is_large) os::forget_mapped(piece);
+    if (piece.size() >= least_forgotten) os::forget_mapped(piece);
     if (done) done(piece.size());
   }
   return checksum.value();

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -16,6 +17,7 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/parallel.hpp"
+#include "src/inspect/tensor_source.hpp"
 #include "src/os/file.hpp"
 
 namespace muster::inspect {
@@ -36,31 +38,17 @@ struct Piece {
   std::uint64_t offset = 0;
 };
 
-// Small tensors are not worth a system call each.
-constexpr std::size_t least_populated = std::size_t{1} << 20;
-
-ValueDifference compare_piece(const ModelDir& model_a, const ModelDir& model_b, const Pair& pair,
+ValueDifference compare_piece(const TensorSource& source_a, const TensorSource& source_b, const Pair& pair,
                               std::uint64_t offset) {
-  const Tensor a = model_a.tensor(pair.a);
-  const Tensor b = model_b.tensor(pair.b);
-  const std::size_t length = std::min<std::uint64_t>(piece_bytes, a.nbytes() - offset);
-  const std::span<const std::byte> x = a.bytes().subspan(offset, length);
-  const std::span<const std::byte> y = b.bytes().subspan(offset, length);
-  const bool is_large = length >= least_populated;
-  if (is_large) {
-    os::populate_mapped(x, model_a.file_of(pair.a).path());
-    os::populate_mapped(y, model_b.file_of(pair.b).path());
-  }
-  ValueDifference difference;
-  if (std::memcmp(x.data(), y.data(), length) != 0) difference = compare_values(a.dtype(), x, y);
-  if (is_large) {
-    os::forget_mapped(x);
-    os::forget_mapped(y);
-  }
-  return difference;
+  const TensorEntry& entry = source_a.tensors()[pair.a];
+  const std::uint64_t length = std::min(piece_bytes, entry.bytes - offset);
+  const std::unique_ptr<PieceBytes> a = source_a.read(pair.a, offset, length);
+  const std::unique_ptr<PieceBytes> b = source_b.read(pair.b, offset, length);
+  if (std::memcmp(a->bytes().data(), b->bytes().data(), length) == 0) return {};
+  return compare_values(entry.dtype, a->bytes(), b->bytes());
 }
 
-void compare_pairs(const ModelDir& a, const ModelDir& b, std::vector<Pair>& pairs) {
+void compare_pairs(const TensorSource& a, const TensorSource& b, std::vector<Pair>& pairs) {
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const std::uint64_t bytes = a.tensors()[pairs[i].a].bytes;
@@ -76,7 +64,7 @@ void compare_pairs(const ModelDir& a, const ModelDir& b, std::vector<Pair>& pair
   });
 }
 
-void diff_tensors(const ModelDir& a, const ModelDir& b, DiffReport& report) {
+void diff_tensors(const TensorSource& a, const TensorSource& b, DiffReport& report) {
   std::vector<Pair> pairs;
   pairs.reserve(a.tensors().size());
   for (std::size_t i = 0; i < a.tensors().size(); ++i) {
@@ -203,12 +191,12 @@ void diff_files(DiffReport& report) {
 
 }  // namespace
 
-DiffReport diff_models(const std::string& a, const std::string& b) {
+DiffReport diff_models(const std::string& a, const std::string& b, const std::string& plan) {
   DiffReport report{.a = a, .b = b};
-  const ModelDir left = ModelDir::open(a);
-  const ModelDir right = ModelDir::open(b);
-  diff_tensors(left, right, report);
-  report.metadata_differs = left.metadata() != right.metadata();
+  const std::unique_ptr<TensorSource> left = open_source(a, plan);
+  const std::unique_ptr<TensorSource> right = open_source(b, plan);
+  diff_tensors(*left, *right, report);
+  report.metadata_differs = left->metadata() != right->metadata();
   std::error_code error;
   if (std::filesystem::is_directory(a, error) && std::filesystem::is_directory(b, error)) diff_files(report);
   return report;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What `muster diff` says of two safetensors files or model directories.
+// What `muster diff` says of two safetensors files, model directories or directories with the shards of ranks.
 
 #include <cstdint>
 #include <string>
@@ -42,8 +42,10 @@ struct DiffReport {
 };
 
 /// Tensors by name, bit for bit, however they are spread over files; carried files where both are directories. Memory
-/// is that of a few pieces of some MiB. Throws like ModelDir::open.
-DiffReport diff_models(const std::string& a, const std::string& b);
+/// is that of a few pieces of some MiB. Shards are merged by `plan` (a name, "auto", a file) while they are read, each
+/// with its own directory's config.json. Throws like open_source; Error(rank_mismatch) where ranks that must have the
+/// same values do not.
+DiffReport diff_models(const std::string& a, const std::string& b, const std::string& plan = {});
 
 /// A line for each difference and one for the whole. Lines end with '\n'.
 std::string diff_text(const DiffReport& report);

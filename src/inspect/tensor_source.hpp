@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tensors to be looked at, wherever they come from: a model's files, or the shards of ranks, merged while they are
+// read.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/model_dir.hpp"
+#include "muster/plan.hpp"
+#include "muster/tensor.hpp"
+#include "src/merge/layout.hpp"
+#include "src/merge/rows.hpp"
+
+namespace muster::inspect {
+
+/// A piece of a tensor's bytes, there as long as this lives; pages of a mapping are given back at its end.
+class PieceBytes {
+ public:
+  /// Of a mapping.
+  explicit PieceBytes(std::span<const std::byte> mapped) : bytes_(mapped), is_mapped_(true) {}
+  /// Its own.
+  explicit PieceBytes(std::vector<std::byte> made) : made_(std::move(made)), bytes_(made_) {}
+  PieceBytes(const PieceBytes&) = delete;
+  PieceBytes& operator=(const PieceBytes&) = delete;
+  ~PieceBytes();
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  std::vector<std::byte> made_;
+  std::span<const std::byte> bytes_;
+  bool is_mapped_ = false;
+};
+
+/// Immutable; thread-safe.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  /// Name, dtype, shape and bytes of each.
+  [[nodiscard]] virtual const std::vector<TensorEntry>& tensors() const noexcept = 0;
+  [[nodiscard]] virtual std::optional<std::size_t> find(std::string_view name) const noexcept = 0;
+  /// [offset, offset + length) of a tensor's bytes, which holds whole elements. Throws Error(io) where a file has
+  /// become shorter, Error(rank_mismatch) where ranks that must have the same values do not.
+  [[nodiscard]] virtual std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
+                                                         std::uint64_t length) const = 0;
+  /// What stands in the headers beside the tensors.
+  [[nodiscard]] virtual std::map<std::string, std::string> metadata() const = 0;
+};
+
+/// A tensor of the model and where its parts are.
+struct MergedTensor {
+  std::string name;
+  merge::Layout layout;
+  std::vector<Tensor> sources;                                  ///< contiguous; those that the layout speaks of
+  std::vector<int> ranks;                                       ///< whose each of them is, for messages
+  std::vector<std::string> files;                               ///< that each of them is a mapping of
+  std::vector<std::pair<std::size_t, std::size_t>> equal = {};  ///< pairs of sources that must be bit for bit equal
+};
+
+/// Merges what is read, when it is read: memory is that of the pieces.
+class MergedSource : public TensorSource {
+ public:
+  /// Throws Error(unsupported | argument) where a layout has no bytes (merge/rows.hpp).
+  MergedSource(std::vector<MergedTensor> tensors, std::map<std::string, std::string> metadata);
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept override;
+  [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
+                                                 std::uint64_t length) const override;
+  [[nodiscard]] std::map<std::string, std::string> metadata() const override { return metadata_; }
+
+ private:
+  void copy(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset,
+            std::span<std::byte> target) const;
+  void compare(const MergedTensor& tensor, std::uint64_t offset, std::uint64_t length) const;
+
+  std::vector<MergedTensor> tensors_;
+  std::vector<merge::Rows> rows_;
+  std::vector<TensorEntry> entries_;
+  std::unordered_map<std::string_view, std::size_t> index_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// The shards of all ranks of a directory, merged by a plan. Throws as open_source.
+std::unique_ptr<TensorSource> open_shards(const std::string& directory, const std::string& plan);
+
+/// A file, a directory in HuggingFace's layout, or one with the shards of all ranks, which `plan` merges. Throws as
+/// ModelDir::open and MergePlan::load; Error(argument) where shards have no plan, or a tensor has no rule in it.
+std::unique_ptr<TensorSource> open_source(const std::string& path, const std::string& plan);
+
+/// Whether a directory has shards of ranks, and no model.
+bool is_shards_directory(const std::string& path);
+
+}  // namespace muster::inspect

@@ -1,0 +1,115 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# muster verify and muster diff as scripts meet them: statuses 0, 1 and 2, what is on which stream, JSON that parses,
+# shards against models, and checksums that survive what goes wrong while they are written.
+#   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
+set -u
+program=${MUSTER_PROGRAM:?}
+demo=${MUSTER_DEMO_MODEL:?}
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB
+work=$(mktemp -d "${TMPDIR:-/tmp}/muster-inspect-cli-XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+mkdir .log && out=$work/.log/out err=$work/.log/err
+
+# says STATUS WORDS COMMAND...: the status, and the words on standard output (0, 1) or alone on standard error (2).
+says() {
+  local wanted=$1 words=$2 status from=$out
+  shift 2
+  "$@" > "$out" 2> "$err"
+  status=$?
+  [ "$status" = "$wanted" ] || fail "status $status, not $wanted: $*: $(cat "$out" "$err")"
+  if [ "$wanted" = 2 ]; then
+    from=$err
+    [ "$(wc -l < "$err")" = 1 ] || fail "not one line: $*: $(cat "$err")"
+    [ -s "$out" ] && fail "words on standard output: $*"
+  else
+    [ -s "$err" ] && fail "words on standard error: $*: $(cat "$err")"
+  fi
+  grep -qF -- "$words" "$from" || fail "no \"$words\": $*: $(cat "$out" "$err")"
+}
+# flip FILE OFFSET: one bit.
+flip() {
+  local byte
+  byte=$(od -An -tu1 -j "$2" -N 1 "$1" | tr -d ' ')
+  printf "$(printf '\\x%02x' $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2> /dev/null
+}
+
+"$demo" model --megabytes 3 > /dev/null || fail "no demo model"
+"$program" shard model --ranks 3 --plan llama --out shards > /dev/null || fail "shard"
+"$program" shard model --ranks 4 --plan llama --out four > /dev/null || fail "shard into four"
+"$program" export shards --plan llama --out parts --max-shard-size 1MB > /dev/null || fail "export"
+
+# Verification.
+says 0 "good: " "$program" verify model
+first=$(ls model/*.safetensors | head -1)
+says 0 "good: " "$program" verify "$first"
+says 0 "good: " "$program" verify parts
+says 0 "good: " "$program" verify shards
+says 0 '"good": true' "$program" verify parts --json
+says 2 "it is not there" "$program" verify nowhere
+says 2 "no *.safetensors" "$program" verify .log
+says 2 "excludes" "$program" verify parts --json --write-checksums
+says 2 "no checkpoint" "$program" verify shards --write-checksums
+
+says 0 "checksums written" "$program" verify parts --write-checksums
+says 0 "checksums checked" "$program" verify parts
+says 0 "not checked" "$program" verify parts --headers-only
+last=$(ls parts/*.safetensors | tail -1)
+flip "$last" $(($(stat -c %s "$last") - 1000))
+says 1 "its bytes have changed" "$program" verify parts
+says 0 "not checked" "$program" verify parts --headers-only
+says 1 '"defect": "checksum"' "$program" verify parts --json
+flip "$last" $(($(stat -c %s "$last") - 1000))
+says 0 "checksums checked" "$program" verify parts
+says 0 "same" "$program" diff model parts
+
+# What fails or is killed while checksums are written leaves those that were there.
+cp parts/muster.checksums.json .log/sums
+for fault in pwrite:ENOSPC fsync:EIO rename:EIO; do
+  says 2 "muster.checksums.json" env MUSTER_FAULT=$fault:1 "$program" verify parts --write-checksums
+  cmp -s parts/muster.checksums.json .log/sums || fail "$fault changed the checksums"
+done
+[ "$(ls parts | grep -c partial)" = 0 ] || fail "left behind: $(ls parts)"
+for delay in 0.001 0.003 0.01 0.03; do
+  { timeout -s KILL $delay "$program" verify parts --write-checksums; } > /dev/null 2>&1
+  cmp -s parts/muster.checksums.json .log/sums || fail "killed after $delay: other checksums"
+  says 0 "checksums checked" "$program" verify parts
+done
+
+mv "$last" .log/last
+says 1 "$(basename "$last")\" is not there" "$program" verify parts
+head -c 100 .log/last > "$last"
+says 1 "file: " "$program" verify parts
+mv .log/last "$last"
+cp shards/rank-00001-of-00003.safetensors .log/rank
+cp shards/rank-00000-of-00003.safetensors shards/rank-00001-of-00003.safetensors
+says 1 "it says that it is rank 0 of 3" "$program" verify shards
+cp .log/rank shards/rank-00001-of-00003.safetensors
+
+# Comparison.
+says 0 "same" "$program" diff model shards --plan llama
+says 0 "same" "$program" diff shards four --plan llama
+says 0 "same" "$program" diff four parts --plan auto
+says 0 '"same": true' "$program" diff four parts --plan auto --json
+says 2 "--plan" "$program" diff model shards
+says 2 "bert, gpt-neox, llama, moe" "$program" diff model shards --plan lama
+says 2 "no rule matches" "$program" diff model shards --plan bert
+flip shards/rank-00002-of-00003.safetensors $(($(stat -c %s shards/rank-00002-of-00003.safetensors) - 100))
+"$program" diff model shards --plan llama > "$out" 2> "$err"
+case $? in
+  1) grep -q "1 of .* values differ" "$out" || fail "one value: $(cat "$out")" ;;
+  2) grep -q "must have the same" "$err" || fail "one rank's value: $(cat "$err")" ;;
+  *) fail "a changed shard is the same" ;;
+esac
+mv shards/rank-00002-of-00003.safetensors .log/
+says 2 "rank-00002-of-00003" "$program" diff model shards --plan llama
+
+# A full device behind the output is a failure, and a pipe that is closed is none of a crash.
+"$program" verify parts > /dev/full 2> "$err"
+[ $? = 2 ] || fail "a full device was no failure"
+
+[ "$failures" = 0 ] && echo "all as it should be"
+exit $((failures != 0))

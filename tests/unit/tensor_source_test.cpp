@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors merged while they are read: any window of any merge is what the whole has there.
+
+#include "src/inspect/tensor_source.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "src/inspect/diff.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::inspect;
+using test::has;
+using test::words_of;
+
+namespace {
+
+// Parts of a tensor as `parts` ranks have them.
+MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& whole, int parts) {
+  const merge::Cut cut = merge::cut(merge, {whole.dtype(), whole.shape()}, parts);
+  MergedTensor merged{name, {}, {}, {}, {}};
+  std::vector<TensorSpec> specs;
+  for (int part = 0; part < parts; ++part) {
+    Tensor shard = Tensor::allocate(cut.part.dtype, cut.part.shape);
+    std::memset(shard.mutable_data(), 0, shard.nbytes());
+    const merge::Rows rows = merge::rows_of(merge::part_of(cut, part));
+    for (const merge::Rectangle& r : merge::rectangles(rows, 0, rows.bytes()))
+      for (std::uint64_t row = 0; row < r.rows; ++row)
+        std::memcpy(shard.mutable_data() + r.to + row * r.to_stride, whole.data() + r.from + row * r.from_stride,
+                    r.bytes);
+    merged.sources.push_back(shard);
+    merged.ranks.push_back(part);
+    merged.files.emplace_back();
+    specs.push_back(cut.part);
+  }
+  std::optional<std::int64_t> true_size;
+  if (cut.padded_dim) true_size = whole.shape()[*cut.padded_dim];
+  merged.layout = merge::join(merge, specs, true_size);
+  return merged;
+}
+
+void write_model_file(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors) {
+  std::vector<TensorEntry> entries;
+  for (const auto& [name, tensor] : tensors) entries.push_back({name, tensor.dtype(), tensor.shape()});
+  SafetensorsWriter writer(path, entries, {{"format", "pt"}});
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+  writer.commit();
+}
+
+}  // namespace
+
+TEST_CASE("any window of a merged tensor is what the whole has there") {
+  std::mt19937 random(3);
+  for (int round = 0; round < 300; ++round) {
+    const auto extent = [&] { return static_cast<std::int64_t>(1 + random() % 12); };
+    const Tensor whole = test::pattern(DType::bf16, {extent(), 2 * extent(), extent()}, random());
+    const std::vector<Merge> merges = {concat(0), concat(1), concat(-1), concat_blocks(1, {1, 1}), same()};
+    const Merge& merge = merges[random() % merges.size()];
+    const int parts = static_cast<int>(1 + random() % 5);
+    std::vector<MergedTensor> tensors;
+    try {
+      tensors.push_back(cut_up("t", merge, whole, parts));
+    } catch (const Error&) {
+      continue;  // blocks whose parts cannot be cut
+    }
+    const MergedSource source(std::move(tensors), {});
+    REQUIRE(source.tensors()[0].shape == whole.shape());
+    CHECK(source.find("t") == 0);
+    CHECK_FALSE(source.find("u").has_value());
+    for (int i = 0; i < 20; ++i) {
+      const std::uint64_t begin = random() % (whole.nbytes() / 2) * 2;
+      const std::uint64_t length = random() % ((whole.nbytes() - begin) / 2 + 1) * 2;
+      const auto piece = source.read(0, begin, length);
+      REQUIRE(piece->bytes().size() == length);
+      CHECK((length == 0 || std::memcmp(piece->bytes().data(), whole.data() + begin, length) == 0));
+    }
+  }
+}
+
+TEST_CASE("the largest and the sum are made window by window") {
+  const auto make = [](std::vector<float> values) {
+    Tensor tensor = Tensor::allocate(DType::f32, {static_cast<std::int64_t>(values.size())});
+    std::memcpy(tensor.mutable_data(), values.data(), tensor.nbytes());
+    return tensor;
+  };
+  for (const bool is_max : {true, false}) {
+    MergedTensor merged{"t", {}, {make({1, 5, -3}), make({2, 4, -8})}, {0, 1}, {"", ""}};
+    merged.layout = merge::join(is_max ? max() : sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
+    std::vector<MergedTensor> tensors;
+    tensors.push_back(std::move(merged));
+    const MergedSource source(std::move(tensors), {});
+    const auto piece = source.read(0, 4, 8);
+    std::vector<float> values(2);
+    std::memcpy(values.data(), piece->bytes().data(), 8);
+    CHECK(values == (is_max ? std::vector<float>{5, -3} : std::vector<float>{9, -11}));
+  }
+}
+
+TEST_CASE("ranks that must be equal and are not are told when the place is read") {
+  const Tensor whole = test::pattern(DType::f32, {64}, 1);
+  MergedTensor merged = cut_up("t", same(), whole, 3);
+  merged.sources[2].mutable_data()[100] ^= std::byte{1};
+  MergedTensor parts = cut_up("p", concat(0), whole, 2);
+  parts.sources.push_back(Tensor::copy_of(parts.sources[1]));
+  parts.sources[2].mutable_data()[127] ^= std::byte{1};
+  parts.ranks.push_back(3);
+  parts.files.emplace_back();
+  parts.equal = {{1, 2}};
+  std::vector<MergedTensor> tensors;
+  tensors.push_back(std::move(merged));
+  tensors.push_back(std::move(parts));
+  const MergedSource source(std::move(tensors), {});
+  CHECK_NOTHROW((void)source.read(0, 0, 100));
+  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)source.read(0, 100, 8); }), "ranks 0 and 2"));
+  CHECK_NOTHROW((void)source.read(1, 0, 200));
+  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)source.read(1, 200, 56); }), "ranks 1 and 3"));
+}
+
+TEST_CASE("diff of a model and its shards, and of shards of other numbers of ranks") {
+  const test::TemporaryDirectory work;
+  const std::string model = work / "model";
+  std::filesystem::create_directory(model);
+  const auto tensors = [](std::uint64_t seed) {
+    return std::vector<std::pair<std::string, Tensor>>{
+        {"model.embed_tokens.weight", test::pattern(DType::bf16, {101, 64}, 1)},
+        {"model.layers.0.self_attn.q_proj.weight", test::pattern(DType::bf16, {64, 64}, 2)},
+        {"model.layers.0.self_attn.o_proj.weight", test::pattern(DType::bf16, {64, 4097}, seed)},
+        {"model.layers.0.mlp.up_proj.weight", test::pattern(DType::f32, {14, 3}, 4)},
+        {"model.norm.weight", test::pattern(DType::f32, {64}, 5)}};
+  };
+  write_model_file(model + "/model.safetensors", tensors(3));
+  test::write_text(model + "/config.json", R"({"model_type": "llama"})");
+  const MergePlan plan = MergePlan::load("llama");
+  for (const int ranks : {1, 3, 4}) {
+    const std::string shards = work / ("shards-" + std::to_string(ranks));
+    shard_model(model, shards, plan, ranks);
+    CHECK(is_shards_directory(shards));
+    DiffReport report = diff_models(model, shards, "auto");
+    CHECK(report.is_same());
+    CHECK(report.tensors == 5);
+    CHECK(report.files == 1);
+    CHECK_FALSE(report.metadata_differs);
+    CHECK(diff_models(shards, work / "shards-1", "llama").is_same());
+    CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model); }), "--plan"));
+    CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model, "bert"); }), "no rule matches"));
+  }
+  CHECK_FALSE(is_shards_directory(model));
+
+  const std::string other = work / "other";
+  std::filesystem::create_directory(other);
+  write_model_file(other + "/model.safetensors", tensors(7));
+  test::write_text(other + "/config.json", R"({"model_type": "llama"})");
+  const DiffReport report = diff_models(other, work / "shards-4", "auto");
+  REQUIRE(report.tensor_diffs.size() == 1);
+  CHECK(report.tensor_diffs[0].name == "model.layers.0.self_attn.o_proj.weight");
+  CHECK(report.tensor_diffs[0].values.elements > 260'000);
+  std::filesystem::remove(work / "shards-4/rank-00002-of-00004.safetensors");
+  CHECK(has(words_of(ErrorKind::not_found, [&] { diff_models(other, work / "shards-4", "auto"); }), "rank-00002"));
+}
