@@ -2,16 +2,15 @@
 // muster verify: whether a checkpoint, shards or a file are whole, and the checksums that tell it later.
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <memory>
 #include <string>
 
 #include "muster/verify.hpp"
-#include "src/inspect/printable.hpp"
 #include "src/inspect/verify_output.hpp"
 #include "tools/commands.hpp"
+#include "tools/progress_bar.hpp"
 
 namespace muster::tools {
 namespace {
@@ -23,27 +22,14 @@ struct VerifyArguments {
   bool json = false;
 };
 
-// A line on standard error that is written over, some times a second; only for people.
-ProgressCallback progress_line() {
-  if (::isatty(STDERR_FILENO) == 0) return {};
-  return [last = -1.0](const Progress& progress) mutable {
-    const bool is_end = progress.bytes == progress.total_bytes;
-    if (!is_end && progress.seconds - last < 0.2) return;
-    last = progress.seconds;
-    fmt::print(stderr, "\r\x1b[Kreading: {} of {}{}", inspect::human_bytes(progress.bytes),
-               inspect::human_bytes(progress.total_bytes), is_end ? "\r\x1b[K" : "");
-    std::fflush(stderr);
-  };
-}
-
 int verify_path(const VerifyArguments& arguments) {
   if (arguments.write_checksums) {
-    const std::uint64_t count = write_checksums(arguments.path, progress_line());
+    const std::uint64_t count = write_checksums(arguments.path, progress_bar());
     fmt::print("{} checksum{} written\n", count, count == 1 ? "" : "s");
     return 0;
   }
   const VerifyReport report =
-      verify(arguments.path, {.checksums = !arguments.headers_only, .progress = progress_line()});
+      verify(arguments.path, {.checksums = !arguments.headers_only, .progress = progress_bar()});
   const std::string text = arguments.json ? inspect::verify_json(report) : inspect::verify_text(report);
   std::fwrite(text.data(), 1, text.size(), stdout);
   return report.is_good() ? 0 : 1;

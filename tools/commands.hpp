@@ -8,6 +8,10 @@
 
 namespace muster::tools {
 
+/// What --plan is, for every command that has it.
+inline constexpr const char* plan_help =
+    "A built-in plan (llama, gpt-neox, bert, moe), auto (by config.json), or a JSON file";
+
 void add_run_command(CLI::App& app, int& status);
 void add_show_command(CLI::App& app, int& status);
 void add_diff_command(CLI::App& app, int& status);

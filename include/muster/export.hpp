@@ -4,15 +4,28 @@
 // `muster export` do, as library calls. Both give the same names, dtypes, shapes and tensor bytes back.
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"
+#include "muster/progress.hpp"
 #include "muster/sync_group.hpp"
 
 namespace muster {
 
+/// Who writes the files of an export.
+enum class Writers : std::uint8_t {
+  first,   ///< rank 0 alone: where the others do not see the output's file system
+  owners,  ///< every rank writes what it has; parts that several ranks have are shared out by size
+};
+std::string_view to_string(Writers writers) noexcept;
+
 struct ShardOptions {
   bool force = false;  ///< replace `out` where it is a directory with a model or shards
+  ProgressCallback progress = {};
 };
 
 struct ShardReport {
@@ -23,47 +36,88 @@ struct ShardReport {
 };
 
 /// Cuts the model in `model_dir` (HuggingFace's layout) by the plan, backwards, into rank-00000-of-0000N.safetensors
-/// ... and copies all files that are no weights. `out` appears whole or not at all; nothing is left behind on failure.
-/// A dimension that `ranks` does not divide is padded with zeros; its true size stands in each shard's metadata
-/// (docs/plans.md). Local. Holds some MiB, whatever the model's size.
+/// ... and copies all files that are no weights. `plan` is a built-in plan's name, "auto" or a file. `out` appears
+/// whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded with
+/// zeros; its true size stands in each shard's metadata (docs/plans.md). Local; several threads. Holds some MiB,
+/// whatever the model's size.
 ///
-/// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, ranks outside 1 to
-/// 4096; Error(not_found | corrupt | io | no_space) from reading and writing.
-ShardReport shard_model(const std::string& model_dir, const std::string& out, const MergePlan& plan, int ranks,
-                        const ShardOptions& options = {});
+/// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, a layout that the
+/// plan does not know; Error(not_found | corrupt | io | no_space) from reading and writing.
+ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
+                        const ParallelLayout& layout, const ShardOptions& options = {});
 
 /// The N of a directory with rank-00000-of-0000N.safetensors. Throws Error(not_found) where there is none or where one
 /// is missing (it is named), Error(argument) where the files are of sets of different sizes. Local.
 int count_shards(const std::string& shards_dir);
 
+/// All of these count on rank 0 alone, unless they say otherwise.
 struct ExportOptions {
   bool force = false;                            ///< as for sharding
   std::uint64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors in one file of the checkpoint
-  std::uint64_t batch_bytes = 256 << 20;  ///< of one rank that travel in one exchange; a larger tensor goes alone
+  std::uint64_t memory_budget = 256 << 20;       ///< bytes of memory of all ranks together for bytes on their way
+  Writers writers = Writers::owners;
+  std::optional<ParallelLayout> layout = {};  ///< of the shards; none: what they say, else tensor parallelism alone
+  std::optional<ParallelLayout> to = {};      ///< shards of this layout are made instead of one checkpoint
+  /// Goes on with what an earlier export of the same shards to the same `out` left, as far as that verifies; and on
+  /// failure leaves what there is for the next one. All ranks pass the same.
+  bool resume = false;
+  bool checksums = false;  ///< write muster.checksums.json beside the checkpoint, for `muster verify`
+  ProgressCallback progress = {};
 };
 
-struct ExportReport {
-  std::uint64_t tensors_in = 0;  ///< of all ranks; this and all below are filled on rank 0 alone
+/// One tensor of a rank.
+struct AccountedSource {
+  int rank = 0;
+  std::string name;
+  TensorSpec spec;
+};
+/// What becomes of the ranks' tensors of one name.
+struct AccountedTensor {
+  std::string name;      ///< in the result; empty where a rule drops it
+  std::string origin;    ///< the ranks' name, with the model's numbers of layers and experts
+  std::size_t rule = 0;  ///< of the plan, from 1 on
+  std::string action;
+  TensorSpec spec;  ///< of the result
+  std::vector<AccountedSource> sources;
+  std::string file;  ///< of the checkpoint; empty where several shards have parts of it
+};
+/// Every tensor of every rank is in `tensors` or in `dropped`, once.
+struct ExportAccount {
+  std::string plan;
+  ParallelLayout layout;             ///< of the shards
+  std::optional<ParallelLayout> to;  ///< where shards are made
+  std::vector<AccountedTensor> tensors;
+  std::vector<AccountedTensor> dropped;
+  std::uint64_t tensors_in = 0;
   std::uint64_t bytes_in = 0;
   std::uint64_t tensors_out = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t files = 0;
-  std::uint64_t exchanges = 0;  ///< of tensors
-  double gather_seconds = 0;    ///< in these exchanges
-  double seconds = 0;           ///< of everything
-  std::string explain;          ///< how the last exchange travelled
 };
 
-/// Rank r maps shard r of group.size(), rank 0 gathers, merges by the plan and writes HuggingFace's layout with the
-/// files that are no weights. `plan` is a built-in plan's name or a file, read on rank 0. All four parameters count on
-/// rank 0
-/// (`shards_dir` on every rank). `out` appears whole or not at all; nothing is left behind on failure. Rank 0 holds
-/// some batches of all ranks, not the model.
+struct ExportReport {
+  ExportAccount account;            ///< this and all below are filled on rank 0 alone
+  std::uint64_t files_resumed = 0;  ///< that were there already, and verified
+  std::uint64_t bytes_resumed = 0;
+  std::vector<std::uint64_t> bytes_written;  ///< by each rank
+  std::uint64_t windows = 0;                 ///< pieces that several ranks put together in shared memory
+  double seconds = 0;                        ///< of everything
+};
+
+/// The ranks of `group` (P) merge N shards by the plan into one checkpoint in HuggingFace's layout, or into the shards
+/// of another layout, with the files that are no weights. Rank r reads the shards r, r + P, ...; bytes go straight from
+/// a shard to the file where its reader writes them, else through windows in shared memory (Writers). No rank holds
+/// more than some windows. `plan` is a built-in plan's name, "auto" or a file, read on rank 0. All parameters count on
+/// rank 0 (`shards_dir`, `out` and `options.resume` on every rank). `out` appears whole or not at all; nothing is left
+/// behind on failure.
 ///
 /// Collective. One rank's failure is thrown on all, with its words and its rank: Error(argument | rank_mismatch |
 /// corrupt | not_found | io | no_space), after which the group is usable; Error(timeout | peer_lost) as gather.hpp has
 /// them.
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
                           SyncGroup& group, const ExportOptions& options = {});
+
+/// What export_model would do, with nothing written. Local: reads the headers of all shards. Throws as export_model.
+ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options = {});
 
 }  // namespace muster

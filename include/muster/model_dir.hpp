@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/config.hpp"
 #include "muster/safetensors.hpp"
 
 namespace muster {
@@ -58,13 +59,18 @@ struct ShardLayout {
   std::string index;  ///< text of model.safetensors.index.json; empty for a single file, which has none
 };
 
-/// Fills files in the order of `entries` up to `max_shard_size` bytes of tensors each, as HuggingFace's libraries do; a
-/// larger tensor has a file of its own. No entries make one file. Throws Error(argument) on a name twice.
+/// Fills files in the order of `entries`: as few as there can be with at most `max_shard_size` bytes of tensors each,
+/// and these as nearly equal as the order allows. A larger tensor has a file of its own. No entries make one file.
+/// Throws Error(argument) on a name twice.
 ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size);
 
+/// config.json of a model directory; none where it has none. Throws Error(corrupt) where it is no JSON object,
+/// Error(io).
+std::optional<Config> read_model_config(const std::string& directory);
+
 /// Files of a model directory that are no weights: all but *.safetensors, *.safetensors.index.json and
-/// muster.checksums.json at its top, those in folders too; without .git, .cache and what unfinished writers left. Relative, sorted. Throws Error(not_found |
-/// io).
+/// muster.checksums.json at its top, those in folders too; without .git, .cache and what unfinished writers left.
+/// Relative, sorted. Throws Error(not_found | io).
 std::vector<std::string> carried_files(const std::string& directory);
 
 /// Copies them; folders are made. Each is durable and appears whole. Throws Error(not_found | io | no_space).

@@ -18,17 +18,19 @@ struct Record {
   std::uint8_t failed = 0;
   std::uint8_t kind = 0;
   std::uint16_t length = 0;
-  std::array<char, SyncGroup::max_record - 4> words{};
+  std::int32_t origin = -1;  // -1: whoever gives the record
+  std::array<char, SyncGroup::max_record - 8> words{};
 };
 static_assert(sizeof(Record) == SyncGroup::max_record);
 
-Record record_of(const std::optional<Error>& failure) {
+Record record_of(const std::optional<Error>& failure, Origin origin) {
   Record record;
   if (failure) {
     const std::string_view words = failure->what();
     record.failed = 1;
     record.kind = static_cast<std::uint8_t>(failure->kind());
     record.length = static_cast<std::uint16_t>(std::min(words.size(), record.words.size()));
+    if (origin == Origin::named) record.origin = failure->rank().value_or(-1);
     std::copy_n(words.begin(), record.length, record.words.begin());
   }
   return record;
@@ -36,8 +38,8 @@ Record record_of(const std::optional<Error>& failure) {
 
 }  // namespace
 
-void agree(SyncGroup& group, const std::optional<Error>& failure, const char* phase) {
-  const Record mine = record_of(failure);
+void agree(SyncGroup& group, const std::optional<Error>& failure, const char* phase, Origin origin) {
+  const Record mine = record_of(failure, origin);
   std::vector<Record> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), {.phase = phase});
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -45,9 +47,10 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
     if (record.failed == 0) continue;
     if (rank == group.rank()) throw Error(*failure);
     const std::string words(record.words.data(), std::min<std::size_t>(record.length, record.words.size()));
-    const RankInfo& info = group.info(rank);
-    throw Error(static_cast<ErrorKind>(record.kind), fmt::format("rank {}: {}", rank, words),
-                {.rank = rank, .pid = info.pid, .host = info.host});
+    const bool is_named = record.origin >= 0 && record.origin < group.size();
+    const RankInfo& info = group.info(is_named ? record.origin : rank);
+    throw Error(static_cast<ErrorKind>(record.kind), is_named ? words : fmt::format("rank {}: {}", rank, words),
+                {.rank = info.rank, .pid = info.pid, .host = info.host});
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 // One rank's failure becomes every rank's, before anybody waits for bytes that will not come.
 
+#include <cstdint>
 #include <optional>
 
 #include "muster/error.hpp"
@@ -9,13 +10,19 @@
 
 namespace muster {
 
+/// Whose failure it is that a rank brings.
+enum class Origin : std::uint8_t {
+  self,   ///< its own: the others are told which rank it was
+  named,  ///< perhaps another's: the words say whose, and the details have the rank
+};
+
 /// Collective. Each rank says how it went; where one failed, all throw the failure of the lowest such rank, with its
-/// kind and words and in the details its rank, pid and host. Throws as SyncGroup::all_gather.
-void agree(SyncGroup& group, const std::optional<Error>& failure, const char* phase);
+/// kind and words and in the details the rank where it began, its pid and host. Throws as SyncGroup::all_gather.
+void agree(SyncGroup& group, const std::optional<Error>& failure, const char* phase, Origin origin = Origin::self);
 
 /// Runs `step` on this rank and agrees on how it went.
 template <class Step>
-void agree_on(SyncGroup& group, const char* phase, Step&& step) {
+void agree_on(SyncGroup& group, const char* phase, Step&& step, Origin origin = Origin::self) {
   std::optional<Error> failure;
   try {
     step();
@@ -24,7 +31,7 @@ void agree_on(SyncGroup& group, const char* phase, Step&& step) {
   } catch (const std::exception& error) {
     failure.emplace(ErrorKind::io, error.what());
   }
-  agree(group, failure, phase);
+  agree(group, failure, phase, origin);
 }
 
 }  // namespace muster

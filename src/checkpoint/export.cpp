@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// An export, step by step. All ranks go through all steps; a failure in 1, 3 or 6 is agreed on before anybody goes on.
+// An export, step by step. All ranks go through all steps; a failure in any is agreed on before anybody goes on.
 //
-// 1. Every rank maps its own shard.
-// 2. Every rank tells rank 0 what its shard has: names, dtypes, shapes, padding. No elements.
-// 3. Rank 0 reads the plan, lays out the merged tensors, puts them into files and batches, and makes OUT.partial-NONCE.
-// 4. Rank 0 sends each rank its part of the batches: which of its tensors travel when.
-// 5. A batch after the other is gathered.
-// 6. Rank 0 writes batch k while batch k + 1 is gathered, so that it holds at most two.
+// 1. Every rank maps its own shards.
+// 2. Every rank tells rank 0 what they have: names, dtypes, shapes, padding. No elements.
+// 3. Rank 0 reads the plan, works out the files and who does what (export_job.hpp, assembly_plan.hpp), and makes
+//    OUT.partial-NONCE with all files in it, each as long as it will be: a full disk is known before the work. With
+//    `resume` it looks for such a directory that was left, and verifies what is finished there (journal.hpp).
+// 4. Rank 0 tells each rank its work.
+// 5. All put the files together (assembly.hpp); rank 0 gives each its header and its name when it is complete.
+// 6. Every rank tells rank 0 the hashes of tensors that several ranks must have alike; rank 0 compares them.
 // 7. Rank 0 writes the index and the files that are no weights, and gives the directory its name.
 
 #include "muster/export.hpp"
@@ -16,25 +18,33 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <future>
-#include <numeric>
+#include <filesystem>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "muster/gather.hpp"
-#include "muster/safetensors.hpp"
+#include "muster/log.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/state.hpp"
 #include "src/checkpoint/agreement.hpp"
-#include "src/checkpoint/export_layout.hpp"
-#include "src/checkpoint/export_writer.hpp"
+#include "src/checkpoint/assembly.hpp"
+#include "src/checkpoint/export_job.hpp"
+#include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/quoted.hpp"
-#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/file.hpp"
+#include "src/os/shared_memory.hpp"
 
 namespace muster {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -44,118 +54,291 @@ class Export {
  public:
   Export(const std::string& shards_dir, const std::string& out, const std::string& plan, SyncGroup& group,
          const ExportOptions& options)
-      : shards_dir_(shards_dir), out_(out), plan_(plan), group_(group), options_(options) {
-    ranks_.resize(static_cast<std::size_t>(group.size()));
-    std::iota(ranks_.begin(), ranks_.end(), 0);
-  }
+      : shards_dir_(shards_dir), out_(out), plan_(plan), group_(group), options_(options) {}
 
   ExportReport run() {
-    const auto begin = Clock::now();
-    agree_on(group_, "export: opening the shards", [&] { open_shard(); });
-    GatheredConfigs listings = [&] {
-      const Config mine = shard_listing(*shard_, facts_.padded);
-      return get_configs_parallel(&mine, ranks_, group_);
-    }();
+    agree_on(group_, "export: opening the shards", [&] { shards_.emplace(shards_dir_, group_.rank(), group_.size()); });
+    std::vector<ShardListing> listings = gather_listings();
     agree_on(group_, "export: planning", [&] {
-      if (is_first()) plan_output(listings);
+      if (is_first()) prepare(std::move(listings));
     });
-    listings.release();
-    hand_out_schedules();
-    move_batches();
-    agree_on(group_, "export: writing", [&] {
+    hand_out_work();
+    assemble_files();
+    agree_on(group_, "export: comparing", [&] {
+      if (is_first()) own_hashes();
+    });
+    compare();
+    agree_on(group_, "export: finishing", [&] {
       if (is_first()) finish();
     });
-    report_.seconds = seconds_since(begin);
+    report_.seconds = seconds_since(begin_);
     return std::move(report_);
   }
 
  private:
   [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
 
-  void open_shard() {
-    const int count = count_shards(shards_dir_);
-    if (count != group_.size()) {
-      throw Error(ErrorKind::argument,
-                  fmt::format("{} has {} shards, but this job has {} rank{}; start it with muster run -n {}",
-                              in_quotes(shards_dir_), count, group_.size(), group_.size() == 1 ? "" : "s", count),
-                  {.path = shards_dir_});
-    }
-    const std::string path = shards_dir_ + "/" + shard_file_name(group_.rank(), count);
-    shard_.emplace(SafetensorsFile::open(path));
-    try {
-      if (auto facts = parse_shard_facts(shard_->metadata()))
-        facts_ = std::move(*facts);
-      else
-        facts_ = {group_.rank(), count, {}};
-      if (facts_.rank != group_.rank() || facts_.ranks != count) {
-        throw Error(ErrorKind::corrupt, fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up",
-                                                    facts_.rank, facts_.ranks));
-      }
-    } catch (const Error& error) {
-      throw error.with_context(fmt::format("shard {}", in_quotes(path)));
-    }
+  // Step 2.
+  std::vector<ShardListing> gather_listings() {
+    ConfigArray mine;
+    for (const ShardListing& listing : shards_->listings()) mine.push_back(to_config(listing));
+    std::vector<int> ranks;
+    for (int rank = 0; rank < group_.size(); ++rank) ranks.push_back(rank);
+    const Config value(std::move(mine));
+    const GatheredConfigs gathered = get_configs_parallel(&value, ranks, group_);
+    std::vector<ShardListing> listings;
+    for (const auto& [rank, list] : gathered.present())
+      for (const Config& listing : list.as_array()) listings.push_back(listing_from_config(listing));
+    return listings;
   }
 
-  // Rank 0.
-  void plan_output(const GatheredConfigs& gathered) {
-    const MergePlan plan = MergePlan::load(plan_);
+  // Step 3, on rank 0.
+  void prepare(std::vector<ShardListing> listings) {
     check_output(out_, options_.force);
     check_not_source(shards_dir_, out_);
-    std::vector<ShardListing> listings;
-    listings.reserve(gathered.size());
-    for (const auto& [rank, listing] : gathered.present()) listings.push_back(parse_shard_listing(rank, listing));
-    layout_.emplace(plan, std::move(listings), options_.batch_bytes);
-    report_.tensors_in = layout_->tensors_in();
-    report_.tensors_out = layout_->merged().size();
-    output_.emplace(out_, options_.force);
-    writer_.emplace(*layout_, shards_dir_, output_->partial(), options_.max_shard_size, shard_->metadata(), group_);
+    job_.emplace(plan_job(shards_dir_, plan_, std::move(listings), shards_->metadata(), options_));
+    std::vector<std::size_t> counts;
+    for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
+    sources_ = sources_by_rank(counts, group_.size());
+    const WindowShape windows = shape_windows(options_.memory_budget, group_.size(), options_.writers);
+    const AssemblyShape shape{group_.size(), options_.writers, windows.bytes};
+    std::vector<bool> is_there = open_output();
+    assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, is_there);
+    depth_ = windows.depth;
+    check_memory();
+    for (std::size_t i = 0; i < assembly_.files.size(); ++i) {
+      const FilePlan& file = assembly_.files[i];
+      FileTarget target{output_->partial() + "/" + file.name, {}};
+      target.place = os::partial_name(target.name);
+      if (!is_there[i]) {
+        os::WritableFile growing = os::WritableFile::create(target.place, target.name);
+        growing.reserve(file.bytes);
+        growing.close();
+      }
+      targets_.push_back(std::move(target));
+    }
+    is_there_ = std::move(is_there);
   }
 
-  void hand_out_schedules() {
+  // Which files of the plan are there already.
+  std::vector<bool> open_output() {
+    std::vector<bool> is_there(job_->outputs.files.size(), false);
+    std::optional<JournalContents> journal;
+    const auto is_useful = [&](const std::string& partial) {
+      journal = read_journal(partial, job_->fingerprint);
+      return journal.has_value();
+    };
+    if (options_.resume)
+      output_.emplace(out_, options_.force, is_useful);
+    else
+      output_.emplace(out_, options_.force);
+    const std::string& partial = output_->partial();
+    if (options_.resume) output_->keep_on_failure();
+    if (journal) verify_files(*journal, is_there);
+    remove_all_but(is_there);
+    begin_journal(partial, job_->fingerprint);
+    Journal lines(partial, 0);
+    for (std::size_t i = 0; i < is_there.size(); ++i) {
+      if (!is_there[i]) continue;
+      const std::string& name = job_->outputs.files[i].name;
+      lines.add_parts(name, journal->finished[name]);
+      lines.add_finished(name);
+    }
+    return is_there;
+  }
+
+  void verify_files(const JournalContents& journal, std::vector<bool>& is_there) {
+    // The plan alone, for lengths and headers.
+    const AssemblyPlan plan =
+        plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, {group_.size(), options_.writers, 8 << 20});
+    for (std::size_t i = 0; i < plan.files.size(); ++i) {
+      const FilePlan& file = plan.files[i];
+      const auto finished = journal.finished.find(file.name);
+      if (finished == journal.finished.end()) continue;
+      is_there[i] = verify_file(output_->partial() + "/" + file.name, file.header, file.bytes, finished->second);
+      group_.progress();
+      if (!is_there[i]) {
+        log(LogLevel::warning, fmt::format("{} does not verify and is written again", in_quotes(file.name)));
+        continue;
+      }
+      ++report_.files_resumed;
+      report_.bytes_resumed += file.bytes;
+    }
+  }
+
+  void remove_all_but(const std::vector<bool>& is_there) const {
+    std::vector<std::filesystem::path> others;
+    for (const auto& entry : std::filesystem::directory_iterator(output_->partial())) {
+      bool keep = false;
+      for (std::size_t i = 0; i < is_there.size() && !keep; ++i)
+        keep = is_there[i] && entry.path().filename() == job_->outputs.files[i].name;
+      if (!keep) others.push_back(entry.path());
+    }
+    for (const auto& other : others) std::filesystem::remove_all(other);
+  }
+
+  // All windows together are known here, and nobody has taken any yet.
+  void check_memory() const {
+    std::uint64_t needed = 0;
+    for (const ProcessWork& work : assembly_.processes)
+      if (work.turns != 0) needed += depth_ * assembly_.window_bytes;
+    if (needed == 0) return;
+    const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
+    if (needed > room.bytes)
+      throw Error(
+          ErrorKind::no_space,
+          fmt::format("too little shared memory for the windows of an export: needed {} bytes, available {} ({}): "
+                      "lower the memory budget, or give the job more memory",
+                      needed, room.bytes, os::to_string(room.limit)));
+  }
+
+  // Step 4.
+  void hand_out_work() {
+    const WaitOptions wait{.phase = "export: handing out the work"};
     if (!is_first()) {
-      schedule_ = decode_schedule(group_.receive(0, max_schedule_bytes, {.phase = "export: schedule"}),
-                                  shard_->tensors().size());
+      const Config facts = [&] {
+        const auto bytes = group_.receive(0, longest_message, wait);
+        return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      }();
+      partial_ = facts.at("partial").as_string();
+      assembly_.window_bytes = static_cast<std::uint64_t>(facts.at("window_bytes").as_int());
+      depth_ = static_cast<std::uint32_t>(facts.at("depth").as_int());
+      for (const Config& file : facts.at("files").as_array())
+        targets_.push_back({file.at(std::size_t{0}).as_string(), file.at(std::size_t{1}).as_string()});
+      work_ = decode_work(group_.receive(0, longest_message, wait));
       return;
     }
+    partial_ = output_->partial();
+    ConfigArray files;
+    for (const FileTarget& target : targets_) files.push_back(Config::array({target.name, target.place}));
+    const std::string facts =
+        to_json(Config::object({{"partial", partial_},
+                                {"window_bytes", static_cast<std::int64_t>(assembly_.window_bytes)},
+                                {"depth", static_cast<std::int64_t>(depth_)},
+                                {"files", std::move(files)}}));
     for (int rank = 1; rank < group_.size(); ++rank) {
-      group_.send(rank, encode_schedule(layout_->schedule(rank)), {.phase = "export: schedule"});
+      group_.send(rank, std::as_bytes(std::span(facts)), wait);
+      group_.send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait);
     }
-    schedule_ = layout_->schedule(0);
+    for (const ProcessWork& work : assembly_.processes) {
+      report_.bytes_written.push_back(work.written);
+      report_.windows += work.turns;
+    }
+    work_ = std::move(assembly_.processes.front());
   }
 
-  void move_batches() {
-    std::future<void> writing;  // waits at its end: nothing it uses goes before it
-    for (std::size_t batch = 0; batch < schedule_.size(); ++batch) {
-      ConfigArray tensors;
-      tensors.reserve(schedule_[batch].size());
-      for (const std::uint32_t index : schedule_[batch]) tensors.emplace_back(shard_->tensor(index));
-      const Config mine(std::move(tensors));
-      const auto begin = Clock::now();
-      GatheredConfigs gathered = get_configs_parallel(&mine, ranks_, group_);
-      report_.gather_seconds += seconds_since(begin);
-      ++report_.exchanges;
-      agree_on(group_, "export: writing", [&] {
-        if (writing.valid()) writing.get();
-      });
-      if (!is_first()) continue;
-      if (batch + 1 == schedule_.size()) report_.explain = gathered.explain();
-      writing = std::async(std::launch::async, [this, batch, result = std::move(gathered)]() mutable {
-        writer_->write(batch, result);
-        result.release();
-      });
+  // Step 5.
+  void assemble_files() {
+    const std::shared_ptr<SyncGroup> assembling = group_.duplicate({.phase = "export: beginning"});
+    const auto work = [&] {
+      Journal journal(partial_, group_.rank());
+      const AssemblySettings settings{
+          assembly_.window_bytes, depth_, [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
+            journal.add_parts(std::filesystem::path(targets_[file].name).filename().string(), parts);
+          }};
+      const auto finish = [&](std::uint32_t file) { finish_file(file, journal); };
+      std::function<void(std::uint64_t)> progress;
+      if (options_.progress && is_first())
+        progress = [&](std::uint64_t bytes) {
+          options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
+        };
+      const std::vector<AssemblySource> sources = shards_->sources();
+      hashes_ = assemble(*assembling, work_, sources, targets_, settings, finish, progress);
+    };
+    std::optional<Error> failure;
+    try {
+      work();
+    } catch (const Error& error) {
+      failure = named(error);
+    } catch (const std::exception& error) {
+      failure = named(Error(ErrorKind::io, error.what()));
     }
-    agree_on(group_, "export: writing", [&] {
-      if (writing.valid()) writing.get();
+    if (failure) assembling->poison(*failure);
+    agree(group_, failure, "export: writing", Origin::named);
+  }
+
+  // A failure that began here gets this rank's name; one that came from another has it already.
+  [[nodiscard]] Error named(const Error& error) const {
+    if (error.rank()) return error;
+    const RankInfo& self = group_.info(group_.rank());
+    ErrorDetails details = error.details();
+    details.rank = self.rank;
+    details.pid = self.pid;
+    details.host = self.host;
+    return {error.kind(), group_.size() == 1 ? error.what() : fmt::format("rank {}: {}", self.rank, error.what()),
+            details};
+  }
+
+  // On rank 0: the header last, because until then the file begins with zeros, which no reader takes for one.
+  void finish_file(std::uint32_t number, Journal& journal) {
+    if (is_there_[number]) return;
+    const FileTarget& target = targets_[number];
+    os::WritableFile file = os::WritableFile::open(target.place, target.name);
+    file.write_at(0, std::as_bytes(std::span(assembly_.files[number].header)));
+    file.sync();
+    file.close();
+    os::rename_to_new(target.place, target.name);
+    os::sync_directory(partial_);
+    journal.add_finished(assembly_.files[number].name);
+  }
+
+  // Step 6.
+  struct Found {
+    int rank = 0;
+    TensorHash hash;
+  };
+  void own_hashes() {
+    for (const TensorHash& hash : hashes_) found_[hash.set].push_back({0, hash});
+  }
+
+  void compare() {
+    const WaitOptions wait{.phase = "export: comparing"};
+    if (!is_first()) {
+      group_.send(0, std::as_bytes(std::span(hashes_)), wait);
+    } else {
+      for (int rank = 1; rank < group_.size(); ++rank) {
+        const auto bytes = group_.receive(rank, longest_message, wait);
+        std::vector<TensorHash> hashes(bytes.size() / sizeof(TensorHash));
+        std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(TensorHash));
+        for (const TensorHash& hash : hashes) found_[hash.set].push_back({rank, hash});
+      }
+    }
+    agree_on(group_, "export: comparing", [&] {
+      for (std::size_t set = 0; is_first() && set < job_->outputs.equal.size(); ++set) compare_set(set);
     });
   }
 
-  // Rank 0.
+  void compare_set(std::size_t set) {
+    const std::vector<SourceRef>& sources = job_->outputs.equal[set];
+    const auto hash_of = [&](const SourceRef& ref) -> const TensorHash& {
+      const RankSources& at = sources_[static_cast<std::size_t>(ref.rank)];
+      for (const Found& found : found_[static_cast<std::uint32_t>(set)])
+        if (found.rank == at.process && found.hash.tensor == at.first + ref.index) return found.hash;
+      throw Error(ErrorKind::corrupt, fmt::format("nobody has hashed the tensor {} of rank {}",
+                                                  in_quotes(job_->outputs.equal_names[set]), ref.rank));
+    };
+    const TensorHash& first = hash_of(sources.front());
+    std::string differing;
+    for (const SourceRef& ref : sources) {
+      const TensorHash& other = hash_of(ref);
+      if (other.low != first.low || other.high != first.high)
+        differing += (differing.empty() ? "" : ", ") + std::to_string(ref.rank);
+    }
+    if (differing.empty()) return;
+    throw Error(
+        ErrorKind::rank_mismatch,
+        fmt::format("tensor {}: all ranks that have it must agree, but rank {} and rank {} have other values; use "
+                    "\"first\" if rank {}'s are wanted",
+                    in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing, sources.front().rank));
+  }
+
+  // Step 7, on rank 0.
   void finish() {
-    writer_->finish();
+    remove_journal(partial_);
+    copy_carried_files(shards_dir_, partial_);
+    if (!job_->outputs.index.empty()) write_file(partial_ + "/model.safetensors.index.json", job_->outputs.index);
     output_->commit();
-    report_.bytes_in = writer_->bytes_in();
-    report_.bytes_out = writer_->bytes_out();
-    report_.files = writer_->files();
+    report_.account = std::move(job_->account);
   }
 
   const std::string& shards_dir_;
@@ -163,18 +346,28 @@ class Export {
   const std::string& plan_;
   SyncGroup& group_;
   const ExportOptions& options_;
-  std::vector<int> ranks_;
-  std::optional<SafetensorsFile> shard_;
-  ShardFacts facts_;
-  Schedule schedule_;
+  const Clock::time_point begin_ = Clock::now();
+  std::optional<ShardSet> shards_;
+  ProcessWork work_;
+  AssemblyPlan assembly_;  // of other ranks: the size of windows alone
+  std::uint32_t depth_ = 0;
+  std::string partial_;
+  std::vector<FileTarget> targets_;
+  std::vector<TensorHash> hashes_;
   ExportReport report_;
-  // Rank 0's; the writer's files go before the directory that they are in.
-  std::optional<ExportLayout> layout_;
+  // Rank 0's.
+  std::optional<ExportJob> job_;
+  std::vector<RankSources> sources_;
   std::optional<OutputDirectory> output_;
-  std::optional<ExportWriter> writer_;
+  std::vector<bool> is_there_;
+  std::map<std::uint32_t, std::vector<Found>> found_;
 };
 
 }  // namespace
+
+std::string_view to_string(Writers writers) noexcept {
+  return writers == Writers::first ? "first" : "owners";
+}
 
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
                           SyncGroup& group, const ExportOptions& options) {

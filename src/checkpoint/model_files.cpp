@@ -25,6 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int deepest_folder = 32;
+constexpr std::size_t largest_config = std::size_t{64} << 20;
 constexpr std::size_t copy_piece = std::size_t{8} << 20;
 
 [[noreturn]] void throw_unreadable(const std::string& directory, const std::error_code& error) {
@@ -71,6 +72,23 @@ void collect_carried(const std::string& directory, const std::string& below, int
   }
 }
 
+bool begins_file(std::uint64_t in_file, std::uint64_t bytes, std::uint64_t limit) {
+  return bytes > limit || in_file > limit - bytes;
+}
+
+std::size_t files_needed(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
+  std::size_t files = 1;
+  std::uint64_t in_file = 0;
+  for (const std::uint64_t bytes : sizes) {
+    if (in_file != 0 && begins_file(in_file, bytes, limit)) {
+      ++files;
+      in_file = 0;
+    }
+    in_file += bytes;
+  }
+  return files;
+}
+
 }  // namespace
 
 std::string model_shard_name(std::size_t number, std::size_t count) {
@@ -101,20 +119,32 @@ std::vector<std::string> files_in(const std::string& directory) {
 }
 
 ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size) {
-  ShardLayout layout;
+  std::vector<std::uint64_t> sizes;
   std::uint64_t total = 0;
-  std::uint64_t in_file = 0;
+  for (const TensorEntry& entry : entries) {
+    sizes.push_back(byte_size(entry.dtype, entry.shape));
+    total += sizes.back();
+  }
+  // As many files as the limit asks for; then all of them as large as the largest has to be, so that none is a rest.
+  const std::size_t count = files_needed(sizes, max_shard_size);
+  std::uint64_t low = 0;
+  std::uint64_t high = std::min(max_shard_size, total);
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    if (files_needed(sizes, middle) <= count)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  ShardLayout layout;
   layout.files.emplace_back();
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const std::uint64_t bytes = byte_size(entries[i].dtype, entries[i].shape);
-    const bool is_full = bytes > max_shard_size || in_file > max_shard_size - bytes;
-    if (is_full && !layout.files.back().tensors.empty()) {
+  for (std::size_t i = 0, in_file = 0; i < sizes.size(); ++i) {
+    if (in_file != 0 && begins_file(in_file, sizes[i], high)) {
       layout.files.emplace_back();
       in_file = 0;
     }
     layout.files.back().tensors.push_back(i);
-    in_file += bytes;
-    total += bytes;
+    in_file += sizes[i];
   }
   for (std::size_t i = 0; i < layout.files.size(); ++i)
     layout.files[i].name = model_shard_name(i + 1, layout.files.size());
@@ -137,6 +167,24 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
                          2) +
                  "\n";
   return layout;
+}
+
+std::optional<Config> read_model_config(const std::string& directory) {
+  const std::string path = join_path(directory, "config.json");
+  std::error_code error;
+  if (!fs::exists(path, error)) return std::nullopt;
+  const auto file = os::MappedFile::open(path);
+  if (file->bytes().size() > largest_config)
+    throw Error(ErrorKind::corrupt,
+                fmt::format("{} has {} bytes, too many for a config", in_quotes(path), file->bytes().size()),
+                {.path = path});
+  try {
+    Config config = parse_json({reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()});
+    if (!config.is_object()) throw Error(ErrorKind::corrupt, "it is no JSON object");
+    return config;
+  } catch (const Error& wrong) {
+    throw wrong.with_context(fmt::format("reading {}", in_quotes(path)));
+  }
 }
 
 std::vector<std::string> carried_files(const std::string& directory) {

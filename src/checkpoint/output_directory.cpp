@@ -57,16 +57,22 @@ void remove_quietly(const std::string& path) noexcept {
   if (error) log(LogLevel::warning, "cannot remove \"" + path + "\": " + error.message());
 }
 
-void remove_leftovers(const std::string& path) {
+/// Directories that nobody writes to any more, each with its lock taken.
+struct Leftover {
+  std::string path;
+  os::Fd lock;
+};
+std::vector<Leftover> leftovers_of(const std::string& path, bool young_ones_too) {
   const std::string begins = fs::path(path).filename().string() + std::string(partial_mark);
   const auto now = fs::file_time_type::clock::now();
-  std::vector<std::string> dead;
+  std::vector<Leftover> dead;
   for (const fs::directory_entry& entry : fs::directory_iterator(parent_of(path))) {
     if (!entry.path().filename().string().starts_with(begins) || !entry.is_directory()) continue;
-    if (now - entry.last_write_time() < youngest_leftover) continue;
-    if (os::try_lock(os::open_directory(entry.path().string()))) dead.push_back(entry.path().string());
+    if (!young_ones_too && now - entry.last_write_time() < youngest_leftover) continue;
+    os::Fd lock = os::open_directory(entry.path().string());
+    if (os::try_lock(lock)) dead.push_back({entry.path().string(), std::move(lock)});
   }
-  for (const std::string& leftover : dead) remove_quietly(leftover);
+  return dead;
 }
 
 }  // namespace
@@ -105,13 +111,23 @@ void check_not_source(const std::string& source, const std::string& out) {
   }
 }
 
-OutputDirectory::OutputDirectory(const std::string& path, bool force) : path_(normal(path)), force_(force) {
+OutputDirectory::OutputDirectory(const std::string& path, bool force,
+                                 const std::function<bool(const std::string&)>& is_useful)
+    : path_(normal(path)), force_(force) {
   check_output(path_, force_);
   try {
-    remove_leftovers(path_);
+    for (Leftover& leftover : leftovers_of(path_, static_cast<bool>(is_useful))) {
+      if (is_useful && partial_.empty() && is_useful(leftover.path)) {
+        partial_ = leftover.path;
+        lock_ = std::move(leftover.lock);
+      } else if (fs::file_time_type::clock::now() - fs::last_write_time(leftover.path) >= youngest_leftover) {
+        remove_quietly(leftover.path);
+      }
+    }
   } catch (const std::exception& error) {
     log(LogLevel::info, fmt::format("looking for leftovers of {}: {}", path_, error.what()));
   }
+  if (!partial_.empty()) return;
   partial_ = path_ + std::string(partial_mark) + os::random_hex(8);
   os::make_directory(partial_);
   try {
@@ -124,7 +140,7 @@ OutputDirectory::OutputDirectory(const std::string& path, bool force) : path_(no
 }
 
 OutputDirectory::~OutputDirectory() {
-  if (!partial_.empty()) remove_quietly(partial_);
+  if (!partial_.empty() && !keep_) remove_quietly(partial_);
 }
 
 void OutputDirectory::commit() {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cutting a checkpoint: one pass over the mapped model for as many shards as are open at once, each tensor's slices
-// straight from the mapping into the files.
+// Cutting a checkpoint: the same assembly as an export's, with one process that has the whole model.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <memory>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <vector>
@@ -16,112 +14,78 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/model_dir.hpp"
-#include "muster/safetensors.hpp"
-#include "src/checkpoint/merge_layout.hpp"
+#include "muster/sync_group.hpp"
+#include "src/checkpoint/assembly.hpp"
+#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/parallel.hpp"
 #include "src/checkpoint/quoted.hpp"
-#include "src/checkpoint/row_copy.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/file.hpp"
 
 namespace muster {
 namespace {
 
-constexpr int most_ranks = 4096;
-// Descriptors are few (1,024 by default): more ranks are more passes over the model.
-constexpr int open_at_once = 128;
+constexpr std::uint64_t window_bytes = 8 << 20;
 
-class Sharding {
- public:
-  Sharding(const ModelDir& model, const MergePlan& plan, int ranks) : model_(model), ranks_(ranks) {
-    std::vector<NamedSpec> tensors;
-    tensors.reserve(model.tensors().size());
-    for (const auto& entry : model.tensors()) tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-    check_rules(plan, tensors);
-    splits_.reserve(tensors.size());
-    for (const NamedSpec& tensor : tensors) {
-      const SplitTensor& split = splits_.emplace_back(split_layout(plan, tensor, ranks));
-      if (split.padded) padded_.emplace(tensor.name, std::pair(split.dim, tensor.spec.shape[split.dim]));
-      entries_.push_back({tensor.name, split.shard.dtype, split.shard.shape});
-    }
-  }
+std::vector<AssemblySource> sources_of(const ModelDir& model) {
+  std::vector<AssemblySource> sources;
+  for (std::size_t i = 0; i < model.tensors().size(); ++i)
+    sources.push_back({model.tensor(i), model.file_of(i).path()});
+  return sources;
+}
 
-  [[nodiscard]] ShardReport report() const {
-    ShardReport report{.tensors = entries_.size()};
-    for (std::size_t i = 0; i < entries_.size(); ++i) {
-      const auto& whole = model_.tensors()[i];
-      report.bytes += byte_size(whole.dtype, whole.shape);
-      report.bytes_written += byte_size(entries_[i].dtype, entries_[i].shape) * static_cast<std::uint64_t>(ranks_);
-    }
-    return report;
-  }
-
-  void write(const std::string& directory) {
-    for (int begin = 0; begin < ranks_; begin += open_at_once) {
-      write_ranks(directory, begin, std::min(begin + open_at_once, ranks_));
-    }
-  }
-
- private:
-  void write_ranks(const std::string& directory, int begin, int end) {
-    std::vector<std::unique_ptr<SafetensorsWriter>> writers;
-    for (int rank = begin; rank < end; ++rank) {
-      Metadata metadata = model_.metadata();
-      metadata[std::string(shard_metadata_key)] = shard_facts_text({rank, ranks_, padded_});
-      writers.push_back(std::make_unique<SafetensorsWriter>(directory + "/" + shard_file_name(rank, ranks_), entries_,
-                                                            std::move(metadata)));
-    }
-    std::vector<std::vector<std::byte>> buffers(copy_workers());
-    parallel_for(splits_.size(), buffers.size(), [&](std::size_t index, std::size_t worker) {
-      buffers[worker].resize(row_buffer_bytes);
-      write_tensor(index, begin, writers, buffers[worker]);
-    });
-    for (const auto& writer : writers) writer->commit();
-  }
-
-  void write_tensor(std::size_t index, int first_rank, std::span<const std::unique_ptr<SafetensorsWriter>> writers,
-                    std::span<std::byte> buffer) const {
-    const Tensor tensor = model_.tensor(index);
-    const std::string& name = entries_[index].name;
-    try {
-      for (std::size_t i = 0; i < writers.size(); ++i) {
-        const RowCopy rows = split_rows(splits_[index], {tensor.dtype(), tensor.shape()}, tensor.data(),
-                                        first_rank + static_cast<int>(i));
-        copy_rows(rows, buffer, [&](std::uint64_t offset, std::span<const std::byte> bytes) {
-          writers[i]->write(name, offset, bytes);
-        });
-      }
-    } catch (const Error& error) {
-      throw error.with_context(fmt::format("cutting the tensor {}", in_quotes(name)));
-    }
-  }
-
-  const ModelDir& model_;
-  int ranks_;
-  std::vector<SplitTensor> splits_;
-  std::vector<TensorEntry> entries_;
-  PaddedSizes padded_;
-};
+void write_file_of_plan(const FilePlan& plan, const FileTarget& target) {
+  os::WritableFile file = os::WritableFile::open(target.place, target.name);
+  file.write_at(0, std::as_bytes(std::span(plan.header)));
+  file.sync();
+  file.close();
+  os::rename_to_new(target.place, target.name);
+}
 
 }  // namespace
 
-ShardReport shard_model(const std::string& model_dir, const std::string& out, const MergePlan& plan, int ranks,
-                        const ShardOptions& options) {
+ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan_name,
+                        const ParallelLayout& layout, const ShardOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  if (ranks < 1 || ranks > most_ranks) {
-    throw Error(ErrorKind::argument,
-                fmt::format("a model can be cut for 1 to {} ranks, not for {}", most_ranks, ranks));
-  }
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   check_output(out, options.force);
   check_not_source(model_dir, out);
   const ModelDir model = ModelDir::open(model_dir);
-  Sharding sharding(model, plan, ranks);
+  const std::optional<Config> config = read_model_config(model_dir);
+  const MergePlan plan = MergePlan::load(plan_name, config ? &*config : nullptr);
+  ShardReport report;
+  std::vector<NamedSpec> tensors;
+  for (const TensorEntry& entry : model.tensors()) {
+    tensors.push_back({entry.name, {entry.dtype, entry.shape}});
+    ++report.tensors;
+    report.bytes += entry.bytes;
+  }
+  const Arrangement arrangement = arrange_model(plan, tensors);
+  const ExportOutputs outputs = shard_outputs(arrangement, plan, layout, model.metadata());
+  const std::vector<RankSources> ranks(1);
+  const AssemblyPlan assembly = plan_assembly(outputs.files, outputs.equal, ranks, {1, Writers::owners, window_bytes});
+  report.bytes_written = assembly.bytes;
+
   OutputDirectory output(out, options.force);
-  sharding.write(output.partial());
+  std::vector<FileTarget> targets;
+  for (const FilePlan& file : assembly.files) {
+    const std::string name = output.partial() + "/" + file.name;
+    const FileTarget& target = targets.emplace_back(FileTarget{name, os::partial_name(name)});
+    os::WritableFile growing = os::WritableFile::create(target.place, target.name);
+    growing.reserve(file.bytes);
+    growing.close();
+  }
+  std::function<void(std::uint64_t)> progress;
+  if (options.progress)
+    progress = [&](std::uint64_t bytes) { options.progress({bytes, assembly.bytes, seconds()}); };
+  const std::vector<AssemblySource> sources = sources_of(model);
+  assemble(*single_group(), assembly.processes.front(), sources, targets, {window_bytes},
+           [&](std::uint32_t file) { write_file_of_plan(assembly.files[file], targets[file]); }, progress);
   copy_carried_files(model_dir, output.partial());
   output.commit();
-  ShardReport report = sharding.report();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  report.seconds = seconds();
   return report;
 }
 

@@ -62,8 +62,10 @@ std::string shard_facts_text(const ShardFacts& facts) {
   for (const auto& [name, place] : facts.padded) {
     padded[name] = Config::array({static_cast<std::int64_t>(place.first), place.second});
   }
-  return to_json(
-      Config::object({{"version", 1}, {"rank", facts.rank}, {"ranks", facts.ranks}, {"padded", std::move(padded)}}));
+  Config text = Config::object({{"version", 1}, {"rank", facts.rank}, {"ranks", facts.ranks}});
+  if (facts.layout) text["layout"] = to_string(*facts.layout);
+  text["padded"] = std::move(padded);
+  return to_json(text);
 }
 
 std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
@@ -80,7 +82,13 @@ std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
     throw Error(ErrorKind::version,
                 fmt::format("its metadata \"{}\" has a version that this program does not know", shard_metadata_key));
   }
-  ShardFacts read{small_integer(facts, "rank"), small_integer(facts, "ranks"), {}};
+  ShardFacts read{small_integer(facts, "rank"), small_integer(facts, "ranks"), {}, {}};
+  if (const Config* layout = facts.as_object().find("layout")) {
+    if (!layout->is_string()) refuse("has a \"layout\" that is no text");
+    read.layout = ParallelLayout::parse(layout->as_string());
+    if (read.layout->ranks() != read.ranks)
+      refuse(fmt::format("has the layout {}, which is not for {} ranks", in_quotes(layout->as_string()), read.ranks));
+  }
   const Config* padded = facts.as_object().find("padded");
   if (padded == nullptr || !padded->is_object()) refuse("has no object \"padded\"");
   for (const auto& [name, place] : padded->as_object()) {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/checkpoint/merge_layout.hpp"
+#include "src/checkpoint/arrangement.hpp"
 
 namespace muster {
 
@@ -25,13 +25,15 @@ std::optional<ShardName> parse_shard_file_name(std::string_view name);
 /// The metadata of a safetensors file.
 using Metadata = std::map<std::string, std::string>;
 
-/// The key of a shard's facts: JSON text, {"version": 1, "rank": 2, "ranks": 4, "padded": {NAME: [DIM, SIZE]}}.
+/// The key of a shard's facts: JSON text, {"version": 1, "rank": 2, "ranks": 4, "layout": "tp=2,pp=2,ep=1", "padded":
+/// {NAME: [DIM, SIZE]}}.
 inline constexpr std::string_view shard_metadata_key = "muster.shard";
 
 struct ShardFacts {
   int rank = 0;
   int ranks = 0;
   PaddedSizes padded;
+  std::optional<ParallelLayout> layout = {};  ///< none: it does not say
 };
 std::string shard_facts_text(const ShardFacts& facts);
 /// Empty where the metadata has none (a shard that other hands made). Throws Error(corrupt | version).

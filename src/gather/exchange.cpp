@@ -11,6 +11,7 @@
 
 #include "muster/log.hpp"
 #include "src/core/descriptor.hpp"
+#include "src/gather/merge_record.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::gather {
@@ -69,6 +70,10 @@ std::string kind_text(const Config& value) {
   return fmt::format("{} {}", to_string(view.dtype()), muster::to_string(view.shape()));
 }
 
+TensorSpec spec_of(const Config& value) {
+  return {value.as_tensor().dtype(), value.as_tensor().shape()};
+}
+
 /// Runs local work whose failure must reach the other ranks instead of leaving the call.
 template <class Work>
 std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
@@ -111,8 +116,9 @@ Config copied(const Config& value) {
 class Run {
  public:
   Run(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
-      const GatherOptions& options)
+      const GatherOptions& options, const Merge* merge)
       : ranks_(ranks), group_(group), options_(options) {
+    call_.merge = merge;
     call_.operation = operation;
     call_.value = value;
     call_.group = &group;
@@ -143,8 +149,9 @@ class Run {
     });
     std::uint64_t in_list = 0;
     for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
-    const std::uint64_t moved = call_.is_sender() ? record_.moving_bytes : 0;
-    phases.end(call_.is_sender() ? "copy" : "receive", moved, moved == 0 ? 0 : 1);
+    const bool is_merge = call_.operation == Operation::merge;
+    const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes : 0;
+    phases.end(is_merge ? "merge" : call_.is_sender() ? "copy" : "receive", moved, moved == 0 ? 0 : 1);
     close(records, trouble);
     phases.end("round 2");
     report.payload_bytes = in_list;
@@ -153,7 +160,7 @@ class Run {
       transfer_->commit();
       if (call_.is_first()) {
         outcome.entries = transfer_->deliver();
-        if (call_.value != nullptr) outcome.entries.front() = own_value();
+        if (call_.value != nullptr && !is_merge) outcome.entries.front() = own_value();
       }
       state_->obligations = transfer_->obligations();
       report.pool_bytes = transfer_->pool_bytes();
@@ -181,8 +188,9 @@ class Run {
     record_.has_value = call_.value != nullptr;
     record_.forced = forced_route(options_);
     record_.routes = usable_routes(call_);
-    if (call_.operation == Operation::tensors) {
-      const std::string kind = kind_text(*call_.value);
+    if (call_.operation != Operation::configs) {
+      const std::string kind =
+          call_.merge == nullptr ? kind_text(*call_.value) : merge_kind(*call_.merge, spec_of(*call_.value));
       record_.kind_hash = XXH3_64bits(kind.data(), kind.size());
     }
     // Its own tree does not travel, but what is wrong with it is wrong on every rank alike.
@@ -214,7 +222,10 @@ class Run {
   [[nodiscard]] std::string self_text(const Objection& objection) const {
     using Reason = Objection::Reason;
     if (objection.reason == Reason::lists) return list_text(ranks_);
-    if (objection.reason == Reason::kinds && call_.value != nullptr) return kind_text(*call_.value);
+    if (call_.value == nullptr) return {};
+    if (objection.reason == Reason::kinds)
+      return call_.merge == nullptr ? kind_text(*call_.value) : merge_text(*call_.merge, spec_of(*call_.value));
+    if (objection.reason == Reason::contents) return content_text(record_);
     return {};
   }
 
@@ -257,10 +268,10 @@ class Run {
 }  // namespace
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
-                 const GatherOptions& options) {
+                 const GatherOptions& options, const Merge* merge) {
   const SyncGroup::Use use(group);
   try {
-    Outcome outcome = Run(operation, value, ranks, group, options)();
+    Outcome outcome = Run(operation, value, ranks, group, options, merge)();
     if (log_enabled(LogLevel::debug)) {
       const ExchangeReport& report = outcome.state->report;
       log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),

@@ -10,7 +10,7 @@
 //  3. Move: the route carries bytes from the senders to the first rank of each list. A failure becomes the status of
 //  round 2.
 //  4. Round 2, where bytes of any list moved: as round 1. From here on the result counts.
-//  5. The first rank puts its own value among the entries.
+//  5. The first rank puts its own value among the entries (of a merge: what came of all values is the first entry).
 // A wait that fails (deadline, lost peer, cancellation) poisons the group and ends the exchange at once.
 
 #include <memory>
@@ -40,9 +40,9 @@ struct Outcome {
   std::shared_ptr<detail::ExchangeState> state;
 };
 
-/// Collective. `value` may be null on ranks that have none.
+/// Collective. `value` may be null on ranks that have none; `merge` belongs to Operation::merge.
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
-                 const GatherOptions& options);
+                 const GatherOptions& options, const Merge* merge = nullptr);
 
 }  // namespace gather
 }  // namespace muster

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The route of lists with one rank: its own value is the result, and nothing travels.
 
+#include "src/gather/merge_transfer.hpp"
 #include "src/gather/route.hpp"
 
 namespace muster::gather {
@@ -21,7 +22,10 @@ class LocalRoute final : public RouteDriver {
   [[nodiscard]] Route route() const noexcept override { return Route::local; }
   [[nodiscard]] bool is_usable(const Call& call) const override { return call.list.size() == 1; }
   [[nodiscard]] std::string reason() const override { return "the list has one rank"; }
-  std::unique_ptr<Transfer> begin(const Call&) const override { return std::make_unique<LocalTransfer>(); }
+  std::unique_ptr<Transfer> begin(const Call& call) const override {
+    if (call.operation == Operation::merge) return make_unmoved_merge(call);
+    return std::make_unique<LocalTransfer>();
+  }
   std::uint64_t trim(SyncGroup&) const override { return 0; }
   void clean_up(SyncGroup&) const noexcept override {}
 };

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "src/base/fixed_text.hpp"
+#include "src/gather/merge_record.hpp"
 
 namespace muster::gather {
 namespace {
@@ -91,7 +92,15 @@ std::vector<int> ranks_where(std::size_t count, const auto& condition) {
 }  // namespace
 
 const char* to_string(Operation operation) noexcept {
-  return operation == Operation::configs ? "get_configs_parallel" : "get_tensors_parallel";
+  switch (operation) {
+    case Operation::configs:
+      return "get_configs_parallel";
+    case Operation::tensors:
+      return "get_tensors_parallel";
+    case Operation::merge:
+      return "merge_tensor_parallel";
+  }
+  return "an unknown call";
 }
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept {
@@ -112,18 +121,18 @@ std::optional<Objection> object(std::span<const Record> records) {
                        ranks_where(records.size(), [&](std::size_t rank) { return records[rank].list_length != 0; })};
     if (differs(members, records, &Record::operation)) return Objection{Reason::operations, members};
     if (differs(members, records, &Record::kind_hash)) return Objection{Reason::kinds, members};
+    if (auto others = differing_contents(members, records); !others.empty())
+      return Objection{Reason::contents, std::move(others)};
     if (differs(members, records, &Record::forced)) return Objection{Reason::routes, members};
   }
   std::uint64_t needed = 0;
   std::uint64_t available = UINT64_MAX;
-  for (const Record& record : records) {
-    if (record.fresh_bytes == 0) continue;
-    needed += record.fresh_bytes;
-    available = std::min(available, record.available_bytes);
+  const auto takes_memory = [&](std::size_t rank) { return fresh_bytes_of(static_cast<int>(rank), records) != 0; };
+  for (const int rank : ranks_where(records.size(), takes_memory)) {
+    needed += fresh_bytes_of(rank, records);
+    available = std::min(available, records[static_cast<std::size_t>(rank)].available_bytes);
   }
-  if (needed > available)
-    return Objection{Reason::memory,
-                     ranks_where(records.size(), [&](std::size_t rank) { return records[rank].fresh_bytes != 0; })};
+  if (needed > available) return Objection{Reason::memory, ranks_where(records.size(), takes_memory)};
   return std::nullopt;
 }
 
@@ -153,9 +162,17 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
     }
     case Reason::kinds:
       return Error(ErrorKind::rank_mismatch,
-                   "get_tensors_parallel: the tensors of a list must have one dtype and shape: " +
+                   (records[static_cast<std::size_t>(first)].operation == Operation::merge
+                        ? "the ranks of a list must ask for one merge, of tensors that fit together: "
+                        : "get_tensors_parallel: the tensors of a list must have one dtype and shape: ") +
                        each_rank(objection.ranks, words),
                    nobody);
+    case Reason::contents:
+      return Error(ErrorKind::rank_mismatch,
+                   "\"same\" wants every rank's tensor equal, bit for bit, to that of the list's first rank; these are "
+                   "not: " +
+                       each_rank(objection.ranks, words),
+                   details_of(first, nullptr, group));
     case Reason::routes:
       return Error(ErrorKind::rank_mismatch,
                    "the ranks of one list force different routes (GatherOptions::route, MUSTER_ROUTE)", nobody);
@@ -164,7 +181,7 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
       const Record* tightest = nullptr;
       for (const int rank : objection.ranks) {
         const Record& record = records[static_cast<std::size_t>(rank)];
-        needed += record.fresh_bytes;
+        needed += fresh_bytes_of(rank, records);
         if (tightest == nullptr || record.available_bytes < tightest->available_bytes) tightest = &record;
       }
       const auto holder = std::ranges::max_element(records, {}, &Record::held);

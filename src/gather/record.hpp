@@ -17,7 +17,7 @@
 
 namespace muster::gather {
 
-enum class Operation : std::uint8_t { configs = 1, tensors = 2 };
+enum class Operation : std::uint8_t { configs = 1, tensors = 2, merge = 3 };
 const char* to_string(Operation operation) noexcept;
 
 inline constexpr std::uint32_t record_version = 1;
@@ -37,17 +37,18 @@ struct Record {
   std::uint64_t moving_bytes = 0;   // of these, bytes that the route has to move
   std::uint64_t descriptor_bytes = 0;
   std::uint64_t descriptor_hash = 0;
-  std::uint64_t kind_hash = 0;        // tensors: hash of dtype and shape
+  std::uint64_t kind_hash = 0;        // tensors: hash of dtype and shape; merges: of the merge as well
   std::uint64_t fresh_bytes = 0;      // memory that this rank will take
   std::uint64_t available_bytes = 0;  // as far as this rank knows, where it takes any
   std::uint32_t held = 0;             // results that the first rank holds of this one
   os::MemoryLimit limit = os::MemoryLimit::machine;
   bool has_value = false;
   bool new_segment = false;
-  std::uint8_t reserved = 0;
+  std::uint8_t merge = 0;        // which kind: 1 + Merge::index()
   std::uint64_t segment_id = 0;  // 0: a new one
   std::uint32_t use = 0;
   std::uint32_t reserved_too = 0;
+  std::array<std::uint64_t, 3> facts{};  // what an operation adds: for merges merge_record.hpp
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
 static_assert(std::is_trivially_copyable_v<Record>);
@@ -70,7 +71,7 @@ std::uint64_t hash_list(std::span<const int> ranks) noexcept;
 
 /// Why an exchange cannot go on; empty words are filled from the ranks' own.
 struct Objection {
-  enum class Reason : std::uint8_t { failed_ranks, versions, lists, operations, kinds, routes, memory };
+  enum class Reason : std::uint8_t { failed_ranks, versions, lists, operations, kinds, contents, routes, memory };
   Reason reason = Reason::failed_ranks;
   std::vector<int> ranks;  // those it is about
 };

@@ -11,6 +11,7 @@
 
 #include "muster/config.hpp"
 #include "muster/gather.hpp"
+#include "muster/merge.hpp"
 #include "muster/sync_group.hpp"
 #include "src/gather/record.hpp"
 
@@ -20,6 +21,7 @@ namespace muster::gather {
 struct Call {
   Operation operation = Operation::configs;
   const Config* value = nullptr;  ///< null: none
+  const Merge* merge = nullptr;   ///< of Operation::merge, whose value is one tensor
   std::vector<int> list;          ///< empty: in no list
   std::uint32_t position = no_position;
   SyncGroup* group = nullptr;
@@ -55,7 +57,8 @@ class Transfer {
   virtual void move(std::span<const Record> records, ExchangeReport& report) = 0;
   /// After the last round, when every rank is well: from here on what was moved counts.
   virtual void commit() noexcept = 0;
-  /// On the first rank: the entries of the other members, by position; its own place stays empty.
+  /// On the first rank: the entries of the other members, by position; its own place stays empty (a merge's result is
+  /// there).
   virtual std::vector<std::optional<Config>> deliver() = 0;
   /// On a sender: what the first rank now holds.
   virtual std::vector<std::unique_ptr<Obligation>> obligations() = 0;

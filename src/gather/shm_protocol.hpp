@@ -25,11 +25,13 @@ namespace muster::gather {
 /// What the route keeps with a group.
 struct ShmState {
   shm::SenderPool pool;
-  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by sender and segment
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by owner and segment
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and segment
 };
 
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
+/// Unmaps what its owner has dropped and nobody holds: the mapping is the last that keeps it.
+void forget_retired(ShmState& state);
 
 struct MessageHeader {
   std::uint64_t exchange = 0;

@@ -16,10 +16,7 @@ namespace muster::gather {
 using core::Place;
 
 ShmReceiving::ShmReceiving(const Call& call, ShmState& state) : call_(call), state_(state), entries_(call.list.size()) {
-  // What its owner has dropped and nobody holds: the mapping is the last that keeps it.
-  std::erase_if(state_.remotes, [](const auto& item) {
-    return item.second.use_count() == 1 && item.second->header().retired.load(std::memory_order_acquire) != 0;
-  });
+  forget_retired(state_);
 }
 
 void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/gather/merge_transfer.hpp"
 #include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/gather/shm_receiving.hpp"
@@ -14,6 +15,12 @@ namespace muster::gather {
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group) {
   static const char key = 0;
   return std::static_pointer_cast<ShmState>(group.extension(&key, [] { return std::make_shared<ShmState>(); }));
+}
+
+void forget_retired(ShmState& state) {
+  std::erase_if(state.remotes, [](const auto& item) {
+    return item.second.use_count() == 1 && item.second->header().retired.load(std::memory_order_acquire) != 0;
+  });
 }
 
 namespace {
@@ -59,7 +66,10 @@ class ShmRoute final : public RouteDriver {
            std::ranges::all_of(call.list, [&](int rank) { return call.group->shares_memory(rank); });
   }
   [[nodiscard]] std::string reason() const override { return "all ranks of the list share memory"; }
-  std::unique_ptr<Transfer> begin(const Call& call) const override { return std::make_unique<ShmTransfer>(call); }
+  std::unique_ptr<Transfer> begin(const Call& call) const override {
+    if (call.operation == Operation::merge) return make_shm_merge(call);
+    return std::make_unique<ShmTransfer>(call);
+  }
   std::uint64_t trim(SyncGroup& group) const override { return shm_state_of(group)->pool.trim(); }
   void clean_up(SyncGroup& group) const noexcept override {
     const auto state = shm_state_of(group);

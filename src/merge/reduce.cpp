@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "muster/error.hpp"
@@ -40,7 +41,7 @@ struct Bf16 {
   MUSTER_INLINE static Stored narrow(Value value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const std::uint32_t nan = (bits >> 16) | 0x40;
+    const std::uint32_t nan = ((bits >> 16) & 0x8000) | 0x7fc0;
     return static_cast<Stored>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
   }
 };
@@ -94,6 +95,10 @@ using E4M3 = Small<std::uint8_t, 4, 3, true>;
 
 struct TakeMax {
   template <class T>
+  MUSTER_INLINE static T finish(T value) {
+    return value;
+  }
+  template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     if constexpr (std::is_floating_point_v<T>) {
       // A NaN that is there stays, one that comes is taken.
@@ -106,6 +111,14 @@ struct TakeMax {
 };
 
 struct Add {
+  /// Which of two NaN a sum gives depends on the order that the compiler chose: one for all.
+  template <class T>
+  MUSTER_INLINE static T finish(T value) {
+    if constexpr (std::is_floating_point_v<T>)
+      return value != value ? std::numeric_limits<T>::quiet_NaN() : value;
+    else
+      return value;
+  }
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     return static_cast<T>(so_far + next);
@@ -113,6 +126,10 @@ struct Add {
 };
 
 struct Or {
+  template <class T>
+  MUSTER_INLINE static T finish(T value) {
+    return value;
+  }
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     return static_cast<T>(so_far | next);
@@ -134,7 +151,7 @@ MUSTER_INLINE void reduce_block(std::byte* target, std::span<const std::byte* co
   for (const std::byte* source : sources.subspan(1))
     for (std::size_t i = 0; i < count; ++i) values[i] = Operation::combine(values[i], load<Element>(source, begin + i));
   for (std::size_t i = 0; i < count; ++i) {
-    const typename Element::Stored stored = Element::narrow(values[i]);
+    const typename Element::Stored stored = Element::narrow(Operation::finish(values[i]));
     std::memcpy(target + (begin + i) * sizeof stored, &stored, sizeof stored);
   }
 }

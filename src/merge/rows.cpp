@@ -2,6 +2,7 @@
 #include "src/merge/rows.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "muster/error.hpp"
 
@@ -65,6 +66,37 @@ Rows rows_of(const Layout& layout) {
   }
   if (rows.row_bytes == 0) rows.count = 0;
   return rows;
+}
+
+std::vector<Rectangle> rectangles_of(const Rows& rows, int source, std::uint64_t begin, std::uint64_t end) {
+  std::vector<Rectangle> all;
+  for (const Run& run : rows.runs) {
+    if (run.source != source) continue;
+    // Of `count` rows from `row` on the bytes [from, to) of the run.
+    const auto add = [&](std::uint64_t row, std::uint64_t count, std::uint64_t from, std::uint64_t to) {
+      if (count != 0 && from < to)
+        all.push_back({source, run.begin + row * run.stride + from - begin, run.stride,
+                       row * rows.row_bytes + run.at + from, rows.row_bytes, to - from, count});
+    };
+    // The first row that ends after `at`, and what of it lies before.
+    const auto position = [&](std::uint64_t at) {
+      const std::uint64_t past = at > run.begin ? at - run.begin : 0;
+      const std::uint64_t row = std::min(past / run.stride, rows.count);
+      const std::uint64_t into = row == rows.count ? 0 : std::min(past - row * run.stride, run.bytes);
+      return into == run.bytes ? std::pair(row + 1, std::uint64_t{0}) : std::pair(row, into);
+    };
+    const auto [first, into_first] = position(begin);
+    const auto [last, into_last] = position(end);
+    if (first == last) {
+      add(first, first == rows.count ? 0 : 1, into_first, into_last);
+      continue;
+    }
+    if (into_first != 0) add(first, 1, into_first, run.bytes);
+    const std::uint64_t whole = into_first == 0 ? first : first + 1;
+    add(whole, last - whole, 0, run.bytes);
+    if (into_last != 0) add(last, 1, 0, into_last);
+  }
+  return all;
 }
 
 std::vector<Rectangle> rectangles(const Rows& rows, std::uint64_t begin, std::uint64_t end) {

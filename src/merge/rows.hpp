@@ -44,6 +44,10 @@ struct Rectangle {
   friend bool operator==(const Rectangle&, const Rectangle&) = default;
 };
 
+/// Where the bytes [begin, end) of one source go, in as few rectangles as can be; `from` is counted from `begin`, `to`
+/// from the target's.
+std::vector<Rectangle> rectangles_of(const Rows& rows, int source, std::uint64_t begin, std::uint64_t end);
+
 /// What of the runs lies in the window [begin, end) of the target, in as few rectangles as can be.
 std::vector<Rectangle> rectangles(const Rows& rows, std::uint64_t begin, std::uint64_t end);
 

@@ -114,27 +114,84 @@ void forget_mapped(std::span<const std::byte> part) noexcept {
   if (length != 0) ::madvise(const_cast<std::byte*>(part.data()) + before, length, MADV_DONTNEED);
 }
 
-OutputFile::OutputFile(const std::string& path)
-    : path_(path), partial_(path + std::string(partial_mark) + random_hex(nonce_bytes)) {
-  if (!is_faulty("create", path_)) fd_ = Fd(::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!fd_) {
-    const int error = errno;
-    partial_.clear();
-    throw errno_error("creating", error, path_);
+WritableFile WritableFile::create(const std::string& place, std::string name) {
+  Fd fd;
+  if (!is_faulty("create", name)) fd = Fd(::open(place.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!fd) throw errno_error("creating", errno, name);
+  return {std::move(name), std::move(fd)};
+}
+
+WritableFile WritableFile::open(const std::string& place, std::string name) {
+  Fd fd;
+  if (!is_faulty("open-for-writing", name)) fd = Fd(::open(place.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd) throw errno_error("opening for writing", errno, name);
+  return {std::move(name), std::move(fd)};
+}
+
+void WritableFile::reserve(std::uint64_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) throw_full(name_, bytes, EFBIG);
+  const auto length = static_cast<off_t>(bytes);
+  int result = -1;
+  do {
+    result = is_faulty("fallocate", name_) ? -1 : ::fallocate(fd_.get(), 0, 0, length);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) throw_full(name_, bytes, errno);
+  // This file system reserves nothing; the length alone keeps writers from moving the end back and forth.
+  if (is_faulty("ftruncate", name_) || ::ftruncate(fd_.get(), length) != 0)
+    throw errno_error("setting the length of", errno, name_);
+}
+
+void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    std::size_t piece = std::min(bytes.size(), largest_write);
+    const int injected = fault("pwrite", name_);
+    if (injected == short_write) piece = (piece + 1) / 2;
+    ssize_t written = -1;
+    if (injected > 0)
+      errno = injected;
+    else
+      written = ::pwrite(fd_.get(), bytes.data(), piece, static_cast<off_t>(offset));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), errno, name_);
+    }
+    // A regular file takes at least a byte or says why not.
+    if (written == 0) throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), EIO, name_);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
   }
 }
 
+void WritableFile::start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept {
+  ::sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
+void WritableFile::sync() {
+  if (is_faulty("fsync", name_) || ::fsync(fd_.get()) != 0) throw errno_error("writing to the disk", errno, name_);
+}
+
+void WritableFile::close() {
+  // The descriptor is gone whatever it returns.
+  const bool injected = is_faulty("close", name_);
+  const int error = injected ? errno : 0;
+  const int result = ::close(fd_.release());
+  if (injected) errno = error;
+  if ((result != 0 || injected) && errno != EINTR) throw errno_error("closing", errno, name_);
+}
+
+OutputFile::OutputFile(const std::string& path)
+    : partial_(partial_name(path)), file_(WritableFile::create(partial_, path)) {}
+
 OutputFile::OutputFile(OutputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      partial_(std::exchange(other.partial_, std::string())),
-      fd_(std::move(other.fd_)) {}
+    : partial_(std::exchange(other.partial_, std::string())), file_(std::move(other.file_)) {}
 
 OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
   if (this != &other) {
     discard();
-    path_ = std::move(other.path_);
     partial_ = std::exchange(other.partial_, std::string());
-    fd_ = std::move(other.fd_);
+    file_ = std::move(other.file_);
   }
   return *this;
 }
@@ -144,59 +201,21 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::discard() noexcept {
-  fd_.reset();
   if (!partial_.empty()) ::unlink(partial_.c_str());
   partial_.clear();
 }
 
-void OutputFile::reserve(std::uint64_t bytes) {
-  if (bytes == 0) return;
-  if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) throw_full(path_, bytes, EFBIG);
-  const auto length = static_cast<off_t>(bytes);
-  int result = -1;
-  do {
-    result = is_faulty("fallocate", path_) ? -1 : ::fallocate(fd_.get(), 0, 0, length);
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) throw_full(path_, bytes, errno);
-  // This file system reserves nothing; the length alone keeps writers from moving the end back and forth.
-  if (is_faulty("ftruncate", path_) || ::ftruncate(fd_.get(), length) != 0)
-    throw errno_error("setting the length of", errno, path_);
-}
-
-void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    std::size_t piece = std::min(bytes.size(), largest_write);
-    const int injected = fault("pwrite", path_);
-    if (injected == short_write) piece = (piece + 1) / 2;
-    ssize_t written = -1;
-    if (injected > 0)
-      errno = injected;
-    else
-      written = ::pwrite(fd_.get(), bytes.data(), piece, static_cast<off_t>(offset));
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), errno, path_);
-    }
-    // A regular file takes at least a byte or says why not.
-    if (written == 0) throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), EIO, path_);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-    offset += static_cast<std::uint64_t>(written);
-  }
-}
-
 void OutputFile::commit() {
-  if (is_faulty("fsync", path_) || ::fsync(fd_.get()) != 0) throw errno_error("writing to the disk", errno, path_);
-  // close() is where network file systems say that a write failed. The descriptor is gone whatever it returns.
-  const bool injected = is_faulty("close", path_);
-  const int error = injected ? errno : 0;
-  const int result = ::close(fd_.release());
-  if (injected) errno = error;
-  if ((result != 0 || injected) && errno != EINTR) throw errno_error("closing", errno, path_);
-  if (is_faulty("rename", path_) || ::rename(partial_.c_str(), path_.c_str()) != 0)
-    throw errno_error("renaming the finished file to", errno, path_);
+  file_.sync();
+  file_.close();
+  if (is_faulty("rename", path()) || ::rename(partial_.c_str(), path().c_str()) != 0)
+    throw errno_error("renaming the finished file to", errno, path());
   partial_.clear();
-  sync_directory_of(path_);
+  sync_directory_of(path());
+}
+
+std::string partial_name(const std::string& path) {
+  return path + std::string(partial_mark) + random_hex(nonce_bytes);
 }
 
 bool is_partial_name(const std::string& name) noexcept {

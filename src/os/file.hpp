@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "src/os/fd.hpp"
 
@@ -38,6 +39,32 @@ void populate_mapped(std::span<const std::byte> part, const std::string& path);
 /// This part of a file's mapping has been read and will not be again soon: its pages need not stay in this process.
 void forget_mapped(std::span<const std::byte> part) noexcept;
 
+/// A file open for writing at offsets, by several processes at once, too. Moves, and closes without a word.
+class WritableFile {
+ public:
+  /// Creates `place`, which must not be there. `name` is what messages (and injected faults) call the file.
+  static WritableFile create(const std::string& place, std::string name);
+  /// Opens what another process created.
+  static WritableFile open(const std::string& place, std::string name);
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// Takes the space now, where the file system can: a full disk is known before the work. Sets the length.
+  void reserve(std::uint64_t bytes);
+  /// All of `bytes`. From several threads at once, too.
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  /// Lets the disk begin with what was written there. A hint.
+  void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept;
+  /// What this process wrote is on the disk.
+  void sync();
+  /// Reports what close() reports: where network file systems say that a write failed.
+  void close();
+
+ private:
+  WritableFile(std::string name, Fd fd) : name_(std::move(name)), fd_(std::move(fd)) {}
+  std::string name_;
+  Fd fd_;
+};
+
 /// 1. PATH.partial-NONCE is created beside PATH (nobody else's: exclusively) and written at offsets.
 /// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory.
 /// 3. Without commit() the destructor removes what 1 made.
@@ -48,20 +75,20 @@ class OutputFile {
   OutputFile& operator=(OutputFile&& other) noexcept;
   ~OutputFile();
 
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// Takes the space now, where the file system can: a full disk is known before the work. Sets the length.
-  void reserve(std::uint64_t bytes);
-  /// All of `bytes`. From several threads at once, too.
-  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  [[nodiscard]] const std::string& path() const noexcept { return file_.name(); }
+  void reserve(std::uint64_t bytes) { file_.reserve(bytes); }
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes) { file_.write_at(offset, bytes); }
+  void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept { file_.start_writeback(offset, bytes); }
   void commit();
 
  private:
   void discard() noexcept;
-  std::string path_;
   std::string partial_;  ///< empty when there is nothing to remove
-  Fd fd_;
+  WritableFile file_;
 };
 
+/// The name that a file has while it grows, other for every call.
+std::string partial_name(const std::string& path);
 /// Whether a file name is what a writer that was killed left behind (step 1).
 bool is_partial_name(const std::string& name) noexcept;
 

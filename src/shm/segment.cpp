@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/shm/segment.hpp"
 
+#include <algorithm>
+
 #include "muster/error.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/process.hpp"
@@ -14,7 +16,22 @@ std::uint64_t fresh_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+constexpr std::uint64_t block_bytes = 1 << 20;
+
 }  // namespace
+
+void PopulatedBlocks::ensure(const os::Mapping& mapping, std::uint64_t data_offset, std::uint64_t begin,
+                             std::uint64_t end) {
+  if (begin >= end) return;
+  const std::uint64_t last = (end + block_bytes - 1) / block_bytes;
+  if (blocks_.size() < last) blocks_.resize(last);
+  for (std::uint64_t block = begin / block_bytes; block < last; ++block) {
+    if (blocks_[block]) continue;
+    const std::uint64_t at = data_offset + block * block_bytes;
+    if (at < mapping.size()) mapping.populate(os::Access::read_write, at, std::min(block_bytes, mapping.size() - at));
+    blocks_[block] = true;
+  }
+}
 
 OwnedSegment::OwnedSegment(std::uint64_t capacity, os::Backing backing)
     : memory_(os::create_shared_memory(header_bytes + capacity, backing)),
@@ -34,12 +51,12 @@ bool OwnedSegment::is_owner_process() const noexcept {
   return os::process_id() == owner_pid_;
 }
 
-RemoteSegment::RemoteSegment(const os::Fd& memory) : owner_pid_(os::process_id()) {
+RemoteSegment::RemoteSegment(const os::Fd& memory, os::Access access) : owner_pid_(os::process_id()) {
   const std::uint64_t bytes = os::shared_memory_size(memory);
   if (bytes <= header_bytes)
     throw Error(ErrorKind::corrupt, "another rank's shared memory is too small to be a segment");
   words_ = os::Mapping(memory, os::Access::read_write, 0, header_bytes);
-  data_ = os::Mapping(memory, os::Access::read_only, header_bytes, bytes - header_bytes);
+  data_ = os::Mapping(memory, access, header_bytes, bytes - header_bytes);
   id_ = header().id;
   if (header().magic != segment_magic) throw Error(ErrorKind::corrupt, "another rank's shared memory is no segment");
 }

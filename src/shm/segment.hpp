@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "src/os/shared_memory.hpp"
 
@@ -27,6 +28,19 @@ struct SegmentHeader {
 };
 static_assert(sizeof(SegmentHeader) <= header_bytes);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// Which parts of a segment this process has put into its page table: memory is taken and mapped a block at a time,
+/// just before it is written, which costs a fraction of faulting it in page by page.
+class PopulatedBlocks {
+ public:
+  /// Makes [begin, end) of the data of `mapping` present; `data_offset` is where the data begins there.
+  void ensure(const os::Mapping& mapping, std::uint64_t data_offset, std::uint64_t begin, std::uint64_t end);
+  /// The memory was given back: nothing is present any more.
+  void forget() noexcept { blocks_.clear(); }
+
+ private:
+  std::vector<bool> blocks_;
+};
 
 /// A segment that this process made: its own mapping covers header and data.
 class OwnedSegment {
@@ -56,15 +70,19 @@ class OwnedSegment {
   bool give_back_ = true;
 };
 
-/// Another rank's segment, mapped: data to read, the header's words to write.
+/// Another rank's segment, mapped: data to read (or, where its owner lets others write into it, to write), the header's
+/// words to write.
 class RemoteSegment {
  public:
   /// Throws Error(corrupt) where it is no segment, Error(no_space) where it cannot be mapped.
-  explicit RemoteSegment(const os::Fd& memory);
+  explicit RemoteSegment(const os::Fd& memory, os::Access access = os::Access::read_only);
 
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return data_.size(); }
   [[nodiscard]] const std::byte* data() const noexcept { return data_.data(); }
+  /// The data's mapping; to write where the segment was mapped so.
+  [[nodiscard]] const os::Mapping& mapping() const noexcept { return data_; }
+  [[nodiscard]] PopulatedBlocks& populated() noexcept { return blocks_; }
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(words_.data()); }
   [[nodiscard]] bool is_owner_process() const noexcept;
 
@@ -78,6 +96,7 @@ class RemoteSegment {
   std::uint64_t id_ = 0;
   std::uint64_t written_ = 0;
   std::uint64_t populated_ = 0;
+  PopulatedBlocks blocks_;
   std::int64_t owner_pid_;
 };
 

@@ -36,6 +36,21 @@ void Slot::give_back() noexcept {
   os::punch_hole(segment_.memory(), header_bytes, segment_.capacity());
   backed_ = ready_ = 0;
   reserved_ = false;
+  populated_.forget();
+}
+
+void Slot::take(std::uint64_t bytes) {
+  if (must_reserve_ && !reserved_) {
+    os::reserve(segment_.memory(), header_bytes, segment_.capacity());
+    reserved_ = true;
+  }
+  backed_ = std::max(backed_, bytes);
+}
+
+OwnSlotLease::~OwnSlotLease() {
+  if (!armed_ || !slot_->segment().is_owner_process()) return;
+  // Whoever waits for room asks at its next exchange: nobody sleeps on this word.
+  slot_->segment().header().released.store(use_, std::memory_order_release);
 }
 
 SlotWriter::SlotWriter(Slot& slot, std::function<void()> progress) : slot_(slot), progress_(std::move(progress)) {
@@ -112,32 +127,44 @@ void SlotWriter::finish() {
   slot_.backed_ = std::max(slot_.backed_, end_);
 }
 
-SenderPool::Lane& SenderPool::lane(int first) {
+SenderPool::Lane& SenderPool::lane(LaneId id) {
   for (Lane& lane : lanes_)
-    if (lane.first == first) return lane;
-  return lanes_.emplace_back(Lane{first, {}});
+    if (lane.id == id) return lane;
+  return lanes_.emplace_back(Lane{id, {}});
 }
 
-SlotPlan SenderPool::plan(int first, std::uint64_t bytes, const Limits& limits, os::Backing backing) {
-  Lane& lane = this->lane(first);
+std::shared_ptr<Slot> SenderPool::candidate(LaneId id, std::uint64_t bytes) const {
+  const auto lane = std::ranges::find(lanes_, id, &Lane::id);
+  if (lane == lanes_.end()) return nullptr;
+  // Most recent first: its memory is the warmest.
+  const auto slot = std::find_if(lane->slots.rbegin(), lane->slots.rend(), [&](const auto& each) {
+    return each->is_free() && each->segment().capacity() >= bytes;
+  });
+  return slot == lane->slots.rend() ? nullptr : *slot;
+}
+
+std::uint32_t SenderPool::held(LaneId id) const noexcept {
+  const auto lane = std::ranges::find(lanes_, id, &Lane::id);
+  if (lane == lanes_.end()) return 0;
+  return static_cast<std::uint32_t>(
+      std::ranges::count_if(lane->slots, [](const auto& slot) { return !slot->is_free(); }));
+}
+
+SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits, os::Backing backing) {
+  Lane& lane = this->lane(id);
   SlotPlan plan;
-  plan.held =
-      static_cast<std::uint32_t>(std::ranges::count_if(lane.slots, [](const auto& slot) { return !slot->is_free(); }));
+  plan.held = held(id);
   // Extra segments go when they come back.
   for (auto slot = lane.slots.begin();
        slot != lane.slots.end() && lane.slots.size() > static_cast<std::size_t>(limits.pipeline_depth);)
     slot = (*slot)->is_free() ? lane.slots.erase(slot) : slot + 1;
-  // Most recent first: its memory is the warmest.
-  for (auto slot = lane.slots.rbegin(); slot != lane.slots.rend(); ++slot) {
-    if (!(*slot)->is_free()) continue;
-    if ((*slot)->segment().capacity() >= bytes) {
-      plan.slot = *slot;
-      break;
-    }
-    if (!plan.replaces) plan.replaces = *slot;
+  plan.slot = candidate(id, bytes);
+  if (!plan.slot) {
+    const auto too_small =
+        std::find_if(lane.slots.rbegin(), lane.slots.rend(), [](const auto& slot) { return slot->is_free(); });
+    if (too_small != lane.slots.rend()) plan.replaces = *too_small;
   }
   if (plan.slot) {
-    plan.replaces = nullptr;
     plan.fresh_bytes = bytes - std::min(bytes, plan.slot->backed());
   } else {
     plan.capacity = capacity_for(bytes, backing);
@@ -165,14 +192,14 @@ SlotPlan SenderPool::plan(int first, std::uint64_t bytes, const Limits& limits, 
                     ? fmt::format("rank {} holds {} results of this rank ({} bytes), and {} more bytes would exceed "
                                   "the memory budget of {}: "
                                   "release one, or raise memory_budget",
-                                  first, plan.held, pool, plan.fresh_bytes, limits.memory_budget)
+                                  id.first, plan.held, pool, plan.fresh_bytes, limits.memory_budget)
                     : fmt::format("needed {} bytes of shared memory, the memory budget is {}: raise memory_budget",
                                   pool + plan.fresh_bytes, limits.memory_budget));
   return plan;
 }
 
-std::shared_ptr<Slot> SenderPool::carry_out(int first, SlotPlan plan, os::Backing backing) {
-  Lane& lane = this->lane(first);
+std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan, os::Backing backing) {
+  Lane& lane = this->lane(id);
   std::shared_ptr<Slot> slot = plan.slot;
   if (slot) {
     std::erase(lane.slots, slot);
@@ -185,8 +212,8 @@ std::shared_ptr<Slot> SenderPool::carry_out(int first, SlotPlan plan, os::Backin
   return slot;
 }
 
-void SenderPool::discard(int first, const std::shared_ptr<Slot>& slot) noexcept {
-  if (slot->published() == 0) std::erase(lane(first).slots, slot);
+void SenderPool::discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept {
+  if (slot->published() == 0) std::erase(lane(id).slots, slot);
 }
 
 std::uint64_t SenderPool::bytes() const noexcept {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Slots: a sender's segments for one first rank. A slot is written only when the first rank has given its last use
-// back.
+// Slots: a rank's segments for one purpose: what it sends to one first rank, or what is merged on it by the ranks of
+// one list. A slot is written only when its last use has been given back.
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "muster/sync_group.hpp"
@@ -34,6 +35,15 @@ class Slot {
   /// The number of the next use; publish() makes it count, once every rank knows that it is whole.
   [[nodiscard]] std::uint32_t next_use() const noexcept { return published_ + 1; }
   void publish() noexcept { ++published_; }
+  /// Several ranks are about to write the first `bytes`: their memory counts as taken. Where a full mount could refuse
+  /// it, it is reserved. Throws Error(no_space).
+  void take(std::uint64_t bytes);
+  /// Whether `bytes` can be written without another word: their memory is taken.
+  [[nodiscard]] bool is_taken(std::uint64_t bytes) const noexcept {
+    return reserved_ == must_reserve_ && backed_ >= bytes;
+  }
+  /// Of this process, where it writes beside others.
+  [[nodiscard]] PopulatedBlocks& populated() noexcept { return populated_; }
   /// Gives the memory of a free slot back; it stays mapped and is taken anew when written.
   void give_back() noexcept;
   /// The first rank is dead: nobody will give this slot back.
@@ -45,8 +55,27 @@ class Slot {
   std::uint32_t published_ = 0;
   std::uint64_t backed_ = 0;  // written before, so memory is there
   std::uint64_t ready_ = 0;   // and in this process's page table
-  bool must_reserve_;         // memory that a full mount could refuse when it is touched
+  PopulatedBlocks populated_;
+  bool must_reserve_;  // memory that a full mount could refuse when it is touched
   bool reserved_;
+};
+
+/// The owner's own right to look at one use of its slot, which it keeps. Its end gives the slot back: noexcept, any
+/// thread, nothing in a forked child.
+class OwnSlotLease {
+ public:
+  /// Of the next use, which the owner is about to publish.
+  explicit OwnSlotLease(std::shared_ptr<const Slot> slot) : slot_(std::move(slot)), use_(slot_->next_use()) {}
+  ~OwnSlotLease();
+  OwnSlotLease(const OwnSlotLease&) = delete;
+  OwnSlotLease& operator=(const OwnSlotLease&) = delete;
+  /// From now on the end of the lease counts: the use has been published.
+  void arm() noexcept { armed_ = true; }
+
+ private:
+  std::shared_ptr<const Slot> slot_;
+  std::uint32_t use_;
+  bool armed_ = false;
 };
 
 /// Writes one use of a slot, front to back. Memory that is there already is written through the mapping with streaming
@@ -71,6 +100,16 @@ class SlotWriter {
   std::uint64_t end_ = 0;
 };
 
+/// Whom slots are for: the rank that gives them back, and the hash of the list that merges into them (0: they are
+/// sent).
+struct LaneId {
+  LaneId(int first_rank, std::uint64_t list_hash = 0)  // NOLINT(google-explicit-constructor): senders have no list
+      : first(first_rank), list(list_hash) {}
+  int first;
+  std::uint64_t list;
+  friend bool operator==(const LaneId&, const LaneId&) = default;
+};
+
 /// What a sender will use in an exchange.
 struct SlotPlan {
   std::shared_ptr<Slot> slot;  ///< null: make one of `capacity`
@@ -80,7 +119,8 @@ struct SlotPlan {
   std::shared_ptr<Slot> replaces;  ///< a free slot that is too small and goes when the new one is there
 };
 
-/// The slots of one rank, for all first ranks it has sent to. Used by the thread that uses the group.
+/// The slots of one rank, for all first ranks it has sent to and all lists that merged on it. Used by the thread that
+/// uses the group.
 class SenderPool {
  public:
   struct Limits {
@@ -91,11 +131,15 @@ class SenderPool {
 
   /// Chooses a slot for `bytes` to `first`; nothing is allocated yet. Throws Error(no_space) where `first` holds so
   /// much that the budget does not allow another segment.
-  SlotPlan plan(int first, std::uint64_t bytes, const Limits& limits, os::Backing backing);
+  SlotPlan plan(LaneId id, std::uint64_t bytes, const Limits& limits, os::Backing backing);
+  /// The slot that plan() would choose.
+  [[nodiscard]] std::shared_ptr<Slot> candidate(LaneId id, std::uint64_t bytes) const;
+  /// Slots that are not free.
+  [[nodiscard]] std::uint32_t held(LaneId id) const noexcept;
   /// Makes the plan's new slot, where it has one. Throws Error(no_space).
-  std::shared_ptr<Slot> carry_out(int first, SlotPlan plan, os::Backing backing);
-  /// The exchange failed: a slot that was made for it goes, because the first rank may not have it.
-  void discard(int first, const std::shared_ptr<Slot>& slot) noexcept;
+  std::shared_ptr<Slot> carry_out(LaneId id, SlotPlan plan, os::Backing backing);
+  /// The exchange failed: a slot that was made for it goes, because the others may not have it.
+  void discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept;
   /// Data bytes of memory held.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
   /// Gives all free memory back; returns the bytes.
@@ -105,10 +149,10 @@ class SenderPool {
 
  private:
   struct Lane {
-    int first = 0;
+    LaneId id;
     std::vector<std::shared_ptr<Slot>> slots;  // the most recently used last
   };
-  Lane& lane(int first);
+  Lane& lane(LaneId id);
   std::vector<Lane> lanes_;
 };
 

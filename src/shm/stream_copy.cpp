@@ -14,6 +14,8 @@ namespace {
 
 // Below this the bytes are likely read again while they are still in a cache.
 constexpr std::size_t streaming_from = 256 * 1024;
+// Rows below this are mostly beginnings and ends of cache lines.
+constexpr std::size_t row_streaming_from = 256;
 
 #if defined(__x86_64__)
 
@@ -59,22 +61,41 @@ StreamLines best_stream_lines() {
   return stream_lines_sse2;
 }
 
+StreamLines stream_lines() {
+  static const StreamLines best = best_stream_lines();
+  return best;
+}
+
+void stream(StreamLines lines_of, std::byte* target, const std::byte* source, std::size_t bytes) {
+  const std::size_t head = (line - reinterpret_cast<std::uintptr_t>(target) % line) % line;
+  if (head != 0) std::memcpy(target, source, head);
+  const std::size_t lines = (bytes - head) / line;
+  lines_of(target + head, source + head, lines);
+  const std::size_t done = head + lines * line;
+  if (done != bytes) std::memcpy(target + done, source + done, bytes - done);
+}
+
 #endif
 
 }  // namespace
 
-void stream_copy(std::byte* target, const std::byte* source, std::size_t bytes) noexcept {
+void stream_rows(std::byte* target, std::uint64_t target_stride, const std::byte* source, std::uint64_t source_stride,
+                 std::uint64_t bytes, std::uint64_t rows) noexcept {
+  if (bytes == target_stride && bytes == source_stride) return stream_copy(target, source, bytes * rows);
+  if (bytes == 0) return;
 #if defined(__x86_64__)
-  if (bytes >= streaming_from) {
-    static const StreamLines stream_lines = best_stream_lines();
-    const std::size_t head = (line - reinterpret_cast<std::uintptr_t>(target) % line) % line;
-    std::memcpy(target, source, head);
-    const std::size_t lines = (bytes - head) / line;
-    stream_lines(target + head, source + head, lines);
-    const std::size_t done = head + lines * line;
-    std::memcpy(target + done, source + done, bytes - done);
+  if (bytes >= row_streaming_from && bytes * rows >= streaming_from) {
+    const StreamLines lines_of = stream_lines();
+    for (; rows != 0; --rows, target += target_stride, source += source_stride) stream(lines_of, target, source, bytes);
     return;
   }
+#endif
+  for (; rows != 0; --rows, target += target_stride, source += source_stride) std::memcpy(target, source, bytes);
+}
+
+void stream_copy(std::byte* target, const std::byte* source, std::size_t bytes) noexcept {
+#if defined(__x86_64__)
+  if (bytes >= streaming_from) return stream(stream_lines(), target, source, bytes);
 #endif
   if (bytes != 0) std::memcpy(target, source, bytes);
 }

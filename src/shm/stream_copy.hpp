@@ -3,6 +3,7 @@
 // The copy into shared memory that another process will read.
 
 #include <cstddef>
+#include <cstdint>
 
 namespace muster::shm {
 
@@ -10,7 +11,12 @@ namespace muster::shm {
 /// data out of the caches. They are visible to other processes after publish_fence(). The blocks must not overlap.
 void stream_copy(std::byte* target, const std::byte* source, std::size_t bytes) noexcept;
 
-/// Orders every stream_copy of this thread before the stores that follow.
+/// Copies `rows` times `bytes`, the rows that many bytes apart on either side; likewise by non-temporal stores where
+/// there is much and the rows are not short.
+void stream_rows(std::byte* target, std::uint64_t target_stride, const std::byte* source, std::uint64_t source_stride,
+                 std::uint64_t bytes, std::uint64_t rows) noexcept;
+
+/// Orders every stream_copy and stream_rows of this thread before the stores that follow.
 void publish_fence() noexcept;
 
 }  // namespace muster::shm

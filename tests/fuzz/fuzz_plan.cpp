@@ -7,14 +7,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
-#include "src/checkpoint/merge_layout.hpp"
-#include "src/checkpoint/row_copy.hpp"
+#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/placement.hpp"
 
 namespace {
 
@@ -50,13 +51,18 @@ void resolve(const MergePlan& plan, std::string_view name) {
   }
 }
 
-void lay_out(const MergePlan& plan, const NamedSpec& tensor, int ranks) {
-  const SplitTensor split = split_layout(plan, tensor, ranks);
-  const std::vector<std::vector<NamedSpec>> listings(static_cast<std::size_t>(ranks), {{tensor.name, split.shard}});
-  PaddedSizes padded;
-  if (split.padded) padded[tensor.name] = {split.dim, tensor.spec.shape[split.dim]};
-  const MergedTensor merged = merge_layout(plan, listings, padded).at(0);
-  if (merged.whole.shape != tensor.spec.shape) std::abort();
+// Cut for a layout and arranged again, a tensor is the same.
+void lay_out(const MergePlan& plan, const NamedSpec& tensor, const ParallelLayout& layout) {
+  const std::vector<WholeTensor> wholes = wholes_of(plan, std::span(&tensor, 1));
+  const Placement placement = place(plan, layout, wholes);
+  std::vector<RankTensors> ranks;
+  for (std::size_t rank = 0; rank < placement.ranks.size(); ++rank) {
+    RankTensors& mine = ranks.emplace_back(RankTensors{{}, placement.padded[rank]});
+    for (const PlacedTensor& placed : placement.ranks[rank])
+      mine.tensors.push_back({placed.name, placement.cuts[placed.whole].part});
+  }
+  const Arrangement arrangement = arrange(plan, layout, ranks);
+  if (arrangement.tensors.size() != 1 || arrangement.tensors[0].layout.target.shape != tensor.spec.shape) std::abort();
 }
 
 }  // namespace
@@ -69,10 +75,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (plan.find(name) == nullptr) continue;
       (void)MergePlan::renamed(*plan.find(name), name);
       resolve(plan, name);
-      for (const int ranks : {1, 3}) {
+      for (const ParallelLayout& layout : {ParallelLayout{1, 1, 1}, ParallelLayout{3, 1, 1}, ParallelLayout{2, 2, 2}}) {
         try {
-          lay_out(plan, {std::string(name), {DType::bf16, {5, 4}}}, ranks);
-          lay_out(plan, {std::string(name), {DType::u4, {7}}}, ranks);
+          lay_out(plan, {std::string(name), {DType::bf16, {5, 4}}}, layout);
+          lay_out(plan, {std::string(name), {DType::u4, {7}}}, layout);
         } catch (const Error&) {
           continue;  // a dimension that is not there, a rule without a way back
         }

@@ -42,17 +42,18 @@ refused "--force" "$program" shard model --ranks 4 --plan llama --out shards
 refused "--force" "$program" export shards --plan llama --out alone
 refused "--force" "$program" run -n 4 -- "$program" export shards --plan llama --out alone
 refused "read from" "$program" export shards --plan llama --out shards --force
-refused "bert, gpt-neox, llama, moe" "$program" shard model --ranks 4 --plan lama --out new
-refused "bert, gpt-neox, llama, moe" "$program" export shards --plan lama --out new
+refused "built-in plans" "$program" shard model --ranks 4 --plan lama --out new
+refused "built-in plans" "$program" export shards --plan lama --out new
 refused "no rule matches" "$program" shard model --ranks 4 --plan bert --out new
 refused "no rule matches" "$program" export shards --plan bert --out new
 refused "no rule matches" "$program" run -n 4 -- "$program" export shards --plan bert --out new
-refused "muster run -n 4" "$program" run -n 3 -- "$program" export shards --plan llama --out new
+"$program" run -n 3 -- "$program" export shards --plan llama --out three > /dev/null || fail "3 ranks for 4 shards"
+"$program" diff model three > /dev/null || fail "three differs"
 refused "no shards" "$program" export model --plan llama --out new
 refused "nowhere" "$program" shard nowhere --ranks 4 --plan llama --out new
 refused "nowhere" "$program" export nowhere --plan llama --out new
 refused "make it first" "$program" export shards --plan llama --out no/new
-refused "ranks" "$program" shard model --ranks 0 --plan llama --out new
+refused "the layout" "$program" shard model --ranks 0 --plan llama --out new
 
 printf '{"muster_plan": 1,\n "rules": [}' > broken.json
 refused "line 2" "$program" export shards --plan broken.json --out new

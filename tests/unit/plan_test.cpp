@@ -9,7 +9,6 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/merge_layout.hpp"
 
 using namespace muster;
 
@@ -41,10 +40,6 @@ std::string parse_error(std::string_view json) {
 
 MergePlan plan_of(const std::string& rules) {
   return MergePlan::parse(R"({"muster_plan": 1, "rules": [)" + rules + "]}", "p.json");
-}
-
-NamedSpec spec(std::string name, Shape shape, DType dtype = DType::f32) {
-  return {std::move(name), {dtype, std::move(shape)}};
 }
 
 }  // namespace
@@ -198,73 +193,4 @@ TEST_CASE("the built-in plans know the names of their models") {
   concat(bert, "cls.predictions.bias", 0);
   same(bert, "cls.predictions.transform.LayerNorm.weight");
   same(bert, "cls.seq_relationship.weight");
-}
-
-TEST_CASE("tensors without a rule are listed, at most ten of them") {
-  const MergePlan plan = plan_of(R"({"match": "a", "action": "same"})");
-  const std::vector<std::vector<NamedSpec>> ranks(2, {spec("a", {1}), spec("b", {1}), spec("c\n", {1})});
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks); }), R"(the tensors "b", "c\x0a"; add one)"));
-  std::vector<NamedSpec> many;
-  for (int i = 0; i < 14; ++i) many.push_back(spec("x" + std::to_string(i), {1}));
-  CHECK(has(words_of(ErrorKind::argument, [&] { check_rules(plan, many); }), "and 4 more"));
-}
-
-TEST_CASE("two sources for one name are refused") {
-  const MergePlan plan = plan_of(R"({"match": "*", "action": "same"})");
-  const std::vector<std::vector<NamedSpec>> ranks = {{spec("a", {1})}, {spec("a", {1}), spec("a", {1})}};
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks); }), "rank 1 has two sources"));
-}
-
-TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
-  const MergePlan plan = plan_of(
-      R"({"match": "s*", "action": "same"}, {"match": "c*", "action": "concat", "dim": -1}, {"match": "d", "action": "concat", "dim": 2}, {"match": "f", "action": "first"})");
-  const auto merge = [&](NamedSpec a, NamedSpec b) {
-    return merge_layout(plan, std::vector<std::vector<NamedSpec>>{{std::move(a)}, {std::move(b)}});
-  };
-  const auto mismatch = [&](NamedSpec a, NamedSpec b) {
-    return words_of(ErrorKind::rank_mismatch, [&] { merge(std::move(a), std::move(b)); });
-  };
-  CHECK(has(mismatch(spec("s", {2, 3}), spec("s", {2, 4})), "rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"));
-  CHECK(has(mismatch(spec("s", {2}), spec("s", {2}, DType::bf16)), "rank 1 has BF16 [2]"));
-  CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {4, 3})), "differ in dimension 1 only"));
-  CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {2})), "differ in dimension 1 only"));
-  CHECK(has(mismatch(spec("c", {2}), spec("c", {2}, DType::f16)), "rank 1 has F16 [2]"));
-  CHECK(has(mismatch(spec("c", {2}), spec("c2", {2})), "rank 1 of 2 does not have it"));
-  CHECK(has(mismatch(spec("s", {2}), spec("f", {2})), "rank 0 does not have it"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("d", {2, 3}), spec("d", {2, 3})); }), "no dimension 2"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {}), spec("c", {})); }), "no dimension -1"));
-  const std::int64_t huge = std::int64_t{1} << 62;
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {0, huge}), spec("c", {0, huge})); }), "63 bits"));
-  CHECK(merge(spec("c", {2, 3}), spec("c", {2, 4}))[0].whole.shape == Shape{2, 7});
-  CHECK(merge(spec("f", {2}), spec("f", {7}))[0].whole.shape == Shape{2});
-}
-
-TEST_CASE("padding that contradicts the plan is refused") {
-  const MergePlan plan = plan_of(R"({"match": "*", "action": "concat", "dim": 0})");
-  const std::vector<std::vector<NamedSpec>> ranks(2, {spec("a", {3, 2})});
-  CHECK(merge_layout(plan, ranks, {{"a", {0, 5}}})[0].whole.shape == Shape{5, 2});
-  CHECK(has(words_of(ErrorKind::argument,
-                     [&] {
-                       merge_layout(plan, ranks, {{"a", {1, 2}}});
-                     }),
-            "cut along dimension 1"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks, {{"a", {0, 7}}}); }), "is 7, but have 6"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge_layout(plan, ranks, {{"a", {0, -1}}}); }), "is -1"));
-}
-
-TEST_CASE("cutting: equal slices, the last ones padded, and \"first\" has no way back") {
-  const MergePlan plan = plan_of(
-      R"({"match": "f", "action": "first"}, {"match": "s", "action": "same"}, {"match": "*", "action": "concat", "dim": 0})");
-  const SplitTensor even = split_layout(plan, spec("a", {8, 3}), 4);
-  CHECK(even.shard.shape == Shape{2, 3});
-  CHECK_FALSE(even.padded);
-  const SplitTensor uneven = split_layout(plan, spec("a", {5}), 4);
-  CHECK(uneven.shard.shape == Shape{2});
-  CHECK(uneven.padded);
-  CHECK(uneven.pieces[2].count == 1);
-  CHECK(uneven.pieces[3].count == 0);
-  CHECK(split_layout(plan, spec("s", {}), 3).pieces.size() == 3);
-  CHECK(split_layout(plan, spec("a", {0}), 3).shard.shape == Shape{0});
-  CHECK(split_layout(plan, spec("a", {6}, DType::u4), 4).shard.shape == Shape{2});
-  CHECK(has(words_of(ErrorKind::argument, [&] { split_layout(plan, spec("f", {2}), 2); }), "no way back"));
 }

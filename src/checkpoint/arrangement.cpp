@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/arrangement.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <set>
+#include <unordered_map>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/quoted.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::size_t most_names = 10;
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw Error(ErrorKind::argument, words);
+}
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+// The digits at the front of `text`, without leading zeros, taken off.
+std::string_view take_number(std::string_view& text) {
+  std::size_t end = 0;
+  while (end < text.size() && is_digit(text[end])) ++end;
+  std::string_view number = text.substr(0, end);
+  text.remove_prefix(end);
+  number.remove_prefix(std::min(number.find_first_not_of('0'), number.size()));
+  return number;
+}
+
+using Place = ParallelLayout::Place;
+
+/// What has to be added to the numbers of each stage (or expert rank), so that they are the model's.
+class Offsets {
+ public:
+  Offsets(const std::optional<Numbering>& numbering, int count, int Place::*coordinate, std::string_view whose,
+          std::string_view what)
+      : coordinate_(coordinate), whose_(whose), what_(what), numbers_(static_cast<std::size_t>(count)) {
+    if (numbering && numbering->renumber && count > 1) pattern_ = &numbering->pattern;
+  }
+
+  void see(const Place& place, std::string_view name) {
+    if (pattern_ == nullptr) return;
+    if (const auto number = pattern_->find(name)) numbers_[index(place)].insert(*number);
+  }
+
+  void settle() {
+    offsets_.assign(numbers_.size(), 0);
+    if (pattern_ == nullptr) return;
+    std::int64_t base = 0;
+    for (std::size_t i = 0; i < numbers_.size(); ++i) {
+      const std::set<std::int64_t>& mine = numbers_[i];
+      if (mine.empty()) continue;
+      const auto count = static_cast<std::int64_t>(mine.size());
+      const bool follows = *mine.rbegin() - *mine.begin() + 1 == count;
+      // Those that count from 0 are moved up; those that have the model's numbers already stay.
+      if (follows && *mine.begin() == 0)
+        offsets_[i] = base;
+      else if (!follows || *mine.begin() != base)
+        throw Error(ErrorKind::rank_mismatch,
+                    fmt::format("{} {} has the {} {}: they must be 0 to {} (its own) or {} to {} (the model's)", whose_,
+                                i, what_, some_numbers(mine), count - 1, base, base + count - 1));
+      base += count;
+    }
+  }
+
+  [[nodiscard]] std::string apply(const Place& place, std::string name) const {
+    const std::int64_t offset = offsets_[index(place)];
+    if (offset == 0) return name;
+    const auto number = pattern_->find(name);
+    return number ? pattern_->replace(name, *number + offset) : name;
+  }
+
+ private:
+  [[nodiscard]] std::size_t index(const Place& place) const { return static_cast<std::size_t>(place.*coordinate_); }
+  static std::string some_numbers(const std::set<std::int64_t>& numbers) {
+    const std::vector<std::int64_t> all(numbers.begin(), numbers.end());
+    const std::size_t shown = std::min<std::size_t>(all.size(), 8);
+    return fmt::format("{}{}", fmt::join(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                       shown < all.size() ? " ..." : "");
+  }
+
+  int Place::*coordinate_;
+  std::string_view whose_;
+  std::string_view what_;
+  const NumberPattern* pattern_ = nullptr;
+  std::vector<std::set<std::int64_t>> numbers_;
+  std::vector<std::int64_t> offsets_;
+};
+
+/// One name of the model and the ranks that have it, in their order.
+struct Found {
+  std::string name;
+  std::vector<SourceRef> refs;
+};
+
+class Arranging {
+ public:
+  Arranging(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks)
+      : plan_(plan), layout_(layout), ranks_(ranks) {}
+
+  Arrangement operator()() {
+    check_layout();
+    collect();
+    check_numbers();
+    find_rules();
+    Arrangement result;
+    for (std::size_t i = 0; i < found_.size(); ++i) {
+      const MergeRule& rule = *rules_[i];
+      if (std::holds_alternative<DropAction>(rule.action))
+        result.dropped.push_back({found_[i].name, &rule, found_[i].refs});
+      else
+        result.tensors.push_back(merged(found_[i], rule));
+    }
+    if (!twice_.empty())
+      refuse(fmt::format("{} {} more than one source: {}; {}", some_names(twice_), twice_.size() == 1 ? "has" : "have",
+                         twice_where_, twice_advice_));
+    std::ranges::sort(result.tensors, natural_less, &ArrangedTensor::name);
+    check_results(result.tensors);
+    return result;
+  }
+
+ private:
+  void check_layout() const {
+    if (layout_.ranks() != static_cast<int>(ranks_.size()))
+      refuse(fmt::format("the layout {} is for {} ranks, and there are {}", to_string(layout_), layout_.ranks(),
+                         ranks_.size()));
+    if (layout_.pipeline > 1 && !plan_.layers())
+      refuse(
+          fmt::format("plan {} does not say where a layer has its number (\"layers\"), so it cannot be used with "
+                      "pipeline stages",
+                      in_quotes(plan_.name())));
+    if (layout_.expert > 1 && !plan_.experts())
+      refuse(
+          fmt::format("plan {} does not say where an expert has its number (\"experts\"), so it cannot be used with "
+                      "expert parallelism",
+                      in_quotes(plan_.name())));
+  }
+
+  void collect() {
+    Offsets stages(plan_.layers(), layout_.pipeline, &Place::pipeline, "pipeline stage", "layers");
+    Offsets experts(plan_.experts(), layout_.expert, &Place::expert, "expert rank", "experts");
+    for (int rank = 0; rank < layout_.ranks(); ++rank) {
+      for (const NamedSpec& tensor : tensors_of(rank)) {
+        stages.see(layout_.place(rank), tensor.name);
+        experts.see(layout_.place(rank), tensor.name);
+      }
+    }
+    stages.settle();
+    experts.settle();
+    std::unordered_map<std::string, std::size_t> known;
+    for (int rank = 0; rank < layout_.ranks(); ++rank) {
+      const Place place = layout_.place(rank);
+      const auto& tensors = tensors_of(rank);
+      for (std::uint32_t index = 0; index < tensors.size(); ++index) {
+        std::string name = experts.apply(place, stages.apply(place, tensors[index].name));
+        const auto [entry, is_new] = known.try_emplace(name, found_.size());
+        if (is_new) found_.push_back({std::move(name), {}});
+        auto& refs = found_[entry->second].refs;
+        if (!refs.empty() && refs.back().rank == rank)
+          refuse(fmt::format("tensor {}: rank {} has two sources for this one name", in_quotes(entry->first), rank));
+        refs.push_back({rank, index});
+      }
+    }
+  }
+
+  // Layers or experts that nobody has would be lost without a word.
+  void check_numbers() const {
+    if (layout_.pipeline > 1) check_holes(plan_.layers()->pattern, "layer", "pipeline stages");
+    if (layout_.expert > 1) check_holes(plan_.experts()->pattern, "expert", "expert ranks");
+  }
+
+  void check_holes(const NumberPattern& pattern, std::string_view what, std::string_view whose) const {
+    std::map<std::string, std::set<std::int64_t>> numbers;
+    for (const Found& found : found_)
+      if (const auto number = pattern.find(found.name)) {
+        // Layers differ in what they have, so all names count together; experts of one layer do not.
+        numbers[what == "layer" ? std::string() : pattern.replace(found.name, 0)].insert(*number);
+      }
+    for (const auto& [name, present] : numbers) {
+      std::int64_t next = 0;
+      for (const std::int64_t number : present) {
+        if (number != next)
+          refuse(
+              fmt::format("no rank has {} {}{}, but {} is there: the {} are not complete, or the plan reads their "
+                          "numbers wrongly",
+                          what, next, name.empty() ? "" : " of " + in_quotes(name), number, whose));
+        ++next;
+      }
+    }
+  }
+
+  void find_rules() {
+    std::vector<std::string> unmatched;
+    for (const Found& found : found_) {
+      rules_.push_back(plan_.find(found.name));
+      if (rules_.back() == nullptr) unmatched.push_back(found.name);
+    }
+    if (!unmatched.empty()) refuse(no_rule_words(plan_, unmatched));
+  }
+
+  ArrangedTensor merged(const Found& found, const MergeRule& rule) {
+    try {
+      return join_sources(found, rule);
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("tensor {} (rule {})", in_quotes(found.name), rule.number));
+    }
+  }
+
+  ArrangedTensor join_sources(const Found& found, const MergeRule& rule) {
+    ArrangedTensor tensor{MergePlan::renamed(rule, found.name), found.name, &rule, {}, {}, {}, {}};
+    const Place first = layout_.place(found.refs.front().rank);
+    std::set<int> stages;
+    std::set<int> experts;
+    for (const SourceRef& ref : found.refs) {
+      stages.insert(layout_.place(ref.rank).pipeline);
+      experts.insert(layout_.place(ref.rank).expert);
+    }
+    const bool is_layer = layout_.pipeline > 1 && plan_.layers()->pattern.find(found.name);
+    const bool is_expert =
+        layout_.expert > 1 && rule.across == Axis::tensor && plan_.experts()->pattern.find(found.name);
+    if (stages.size() > 1 && (is_layer || rule.stage == Stage::first || rule.stage == Stage::last)) {
+      note_twice(found, "pipeline stages", stages,
+                 is_layer ? "stages that count their layers from 0 need \"renumber\" in the plan's \"layers\""
+                          : "a tensor that several stages have needs \"stage\": \"ends\" or \"all\" in its rule");
+      return tensor;
+    }
+    if (is_expert && experts.size() > 1) {
+      note_twice(found, "expert ranks", experts,
+                 "expert ranks that count their experts from 0 need \"renumber\" in the plan's \"experts\"");
+      return tensor;
+    }
+    if (std::holds_alternative<First>(rule.action)) {
+      // Whatever the others have: they are not even looked at.
+      const SourceRef& ref = found.refs.front();
+      if (first.tensor != 0) lacks(layout_.rank({0, first.pipeline, first.expert}));
+      tensor.sources = {ref};
+      tensor.unused.assign(found.refs.begin() + 1, found.refs.end());
+      tensor.layout = merge::join(First{}, std::vector{spec(ref)});
+      return tensor;
+    }
+    const bool across_experts = rule.across == Axis::expert;
+    const int parts = across_experts ? layout_.expert : layout_.tensor;
+    std::vector<TensorSpec> specs;
+    std::vector<int> names;
+    for (int part = 0; part < parts; ++part) {
+      std::vector<SourceRef> copies;
+      for (const int stage : stages) {
+        for (int other = 0; other < (across_experts ? layout_.tensor : layout_.expert); ++other) {
+          const Place place = across_experts ? Place{other, stage, part} : Place{part, stage, other};
+          if (is_expert && place.expert != *experts.begin()) continue;
+          copies.push_back(source_at(found, layout_.rank(place)));
+          check_equal_specs(copies.front(), copies.back());
+        }
+      }
+      tensor.sources.push_back(copies.front());
+      specs.push_back(spec(copies.front()));
+      names.push_back(copies.front().rank);
+      if (copies.size() > 1) tensor.equal.push_back(std::move(copies));
+    }
+    const ResolvedMerge resolved = plan_.resolve(rule, found.name, specs);
+    tensor.layout = merge::join(resolved.merge, specs, true_size(tensor.sources, resolved), names);
+    if (!tensor.layout.must_equal.empty()) {
+      std::vector<SourceRef> all = tensor.sources;
+      for (const auto& copies : tensor.equal) all.insert(all.end(), copies.begin() + 1, copies.end());
+      tensor.equal = {std::move(all)};
+    }
+    return tensor;
+  }
+
+  void note_twice(const Found& found, std::string_view where, const std::set<int>& who, std::string_view advice) {
+    twice_.push_back(found.name);
+    if (twice_where_.empty()) twice_where_ = fmt::format("{} {} have it", where, fmt::join(who, " and "));
+    if (twice_advice_.empty()) twice_advice_ = advice;
+  }
+
+  [[noreturn]] static void lacks(int rank) {
+    throw Error(ErrorKind::rank_mismatch,
+                fmt::format("rank {} does not have it; its shard is of another model, cut with another plan or for "
+                            "another layout",
+                            rank),
+                {.rank = rank});
+  }
+
+  [[nodiscard]] static SourceRef source_at(const Found& found, int rank) {
+    const auto ref = std::ranges::lower_bound(found.refs, rank, {}, &SourceRef::rank);
+    if (ref == found.refs.end() || ref->rank != rank) lacks(rank);
+    return *ref;
+  }
+
+  void check_equal_specs(const SourceRef& a, const SourceRef& b) const {
+    if (spec(a) == spec(b)) return;
+    throw Error(ErrorKind::rank_mismatch,
+                fmt::format("rank {} has {}, rank {} has {}; both must have the same", a.rank, to_string(spec(a)),
+                            b.rank, to_string(spec(b))),
+                {.rank = b.rank});
+  }
+
+  [[nodiscard]] std::optional<std::int64_t> true_size(std::span<const SourceRef> sources,
+                                                      const ResolvedMerge& resolved) const {
+    const auto padding_of = [&](const SourceRef& ref) -> std::optional<std::pair<std::size_t, std::int64_t>> {
+      const RankTensors& rank = ranks_[static_cast<std::size_t>(ref.rank)];
+      const auto found = rank.padded.find(rank.tensors[ref.index].name);
+      if (found == rank.padded.end()) return std::nullopt;
+      return found->second;
+    };
+    const auto padding = padding_of(sources.front());
+    for (const SourceRef& ref : sources)
+      if (padding_of(ref) != padding)
+        throw Error(ErrorKind::rank_mismatch,
+                    fmt::format("rank {} and rank {} remember different paddings; their shards were not cut together",
+                                sources.front().rank, ref.rank),
+                    {.rank = ref.rank});
+    if (resolved.true_size || !padding) return resolved.true_size;
+    const auto* concat = std::get_if<Concat>(&resolved.merge);
+    const auto dimensions = static_cast<std::int64_t>(spec(sources.front()).shape.size());
+    const std::int64_t dim = concat == nullptr ? -1 : concat->dim < 0 ? concat->dim + dimensions : concat->dim;
+    if (dim != static_cast<std::int64_t>(padding->first))
+      refuse(
+          fmt::format("it was cut along dimension {}, and the plan does not join it along that; take the plan that it "
+                      "was cut with",
+                      padding->first));
+    return padding->second;
+  }
+
+  static void check_results(const std::vector<ArrangedTensor>& tensors) {
+    std::vector<std::string> twice;
+    for (std::size_t i = 1; i < tensors.size(); ++i)
+      if (tensors[i].name == tensors[i - 1].name)
+        twice.push_back(fmt::format("{} (of {} and {})", tensors[i].name, tensors[i - 1].origin, tensors[i].origin));
+    if (!twice.empty()) refuse(fmt::format("rules give one name to several tensors: {}", some_names(twice)));
+  }
+
+  [[nodiscard]] const std::vector<NamedSpec>& tensors_of(int rank) const {
+    return ranks_[static_cast<std::size_t>(rank)].tensors;
+  }
+  [[nodiscard]] const TensorSpec& spec(const SourceRef& ref) const { return tensors_of(ref.rank)[ref.index].spec; }
+
+  const MergePlan& plan_;
+  ParallelLayout layout_;
+  std::span<const RankTensors> ranks_;
+  std::vector<Found> found_;
+  std::vector<const MergeRule*> rules_;
+  std::vector<std::string> twice_;
+  std::string twice_where_;
+  std::string twice_advice_;
+};
+
+}  // namespace
+
+// "layers.2." before "layers.10.": layers that follow each other in the model do so in the files.
+bool natural_less(std::string_view a, std::string_view b) {
+  const std::string_view whole_a = a;
+  const std::string_view whole_b = b;
+  while (!a.empty() && !b.empty()) {
+    if (is_digit(a[0]) && is_digit(b[0])) {
+      const std::string_view x = take_number(a);
+      const std::string_view y = take_number(b);
+      if (x.size() != y.size()) return x.size() < y.size();
+      if (x != y) return x < y;
+    } else if (a[0] != b[0]) {
+      return a[0] < b[0];
+    } else {
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  if (a.empty() != b.empty()) return a.empty();
+  return whole_a < whole_b;  // "a01" and "a1" are two names
+}
+
+std::string some_names(std::vector<std::string> names) {
+  std::ranges::sort(names, natural_less);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  std::string list;
+  for (std::size_t i = 0; i < std::min(names.size(), most_names); ++i)
+    list += (i == 0 ? "" : ", ") + in_quotes(names[i]);
+  if (names.size() > most_names) list += fmt::format(" and {} more", names.size() - most_names);
+  return list;
+}
+
+std::string no_rule_words(const MergePlan& plan, const std::vector<std::string>& names) {
+  return fmt::format("plan {}: no rule matches the tensor{} {}; add one, or take another plan", in_quotes(plan.name()),
+                     names.size() == 1 ? "" : "s", some_names(names));
+}
+
+Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks) {
+  return Arranging(plan, layout, ranks)();
+}
+
+}  // namespace muster

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the tensors of all ranks are together: a plan and a parallel layout applied to names and shapes. Nothing here
+// touches elements.
+//
+//  1. Numbers: stages and expert ranks that count from 0 get the numbers that their layers and experts have in the
+//     model.
+//  2. Rules: each name finds its rule; names without one are an error, dropped ones are counted.
+//  3. Ranks: which ranks have to have a tensor follows from the layout; one that lacks it is an error, and so is one
+//  that
+//     has what belongs to another (two sources of one name).
+//  4. Merge: the tensors along the rule's axis are joined; those of ranks that differ in other coordinates must be
+//  equal.
+//  5. Names: rules may rename; two results of one name are an error.
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/parallel_layout.hpp"
+#include "muster/plan.hpp"
+#include "src/merge/layout.hpp"
+
+namespace muster {
+
+/// One tensor, as a file lists it.
+struct NamedSpec {
+  std::string name;
+  TensorSpec spec;
+};
+
+/// What sharding padded: (dimension, size of the whole along it) by tensor name.
+using PaddedSizes = std::map<std::string, std::pair<std::size_t, std::int64_t>, std::less<>>;
+
+/// One rank's tensors.
+struct RankTensors {
+  std::vector<NamedSpec> tensors;
+  PaddedSizes padded;
+};
+
+/// A tensor of a rank, by its place in the rank's list.
+struct SourceRef {
+  int rank = 0;
+  std::uint32_t index = 0;
+  friend bool operator==(const SourceRef&, const SourceRef&) = default;
+};
+
+/// A tensor of the model.
+struct ArrangedTensor {
+  std::string name;    ///< in the result
+  std::string origin;  ///< the ranks' name of it, with the model's numbers
+  const MergeRule* rule = nullptr;
+  merge::Layout layout;
+  std::vector<SourceRef> sources;             ///< those that the layout speaks of
+  std::vector<std::vector<SourceRef>> equal;  ///< sets of at least two, each bit for bit equal
+  std::vector<SourceRef> unused = {};         ///< of ranks that the rule "first" does not look at
+};
+
+struct DroppedTensor {
+  std::string origin;
+  const MergeRule* rule = nullptr;
+  std::vector<SourceRef> sources;
+};
+
+struct Arrangement {
+  std::vector<ArrangedTensor> tensors;  ///< by name, numbers by their value
+  std::vector<DroppedTensor> dropped;
+};
+
+/// `ranks`: of every rank of `layout`. The plan must outlive the result. Throws Error(argument | rank_mismatch) with
+/// the names it is about, at most ten of them.
+Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks);
+
+/// "layers.2." before "layers.10.".
+bool natural_less(std::string_view a, std::string_view b);
+
+/// "a", "b" and 3 more.
+std::string some_names(std::vector<std::string> names);
+/// What is wrong where `names` have no rule.
+std::string no_rule_words(const MergePlan& plan, const std::vector<std::string>& names);
+
+}  // namespace muster

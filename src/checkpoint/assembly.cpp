@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/assembly.hpp"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <thread>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/assembly_files.hpp"
+#include "src/checkpoint/assembly_sources.hpp"
+#include "src/checkpoint/parallel.hpp"
+#include "src/merge/reduce.hpp"
+#include "src/shm/window_ring.hpp"
+#include "src/sync/descriptor_channel.hpp"
+
+namespace muster {
+namespace {
+
+constexpr auto progress_interval = std::chrono::milliseconds(100);
+
+class Assembling {
+ public:
+  Assembling(SyncGroup& group, const ProcessWork& work, std::span<const AssemblySource> sources,
+             std::span<const FileTarget> files, const AssemblySettings& settings, const FinishFile& finish)
+      : group_(group),
+        work_(work),
+        reader_(sources),
+        settings_(settings),
+        finish_(finish),
+        ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, os::default_backing()),
+        files_(files, work, group.rank(), settings.on_written,
+               [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
+    for (int rank = 0; rank < group.size(); ++rank)
+      if (rank != group.rank()) others_.push_back(rank);
+    file_count_ = static_cast<std::uint32_t>(files.size());
+    for (const Step& step : work.steps)
+      if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
+    if (own_.size() != work.turns) throw Error(ErrorKind::corrupt, "the work of a process is garbled");
+  }
+
+  std::vector<TensorHash> run(const std::function<void(std::uint64_t)>& progress) {
+    hand_out_windows();
+    std::optional<std::jthread> reporter;
+    if (progress && group_.rank() == 0) reporter.emplace([&](const std::stop_token& stop) { report(stop, progress); });
+    if (group_.size() == 1)
+      run_alone();
+    else
+      run_together();
+    reporter.reset();
+    if (progress && group_.rank() == 0) progress(bytes_written());
+    return std::move(hashes_);
+  }
+
+ private:
+  void hand_out_windows() {
+    rings_.resize(static_cast<std::size_t>(group_.size()));
+    if (others_.empty()) return;
+    DescriptorChannel* channel = group_.descriptor_channel();
+    if (channel == nullptr)
+      throw Error(ErrorKind::unsupported, "the ranks of an export must share memory: run it on one host");
+    const WaitOptions wait{.phase = "export: handing out windows"};
+    const std::byte note{1};
+    for (const int rank : others_) channel->send(rank, std::span(&note, 1), ring_.memory().get(), wait);
+    for (const int rank : others_)
+      rings_[static_cast<std::size_t>(rank)].emplace(channel->receive(rank, wait).descriptor);
+  }
+
+  [[nodiscard]] const shm::WindowRing& ring(std::uint32_t rank) const {
+    return static_cast<int>(rank) == group_.rank() ? ring_ : *rings_.at(rank);
+  }
+
+  // Steps are independent where nobody else takes part: as many threads as help.
+  void run_alone() {
+    const std::size_t workers = copy_workers();
+    std::vector<std::vector<std::byte>> buffers(workers);
+    std::mutex finishing;
+    parallel_for(work_.steps.size(), workers, [&](std::size_t index, std::size_t worker) {
+      const Step& step = work_.steps[index];
+      if (step.kind == StepKind::hash)
+        hash(step);
+      else
+        write_directly(step, buffers[worker]);
+      if (const std::unique_lock lock(finishing, std::try_to_lock); lock) finish_files(false);
+    });
+    finish_files(true);
+  }
+
+  void run_together() {
+    std::jthread writer;
+    if (work_.turns != 0) writer = std::jthread([this] { attempt([this] { write_windows(); }); });
+    attempt([this] {
+      std::vector<std::byte> buffer;
+      for (const Step& step : work_.steps) {
+        if (step.kind == StepKind::hash)
+          hash(step);
+        else if (step.kind == StepKind::direct)
+          write_directly(step, buffer);
+        else
+          contribute(step);
+        finish_files(false);
+      }
+    });
+    if (writer.joinable()) writer.join();
+    attempt([this] { finish_files(true); });
+    if (failure_) throw *failure_;
+  }
+
+  // The first failure of this process is everybody's.
+  template <class Work>
+  void attempt(const Work& work) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) return;
+    }
+    std::optional<Error> failure;
+    try {
+      work();
+    } catch (const Error& error) {
+      failure = error;
+    } catch (const std::bad_alloc&) {
+      failure = Error(ErrorKind::no_space, "out of memory");
+    } catch (const std::exception& error) {
+      failure = Error(ErrorKind::io, error.what());
+    }
+    if (!failure) return;
+    if (!group_.failure()) {
+      const RankInfo& self = group_.info(group_.rank());
+      ErrorDetails details = failure->details();
+      details.rank = self.rank;
+      details.pid = self.pid;
+      details.host = self.host;
+      failure =
+          Error(failure->kind(), fmt::format("rank {} (host {}): {}", self.rank, self.host, failure->what()), details);
+      group_.poison(*failure);
+    }
+    const std::lock_guard lock(mutex_);
+    failure_ = group_.failure();
+    changed_.notify_all();
+  }
+
+  void write_directly(const Step& step, std::vector<std::byte>& buffer) {
+    if (step.copies.size() == 1 && step.copies[0].rows == 1 && step.copies[0].bytes == step.bytes &&
+        step.reductions.empty()) {
+      const CopyStep& copy = step.copies[0];
+      const auto bytes = reader_.use(copy);
+      files_.write(step, bytes.bytes());
+    } else {
+      buffer.resize(settings_.window_bytes);
+      if (step.has_gaps != 0) std::memset(buffer.data(), 0, step.bytes);
+      for (const CopyStep& copy : step.copies) reader_.copy(copy, buffer);
+      reduce(step, buffer);
+      files_.write(step, std::span(buffer).first(step.bytes));
+    }
+    done_with(step);
+  }
+
+  void contribute(const Step& step) {
+    const shm::WindowRing& ring = this->ring(step.writer);
+    const bool is_own = static_cast<int>(step.writer) == group_.rank();
+    if (!step.copies.empty()) {
+      ring.claim(step.turn, static_cast<int>(step.writer), group_, {.phase = "export: waiting for a window"});
+      const std::span<std::byte> window = ring.window(step.turn);
+      for (const CopyStep& copy : step.copies) reader_.copy(copy, window);
+      ring.arrive(step.turn);
+      group_.progress();
+    }
+    if (!is_own) return;
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(&step);
+    changed_.notify_all();
+  }
+
+  void write_windows() {
+    for (std::uint32_t turn = 0; turn < work_.turns; ++turn) {
+      const Step* step = nullptr;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return failure_ || !queue_.empty(); });
+        if (failure_) return;
+        step = queue_.front();
+        queue_.pop_front();
+      }
+      ring_.wait_full(turn, step->contributors, others_, group_, {.phase = "export: waiting for parts of a window"});
+      const std::span<std::byte> window = ring_.window(turn);
+      reduce(*step, window);
+      files_.write(*step, window.first(step->bytes));
+      // What nobody will copy there is zero; a window that was never used is so already.
+      if (turn + settings_.depth < work_.turns && own_[turn + settings_.depth]->has_gaps != 0)
+        std::memset(window.data(), 0, own_[turn + settings_.depth]->bytes);
+      ring_.release(turn);
+      done_with(*step);
+    }
+  }
+
+  static void reduce(const Step& step, std::span<std::byte> window) {
+    for (const ReduceStep& reduction : step.reductions) {
+      std::vector<const std::byte*> from;
+      for (const std::uint64_t at : reduction.from) from.push_back(window.data() + at);
+      merge::reduce(reduction.combine, reduction.dtype, window.subspan(reduction.to, reduction.bytes), from);
+    }
+  }
+
+  void hash(const Step& step) {
+    const TensorHash hash = reader_.hash(step.file, step.copies.at(0).tensor);
+    group_.progress();
+    const std::lock_guard lock(mutex_);
+    hashes_.push_back(hash);
+  }
+
+  void done_with(const Step& step) {
+    ring_.add_progress(step.bytes);
+    group_.progress();
+    files_.done_with(step);
+  }
+
+  // Step 5, on the first process. `all`: waits for those that are not there yet.
+  void finish_files(bool all) {
+    if (group_.rank() != 0) return;
+    for (; finished_ < file_count_; ++finished_) {
+      for (int rank = 0; rank < group_.size(); ++rank) {
+        const shm::WindowRing& ring = this->ring(static_cast<std::uint32_t>(rank));
+        if (ring.stage() > finished_) continue;
+        if (!all) return;
+        ring.wait_stage(finished_ + 1, std::span(&rank, rank == 0 ? 0 : 1), group_,
+                        {.phase = "export: waiting for a file to be complete"});
+      }
+      finish_(finished_);
+      group_.progress();
+    }
+  }
+
+  [[nodiscard]] std::uint64_t bytes_written() const {
+    std::uint64_t sum = 0;
+    for (int rank = 0; rank < group_.size(); ++rank) sum += ring(static_cast<std::uint32_t>(rank)).progress();
+    return sum;
+  }
+
+  void report(const std::stop_token& stop, const std::function<void(std::uint64_t)>& progress) {
+    std::mutex mutex;
+    std::condition_variable_any bell;
+    std::unique_lock lock(mutex);
+    while (!bell.wait_for(lock, stop, progress_interval, [&] { return stop.stop_requested(); }))
+      progress(bytes_written());
+  }
+
+  SyncGroup& group_;
+  const ProcessWork& work_;
+  SourceReader reader_;
+  AssemblySettings settings_;
+  const FinishFile& finish_;
+  shm::WindowRing ring_;
+  AssemblyFiles files_;
+  std::vector<int> others_;
+  std::vector<const Step*> own_;  // its windows' items, by turn
+  std::uint32_t file_count_ = 0;
+  std::vector<std::optional<shm::WindowRing>> rings_;
+  std::vector<TensorHash> hashes_;
+  std::uint32_t finished_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<const Step*> queue_;  // own windows whose turn has come
+  std::optional<Error> failure_;
+};
+
+}  // namespace
+
+std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, std::span<const AssemblySource> sources,
+                                 std::span<const FileTarget> files, const AssemblySettings& settings,
+                                 const FinishFile& finish, const std::function<void(std::uint64_t)>& progress) {
+  return Assembling(group, work, sources, files, settings, finish).run(progress);
+}
+
+}  // namespace muster

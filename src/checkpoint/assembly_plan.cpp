@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/assembly_plan.hpp"
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "src/checkpoint/safetensors_header.hpp"
+#include "src/merge/rows.hpp"
+
+namespace muster {
+namespace {
+
+// Runs at least this long are written from where they lie: copying them together would cost more than the calls.
+constexpr std::uint64_t longest_short_run = 256 << 10;
+// Sums and maxima are taken of whole elements.
+constexpr std::uint64_t alignment = 64;
+
+/// An item that is being filled.
+struct Item {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t scratch = 0;  // where in its window the next contribution to a sum or maximum goes
+  bool has_gaps = false;
+  std::map<int, std::vector<CopyStep>> copies;  // by process
+  std::vector<ReduceStep> reductions;
+};
+
+class Planning {
+ public:
+  Planning(std::span<const RankSources> ranks, const AssemblyShape& shape)
+      : ranks_(ranks),
+        shape_(shape),
+        long_run_(std::min(longest_short_run, shape.window_bytes / 2)),
+        work_(static_cast<std::size_t>(shape.processes)) {}
+
+  void add_comparison(std::uint32_t set, const std::vector<SourceRef>& sources) {
+    if (!compared_.insert(set).second) return;
+    for (const SourceRef& ref : sources) {
+      Step step;
+      step.kind = StepKind::hash;
+      step.file = set;
+      step.copies.push_back({place_of(ref)});
+      work_[static_cast<std::size_t>(ranks_[static_cast<std::size_t>(ref.rank)].process)].steps.push_back(
+          std::move(step));
+    }
+  }
+
+  void add_file(std::uint32_t number, const FilePlan& file, std::span<const OutputTensor* const> tensors,
+                std::span<const std::vector<SourceRef>> equal) {
+    file_ = number;
+    writers_.clear();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      for (const std::uint32_t set : tensors[i]->equal) add_comparison(set, equal[set]);
+      add_tensor(*tensors[i], file.tensors[i].offset);
+    }
+    flush();
+  }
+
+  [[nodiscard]] std::uint32_t writers() const { return static_cast<std::uint32_t>(writers_.size()); }
+  [[nodiscard]] std::vector<ProcessWork> take() { return std::move(work_); }
+
+ private:
+  [[nodiscard]] int process_of(const OutputTensor& tensor, int source) const {
+    return ranks_[static_cast<std::size_t>(tensor.sources[static_cast<std::size_t>(source)].rank)].process;
+  }
+  [[nodiscard]] std::uint32_t place_of(const SourceRef& ref) const {
+    return ranks_[static_cast<std::size_t>(ref.rank)].first + ref.index;
+  }
+  [[nodiscard]] std::uint32_t place_of(const OutputTensor& tensor, int source) const {
+    return place_of(tensor.sources[static_cast<std::size_t>(source)]);
+  }
+
+  void add_tensor(const OutputTensor& tensor, std::uint64_t offset) {
+    const merge::Rows rows = merge::rows_of(tensor.layout);
+    if (tensor.layout.combine != merge::Combine::copy) {
+      add_reduced(tensor, rows, offset);
+      return;
+    }
+    std::set<int> processes;
+    std::uint64_t shortest = UINT64_MAX;
+    for (const merge::Run& run : rows.runs) {
+      processes.insert(process_of(tensor, run.source));
+      shortest = std::min(shortest, run.bytes);
+    }
+    if (shape_.writers == Writers::owners && processes.size() > 1 && shortest >= long_run_) {
+      add_runs(tensor, rows, offset);
+      return;
+    }
+    // Whole rows where a window has room for one: a row that is cut costs every process one more copy.
+    const std::uint64_t most = shape_.window_bytes;
+    const std::uint64_t slice =
+        rows.row_bytes <= most ? most / std::max<std::uint64_t>(rows.row_bytes, 1) * rows.row_bytes : most;
+    for (std::uint64_t at = 0; at < rows.bytes(); at += slice)
+      add_slice(tensor, rows, offset, at, std::min(rows.bytes(), at + slice));
+  }
+
+  // Each run is written by the process that has it.
+  void add_runs(const OutputTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
+    for (std::uint64_t row = 0; row < rows.count; ++row) {
+      for (const merge::Run& run : rows.runs) {
+        const std::uint64_t begin = row * rows.row_bytes + run.at;
+        for (std::uint64_t at = 0; at < run.bytes; at += shape_.window_bytes)
+          add_slice(tensor, rows, offset, begin + at, begin + std::min(run.bytes, at + shape_.window_bytes));
+      }
+    }
+  }
+
+  void add_slice(const OutputTensor& tensor, const merge::Rows& rows, std::uint64_t offset, std::uint64_t begin,
+                 std::uint64_t end) {
+    make_room(offset + begin, end - begin);
+    const std::uint64_t to = item_.end - item_.begin;
+    for (const merge::Rectangle& part : merge::rectangles(rows, begin, end))
+      item_.copies[process_of(tensor, part.source)].push_back({place_of(tensor, part.source), part.from,
+                                                               part.from_stride, to + part.to, part.to_stride,
+                                                               part.bytes, part.rows});
+    item_.has_gaps = item_.has_gaps || rows.has_gaps;
+    item_.end += end - begin;
+  }
+
+  // The lower half of a window is for the file's bytes, the upper one for what is to be reduced.
+  void add_reduced(const OutputTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
+    const std::uint64_t half = shape_.window_bytes / 2;
+    const std::uint64_t most = std::max(half / rows.runs.size() / alignment, std::uint64_t{1}) * alignment;
+    for (std::uint64_t begin = 0; begin < rows.bytes(); begin += most) {
+      const std::uint64_t bytes = std::min(rows.bytes() - begin, most);
+      if (is_open_ &&
+          (item_.scratch + bytes * rows.runs.size() > shape_.window_bytes || item_.end - item_.begin + bytes > half))
+        flush();
+      make_room(offset + begin, bytes);
+      ReduceStep reduction{tensor.layout.combine, tensor.layout.target.dtype, item_.end - item_.begin, bytes, {}};
+      for (const merge::Run& run : rows.runs) {
+        item_.copies[process_of(tensor, run.source)].push_back(
+            {place_of(tensor, run.source), run.begin + begin, bytes, item_.scratch, bytes, bytes, 1});
+        reduction.from.push_back(item_.scratch);
+        item_.scratch += bytes;
+      }
+      item_.end += bytes;
+      item_.reductions.push_back(std::move(reduction));
+    }
+  }
+
+  /// The open item gets `bytes` more at `offset`, or a new one is begun.
+  void make_room(std::uint64_t offset, std::uint64_t bytes) {
+    const std::uint64_t most = item_.reductions.empty() ? shape_.window_bytes : shape_.window_bytes / 2;
+    if (is_open_ && (item_.end != offset || item_.end - item_.begin + bytes > most || bytes >= long_run_ ||
+                     item_.end - item_.begin >= long_run_))
+      flush();
+    if (is_open_) return;
+    item_ = {offset, offset, shape_.window_bytes / 2, false, {}, {}};
+    is_open_ = true;
+  }
+
+  void flush() {
+    if (!is_open_) return;
+    is_open_ = false;
+    if (item_.copies.empty()) return;  // zeros alone: the file is made of them
+    const int only = item_.copies.size() == 1 ? item_.copies.begin()->first : -1;
+    const int writer = shape_.writers == Writers::first ? 0 : only >= 0 ? only : least_loaded();
+    const bool is_direct = only == writer;
+    const std::uint64_t bytes = item_.end - item_.begin;
+    Step step;
+    step.kind = is_direct ? StepKind::direct : StepKind::window;
+    step.has_gaps = item_.has_gaps ? 1 : 0;
+    step.file = file_;
+    step.offset = item_.begin;
+    step.bytes = bytes;
+    step.writer = static_cast<std::uint32_t>(writer);
+    step.contributors = static_cast<std::uint32_t>(item_.copies.size());
+    ProcessWork& own = work_[static_cast<std::size_t>(writer)];
+    if (!is_direct) step.turn = own.turns++;
+    own.written += bytes;
+    writers_.insert(writer);
+    // The writer has a step even where it has nothing to copy.
+    item_.copies.try_emplace(writer);
+    for (auto& [process, copies] : item_.copies) {
+      Step mine = step;
+      mine.copies = std::move(copies);
+      if (process == writer) mine.reductions = std::move(item_.reductions);
+      work_[static_cast<std::size_t>(process)].steps.push_back(std::move(mine));
+    }
+  }
+
+  [[nodiscard]] int least_loaded() const {
+    return static_cast<int>(std::ranges::min_element(work_, {}, &ProcessWork::written) - work_.begin());
+  }
+
+  std::span<const RankSources> ranks_;
+  const AssemblyShape& shape_;
+  std::uint64_t long_run_;
+  std::vector<ProcessWork> work_;
+  std::set<std::uint32_t> compared_;
+  std::uint32_t file_ = 0;
+  std::set<int> writers_;
+  Item item_;
+  bool is_open_ = false;
+};
+
+}  // namespace
+
+AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const std::vector<SourceRef>> equal,
+                           std::span<const RankSources> ranks, const AssemblyShape& shape,
+                           const std::vector<bool>& skip) {
+  AssemblyPlan plan;
+  plan.window_bytes = shape.window_bytes;
+  Planning planning(ranks, shape);
+  for (std::size_t number = 0; number < files.size(); ++number) {
+    const OutputFile& file = files[number];
+    FilePlan& planned = plan.files.emplace_back();
+    planned.name = file.name;
+    std::unordered_map<std::string_view, const OutputTensor*> by_name;
+    for (const OutputTensor& tensor : file.tensors) {
+      planned.tensors.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
+      by_name.emplace(tensor.name, &tensor);
+    }
+    planned.header = make_safetensors_header(planned.tensors, file.metadata, file.name);
+    planned.bytes = planned.header.size();
+    std::vector<const OutputTensor*> in_order;
+    for (const TensorEntry& entry : planned.tensors) {
+      in_order.push_back(by_name.at(entry.name));
+      planned.bytes += entry.bytes;
+      plan.bytes += entry.bytes;
+    }
+    if (number < skip.size() && skip[number]) {
+      // The file is there, but whoever wrote it may have been killed before anything was compared.
+      for (const OutputTensor* tensor : in_order)
+        for (const std::uint32_t set : tensor->equal) planning.add_comparison(set, equal[set]);
+      continue;
+    }
+    planning.add_file(static_cast<std::uint32_t>(number), planned, in_order, equal);
+    planned.writers = planning.writers();
+  }
+  plan.processes = planning.take();
+  return plan;
+}
+
+}  // namespace muster

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/shard_set.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <system_error>
+
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "src/checkpoint/quoted.hpp"
+
+namespace muster {
+namespace {
+
+// A file that somebody changed has another size or another time, whatever its name.
+std::string identity_of(const std::string& path) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  const auto time = std::filesystem::last_write_time(path, error);
+  return fmt::format("{} {} {}", std::filesystem::path(path).filename().string(), size,
+                     time.time_since_epoch().count());
+}
+
+}  // namespace
+
+Config to_config(const ShardListing& listing) {
+  ConfigArray tensors;
+  tensors.reserve(listing.tensors.tensors.size());
+  for (const NamedSpec& tensor : listing.tensors.tensors) {
+    ConfigArray item;
+    item.reserve(2 + tensor.spec.shape.size());
+    item.emplace_back(tensor.name);
+    item.emplace_back(static_cast<std::int64_t>(tensor.spec.dtype));
+    for (const std::int64_t extent : tensor.spec.shape) item.emplace_back(extent);
+    tensors.emplace_back(std::move(item));
+  }
+  Config padded = ConfigObject();
+  for (const auto& [name, place] : listing.tensors.padded)
+    padded[name] = Config::array({static_cast<std::int64_t>(place.first), place.second});
+  return Config::object({{"rank", listing.rank},
+                         {"tensors", std::move(tensors)},
+                         {"padded", std::move(padded)},
+                         {"layout", listing.layout ? Config(to_string(*listing.layout)) : Config()},
+                         {"identity", listing.identity}});
+}
+
+ShardListing listing_from_config(const Config& config) {
+  ShardListing listing;
+  listing.rank = static_cast<int>(config.at("rank").as_int());
+  for (const Config& item : config.at("tensors").as_array()) {
+    const ConfigArray& fields = item.as_array();
+    const auto dtype = dtype_from_number(static_cast<std::uint8_t>(item.at(std::size_t{1}).as_int()));
+    if (!dtype) throw Error(ErrorKind::corrupt, "a shard's listing has an unknown dtype");
+    NamedSpec& tensor =
+        listing.tensors.tensors.emplace_back(NamedSpec{item.at(std::size_t{0}).as_string(), {*dtype, {}}});
+    for (std::size_t i = 2; i < fields.size(); ++i) tensor.spec.shape.push_back(fields[i].as_int());
+  }
+  for (const auto& [name, place] : config.at("padded").as_object())
+    listing.tensors.padded.emplace(name, std::pair(static_cast<std::size_t>(place.at(std::size_t{0}).as_int()),
+                                                   place.at(std::size_t{1}).as_int()));
+  if (const Config& layout = config.at("layout"); layout.is_string())
+    listing.layout = ParallelLayout::parse(layout.as_string());
+  listing.identity = config.at("identity").as_string();
+  return listing;
+}
+
+ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given) {
+  const auto count = static_cast<int>(listings.size());
+  if (given) {
+    if (given->ranks() != count)
+      throw Error(ErrorKind::argument, fmt::format("the layout {} is for {} ranks, and there are {} shards",
+                                                   to_string(*given), given->ranks(), count));
+    return *given;
+  }
+  const std::optional<ParallelLayout>& said = listings.front().layout;
+  for (const ShardListing& listing : listings)
+    if (listing.layout != said)
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("rank 0's shard was cut for the layout {}, rank {}'s for {}; they are not of one set",
+                              said ? to_string(*said) : "(none)", listing.rank,
+                              listing.layout ? to_string(*listing.layout) : "(none)"),
+                  {.rank = listing.rank});
+  return said.value_or(ParallelLayout{.tensor = count});
+}
+
+ShardSet::ShardSet(const std::string& directory, int process, int processes) : count_(count_shards(directory)) {
+  for (int rank = process; rank < count_; rank += processes) {
+    const std::string path = directory + "/" + shard_file_name(rank, count_);
+    const SafetensorsFile& file = files_.emplace_back(SafetensorsFile::open(path));
+    ShardListing listing{rank, {}, {}, identity_of(path)};
+    try {
+      if (auto facts = parse_shard_facts(file.metadata())) {
+        if (facts->rank != rank || facts->ranks != count_)
+          throw Error(ErrorKind::corrupt,
+                      fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up", facts->rank,
+                                  facts->ranks));
+        listing.tensors.padded = std::move(facts->padded);
+        listing.layout = facts->layout;
+      }
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("shard {}", in_quotes(path)));
+    }
+    for (const TensorEntry& entry : file.tensors())
+      listing.tensors.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
+    listings_.push_back(std::move(listing));
+  }
+  if (files_.empty()) return;
+  metadata_ = files_.front().metadata();
+  metadata_.erase(std::string(shard_metadata_key));
+}
+
+std::vector<AssemblySource> ShardSet::sources() const {
+  std::vector<AssemblySource> sources;
+  for (const SafetensorsFile& file : files_)
+    for (std::size_t index = 0; index < file.tensors().size(); ++index)
+      sources.push_back({file.tensor(index), file.path()});
+  return sources;
+}
+
+std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes) {
+  std::vector<RankSources> ranks(counts.size());
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    ranks[rank].process = static_cast<int>(rank) % processes;
+    const auto before = static_cast<std::ptrdiff_t>(rank) - processes;
+    if (before < 0) continue;
+    const auto last = static_cast<std::size_t>(before);
+    ranks[rank].first = ranks[last].first + static_cast<std::uint32_t>(counts[last]);
+  }
+  return ranks;
+}
+
+}  // namespace muster

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The shards of ranks as files: which process of a job reads which, and what they say of themselves.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/config.hpp"
+#include "muster/safetensors.hpp"
+#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/assembly.hpp"
+#include "src/checkpoint/shard_files.hpp"
+
+namespace muster {
+
+/// What a shard is without its elements: as it travels to the first process.
+struct ShardListing {
+  int rank = 0;
+  RankTensors tensors;
+  std::optional<ParallelLayout> layout;  ///< that it says it was cut for
+  std::string identity;                  ///< tells the file from others and from itself before a change
+};
+
+Config to_config(const ShardListing& listing);
+/// Throws Error(corrupt) where it is no listing.
+ShardListing listing_from_config(const Config& config);
+
+/// Of all ranks' shards: `given`, else what they say of themselves, else tensor parallelism alone. Throws
+/// Error(argument) where the given one has another number of ranks, Error(rank_mismatch) where they do not say the
+/// same.
+ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
+
+/// The shards that one process reads: rank, rank + processes, ...
+class ShardSet {
+ public:
+  /// Maps them. Throws Error(not_found | corrupt | io | argument) that names the file.
+  ShardSet(const std::string& directory, int process, int processes);
+
+  /// Of all processes' shards.
+  [[nodiscard]] int count() const noexcept { return count_; }
+  [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
+  /// All their tensors, shard after shard.
+  [[nodiscard]] std::vector<AssemblySource> sources() const;
+  /// Of the first of them; without what says that it is a shard.
+  [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
+
+ private:
+  int count_ = 0;
+  std::vector<SafetensorsFile> files_;
+  std::vector<ShardListing> listings_;
+  Metadata metadata_;
+};
+
+/// Where each rank's tensors are, when process p has the shards p, p + processes, ...; `counts`: tensors of each rank.
+std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes);
+
+}  // namespace muster

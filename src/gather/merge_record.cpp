@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/merge_record.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "src/merge/layout.hpp"
+
+namespace muster::gather {
+namespace {
+
+constexpr std::uint64_t page = 4096;
+constexpr std::uint64_t line = 64;
+// What all ranks reduce at a time stays in the last level's cache, twice.
+constexpr std::uint64_t largest_chunk = 512 << 10;
+constexpr std::uint64_t smallest_chunk = 64 << 10;
+constexpr std::uint64_t chunks_together = 4 << 20;
+
+std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+std::string arguments(const Merge& merge, std::int64_t dim) {
+  const auto* concat = std::get_if<Concat>(&merge);
+  if (concat == nullptr) return std::string(merge_name(merge));
+  if (concat->blocks.empty()) return fmt::format("concat({})", dim);
+  return fmt::format("concat_blocks({}, [{}])", dim, fmt::join(concat->blocks, ", "));
+}
+
+std::size_t dimension(const Concat& concat, const Shape& shape) {
+  return static_cast<std::size_t>(concat.dim < 0 ? concat.dim + static_cast<std::int64_t>(shape.size()) : concat.dim);
+}
+
+}  // namespace
+
+std::string merge_text(const Merge& merge, const TensorSpec& spec) {
+  const auto* concat = std::get_if<Concat>(&merge);
+  return fmt::format("{} {}", arguments(merge, concat == nullptr ? 0 : concat->dim), to_string(spec));
+}
+
+std::string merge_kind(const Merge& merge, const TensorSpec& spec) {
+  const auto* concat = std::get_if<Concat>(&merge);
+  merge::join(merge, std::span(&spec, 1));
+  if (concat == nullptr) return merge_text(merge, spec);
+  // Counted from the first or from the last, it is the same dimension.
+  const std::size_t dim = dimension(*concat, spec.shape);
+  TensorSpec open = spec;
+  open.shape[dim] = -1;
+  return fmt::format("{} {}", arguments(merge, static_cast<std::int64_t>(dim)), to_string(open));
+}
+
+std::int64_t merge_extent(const Merge& merge, const TensorSpec& spec) {
+  const auto* concat = std::get_if<Concat>(&merge);
+  return concat == nullptr ? 0 : spec.shape[dimension(*concat, spec.shape)];
+}
+
+bool merge_moves(std::uint8_t number) noexcept {
+  return number != 0 && number != merge_number(Same{}) && number != merge_number(First{});
+}
+
+bool merge_reduces(std::uint8_t number) noexcept {
+  return number == merge_number(Max{}) || number == merge_number(Sum{});
+}
+
+MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks) noexcept {
+  MergeArea area;
+  area.target_at = round_up((ranks + 1) * line, page);
+  area.target_bytes = target_bytes;
+  area.scratch_at = area.target_at + round_up(target_bytes, page);
+  area.total = area.scratch_at;
+  if (reduces && target_bytes != 0) {
+    const std::uint64_t share = std::clamp(chunks_together / ranks / page * page, smallest_chunk, largest_chunk);
+    area.chunk = std::min(round_up(target_bytes, line), share);
+    area.total += round_up(2 * ranks * area.chunk, page);
+  }
+  return area;
+}
+
+MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record> records) {
+  const auto record = [&](int rank) -> const Record& { return records[static_cast<std::size_t>(rank)]; };
+  const Record& any = record(members.front());
+  const bool reduces = merge_reduces(any.merge);
+  std::uint64_t bytes = 0;
+  for (const int rank : members)
+    if (__builtin_add_overflow(bytes, record(rank).moving_bytes, &bytes)) bytes = UINT64_MAX / 4;
+  if (reduces) bytes = any.moving_bytes;
+  return merge_area(reduces, std::min(bytes, UINT64_MAX / 4), members.size());
+}
+
+bool is_warm(const Record& first, const MergeArea& area) noexcept {
+  return first.segment_id != 0 && first.facts[fact_taken] >= area.total && first.facts[fact_capacity] >= area.total;
+}
+
+std::uint64_t fresh_bytes_of(int rank, std::span<const Record> records) {
+  const Record& own = records[static_cast<std::size_t>(rank)];
+  if (own.operation != Operation::merge || own.position != 0 || !merge_moves(own.merge)) return own.fresh_bytes;
+  if (own.available_bytes == 0) return 0;
+  std::vector<int> members;
+  for (std::size_t other = 0; other < records.size(); ++other)
+    if (records[other].list_length != 0 && records[other].list_hash == own.list_hash)
+      members.push_back(static_cast<int>(other));
+  const MergeArea area = merge_area_of(members, records);
+  const std::uint64_t taken = own.facts[fact_capacity] >= area.total ? own.facts[fact_taken] : 0;
+  return area.total - std::min(area.total, taken);
+}
+
+std::vector<int> differing_contents(const std::vector<int>& members, std::span<const Record> records) {
+  const auto record = [&](int rank) -> const Record& { return records[static_cast<std::size_t>(rank)]; };
+  std::vector<int> others;
+  if (record(members.front()).merge != merge_number(Same{})) return others;
+  const auto first = std::ranges::find_if(members, [&](int rank) { return record(rank).position == 0; });
+  for (const int rank : members)
+    if (record(rank).facts[fact_hash_low] != record(*first).facts[fact_hash_low] ||
+        record(rank).facts[fact_hash_high] != record(*first).facts[fact_hash_high])
+      others.push_back(rank);
+  return others;
+}
+
+std::string content_text(const Record& record) {
+  return fmt::format("(XXH3 {:016x}{:016x})", record.facts[fact_hash_high], record.facts[fact_hash_low]);
+}
+
+}  // namespace muster::gather

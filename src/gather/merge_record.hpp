@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What ranks that merge tell each other in round 1 beside what every gather does, and what follows from it: pure
+// functions, the same on all ranks, those of other lists included.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/merge.hpp"
+#include "src/gather/record.hpp"
+
+namespace muster::gather {
+
+/// Places in Record::facts. Sizes along the concatenated dimension may differ, all else is in kind_hash.
+enum MergeFact : std::size_t {
+  fact_extent = 0,
+  // Where bytes move, of the first rank: a free slot that it has.
+  fact_capacity = 1,
+  fact_taken = 2,  // bytes of it that memory has been taken for
+  // Same, of every rank: XXH3-128 of the elements.
+  fact_hash_low = 1,
+  fact_hash_high = 2,
+};
+
+/// "concat(0) BF16 [4, 8]": for messages.
+std::string merge_text(const Merge& merge, const TensorSpec& spec);
+/// What has to be the same on all ranks of a list, in words. Throws as merge::join where the merge cannot be applied to
+/// such a tensor at all.
+std::string merge_kind(const Merge& merge, const TensorSpec& spec);
+/// The size along the dimension that ranks may differ in; 0 where there is none.
+std::int64_t merge_extent(const Merge& merge, const TensorSpec& spec);
+/// Record::merge of a kind.
+inline std::uint8_t merge_number(const Merge& merge) noexcept {
+  return static_cast<std::uint8_t>(merge.index() + 1);
+}
+/// Whether tensors of this kind travel (Same and First never do).
+bool merge_moves(std::uint8_t number) noexcept;
+bool merge_reduces(std::uint8_t number) noexcept;
+
+/// Where things are in the data of a merge's segment: words, the merged tensor, and room to reduce in.
+struct MergeArea {
+  std::uint64_t target_at = 0;
+  std::uint64_t target_bytes = 0;
+  std::uint64_t scratch_at = 0;
+  std::uint64_t chunk = 0;  ///< bytes of each rank's tensor that are reduced at a time; 0 where nothing is
+  std::uint64_t total = 0;
+};
+MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks) noexcept;
+/// Of the list `members`, whose records these are.
+MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record> records);
+
+/// Whether the slot that the first rank has offered can be used without another word.
+bool is_warm(const Record& first, const MergeArea& area) noexcept;
+
+/// Shared memory that a rank will take: its own word, or for the first rank of a list that merges what all its members'
+/// records say. 0 where it is not known before (then the rank itself looks before it takes any).
+std::uint64_t fresh_bytes_of(int rank, std::span<const Record> records);
+
+/// Members whose tensor is not the first rank's, where that matters.
+std::vector<int> differing_contents(const std::vector<int>& members, std::span<const Record> records);
+/// "has XXH3 0123...".
+std::string content_text(const Record& record);
+
+}  // namespace muster::gather

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging over shared memory: one segment of the first rank, written by all ranks of the list.
+//
+//  1. offer: every rank checks that its tensor can be merged at all. The first rank looks for a free slot of its pool
+//  (a
+//     lane for each list) for what it expects, and puts it into its record. Nothing is allocated.
+//  2. move: all ranks compute the same layout from the records. Where the slot that was offered has all the memory that
+//     is needed ("warm"), every rank of the list has it mapped, and begins to write at once.
+//  3. Else the first rank makes a slot, or takes more memory for the one it has, and hands it to the others: a note
+//  with
+//     the segment's number and, where it is new, its descriptor. Number 0: there is none, the reason comes in round 2.
+//  4. Where ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
+//  have
+//     mapped it, and the first rank says whether all have (merge_reduce.hpp).
+//  5. Every rank copies its pieces into their places, or reduces its share.
+//  6. commit: the first rank publishes the use of the slot; the lease that goes with the tensor begins to count.
+// What a rank of the list writes after another one has failed is never looked at: the slot is free until it is
+// published.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "src/core/element_range.hpp"
+#include "src/gather/merge_record.hpp"
+#include "src/gather/merge_reduce.hpp"
+#include "src/gather/merge_transfer.hpp"
+#include "src/gather/shm_protocol.hpp"
+#include "src/merge/rows.hpp"
+#include "src/shm/stream_copy.hpp"
+#include "src/sync/descriptor_channel.hpp"
+
+namespace muster::gather {
+namespace {
+
+constexpr std::uint64_t piece_bytes = 4 << 20;    // between two signs of progress
+constexpr std::uint64_t staging_bytes = 1 << 20;  // strided elements at a time
+
+class ShmMerge final : public Transfer {
+ public:
+  explicit ShmMerge(const Call& call)
+      : call_(call),
+        state_(shm_state_of(*call.group)),
+        source_(call.value->as_tensor().view()),
+        lane_(call.first(), hash_list(call.list)) {
+    forget_retired(*state_);
+  }
+  ~ShmMerge() override {
+    if (!committed_ && slot_) state_->pool.discard(lane_, slot_);
+  }
+  ShmMerge(const ShmMerge&) = delete;
+  ShmMerge& operator=(const ShmMerge&) = delete;
+
+  void offer(Record& record) override;
+  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void commit() noexcept override;
+  std::vector<std::optional<Config>> deliver() override;
+  std::vector<std::unique_ptr<Obligation>> obligations() override { return {}; }
+  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
+
+ private:
+  [[nodiscard]] shm::SenderPool::Limits limits() const {
+    return {call_.options->pipeline_depth, call_.options->memory_budget, call_.options->pool_limit};
+  }
+  [[nodiscard]] WaitOptions wait() const { return call_.wait("merge: receiving"); }
+  void lay_out(std::span<const Record> records);
+  void hand_out();
+  void take_in();
+  void tell(int rank, std::uint64_t segment, int descriptor) const;
+  DescriptorChannel::Received hear(int rank, Note& note) const;
+  bool start(bool is_well);
+  void copy_pieces();
+  void copy_range(std::uint64_t begin, std::uint64_t end, const std::byte* from);
+  void populate(std::uint64_t begin, std::uint64_t end);
+
+  const Call& call_;
+  std::shared_ptr<ShmState> state_;
+  const TensorView& source_;
+  shm::LaneId lane_;
+  os::Backing backing_ = os::default_backing();
+  merge::Layout layout_;
+  merge::Rows rows_;
+  MergeArea area_;
+  bool reduces_ = false;
+  // The first rank's.
+  shm::SlotPlan plan_;
+  std::shared_ptr<shm::Slot> slot_;
+  std::shared_ptr<shm::OwnSlotLease> lease_;
+  // The others'.
+  std::shared_ptr<shm::RemoteSegment> remote_;
+  std::byte* data_ = nullptr;  // of the segment, null where there is none
+  bool is_known_ = false;      // its memory has been written before
+  bool committed_ = false;
+};
+
+void ShmMerge::offer(Record& record) {
+  reduces_ = merge_reduces(merge_number(*call_.merge));
+  record.merge = merge_number(*call_.merge);
+  record.payload_bytes = record.moving_bytes = source_.nbytes();
+  record.facts[fact_extent] =
+      static_cast<std::uint64_t>(merge_extent(*call_.merge, TensorSpec{source_.dtype(), source_.shape()}));
+  if (!call_.is_first()) return;
+  // The others' sizes are not known yet: most often they are this rank's.
+  const std::uint64_t ranks = call_.list.size();
+  std::uint64_t target = source_.nbytes();
+  if (!reduces_ && __builtin_mul_overflow(target, ranks, &target)) target = 0;
+  const MergeArea expected = merge_area(reduces_, target, ranks);
+  try {
+    plan_ = state_->pool.plan(lane_, expected.total, limits(), backing_);
+  } catch (const Error&) {
+    // What the others bring may be less than this rank's; if it is not, the plan made then says so to all.
+    plan_ = {};
+  }
+  record.held = state_->pool.held(lane_);
+  if (plan_.slot) {
+    record.segment_id = plan_.slot->segment().id();
+    record.facts[fact_capacity] = plan_.slot->segment().capacity();
+    record.facts[fact_taken] = plan_.slot->is_taken(0) ? plan_.slot->backed() : 0;
+  }
+  if (!plan_.slot || plan_.fresh_bytes != 0) {
+    const os::MemoryHeadroom room = os::memory_headroom(backing_);
+    record.available_bytes = room.bytes;
+    record.limit = room.limit;
+  }
+}
+
+void ShmMerge::lay_out(std::span<const Record> records) {
+  std::vector<TensorSpec> specs(call_.list.size(), {source_.dtype(), source_.shape()});
+  if (const auto* concat = std::get_if<Concat>(call_.merge)) {
+    const auto dimensions = static_cast<std::int64_t>(source_.shape().size());
+    const auto dim = static_cast<std::size_t>(concat->dim < 0 ? concat->dim + dimensions : concat->dim);
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      specs[i].shape[dim] =
+          static_cast<std::int64_t>(records[static_cast<std::size_t>(call_.list[i])].facts[fact_extent]);
+  }
+  layout_ = merge::join(*call_.merge, specs, {}, call_.list);
+  rows_ = merge::rows_of(layout_);
+  area_ = merge_area(reduces_, byte_size(layout_.target.dtype, layout_.target.shape), call_.list.size());
+}
+
+void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
+  lay_out(records);
+  if (area_.target_bytes == 0) return;
+  const Record& first = records[static_cast<std::size_t>(call_.first())];
+  const bool warm = is_warm(first, area_);
+  if (call_.is_first()) {
+    if (warm)
+      slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
+    else
+      hand_out();
+    is_known_ = warm;
+    data_ = slot_->segment().data();
+    lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
+    if (reduces_ && !warm && !start(true)) return;
+  } else {
+    try {
+      if (warm)
+        remote_ = state_->remotes.at({call_.first(), first.segment_id});
+      else
+        take_in();
+    } catch (const Error&) {
+      if (reduces_ && !call_.group->failure()) start(false);
+      throw;
+    }
+    if (!remote_) return;
+    is_known_ = warm;
+    data_ = remote_->mapping().data();
+    if (reduces_ && !warm && !start(true)) return;
+  }
+  if (reduces_) {
+    try {
+      populate(area_.scratch_at, area_.total);
+      reduce_in_chunks(call_, layout_.combine, source_, area_, data_);
+    } catch (...) {
+      MergeWords(call_, data_).give_up();
+      throw;
+    }
+  } else {
+    copy_pieces();
+  }
+  shm::publish_fence();
+  // The first rank will read all of it: what is there already is put into its page table while others still write.
+  if (slot_ && is_known_) populate(0, area_.scratch_at);
+}
+
+void ShmMerge::hand_out() {
+  bool is_new = false;
+  try {
+    const bool is_enough = plan_.slot && plan_.slot->segment().capacity() >= area_.total;
+    if (!is_enough || !plan_.slot->is_taken(area_.total))
+      plan_ = state_->pool.plan(lane_, area_.total, limits(), backing_);
+    const os::MemoryHeadroom room = os::memory_headroom(backing_);
+    if (plan_.fresh_bytes > room.bytes)
+      throw Error(
+          ErrorKind::no_space,
+          fmt::format("too little shared memory: needed {} bytes for the merged tensor, available {} ({}): merge "
+                      "less at a time, release earlier results, or give the job more memory",
+                      plan_.fresh_bytes, room.bytes, os::to_string(room.limit)));
+    is_new = plan_.slot == nullptr;
+    slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
+    slot_->take(area_.total);
+  } catch (...) {
+    for (const int rank : call_.list)
+      if (rank != call_.first()) tell(rank, 0, -1);
+    throw;
+  }
+  const shm::OwnedSegment& segment = slot_->segment();
+  for (const int rank : call_.list)
+    if (rank != call_.first()) tell(rank, segment.id(), is_new ? segment.memory().get() : -1);
+}
+
+void ShmMerge::take_in() {
+  Note note;
+  const DescriptorChannel::Received received = hear(call_.first(), note);
+  if (note.segment == 0) return;
+  std::shared_ptr<shm::RemoteSegment>& known = state_->remotes[{call_.first(), note.segment}];
+  if (received.descriptor) known = std::make_shared<shm::RemoteSegment>(received.descriptor, os::Access::read_write);
+  if (!known || known->capacity() < area_.total)
+    throw Error(ErrorKind::corrupt, "the first rank names a segment that it never handed over, or that is too small");
+  // Its memory may have been given back since it was last used.
+  known->populated().forget();
+  remote_ = known;
+}
+
+void ShmMerge::tell(int rank, std::uint64_t segment, int descriptor) const {
+  const Note note{call_.number, segment};
+  call_.group->descriptor_channel()->send(rank, std::as_bytes(std::span(&note, 1)), descriptor, wait());
+}
+
+DescriptorChannel::Received ShmMerge::hear(int rank, Note& note) const {
+  for (;;) {
+    DescriptorChannel::Received received = call_.group->descriptor_channel()->receive(rank, wait());
+    if (received.note.size() != sizeof note) throw Error(ErrorKind::corrupt, "a note of a rank has a wrong length");
+    std::memcpy(&note, received.note.data(), sizeof note);
+    if (note.exchange == call_.number) return received;
+  }
+}
+
+/// Step 4. On a rank that is not well it only says so.
+bool ShmMerge::start(bool is_well) {
+  if (!call_.is_first()) {
+    tell(call_.first(), is_well ? 1 : 0, -1);
+    return is_well && MergeWords(call_, data_).wait_for_start();
+  }
+  bool all_are_well = true;
+  for (const int rank : call_.list) {
+    if (rank == call_.first()) continue;
+    Note note;
+    hear(rank, note);
+    all_are_well = all_are_well && note.segment != 0;
+  }
+  MergeWords(call_, data_).start(all_are_well);
+  return all_are_well;
+}
+
+void ShmMerge::copy_pieces() {
+  const std::uint64_t bytes = source_.nbytes();
+  if (bytes == 0) return;
+  const bool is_strided = !source_.is_contiguous();
+  const std::uint64_t item = is_strided ? itemsize(source_.dtype()) : 1;
+  const std::uint64_t at_once = is_strided ? staging_bytes / item * item : piece_bytes;
+  std::vector<std::byte> staging(is_strided ? std::min(bytes, at_once) : 0);
+  const std::uint64_t pieces = (bytes + at_once - 1) / at_once;
+  // Each rank begins elsewhere: where rows interleave, no two ranks take memory for the same part at the same time.
+  const std::uint64_t shift = pieces * call_.position / call_.list.size();
+  for (std::uint64_t i = 0; i < pieces; ++i) {
+    const std::uint64_t begin = (i + shift) % pieces * at_once;
+    const std::uint64_t end = std::min(begin + at_once, bytes);
+    const std::byte* from = source_.data() + begin;
+    if (is_strided) {
+      core::copy_elements(source_, static_cast<std::int64_t>(begin / item), static_cast<std::int64_t>(end / item),
+                          staging.data());
+      from = staging.data();
+    }
+    copy_range(begin, end, from);
+    call_.group->progress();
+  }
+}
+
+/// Bytes [begin, end) of this rank's tensor, which lie at `from`, to their places.
+void ShmMerge::copy_range(std::uint64_t begin, std::uint64_t end, const std::byte* from) {
+  std::byte* target = data_ + area_.target_at;
+  for (const merge::Rectangle& part : merge::rectangles_of(rows_, static_cast<int>(call_.position), begin, end)) {
+    populate(area_.target_at + part.to, area_.target_at + part.to + (part.rows - 1) * part.to_stride + part.bytes);
+    shm::stream_rows(target + part.to, part.to_stride, from + part.from, part.from_stride, part.bytes, part.rows);
+  }
+}
+
+void ShmMerge::populate(std::uint64_t begin, std::uint64_t end) {
+  if (slot_)
+    slot_->populated().ensure(slot_->segment().mapping(), shm::header_bytes, begin, end);
+  else
+    remote_->populated().ensure(remote_->mapping(), 0, begin, end);
+}
+
+void ShmMerge::commit() noexcept {
+  committed_ = true;
+  if (!slot_) return;
+  slot_->publish();
+  lease_->arm();
+}
+
+std::vector<std::optional<Config>> ShmMerge::deliver() {
+  std::vector<std::optional<Config>> entries(1);
+  const std::byte* data = data_ == nullptr ? nullptr : data_ + area_.target_at;
+  entries.front() =
+      Config(Tensor(TensorView(layout_.target.dtype, std::move(layout_.target.shape), data), std::move(lease_)));
+  return entries;
+}
+
+}  // namespace
+
+std::unique_ptr<Transfer> make_shm_merge(const Call& call) {
+  const std::uint8_t number = merge_number(*call.merge);
+  if (!merge_moves(number) || call.list.size() == 1) return make_unmoved_merge(call);
+  return std::make_unique<ShmMerge>(call);
+}
+
+}  // namespace muster::gather

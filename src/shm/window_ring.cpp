@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/shm/window_ring.hpp"
+
+#include <array>
+
+#include "muster/error.hpp"
+#include "src/os/futex.hpp"
+#include "src/shm/stream_copy.hpp"
+
+namespace muster::shm {
+namespace {
+
+constexpr std::uint64_t header_bytes = 4096;
+constexpr std::uint64_t ring_magic = 0x31474e49'5254534dULL;  // "MSTRING1"
+
+void wait_for_word(const std::atomic<std::uint32_t>& word, const std::function<bool(std::uint32_t)>& is_good,
+                   std::span<const int> on, SyncGroup& group, const WaitOptions& options) {
+  std::uint32_t seen = 0;
+  const auto done = [&] {
+    seen = word.load(std::memory_order_acquire);
+    return is_good(seen);
+  };
+  if (done()) return;
+  group.wait_until(
+      done, [&](std::chrono::nanoseconds longest) { os::futex_wait(word, seen, longest); }, on, options);
+}
+
+}  // namespace
+
+struct WindowRing::Header {
+  std::uint64_t magic;
+  std::uint64_t window_bytes;
+  std::uint32_t depth;
+  std::atomic<std::uint32_t> released;  // turns that are through; futex
+  std::atomic<std::uint32_t> stage;     // futex
+  std::atomic<std::uint64_t> progress;
+  std::array<std::atomic<std::uint32_t>, most_depth> arrived;  // of each window; futexes
+};
+
+WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, os::Backing backing)
+    : memory_(os::create_shared_memory(header_bytes + depth * window_bytes, backing)),
+      mapping_(memory_, os::Access::read_write, 0, header_bytes + depth * window_bytes),
+      depth_(depth),
+      window_bytes_(window_bytes) {
+  static_assert(sizeof(Header) <= header_bytes);
+  os::reserve(memory_, 0, mapping_.size());
+  header().magic = ring_magic;
+  header().window_bytes = window_bytes;
+  header().depth = depth;
+}
+
+WindowRing::WindowRing(const os::Fd& memory) {
+  const std::uint64_t bytes = os::shared_memory_size(memory);
+  if (bytes < header_bytes) throw Error(ErrorKind::corrupt, "another rank's shared memory is too small for windows");
+  mapping_ = os::Mapping(memory, os::Access::read_write, 0, bytes);
+  depth_ = header().depth;
+  window_bytes_ = header().window_bytes;
+  if (header().magic != ring_magic || depth_ > most_depth ||
+      (depth_ != 0 && window_bytes_ > (bytes - header_bytes) / depth_))
+    throw Error(ErrorKind::corrupt, "another rank's shared memory has no windows");
+}
+
+WindowRing::Header& WindowRing::header() const noexcept {
+  return *reinterpret_cast<Header*>(mapping_.data());
+}
+
+std::uint64_t WindowRing::window_bytes() const noexcept {
+  return window_bytes_;
+}
+
+std::span<std::byte> WindowRing::window(std::uint32_t turn) const {
+  return {mapping_.data() + header_bytes + turn % depth_ * window_bytes_, window_bytes_};
+}
+
+void WindowRing::claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const {
+  const auto is_free = [&](std::uint32_t released) {
+    return static_cast<std::int32_t>(turn - released) < static_cast<std::int32_t>(depth_);
+  };
+  wait_for_word(header().released, is_free, std::span(&owner, owner == group.rank() ? 0 : 1), group, options);
+}
+
+void WindowRing::arrive(std::uint32_t turn) const noexcept {
+  publish_fence();
+  std::atomic<std::uint32_t>& arrived = header().arrived[turn % depth_];
+  arrived.fetch_add(1, std::memory_order_acq_rel);
+  os::futex_wake_all(arrived);
+}
+
+void WindowRing::wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others,
+                           SyncGroup& group, const WaitOptions& options) const {
+  const auto is_full = [contributors](std::uint32_t arrived) { return arrived == contributors; };
+  wait_for_word(header().arrived[turn % depth_], is_full, others, group, options);
+}
+
+void WindowRing::release(std::uint32_t turn) const noexcept {
+  header().arrived[turn % depth_].store(0, std::memory_order_relaxed);
+  header().released.store(turn + 1, std::memory_order_release);
+  os::futex_wake_all(header().released);
+}
+
+void WindowRing::add_progress(std::uint64_t bytes) const noexcept {
+  header().progress.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+std::uint64_t WindowRing::progress() const noexcept {
+  return header().progress.load(std::memory_order_relaxed);
+}
+
+void WindowRing::set_stage(std::uint32_t stage) const noexcept {
+  header().stage.store(stage, std::memory_order_release);
+  os::futex_wake_all(header().stage);
+}
+
+std::uint32_t WindowRing::stage() const noexcept {
+  return header().stage.load(std::memory_order_acquire);
+}
+
+void WindowRing::wait_stage(std::uint32_t least, std::span<const int> on, SyncGroup& group,
+                            const WaitOptions& options) const {
+  wait_for_word(
+      header().stage, [least](std::uint32_t stage) { return stage >= least; }, on, group, options);
+}
+
+}  // namespace muster::shm

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// WindowRing: windows of shared memory that several processes fill together and one takes. Window `turn % depth` is
+// used for turn after turn:
+//
+//  1. A contributor waits until the owner is through with turn - depth (released), and writes its part.
+//  2. It counts itself as arrived.
+//  3. The owner waits until all contributors of the turn have arrived, and uses what they wrote.
+//  4. It sets the count back and releases the turn. Turns are released in their order.
+// There is no lock: whoever is killed leaves counts that the others can wait for in vain until they see that it is
+// dead.
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+
+#include "muster/sync_group.hpp"
+#include "src/os/shared_memory.hpp"
+
+namespace muster::shm {
+
+class WindowRing {
+ public:
+  static constexpr std::uint32_t most_depth = 16;
+
+  /// The owner's. `depth` windows of `window_bytes` each (none: a ring that only counts progress). Takes the memory
+  /// now. Throws Error(no_space | unsupported).
+  WindowRing(std::uint32_t depth, std::uint64_t window_bytes, os::Backing backing);
+  /// Another process's. Throws Error(corrupt) where it is no ring.
+  explicit WindowRing(const os::Fd& memory);
+
+  [[nodiscard]] const os::Fd& memory() const noexcept { return memory_; }
+  [[nodiscard]] std::uint64_t window_bytes() const noexcept;
+  [[nodiscard]] std::span<std::byte> window(std::uint32_t turn) const;
+
+  /// Step 1, without the writing. `owner`: its rank in the group. Throws as SyncGroup::wait_until.
+  void claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const;
+  /// Step 2. Orders what was written before it, streaming stores too.
+  void arrive(std::uint32_t turn) const noexcept;
+  /// Step 3. `others`: ranks that it waits for.
+  void wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others, SyncGroup& group,
+                 const WaitOptions& options) const;
+  /// Step 4.
+  void release(std::uint32_t turn) const noexcept;
+
+  /// Bytes that the owner has finished with: for who shows progress.
+  void add_progress(std::uint64_t bytes) const noexcept;
+  [[nodiscard]] std::uint64_t progress() const noexcept;
+  /// A number that the owner raises, for others to wait for.
+  void set_stage(std::uint32_t stage) const noexcept;
+  [[nodiscard]] std::uint32_t stage() const noexcept;
+  /// `on`: the owner's rank, where it is another one.
+  void wait_stage(std::uint32_t least, std::span<const int> on, SyncGroup& group, const WaitOptions& options) const;
+
+ private:
+  struct Header;
+  [[nodiscard]] Header& header() const noexcept;
+  os::Fd memory_;
+  os::Mapping mapping_;
+  std::uint32_t depth_ = 0;
+  std::uint64_t window_bytes_ = 0;
+};
+
+}  // namespace muster::shm

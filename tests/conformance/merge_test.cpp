@@ -1,0 +1,506 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every merge on gather must do, held against a model that merges in one process, element by element.
+
+#include "muster/merge_gather.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/shared_arena.hpp"
+#include "src/merge/layout.hpp"
+#include "src/merge/reduce.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+constexpr int sizes[] = {1, 2, 4, 7};
+
+std::vector<int> ranks_from(int first, int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  for (int i = 0; i < size; ++i) ranks[static_cast<std::size_t>(i)] = (first + i) % size;
+  return ranks;
+}
+
+std::uint64_t seed_of(int rank, int round) {
+  return static_cast<std::uint64_t>(rank * 1000 + round);
+}
+
+std::size_t product(const Shape& shape, std::size_t begin, std::size_t end) {
+  std::size_t count = 1;
+  for (std::size_t i = begin; i < end; ++i) count *= static_cast<std::size_t>(shape[i]);
+  return count;
+}
+
+/// One tensor after the other along `dim`; with blocks each block by itself. Bytes are moved one element at a time.
+Tensor model_concat(const std::vector<Tensor>& sources, std::size_t dim, const std::vector<std::int64_t>& blocks) {
+  Shape shape = sources.front().shape();
+  shape[dim] = 0;
+  for (const Tensor& source : sources) shape[dim] += source.shape()[dim];
+  const Tensor whole = Tensor::allocate(sources.front().dtype(), shape);
+  const std::size_t outer = product(shape, 0, dim);
+  const std::size_t inner_bits =
+      product(shape, dim + 1, shape.size()) * static_cast<std::size_t>(bits(sources.front().dtype()));
+  std::int64_t weight = 0;
+  for (const std::int64_t block : blocks) weight += block;
+  std::byte* target = whole.mutable_data();
+  for (std::size_t row = 0; row < outer; ++row) {
+    std::vector<std::size_t> done(sources.size(), 0);
+    for (const std::int64_t block : blocks) {
+      for (std::size_t i = 0; i < sources.size(); ++i) {
+        const auto units = static_cast<std::size_t>(sources[i].shape()[dim]);
+        const std::size_t bytes =
+            units * static_cast<std::size_t>(block) / static_cast<std::size_t>(weight) * inner_bits / 8;
+        const std::byte* from = sources[i].data() + row * (units * inner_bits / 8) + done[i];
+        for (std::size_t b = 0; b < bytes; ++b) *target++ = from[b];
+        done[i] += bytes;
+      }
+    }
+  }
+  return whole;
+}
+
+Tensor model(const Merge& merge, const std::vector<Tensor>& sources) {
+  const Tensor& first = sources.front();
+  if (const auto* concat = std::get_if<Concat>(&merge)) {
+    const auto dims = static_cast<std::int64_t>(first.shape().size());
+    const auto dim = static_cast<std::size_t>(concat->dim < 0 ? concat->dim + dims : concat->dim);
+    return model_concat(sources, dim, concat->blocks.empty() ? std::vector<std::int64_t>{1} : concat->blocks);
+  }
+  if (std::holds_alternative<Stack>(merge)) {
+    Shape shape = first.shape();
+    shape.insert(shape.begin(), static_cast<std::int64_t>(sources.size()));
+    const Tensor whole = Tensor::allocate(first.dtype(), shape);
+    for (std::size_t i = 0; i < sources.size(); ++i)
+      for (std::size_t b = 0; b < first.nbytes(); ++b)
+        whole.mutable_data()[i * first.nbytes() + b] = sources[i].data()[b];
+    return whole;
+  }
+  if (std::holds_alternative<Max>(merge) || std::holds_alternative<Sum>(merge)) {
+    // The elements' arithmetic has a model of its own (unit test merge_reduce): here it is which elements meet.
+    const auto combine = std::holds_alternative<Max>(merge) ? merge::Combine::max : merge::Combine::sum;
+    const Tensor whole = Tensor::allocate(first.dtype(), first.shape());
+    const std::size_t item = itemsize(first.dtype());
+    for (std::size_t at = 0; at < first.nbytes(); at += item) {
+      std::vector<const std::byte*> elements;
+      for (const Tensor& source : sources) elements.push_back(source.data() + at);
+      merge::reduce(combine, first.dtype(), {whole.mutable_data() + at, item}, elements);
+    }
+    return whole;
+  }
+  return first;
+}
+
+using Make = std::function<Tensor(int rank)>;
+
+/// Merges and compares on the first rank of the list; `make` gives any rank's tensor.
+void merge_and_check(SyncGroup& group, const std::vector<int>& ranks, const Merge& merge, const Make& make,
+                     const GatherOptions& options = {}) {
+  const Tensor mine = make(group.rank());
+  const Merged merged = merge_tensor_parallel(mine, merge, ranks, group, options);
+  RANK_CHECK(merged.ranks() == ranks);
+  RANK_CHECK(merged.wait_released(std::chrono::milliseconds(0)));
+  RANK_CHECK(merged.tensor().has_value() == (group.rank() == ranks.front()));
+  if (!merged.tensor()) return;
+  std::vector<Tensor> sources;
+  for (const int rank : ranks) sources.push_back(make(rank));
+  const Tensor expected = model(merge, sources);
+  RANK_CHECK(merged.tensor()->dtype() == expected.dtype());
+  RANK_CHECK(merged.tensor()->shape() == expected.shape());
+  RANK_CHECK(bitwise_equal(*merged.tensor(), expected));
+}
+
+Make patterns(DType dtype, const Shape& shape, int round) {
+  return [=](int rank) { return pattern(dtype, shape, seed_of(rank, round)); };
+}
+
+Make equal_patterns(DType dtype, const Shape& shape, int round) {
+  return [=](int) { return pattern(dtype, shape, seed_of(0, round)); };
+}
+
+bool is_reducible(merge::Combine combine, DType dtype) {
+  try {
+    merge::check_reducible(combine, dtype);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Every rank must get an error of this kind whose words have all of `parts`; its words.
+std::string refused(SyncGroup& group, const TensorView& mine, const Merge& merge, const std::vector<int>& ranks,
+                    ErrorKind kind, const std::vector<std::string>& parts, const GatherOptions& options = {}) {
+  try {
+    (void)merge_tensor_parallel(mine, merge, ranks, group, options);
+  } catch (const Error& error) {
+    const std::string words = error.what();
+    if (error.kind() != kind) throw;
+    for (const std::string& part : parts)
+      if (words.find(part) == std::string::npos) throw RankFailure("no \"" + part + "\" in: " + words);
+    return words;
+  }
+  throw RankFailure("nothing was thrown");
+}
+
+}  // namespace
+
+TEST_CASE("every kind of merge, each rank as the first") {
+  for (const int size : sizes) {
+    CAPTURE(size);
+    run_ranks(size, [&](SyncGroup& group) {
+      int round = 0;
+      for (int first = 0; first < size; ++first) {
+        const std::vector<int> ranks = ranks_from(first, size);
+        for (int again = 0; again < 3; ++again) {
+          ++round;
+          merge_and_check(group, ranks, concat(0), patterns(DType::f32, {13, 40}, round));
+          merge_and_check(group, ranks, concat(1), patterns(DType::f32, {13, 40}, round));
+          merge_and_check(group, ranks, concat(-1), patterns(DType::bf16, {3, 5, 300}, round));
+          merge_and_check(group, ranks, concat_blocks(0, {2, 1, 1}), patterns(DType::bf16, {8, 33}, round));
+          merge_and_check(group, ranks, concat_blocks(1, {1, 1}), patterns(DType::u8, {5, 10}, round));
+          merge_and_check(group, ranks, stack(), patterns(DType::i32, {7, 9}, round));
+          merge_and_check(group, ranks, muster::max(), patterns(DType::f32, {300, 33}, round));
+          merge_and_check(group, ranks, sum(), patterns(DType::bf16, {300, 33}, round));
+          merge_and_check(group, ranks, first > 0 ? muster::first() : same(), equal_patterns(DType::f16, {9}, round));
+          merge_and_check(group, ranks, muster::first(), patterns(DType::f16, {9}, round),
+                          {.own = again == 0 ? Own::copy : Own::borrow});
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("all dtypes, empty and scalar tensors") {
+  run_ranks(4, [](SyncGroup& group) {
+    int round = 0;
+    for (const DType dtype : all_dtypes()) {
+      for (const Shape& shape : {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{6, 4}, Shape{100, 66}}) {
+        const std::vector<int> ranks = ranks_from(++round % 4, 4);
+        for (const Merge& merge : {stack(), same(), muster::first(), concat(0), concat(-1)}) {
+          if (shape.empty() && std::holds_alternative<Concat>(merge)) continue;
+          // Four scalars of 4 bits would be two bytes of two ranks each.
+          if (shape.empty() && is_packed(dtype) && std::holds_alternative<Stack>(merge)) continue;
+          const bool is_same = std::holds_alternative<Same>(merge);
+          merge_and_check(group, ranks, merge,
+                          is_same ? equal_patterns(dtype, shape, round) : patterns(dtype, shape, round));
+        }
+        if (is_reducible(merge::Combine::max, dtype))
+          merge_and_check(group, ranks, muster::max(), patterns(dtype, shape, round));
+        if (is_reducible(merge::Combine::sum, dtype))
+          merge_and_check(group, ranks, sum(), patterns(dtype, shape, round));
+      }
+    }
+  });
+}
+
+TEST_CASE("sizes along the dimension differ, some are nothing") {
+  run_ranks(4, [](SyncGroup& group) {
+    for (int round = 0; round < 6; ++round) {
+      const std::vector<int> ranks = ranks_from(round % 4, 4);
+      const auto size = [&](int rank) { return static_cast<std::int64_t>((rank * 7 + round * 5) % 11) * 100; };
+      merge_and_check(group, ranks, concat(0), [&](int rank) {
+        return pattern(DType::f32, {size(rank), 17}, seed_of(rank, round));
+      });
+      merge_and_check(group, ranks, concat(1), [&](int rank) {
+        return pattern(DType::bf16, {30, size(rank), 3}, seed_of(rank, round));
+      });
+      merge_and_check(group, ranks, concat_blocks(1, {3, 1}), [&](int rank) {
+        return pattern(DType::u8, {30, size(rank)}, seed_of(rank, round));
+      });
+    }
+  });
+}
+
+TEST_CASE("large tensors: many pieces, rows of every length, many chunks") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 4);
+    for (int round = 0; round < 3; ++round) {
+      merge_and_check(group, ranks, concat(0), patterns(DType::bf16, {1500, 3001}, round));
+      for (const std::int64_t row : {1, 63, 129, 2048, 70001})
+        merge_and_check(group, ranks, concat(1), patterns(DType::bf16, {4000000 / row, row}, round));
+      merge_and_check(group, ranks, muster::max(), patterns(DType::bf16, {1500, 3001}, round));
+      merge_and_check(group, ranks, sum(), patterns(DType::f32, {1500, 1001}, round));
+    }
+  });
+}
+
+TEST_CASE("strided sources") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(1, 3);
+    const auto view_of = [](const Tensor& whole, int kind) {
+      if (kind == 0) return whole.view().slice(1, 100, 900).transposed();
+      if (kind == 1) return whole.view().slice(0, 3, 700);
+      return TensorView(DType::f32, {500, 1000}, whole.data(), {1000, 0});  // each element a thousand times
+    };
+    for (int kind = 0; kind < 3; ++kind) {
+      for (const Merge& merge : {concat(0), concat(1), stack(), muster::max(), sum(), concat_blocks(0, {1, 1})}) {
+        if (kind == 1 && std::holds_alternative<Concat>(merge) && !std::get<Concat>(merge).blocks.empty()) continue;
+        const Tensor whole = pattern(DType::f32, {1000, 1001}, seed_of(group.rank(), kind));
+        const Merged merged = merge_tensor_parallel(view_of(whole, kind), merge, ranks, group);
+        if (!merged.tensor()) continue;
+        std::vector<Tensor> sources;
+        for (const int rank : ranks)
+          sources.push_back(Tensor::copy_of(view_of(pattern(DType::f32, {1000, 1001}, seed_of(rank, kind)), kind)));
+        RANK_CHECK(bitwise_equal(*merged.tensor(), model(merge, sources)));
+      }
+      const Tensor equal = pattern(DType::f32, {1000, 1001}, 5);
+      const Merged agreed = merge_tensor_parallel(view_of(equal, kind), same(), ranks, group, {.own = Own::copy});
+      if (agreed.tensor()) RANK_CHECK(bitwise_equal(*agreed.tensor(), Tensor::copy_of(view_of(equal, kind))));
+    }
+  });
+}
+
+TEST_CASE("what does not fit is refused on every rank, with each one's merge, dtype and shape, and the group goes on") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::vector<int> all = ranks_from(0, 4);
+    const int me = group.rank();
+    const Tensor usual = pattern(DType::f32, {4, 8}, seed_of(me, 0));
+    const Tensor odd = me == 2 ? pattern(DType::f16, {4, 8}, 1) : usual;
+    const Tensor taller = me == 2 ? pattern(DType::f32, {5, 8}, 1) : usual;
+    using Kind = ErrorKind;
+    refused(group, odd, concat(0), all, Kind::rank_mismatch,
+            {"rank 0 concat(0) F32 [4, 8]", "rank 2 concat(0) F16 [4, 8]"});
+    refused(group, taller, concat(1), all, Kind::rank_mismatch,
+            {"rank 1 concat(1) F32 [4, 8]", "rank 2 concat(1) F32 [5, 8]"});
+    refused(group, taller, muster::max(), all, Kind::rank_mismatch, {"rank 2 max F32 [5, 8]"});
+    refused(group, taller, stack(), all, Kind::rank_mismatch, {"rank 2 stack F32 [5, 8]"});
+    refused(group, taller, same(), all, Kind::rank_mismatch, {"rank 2 same F32 [5, 8]"});
+    refused(group, usual, me == 3 ? sum() : muster::max(), all, Kind::rank_mismatch, {"rank 0 max", "rank 3 sum"});
+    refused(group, usual, me == 3 ? concat_blocks(1, {1, 1}) : concat(1), all, Kind::rank_mismatch,
+            {"rank 0 concat(1)", "rank 3 concat_blocks(1, [1, 1])"});
+    refused(group, usual, concat(2), all, Kind::argument, {"rank 0", "no dimension 2"});
+    refused(group, usual, me == 1 ? concat_blocks(1, {2, 1}) : concat(1), all, Kind::argument, {"rank 1", "[2, 1]"});
+    refused(group, pattern(DType::complex64, {3}, 1), sum(), all, Kind::unsupported, {"C64", "sum"});
+    refused(group, pattern(DType::boolean, {3}, 1), sum(), all, Kind::unsupported, {"BOOL", "sum"});
+    refused(group, pattern(DType::f4_e2m1, {5, 3}, 1), concat(1), all, Kind::unsupported, {"packed"});
+    refused(group, pattern(DType::u4, {}, 1), stack(), all, Kind::unsupported, {"packed"});
+    refused(group, usual, concat(0), me == 1 ? std::vector<int>{1, 0, 2, 3} : all, Kind::rank_mismatch, {"lists"});
+    refused(group, usual, concat(0), {0, 1, 2, 9}, Kind::argument, {"rank 9"});
+    // One dimension, counted from either end.
+    merge_and_check(group, all, me % 2 == 0 ? concat(1) : concat(-1), patterns(DType::f32, {4, 8}, 3));
+  });
+}
+
+TEST_CASE("\"same\" names the ranks that differ in a bit") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::f32, {1000, 33}, 1);
+    if (group.rank() == 1 || group.rank() == 3) mine.mutable_data()[131999 - group.rank()] ^= std::byte{1};
+    const std::string words = refused(group, mine, same(), ranks_from(2, 4), ErrorKind::rank_mismatch,
+                                      {"same", "rank 1 (XXH3", "rank 3 (XXH3"});
+    RANK_CHECK(words.find("rank 0") == std::string::npos && words.find("rank 2 ") == std::string::npos);
+    // Zeros of different sign are different bits.
+    const Tensor zero = Tensor::allocate(DType::f32, {1});
+    const float value = group.rank() == 1 ? -0.0F : 0.0F;
+    std::memcpy(zero.mutable_data(), &value, sizeof value);
+    refused(group, zero, same(), ranks_from(0, 4), ErrorKind::rank_mismatch, {"rank 1"});
+    merge_and_check(group, ranks_from(0, 4), same(), equal_patterns(DType::f32, {7}, 1));
+  });
+}
+
+TEST_CASE("different merges and a gather at once, by disjoint lists, and ranks in none") {
+  run_ranks(7, [](SyncGroup& group) {
+    const std::vector<std::vector<int>> lists = {{1, 0}, {5, 2}, {3}, {6, 4}};
+    for (int round = 0; round < 4; ++round) {
+      for (std::size_t i = 0; i < lists.size(); ++i) {
+        // Every list in its turn has nothing to do.
+        if (std::ranges::find(lists[i], group.rank()) == lists[i].end()) continue;
+        if (i == static_cast<std::size_t>(round)) {
+          const Tensor unused = pattern(DType::u8, {1}, 0);
+          const Merged nothing = merge_tensor_parallel(unused, sum(), std::vector<int>{}, group);
+          RANK_CHECK(!nothing.tensor() && nothing.ranks().empty());
+        } else if (i == 0) {
+          merge_and_check(group, lists[i], concat(1), patterns(DType::f32, {300, 400 + round}, round));
+        } else if (i == 1) {
+          merge_and_check(group, lists[i], sum(), patterns(DType::bf16, {3000, 400}, round));
+        } else if (i == 2) {
+          merge_and_check(group, lists[i], stack(), patterns(DType::bf16, {30, 40}, round));
+        } else {
+          const Tensor mine = pattern(DType::f32, {5000}, seed_of(group.rank(), round));
+          const GatheredTensors all = get_tensors_parallel(mine, lists[i], group);
+          for (const auto& [rank, tensor] : all.present())
+            RANK_CHECK(is_pattern(tensor, DType::f32, {5000}, seed_of(rank, round)));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("a rank of the list in another call is an error on all") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::f32, {10}, 1);
+    bool is_refused = false;
+    try {
+      if (group.rank() == 1)
+        (void)get_tensors_parallel(mine, ranks_from(0, 3), group);
+      else
+        (void)merge_tensor_parallel(mine, concat(0), ranks_from(0, 3), group);
+    } catch (const Error& error) {
+      is_refused = error.kind() == ErrorKind::rank_mismatch &&
+                   std::string(error.what()).find("rank 2 merge_tensor_parallel") != std::string::npos;
+    }
+    RANK_CHECK(is_refused);
+    merge_and_check(group, ranks_from(1, 3), concat(0), patterns(DType::f32, {10}, 1));
+  });
+}
+
+TEST_CASE("results stay as they were while others are merged; their memory comes back") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 3);
+    std::vector<Merged> kept;
+    for (int round = 0; round < 5; ++round) {
+      const Tensor mine = pattern(DType::f32, {1000 + round, 70}, seed_of(group.rank(), round));
+      kept.push_back(merge_tensor_parallel(mine, round % 2 == 0 ? concat(0) : muster::max(), ranks, group));
+    }
+    for (int round = 0; round < 5 && group.rank() == 0; ++round) {
+      std::vector<Tensor> sources;
+      for (const int rank : ranks) sources.push_back(pattern(DType::f32, {1000 + round, 70}, seed_of(rank, round)));
+      RANK_CHECK(bitwise_equal(*kept[static_cast<std::size_t>(round)].tensor(),
+                               model(round % 2 == 0 ? concat(0) : muster::max(), sources)));
+    }
+    kept.clear();
+    for (int round = 0; round < 5; ++round)
+      merge_and_check(group, ranks, concat(0), patterns(DType::f32, {1000, 70}, round));
+    RANK_CHECK((trim(group) != 0) == (group.rank() == 0));
+    for (int round = 0; round < 3; ++round)
+      merge_and_check(group, ranks, concat(1), patterns(DType::f32, {1000, 71}, round));
+  });
+}
+
+TEST_CASE("a merged tensor outlives its result, the group and the other ranks") {
+  const GroupOf group(3);
+  Ranks ranks(3, [&](int rank) {
+    auto mine = group.join(rank);
+    std::optional<Tensor> kept;
+    {
+      Merged merged =
+          merge_tensor_parallel(pattern(DType::u8, {300000}, seed_of(rank, 1)), stack(), ranks_from(0, 3), *mine);
+      kept = merged.tensor();
+      merged.release();
+      RANK_CHECK(!merged.tensor());
+    }
+    for (int round = 2; round < 5; ++round)
+      merge_and_check(*mine, ranks_from(0, 3), stack(), patterns(DType::u8, {300000}, round));
+    mine.reset();
+    if (!kept) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (int source = 0; source < 3; ++source)
+      RANK_CHECK(is_pattern(kept->view().slice(0, source, source + 1), DType::u8, {1, 300000}, seed_of(source, 1)));
+    std::jthread([last = std::move(*kept)]() mutable { last = {}; });
+  });
+  for (const Ended& ended : ranks.wait()) CHECK_MESSAGE(ended.ok(), ended.words);
+}
+
+TEST_CASE("a forked child looks at the result, and its end changes nothing") {
+  run_ranks(2, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 2);
+    const auto make = patterns(DType::u8, {500000}, 1);
+    Merged merged = merge_tensor_parallel(make(group.rank()), concat(0), ranks, group);
+    if (group.rank() == 0) {
+      const Tensor expected = model(concat(0), {make(0), make(1)});
+      Ranks child(1, [&](int) {
+        RANK_CHECK(bitwise_equal(*merged.tensor(), expected));
+        merged.release();
+      });
+      RANK_CHECK(child.wait(std::chrono::seconds(10)).front().ok());
+    }
+    // Were the slot free now, this would be written over it.
+    merge_and_check(group, ranks, concat(0), patterns(DType::u8, {500000}, 2));
+    if (group.rank() == 0) RANK_CHECK(bitwise_equal(*merged.tensor(), model(concat(0), {make(0), make(1)})));
+  });
+}
+
+TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for merges") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 3);
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const GatherOptions tight{.memory_budget = 2 << 20};
+    refused(group, mine, concat(0), ranks, ErrorKind::no_space, {"memory budget", "rank 0"}, tight);
+    // What the first rank expects is too much, what there is is not.
+    const GatherOptions enough{.memory_budget = 4 << 20};
+    merge_and_check(
+        group, ranks, concat(0),
+        [](int rank) { return pattern(DType::u8, {rank == 0 ? 3 << 20 : 100}, seed_of(rank, 4)); }, enough);
+    (void)trim(group);
+    std::vector<Merged> kept;
+    kept.push_back(merge_tensor_parallel(mine, concat(0), ranks, group, enough));
+    refused(group, mine, concat(0), ranks, ErrorKind::no_space, {"holds 1 results"}, enough);
+    kept.clear();
+    group.barrier();
+    merge_and_check(group, ranks, concat(0), patterns(DType::u8, {1 << 20}, 5), enough);
+    // Another list has a slot of its own; what the first one left is more than may be kept.
+    const Merged other = merge_tensor_parallel(mine, sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
+    if (group.rank() == 0) RANK_CHECK(other.report().pool_bytes < (6 << 20));
+  });
+}
+
+TEST_CASE("sources in an arena are merged like others") {
+  run_ranks(3, [](SyncGroup& group) {
+    SharedArena arena(8 << 20);
+    for (int round = 0; round < 3; ++round) {
+      const auto make = [&](int rank) {
+        const Tensor tensor =
+            rank == group.rank() ? arena.allocate(DType::bf16, {300, 500}) : Tensor::allocate(DType::bf16, {300, 500});
+        fill(tensor.mutable_data(), tensor.nbytes(), seed_of(rank, round));
+        return tensor;
+      };
+      merge_and_check(group, ranks_from(round, 3), concat(1), make);
+      merge_and_check(group, ranks_from(round, 3), sum(), make);
+    }
+    RANK_CHECK(arena.waiting_for_leases() == 0);
+  });
+}
+
+TEST_CASE("the first rank's own tensor is borrowed or copied where nothing moves") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::f32, {5, 6}, 1);
+    for (const Merge& merge : {same(), muster::first()}) {
+      const Merged borrowed = merge_tensor_parallel(mine, merge, ranks_from(0, 2), group);
+      const Merged copied = merge_tensor_parallel(mine, merge, ranks_from(0, 2), group, {.own = Own::copy});
+      RANK_CHECK(borrowed.report().rounds == 1);
+      if (group.rank() != 0) continue;
+      RANK_CHECK(borrowed.tensor()->data() == mine.data());
+      RANK_CHECK(copied.tensor()->data() != mine.data());
+    }
+  });
+}
+
+TEST_CASE("from the third exchange on there are two rounds and no page fault") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::bf16, {512, 2048}, seed_of(group.rank(), 0));
+    for (const Merge& merge : {concat(0), concat(1), stack(), sum()}) {
+      for (int round = 0; round < 6; ++round) {
+        const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
+        RANK_CHECK(merged.report().rounds == 2);
+        RANK_CHECK(merged.report().route == Route::shm);
+        RANK_CHECK(merged.report().payload_bytes == 8 << 20);
+        RANK_CHECK(merged.explain().find("merge") != std::string::npos);
+        std::uint64_t faults = 0;
+        for (const PhaseReport& phase : merged.report().phases)
+          if (phase.name == "merge") faults = phase.page_faults;
+        // A few are the heap's; the merged tensor has 2048 pages, each rank's own 512.
+        if (round >= 2 && faults > 16)
+          throw RankFailure(std::string(merge_name(merge)) + ": " + std::to_string(faults) + " page faults");
+      }
+    }
+  });
+}
+
+TEST_CASE("the world of one process merges with itself") {
+  const auto group = single_group();
+  const Tensor mine = pattern(DType::f32, {4, 6}, 1);
+  for (const Merge& merge : {concat(1), concat_blocks(0, {1, 1}), sum(), muster::max(), same(), muster::first()}) {
+    const Merged merged = merge_tensor_parallel(mine, merge, std::vector<int>{0}, *group);
+    CHECK(bitwise_equal(*merged.tensor(), mine));
+    CHECK(merged.report().route == Route::local);
+  }
+  const TensorView strided = mine.view().transposed();
+  const Merged stacked = merge_tensor_parallel(strided, stack(), std::vector<int>{0}, *group);
+  CHECK(stacked.tensor()->shape() == Shape{1, 6, 4});
+  CHECK(bitwise_equal(stacked.tensor()->view().slice(0, 0, 1), stacked.tensor()->view()));
+  CHECK_THROWS_AS((void)merge_tensor_parallel(mine, concat(2), std::vector<int>{0}, *group), Error);
+}

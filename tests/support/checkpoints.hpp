@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Two checkpoints held against each other, and exports that fail on every rank with the same words.
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <string>
+
+#include "muster/model_dir.hpp"
+#include "muster/tensor.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace muster::test {
+
+inline std::map<std::string, Tensor> tensors_of(const std::string& directory) {
+  const ModelDir model = ModelDir::open(directory);
+  std::map<std::string, Tensor> tensors;
+  for (std::size_t i = 0; i < model.tensors().size(); ++i) tensors.emplace(model.tensors()[i].name, model.tensor(i));
+  return tensors;
+}
+
+/// Names, dtypes, shapes, bytes and config.json.
+inline void check_equal(const std::string& a, const std::string& b) {
+  const auto left = tensors_of(a);
+  const auto right = tensors_of(b);
+  REQUIRE(left.size() == right.size());
+  for (const auto& [name, tensor] : left) {
+    CAPTURE(name);
+    REQUIRE(right.contains(name));
+    CHECK(bitwise_equal(tensor, right.at(name)));
+  }
+  CHECK(read_text(a + "/config.json") == read_text(b + "/config.json"));
+}
+
+}  // namespace muster::test

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names and shapes of many ranks become those of a model, and back, whatever the layout; and what does not fit is
+// refused with the names it is about.
+
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "src/checkpoint/arrangement.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/export_outputs.hpp"
+#include "src/checkpoint/placement.hpp"
+
+using namespace muster;
+
+namespace {
+
+MergePlan plan_of(const std::string& rules, const std::string& more = "") {
+  return MergePlan::parse(R"({"muster_plan": 1, )" + more + R"("rules": [)" + rules + "]}", "p");
+}
+
+NamedSpec spec(std::string name, Shape shape, DType dtype = DType::f32) {
+  return {std::move(name), {dtype, std::move(shape)}};
+}
+
+using Ranks = std::vector<RankTensors>;
+
+Ranks ranks_of(std::vector<std::vector<NamedSpec>> lists) {
+  Ranks ranks;
+  for (auto& list : lists) ranks.push_back({std::move(list), {}});
+  return ranks;
+}
+
+ParallelLayout tensor_parallel(std::size_t ranks) {
+  return {.tensor = static_cast<int>(ranks)};
+}
+
+std::string words_of(ErrorKind kind, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    CHECK(error.kind() == kind);
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  if (text.find(part) == std::string::npos) MESSAGE(text);
+  return text.find(part) != std::string::npos;
+}
+
+std::string refused(const MergePlan& plan, const ParallelLayout& layout, const Ranks& ranks,
+                    ErrorKind kind = ErrorKind::argument) {
+  return words_of(kind, [&] { arrange(plan, layout, ranks); });
+}
+
+// A model cut for `layout`, as the shards' listings would say it.
+Ranks cut(const MergePlan& plan, const ParallelLayout& layout, const std::vector<NamedSpec>& model) {
+  const auto wholes = wholes_of(plan, model);
+  const Placement placement = place(plan, layout, wholes);
+  Ranks ranks(placement.ranks.size());
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const PlacedTensor& placed : placement.ranks[rank])
+      ranks[rank].tensors.push_back({placed.name, placement.cuts[placed.whole].part});
+    ranks[rank].padded = placement.padded[rank];
+  }
+  return ranks;
+}
+
+constexpr const char* moe_numbers =
+    R"("layers": {"match": "*layers.#.*", "renumber": true}, "experts": "*experts.#.*", )";
+constexpr const char* moe_rules =
+    R"({"match": "embed", "action": "concat", "dim": 0},
+       {"match": "head", "action": "concat", "dim": 0, "stage": "last"},
+       {"match": "tied", "action": "same", "stage": "ends"},
+       {"match": "rotary", "action": "same", "stage": "all"},
+       {"match": "*.experts.*.up", "action": "concat", "dim": 0},
+       {"match": "*.experts.*.down", "action": "concat", "dim": 1},
+       {"match": "*.fused", "action": "concat", "dim": 0, "across": "expert"},
+       {"match": "*", "action": "same"})";
+
+std::vector<NamedSpec> moe_model(int layers, int experts) {
+  std::vector<NamedSpec> model = {spec("embed", {10, 4}), spec("head", {10, 4}), spec("tied", {3}),
+                                  spec("rotary", {2})};
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string prefix = "layers." + std::to_string(layer) + ".";
+    model.push_back(spec(prefix + "norm", {4}));
+    model.push_back(spec(prefix + "fused", {8, 4}));
+    for (int expert = 0; expert < experts; ++expert) {
+      const std::string name = prefix + "experts." + std::to_string(expert);
+      model.push_back(spec(name + ".up", {6, 4}));
+      model.push_back(spec(name + ".down", {4, 6}));
+    }
+  }
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("tensors without a rule are listed, at most ten of them") {
+  const MergePlan plan = plan_of(R"({"match": "a", "action": "same"})");
+  const Ranks ranks =
+      ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec("a", {1}), spec("b", {1}), spec("c\n", {1})}));
+  CHECK(has(refused(plan, tensor_parallel(2), ranks), R"(the tensors "b", "c\x0a"; add one)"));
+  std::vector<NamedSpec> many;
+  for (int i = 0; i < 14; ++i) many.push_back(spec("x" + std::to_string(i), {1}));
+  CHECK(has(refused(plan, tensor_parallel(1), ranks_of({many})), "and 4 more"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { wholes_of(plan, many); }), "and 4 more"));
+}
+
+TEST_CASE("two sources for one name are refused") {
+  const MergePlan plan = plan_of(R"({"match": "*", "action": "same"})");
+  CHECK(has(refused(plan, tensor_parallel(2), ranks_of({{spec("a", {1})}, {spec("a", {1}), spec("a", {1})}})),
+            "rank 1 has two sources"));
+}
+
+TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
+  const MergePlan plan = plan_of(
+      R"({"match": "s*", "action": "same"}, {"match": "c*", "action": "concat", "dim": -1}, {"match": "d", "action": "concat", "dim": 2}, {"match": "f", "action": "first"}, {"match": "m", "action": "max"}, {"match": "k", "action": "stack"})");
+  const auto merge = [&](NamedSpec a, NamedSpec b) {
+    return arrange(plan, tensor_parallel(2), ranks_of({{std::move(a)}, {std::move(b)}})).tensors;
+  };
+  const auto mismatch = [&](NamedSpec a, NamedSpec b) {
+    return words_of(ErrorKind::rank_mismatch, [&] { merge(std::move(a), std::move(b)); });
+  };
+  CHECK(has(mismatch(spec("s", {2, 3}), spec("s", {2, 4})), "rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"));
+  CHECK(has(mismatch(spec("s", {2}), spec("s", {2}, DType::bf16)), "rank 1 has BF16 [2]"));
+  CHECK(has(mismatch(spec("m", {2}), spec("m", {3})), "\"max\" wants them equal"));
+  CHECK(has(mismatch(spec("k", {2}), spec("k", {3})), "\"stack\" wants them equal"));
+  CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {4, 3})), "differ in dimension 1 only"));
+  CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {2})), "differ in dimension 1 only"));
+  CHECK(has(mismatch(spec("c", {2}), spec("c", {2}, DType::f16)), "rank 1 has F16 [2]"));
+  CHECK(has(mismatch(spec("c", {2}), spec("c2", {2})), "rank 1 does not have it"));
+  CHECK(has(mismatch(spec("s", {2}), spec("f", {2})), "does not have it"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("d", {2, 3}), spec("d", {2, 3})); }), "no dimension 2"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {}), spec("c", {})); }), "no dimension -1"));
+  const std::int64_t huge = std::int64_t{1} << 62;
+  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {0, huge}), spec("c", {0, huge})); }), "63 bits"));
+  CHECK(merge(spec("c", {2, 3}), spec("c", {2, 4}))[0].layout.target.shape == Shape{2, 7});
+  CHECK(merge(spec("f", {2}), spec("f", {7}))[0].layout.target.shape == Shape{2});
+  CHECK(merge(spec("k", {3}), spec("k", {3}))[0].layout.target.shape == Shape{2, 3});
+}
+
+TEST_CASE("padding that contradicts the plan is refused") {
+  const MergePlan plan = plan_of(R"({"match": "*", "action": "concat", "dim": 0})");
+  const auto with = [&](PaddedSizes padded) {
+    Ranks ranks = ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec("a", {3, 2})}));
+    for (RankTensors& rank : ranks) rank.padded = padded;
+    return ranks;
+  };
+  CHECK(arrange(plan, tensor_parallel(2), with({{"a", {0, 5}}})).tensors[0].layout.target.shape == Shape{5, 2});
+  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {1, 2}}})), "cut along dimension 1"));
+  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, 7}}})), "is said to be 7, but the ranks have 6"));
+  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, -1}}})), "said to be -1"));
+  Ranks differing = with({{"a", {0, 5}}});
+  differing[1].padded["a"].second = 6;
+  CHECK(has(refused(plan, tensor_parallel(2), differing, ErrorKind::rank_mismatch), "remember different paddings"));
+}
+
+TEST_CASE("a plan's own size trims the padding of a vocabulary") {
+  const MergePlan plan = plan_of(R"({"match": "*", "action": "concat", "dim": 0, "trim": 5})");
+  const auto ranks = ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec("a", {4, 2})}));
+  const Arrangement arrangement = arrange(plan, tensor_parallel(2), ranks);
+  CHECK(arrangement.tensors[0].layout.target.shape == Shape{5, 2});
+  CHECK(arrangement.tensors[0].layout.pieces.back().count == 1);
+}
+
+TEST_CASE("results of one name, and dropped ones") {
+  const MergePlan plan = plan_of(
+      R"({"match": "a.*", "action": "same", "rename": "x.$1"}, {"match": "b.*", "action": "same", "rename": "x.$1"}, {"match": "old.*", "action": "drop"})");
+  CHECK(has(refused(plan, tensor_parallel(1), ranks_of({{spec("a.w", {1}), spec("b.w", {1})}})),
+            "one name to several tensors: \"x.w (of a.w and b.w)\""));
+  const Arrangement arrangement = arrange(plan, tensor_parallel(1), ranks_of({{spec("a.w", {1}), spec("old.w", {1})}}));
+  REQUIRE(arrangement.tensors.size() == 1);
+  CHECK(arrangement.tensors[0].name == "x.w");
+  REQUIRE(arrangement.dropped.size() == 1);
+  CHECK(arrangement.dropped[0].origin == "old.w");
+}
+
+TEST_CASE("a model cut for any layout is the same model again") {
+  const MergePlan plan = plan_of(moe_rules, moe_numbers);
+  const std::vector<NamedSpec> model = moe_model(5, 4);
+  for (const char* text :
+       {"1", "2", "3", "4", "7", "tp=2,pp=2,ep=2", "pp=3", "ep=4", "tp=3,pp=2", "pp=2,ep=2", "pp=5"}) {
+    CAPTURE(text);
+    const ParallelLayout layout = ParallelLayout::parse(text);
+    const Ranks ranks = cut(plan, layout, model);
+    REQUIRE(ranks.size() == static_cast<std::size_t>(layout.ranks()));
+    const Arrangement again = arrange(plan, layout, ranks);
+    REQUIRE(again.tensors.size() == model.size());
+    for (const NamedSpec& tensor : model) {
+      CAPTURE(tensor.name);
+      const auto found = std::ranges::find(again.tensors, tensor.name, &ArrangedTensor::name);
+      REQUIRE(found != again.tensors.end());
+      CHECK(found->layout.target == tensor.spec);
+    }
+  }
+}
+
+TEST_CASE("stages count their layers from 0, and replicas are compared") {
+  const MergePlan plan = plan_of(moe_rules, moe_numbers);
+  const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2,ep=2");
+  const Ranks ranks = cut(plan, layout, moe_model(3, 4));
+  const auto has_name = [&](int rank, const std::string& name) {
+    return std::ranges::any_of(ranks[static_cast<std::size_t>(rank)].tensors,
+                               [&](const NamedSpec& tensor) { return tensor.name == name; });
+  };
+  CHECK(has_name(0, "layers.1.norm"));
+  CHECK(has_name(4, "layers.0.norm"));
+  CHECK_FALSE(has_name(4, "layers.1.norm"));
+  CHECK(has_name(0, "layers.0.experts.1.up"));
+  CHECK_FALSE(has_name(0, "layers.0.experts.2.up"));
+  CHECK(has_name(2, "layers.0.experts.2.up"));
+  CHECK(has_name(0, "embed"));
+  CHECK_FALSE(has_name(4, "embed"));
+  CHECK(has_name(4, "head"));
+  CHECK(has_name(0, "tied"));
+  CHECK(has_name(4, "tied"));
+  const Arrangement whole = arrange(plan, layout, ranks);
+  const auto norm = std::ranges::find(whole.tensors, "layers.2.norm", &ArrangedTensor::name);
+  REQUIRE(norm != whole.tensors.end());
+  REQUIRE(norm->equal.size() == 1);
+  CHECK(norm->equal[0].size() == 4);  // two tensor-parallel ranks on two expert ranks of one stage
+  const auto expert = std::ranges::find(whole.tensors, "layers.0.experts.3.up", &ArrangedTensor::name);
+  CHECK(expert->equal.empty());
+  const auto embed = std::ranges::find(whole.tensors, "embed", &ArrangedTensor::name);
+  CHECK(embed->equal.size() == 2);  // each half, on two expert ranks
+}
+
+TEST_CASE("names that occur twice over expert ranks or stages are refused with the names") {
+  const MergePlan plan = plan_of(moe_rules, moe_numbers);
+  const std::vector<NamedSpec> local = {spec("layers.0.experts.0.up", {2, 2}), spec("layers.0.experts.1.up", {2, 2})};
+  const std::string words = refused(plan, {.expert = 2}, ranks_of({local, local}));
+  CHECK(has(words, "\"layers.0.experts.0.up\", \"layers.0.experts.1.up\" have more than one source"));
+  CHECK(has(words, "renumber"));
+  const std::vector<NamedSpec> stage = {spec("layers.0.norm", {1}), spec("embed", {2, 2})};
+  CHECK(has(refused(plan, {.pipeline = 2}, ranks_of({stage, stage})), "\"embed\" has more than one source"));
+  const MergePlan numbered =
+      plan_of(moe_rules, R"("layers": "*layers.#.*", "experts": {"match": "*experts.#.*", "renumber": true}, )");
+  CHECK(arrange(numbered, {.expert = 2}, ranks_of({local, local})).tensors.size() == 4);
+}
+
+TEST_CASE("numbers that are not complete are refused") {
+  const MergePlan plan = plan_of(moe_rules, moe_numbers);
+  const auto expert = [](int number) { return spec("layers.0.experts." + std::to_string(number) + ".up", {2, 2}); };
+  CHECK(has(refused(plan, {.expert = 2}, ranks_of({{expert(0), expert(1)}, {expert(3)}})), "no rank has expert 2"));
+  const auto layer = [](int number) { return spec("layers." + std::to_string(number) + ".norm", {1}); };
+  CHECK(has(
+      refused(plan, {.pipeline = 2}, ranks_of({{layer(0), layer(1)}, {layer(1), layer(2)}}), ErrorKind::rank_mismatch),
+      "pipeline stage 1 has the layers 1, 2"));
+  CHECK(arrange(plan, {.pipeline = 2}, ranks_of({{layer(0), layer(1)}, {layer(2), layer(3)}})).tensors.size() == 4);
+}
+
+TEST_CASE("a layout that the plan or the ranks do not have") {
+  const MergePlan plan = plan_of(moe_rules);
+  CHECK(has(refused(plan, {.pipeline = 2}, ranks_of({{}, {}})), "does not say where a layer has its number"));
+  CHECK(has(refused(plan, {.expert = 2}, ranks_of({{}, {}})), "does not say where an expert has its number"));
+  CHECK(has(refused(plan, {.tensor = 2}, ranks_of({{}})), "is for 2 ranks, and there are 1"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { place(plan, {.pipeline = 2}, {}); }), "\"layers\""));
+}
+
+TEST_CASE("layouts as text") {
+  CHECK(ParallelLayout::parse("4") == ParallelLayout{.tensor = 4});
+  CHECK(ParallelLayout::parse("pp=2,tp=3") == ParallelLayout{.tensor = 3, .pipeline = 2});
+  for (const char* text : {"", "0", "-1", "4x", "tp=0", "tp=2,tp=2", "dp=2", "tp=", "tp=2,", "5000", "tp=100,pp=100",
+                           "99999999999999999999"}) {
+    CAPTURE(text);
+    CHECK(has(words_of(ErrorKind::argument, [&] { ParallelLayout::parse(text); }), "the layout"));
+  }
+  for (int rank = 0; rank < 24; ++rank) {
+    const ParallelLayout layout{.tensor = 2, .pipeline = 3, .expert = 4};
+    CHECK(layout.rank(layout.place(rank)) == rank);
+  }
+}
+
+TEST_CASE("scales follow their weights") {
+  const MergePlan plan = plan_of(
+      R"({"match": "row.scale", "action": "scale", "dim": 0}, {"match": "column.scale", "action": "scale", "dim": 1})");
+  const auto merged = [&](const std::string& name, Shape shape) {
+    const auto ranks = ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec(name, std::move(shape))}));
+    return arrange(plan, tensor_parallel(2), ranks).tensors.at(0).layout;
+  };
+  CHECK(merged("row.scale", {}).combine == merge::Combine::max);
+  CHECK(merged("row.scale", {1}).combine == merge::Combine::max);
+  CHECK(merged("row.scale", {4, 1}).target.shape == Shape{8, 1});
+  CHECK(merged("column.scale", {4}).must_equal.size() == 1);
+  CHECK(merged("column.scale", {4, 1}).must_equal.size() == 1);
+  CHECK(merged("column.scale", {4, 3}).target.shape == Shape{4, 6});
+  // Backwards, a scalar goes to all; what would be read as a scalar afterwards is refused.
+  CHECK(cut(plan, tensor_parallel(2), {spec("row.scale", {1})})[1].tensors[0].spec.shape == Shape{1});
+  CHECK(has(words_of(ErrorKind::argument, [&] { cut(plan, tensor_parallel(2), {spec("row.scale", {2})}); }),
+            "reads as a scale of the whole"));
+}

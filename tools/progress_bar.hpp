@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A bar for long work: on standard error, and only where that is a terminal.
+
+#include "muster/export.hpp"
+
+namespace muster::tools {
+
+/// Draws while the work goes on; empty where nobody would see it. The line is cleared when the work is done.
+ProgressCallback progress_bar();
+
+}  // namespace muster::tools
