@@ -165,8 +165,8 @@ class MergePlan {
   [[nodiscard]] std::optional<Origin> origin(std::string_view result) const;
   /// `tensor` is the ranks' name. `specs` are those of all ranks that the rule joins (forwards); with `whole` that of
   /// the whole tensor alone (backwards). Throws Error(argument) where a number of config.json is missing ("rule 3 needs
-  /// \"vocab_size\" of config.json") or is none, where there are no specs, for DropAction, and where a rule joins
-  /// across expert ranks what belongs to one expert by its name.
+  /// \"vocab_size\" of config.json") or is none, where there are no specs, for DropAction, where the whole's size is
+  /// not the one that `trim` says, and where a rule joins across expert ranks what belongs to one expert by its name.
   [[nodiscard]] ResolvedMerge resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                       bool whole = false) const;
   /// Where layers and experts have their numbers.

@@ -13,7 +13,8 @@ struct Progress {
   double seconds = 0;  ///< since it began
 };
 
-/// Called some times a second, on the caller's thread or one of the work's own, one call at a time.
+/// Called some times a second, on the caller's thread or one of the work's own, one call at a time; of collective work
+/// on rank 0.
 using ProgressCallback = std::function<void(const Progress&)>;
 
 }  // namespace muster

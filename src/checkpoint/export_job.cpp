@@ -20,25 +20,6 @@ namespace {
 constexpr std::uint64_t largest_window = 8 << 20;
 constexpr std::uint64_t smallest_window = 64 << 10;
 
-ParallelLayout layout_of(const std::vector<ShardListing>& listings, const ExportOptions& options) {
-  const auto count = static_cast<int>(listings.size());
-  if (options.layout) {
-    if (options.layout->ranks() != count)
-      throw Error(ErrorKind::argument, fmt::format("the layout {} is for {} ranks, and there are {} shards",
-                                                   to_string(*options.layout), options.layout->ranks(), count));
-    return *options.layout;
-  }
-  const std::optional<ParallelLayout>& said = listings.front().layout;
-  for (const ShardListing& listing : listings)
-    if (listing.layout != said)
-      throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("rank 0's shard was cut for the layout {}, rank {}'s for {}; they are not of one set",
-                              said ? to_string(*said) : "(none)", listing.rank,
-                              listing.layout ? to_string(*listing.layout) : "(none)"),
-                  {.rank = listing.rank});
-  return said.value_or(ParallelLayout{.tensor = count});
-}
-
 std::string fingerprint_of(const std::vector<ShardListing>& listings, const ExportOutputs& outputs) {
   std::string text = "muster export 1\n";
   for (const ShardListing& listing : listings) text += listing.identity + "\n";
@@ -66,7 +47,7 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   std::ranges::sort(listings, {}, &ShardListing::rank);
   const std::optional<Config> config = read_model_config(shards_dir);
   ExportJob job{MergePlan::load(plan, config ? &*config : nullptr), {}, {}, {}, {}};
-  const ParallelLayout layout = layout_of(listings, options);
+  const ParallelLayout layout = layout_of(listings, options.layout);
   for (ShardListing& listing : listings) job.ranks.push_back(std::move(listing.tensors));
   const Arrangement arrangement = arrange(job.plan, layout, job.ranks);
   job.outputs = options.to ? shard_outputs(arrangement, job.plan, *options.to, metadata)

@@ -27,28 +27,38 @@ const Config* look_up(const Config& config, std::string_view path) {
   return nullptr;
 }
 
-bool has_more_than_one(const TensorSpec& spec, std::int64_t dim) {
+std::optional<std::int64_t> size_along(const TensorSpec& spec, std::int64_t dim) {
   const auto dimensions = static_cast<std::int64_t>(spec.shape.size());
   if (dim < 0) dim += dimensions;
-  return dim >= 0 && dim < dimensions && spec.shape[static_cast<std::size_t>(dim)] > 1;
+  if (dim < 0 || dim >= dimensions) return std::nullopt;
+  return spec.shape[static_cast<std::size_t>(dim)];
 }
 
 class Resolver {
  public:
-  Resolver(const MergePlan& plan, const Config& config, const MergeRule& rule, std::span<const TensorSpec> specs,
-           bool whole)
-      : plan_(plan), config_(config), rule_(rule), specs_(specs), whole_(whole) {}
+  Resolver(const MergePlan& plan, const Config& config, const MergeRule& rule, std::string_view tensor,
+           std::span<const TensorSpec> specs, bool whole)
+      : plan_(plan), config_(config), rule_(rule), tensor_(tensor), specs_(specs), whole_(whole) {}
 
   ResolvedMerge operator()(const ConcatAction& action) const {
     ResolvedMerge resolved{Concat{action.dim, numbers(action.blocks)}};
-    if (action.trim) resolved.true_size = number(*action.trim);
+    if (action.trim) {
+      resolved.true_size = number(*action.trim);
+      // Backwards the whole has no padding: what it has more would be lost on the way to the ranks and back.
+      const std::optional<std::int64_t> size = whole_ ? size_along(specs_.front(), action.dim) : std::nullopt;
+      if (size && *size != *resolved.true_size) {
+        throw Error(ErrorKind::argument,
+                    fmt::format("{} says that the true size of the tensor {} along dimension {} is {}, and it is {}",
+                                where(), in_quotes(tensor_), action.dim, *resolved.true_size, *size));
+      }
+    }
     return resolved;
   }
   ResolvedMerge operator()(const ScaleAction& action) const {
     const auto is_one = [](const TensorSpec& spec) { return element_count(spec.shape) == 1; };
     if (std::all_of(specs_.begin(), specs_.end(), is_one)) return {whole_ ? same() : max()};
     const bool is_cut = action.dim && std::any_of(specs_.begin(), specs_.end(), [&](const TensorSpec& spec) {
-                          return has_more_than_one(spec, *action.dim);
+                          return size_along(spec, *action.dim).value_or(1) > 1;
                         });
     if (!is_cut) return {same()};
     return {Concat{*action.dim, numbers(action.blocks)}};
@@ -90,6 +100,7 @@ class Resolver {
   const MergePlan& plan_;
   const Config& config_;
   const MergeRule& rule_;
+  std::string_view tensor_;
   std::span<const TensorSpec> specs_;
   bool whole_;
 };
@@ -108,7 +119,7 @@ ResolvedMerge MergePlan::resolve(const MergeRule& rule, std::string_view tensor,
                             "belongs to one expert and so to one of them; take one of the two out",
                             in_quotes(name_), rule.number, in_quotes(tensor), in_quotes(experts_->pattern.text())));
   }
-  return std::visit(Resolver(*this, model_config_, rule, specs, whole), rule.action);
+  return std::visit(Resolver(*this, model_config_, rule, tensor, specs, whole), rule.action);
 }
 
 }  // namespace muster

@@ -65,6 +65,25 @@ ShardListing listing_from_config(const Config& config) {
   return listing;
 }
 
+ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given) {
+  const auto count = static_cast<int>(listings.size());
+  if (given) {
+    if (given->ranks() != count)
+      throw Error(ErrorKind::argument, fmt::format("the layout {} is for {} ranks, and there are {} shards",
+                                                   to_string(*given), given->ranks(), count));
+    return *given;
+  }
+  const std::optional<ParallelLayout>& said = listings.front().layout;
+  for (const ShardListing& listing : listings)
+    if (listing.layout != said)
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("rank 0's shard was cut for the layout {}, rank {}'s for {}; they are not of one set",
+                              said ? to_string(*said) : "(none)", listing.rank,
+                              listing.layout ? to_string(*listing.layout) : "(none)"),
+                  {.rank = listing.rank});
+  return said.value_or(ParallelLayout{.tensor = count});
+}
+
 ShardSet::ShardSet(const std::string& directory, int process, int processes) : count_(count_shards(directory)) {
   for (int rank = process; rank < count_; rank += processes) {
     const std::string path = directory + "/" + shard_file_name(rank, count_);

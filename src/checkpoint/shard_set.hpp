@@ -27,6 +27,11 @@ Config to_config(const ShardListing& listing);
 /// Throws Error(corrupt) where it is no listing.
 ShardListing listing_from_config(const Config& config);
 
+/// Of all ranks' shards: `given`, else what they say of themselves, else tensor parallelism alone. Throws
+/// Error(argument) where the given one has another number of ranks, Error(rank_mismatch) where they do not say the
+/// same.
+ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
+
 /// The shards that one process reads: rank, rank + processes, ...
 class ShardSet {
  public:

@@ -39,6 +39,12 @@ void verify_facts(Shard& shard, int ranks, Verification& verification) {
         Defect::disagree, name, "",
         fmt::format("{}: it says that it is rank {} of {}", in_quotes(name), shard.facts->rank, shard.facts->ranks));
   }
+  if (shard.facts->layout && shard.facts->layout->ranks() != ranks) {
+    verification.add(Defect::disagree, name, "",
+                     fmt::format("{}: it was cut for the layout {}, which has other than {} ranks", in_quotes(name),
+                                 to_string(*shard.facts->layout), ranks));
+    shard.facts->layout.reset();
+  }
   for (const auto& [tensor, place] : shard.facts->padded) {
     const auto index = shard.opened->file.find(tensor);
     if (!index) {
@@ -79,19 +85,31 @@ void compare(const Shard& first, const Shard& other, Verification& verification)
     problem(entry.name, fmt::format("the tensor {} is in {} and not in {}", in_quotes(entry.name),
                                     in_quotes(other.opened->name), in_quotes(first.opened->name)));
   }
-  if (first.facts.has_value() != other.facts.has_value()) {
-    problem("",
-            fmt::format("one of {} and {} says that it is a shard, the other does not; they are of different origin",
-                        in_quotes(first.opened->name), in_quotes(other.opened->name)));
-  } else if (first.facts && first.facts->padded != other.facts->padded) {
+  if (first.facts && other.facts && first.facts->padded != other.facts->padded)
     problem("", fmt::format("{} and {} do not say the same of padding", in_quotes(first.opened->name),
                             in_quotes(other.opened->name)));
-  }
 }
 
-// Ranks of one group hold parts of the same tensors: all of them, as long as shards know of tensor parallelism only.
-int group_of(const Shard&) {
-  return 0;
+// Ranks of one group hold parts of the same tensors: those of one pipeline stage and one expert rank.
+int group_of(const Shard& shard) {
+  return shard.facts && shard.facts->layout ? shard.rank / shard.facts->layout->tensor : 0;
+}
+
+// Two ranks of one set, whatever they hold.
+void compare_facts(const Shard& first, const Shard& other, Verification& verification) {
+  const auto problem = [&](const std::string& words) {
+    verification.add(Defect::disagree, other.opened->name, "", words);
+  };
+  const auto words_of_layout = [](const Shard& shard) {
+    return shard.facts->layout ? to_string(*shard.facts->layout) : std::string("(none)");
+  };
+  if (first.facts.has_value() != other.facts.has_value()) {
+    problem(fmt::format("one of {} and {} says that it is a shard, the other does not; they are of different origin",
+                        in_quotes(first.opened->name), in_quotes(other.opened->name)));
+  } else if (first.facts && first.facts->layout != other.facts->layout) {
+    problem(fmt::format("{} was cut for the layout {}, {} for {}", in_quotes(first.opened->name),
+                        words_of_layout(first), in_quotes(other.opened->name), words_of_layout(other)));
+  }
 }
 
 }  // namespace
@@ -131,13 +149,16 @@ void verify_shards(const std::string& directory, const std::vector<std::string>&
   }
 
   const std::vector<OpenedFile> files = verification.open_all(directory, shard_names);
-  std::map<std::pair<int, int>, Shard> first;  // of each set and group
+  std::map<int, Shard> first;                           // of each set
+  std::map<std::pair<int, int>, Shard> first_of_group;  // of each set and group
   for (const OpenedFile& file : files) {
     const auto parsed = parse_shard_file_name(file.name);
     Shard shard{parsed->rank, &file, {}};
     verify_facts(shard, parsed->ranks, verification);
-    const auto [other, is_first] = first.try_emplace({parsed->ranks, group_of(shard)}, shard);
-    if (!is_first) compare(other->second, shard, verification);
+    if (const auto [other, is_first] = first_of_group.try_emplace({parsed->ranks, group_of(shard)}, shard); !is_first)
+      compare(other->second, shard, verification);
+    if (const auto [other, is_first] = first.try_emplace(parsed->ranks, shard); !is_first)
+      compare_facts(other->second, shard, verification);
   }
 }
 

@@ -48,18 +48,35 @@ Grain grain_along(const Shape& shape, std::size_t dim) {
   return {product(shape, 0, dim), product(shape, dim + 1, shape.size())};
 }
 
-/// A size shared out by the blocks of a fused tensor.
-std::vector<std::int64_t> block_sizes(const Concat& merge, std::int64_t size, std::size_t dim) {
-  if (merge.blocks.empty()) return {size};
+/// The blocks' relative sizes with nothing left to divide them by: what ranks cut need not be a multiple of more.
+std::vector<std::int64_t> weights_of(const Concat& merge) {
+  if (merge.blocks.empty()) return {1};
   std::int64_t total = 0;
-  for (const std::int64_t weight : merge.blocks)
+  std::int64_t divisor = 0;
+  for (const std::int64_t weight : merge.blocks) {
     if (weight < 1 || __builtin_add_overflow(total, weight, &total))
       refuse(fmt::format("blocks [{}] are not all at least 1", fmt::join(merge.blocks, ", ")));
+    divisor = std::gcd(divisor, weight);
+  }
+  std::vector<std::int64_t> weights = merge.blocks;
+  for (std::int64_t& weight : weights) weight /= divisor;
+  return weights;
+}
+
+/// How many times the weights a size is.
+std::int64_t units_of(const std::vector<std::int64_t>& weights, std::int64_t size, std::size_t dim) {
+  const std::int64_t total = std::accumulate(weights.begin(), weights.end(), std::int64_t{0});
   if (size % total != 0)
     refuse(fmt::format("the size {} along dimension {} is no multiple of the {} units of the blocks [{}]", size, dim,
-                       total, fmt::join(merge.blocks, ", ")));
-  std::vector<std::int64_t> sizes;
-  for (const std::int64_t weight : merge.blocks) sizes.push_back(size / total * weight);
+                       total, fmt::join(weights, ", ")));
+  return size / total;
+}
+
+/// A size shared out by the blocks of a fused tensor.
+std::vector<std::int64_t> block_sizes(const Concat& merge, std::int64_t size, std::size_t dim) {
+  std::vector<std::int64_t> sizes = weights_of(merge);
+  const std::int64_t units = units_of(sizes, size, dim);
+  for (std::int64_t& block : sizes) block *= units;
   return sizes;
 }
 
@@ -186,10 +203,15 @@ class Cutting {
     Cut cut{whole_, grain_along(whole_.shape, dim), whole_.shape[dim], 0, {}, {}};
     cut.pieces.resize(static_cast<std::size_t>(parts_));
     std::int64_t block_begin = 0;
-    for (const std::int64_t size : block_sizes(merge, whole_.shape[dim], dim)) {
-      std::int64_t slice = size / parts_ + (size % parts_ == 0 ? 0 : 1);
-      // Two packed elements share a byte: a slice may not end inside one.
-      if (is_packed(whole_.dtype) && cut.grain.inner % 2 != 0) slice += slice % 2;
+    const std::vector<std::int64_t> weights = weights_of(merge);
+    const std::int64_t units = units_of(weights, whole_.shape[dim], dim);
+    // The same share of every block, so that the parts' blocks have the whole's proportions.
+    std::int64_t share = units / parts_ + (units % parts_ == 0 ? 0 : 1);
+    // Two packed elements share a byte: a slice may not end inside one.
+    if (is_packed(whole_.dtype) && cut.grain.inner % 2 != 0) share += share % 2;
+    for (const std::int64_t weight : weights) {
+      const std::int64_t size = units * weight;
+      const std::int64_t slice = share * weight;
       if (slice * parts_ != size) cut.padded_dim = dim;
       for (int part = 0; part < parts_; ++part) {
         const std::int64_t begin = std::min(size, slice * part);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any text as a merge plan: it is refused with an Error, or it is a plan that finds rules for names and lays tensors
-// out.
+// Any text as a merge plan: it is refused with an Error, or it is a plan that finds rules for names, gives them new
+// ones and takes them back, and lays tensors out.
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +23,33 @@ using namespace muster;
 
 constexpr std::array<std::string_view, 6> names = {
     "", "a", "lm_head", "a.b.c", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "model.layers.11.self_attn.q_proj.weight"};
+
+// What origin() says must be true, and a number that is replaced must be found again.
+void rename(const MergePlan& plan, std::string_view name) {
+  for (const std::optional<Numbering>& numbering : {plan.layers(), plan.experts()}) {
+    if (!numbering || !numbering->pattern.find(name)) continue;
+    const std::string other = numbering->pattern.replace(name, 70);
+    if (numbering->pattern.find(other) != 70) std::abort();
+  }
+  try {
+    const std::optional<MergePlan::Origin> origin = plan.origin(name);
+    if (origin && (plan.find(origin->name) != origin->rule || MergePlan::renamed(*origin->rule, origin->name) != name))
+      std::abort();
+  } catch (const Error&) {
+    return;  // a rule that cannot be turned around
+  }
+}
+
+void resolve(const MergePlan& plan, std::string_view name) {
+  for (const Shape& shape : {Shape{}, Shape{1}, Shape{5, 4}, Shape{2, 1, 3}}) {
+    try {
+      (void)plan.resolve(*plan.find(name), name, std::vector<TensorSpec>(3, {DType::f32, shape}));
+      (void)plan.resolve(*plan.find(name), name, std::vector<TensorSpec>(1, {DType::f32, shape}), true);
+    } catch (const Error&) {
+      continue;  // a number of a config.json that is not there
+    }
+  }
+}
 
 // Cut for a layout and arranged again, a tensor is the same.
 void lay_out(const MergePlan& plan, const NamedSpec& tensor, const ParallelLayout& layout) {
@@ -42,7 +71,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const MergePlan plan = MergePlan::parse({reinterpret_cast<const char*>(data), size}, "fuzz");
     for (const std::string_view name : names) {
+      rename(plan, name);
       if (plan.find(name) == nullptr) continue;
+      (void)MergePlan::renamed(*plan.find(name), name);
+      resolve(plan, name);
       for (const ParallelLayout& layout : {ParallelLayout{1, 1, 1}, ParallelLayout{3, 1, 1}, ParallelLayout{2, 2, 2}}) {
         try {
           lay_out(plan, {std::string(name), {DType::bf16, {5, 4}}}, layout);

@@ -57,6 +57,12 @@ TEST_CASE("plain actions resolve to their merge") {
   CHECK(resolve("t").merge == concat(0));
   CHECK(resolve("t").true_size == 50257);
   CHECK_FALSE(resolve("c").true_size.has_value());
+  CHECK(plan.resolve(*plan.find("t"), "t", specs({50257, 4}, 1), true).true_size == 50257);
+  CHECK(has(words_of(ErrorKind::argument,
+                     [&] {
+                       (void)plan.resolve(*plan.find("t"), "t", specs({50304, 4}, 1), true);
+                     }),
+            "is 50257, and it is 50304"));
   CHECK(resolve("s").merge == same());
   CHECK(resolve("f").merge == first());
   CHECK(resolve("m").merge == max());
