@@ -42,7 +42,11 @@ void draw(const Progress& progress) {
 
 ProgressCallback progress_bar() {
   if (::isatty(STDERR_FILENO) == 0) return {};
-  return draw;
+  return [last = -1.0](const Progress& progress) mutable {
+    if (progress.bytes < progress.total_bytes && progress.seconds - last < 0.1) return;
+    last = progress.seconds;
+    draw(progress);
+  };
 }
 
 }  // namespace muster::tools

@@ -2,7 +2,7 @@
 #pragma once
 // A bar for long work: on standard error, and only where that is a terminal.
 
-#include "muster/export.hpp"
+#include "muster/progress.hpp"
 
 namespace muster::tools {
 

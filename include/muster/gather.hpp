@@ -152,8 +152,8 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const i
 GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks);
 GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks);
 
-/// Gives the free shared memory of this rank's pool back to the system; returns the bytes. Local. What results hold
-/// stays.
+/// Gives the free shared memory of this rank's pool, and of its streams, back to the system; returns the bytes. Local.
+/// What results hold stays.
 std::uint64_t trim(SyncGroup& group);
 
 }  // namespace muster

@@ -100,6 +100,10 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
                   std::span<const int> on, const WaitOptions& options = {});
   /// Collective. A group of the same ranks, with its own rounds and failures.
   std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {});
+  /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
+  /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
+  /// wait of the companion ends where any rank is dead, waited for or not.
+  std::shared_ptr<SyncGroup> companion(const WaitOptions& options = {});
 
   /// Makes `cause` the failure of all ranks, where there is none yet. Local, any thread.
   virtual void poison(const Error& cause) noexcept = 0;
@@ -142,7 +146,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
-  virtual std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options) = 0;
+  enum class Tie : std::uint8_t { none, companion };
+  virtual std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) = 0;
 
  private:
   int rank_;

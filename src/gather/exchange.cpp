@@ -6,12 +6,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <new>
-#include <set>
 
 #include "muster/log.hpp"
 #include "src/core/descriptor.hpp"
 #include "src/gather/merge_record.hpp"
+#include "src/gather/opening.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::gather {
@@ -45,26 +44,6 @@ std::uint64_t next_number(SyncGroup& group) {
   return ++*number;
 }
 
-std::string list_text(std::span<const int> ranks) {
-  return fmt::format("[{}]", fmt::join(ranks.begin(), ranks.end(), ", "));
-}
-
-void check_list(std::span<const int> ranks, const SyncGroup& group) {
-  std::set<int> seen;
-  for (const int rank : ranks) {
-    if (rank < 0 || rank >= group.size())
-      throw Error(ErrorKind::argument,
-                  fmt::format("the list of ranks {} names rank {}, which is not in the group of {}", list_text(ranks),
-                              rank, group.size()));
-    if (!seen.insert(rank).second)
-      throw Error(ErrorKind::argument, fmt::format("the list of ranks {} names rank {} twice", list_text(ranks), rank));
-  }
-}
-
-void check_options(const GatherOptions& options) {
-  if (options.pipeline_depth < 1) throw Error(ErrorKind::argument, "GatherOptions::pipeline_depth must be at least 1");
-}
-
 std::string kind_text(const Config& value) {
   const TensorView& view = value.as_tensor().view();
   return fmt::format("{} {}", to_string(view.dtype()), muster::to_string(view.shape()));
@@ -72,23 +51,6 @@ std::string kind_text(const Config& value) {
 
 TensorSpec spec_of(const Config& value) {
   return {value.as_tensor().dtype(), value.as_tensor().shape()};
-}
-
-/// Runs local work whose failure must reach the other ranks instead of leaving the call.
-template <class Work>
-std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    // Not this rank's own failure but the group's: nobody is left to tell.
-    if (group.failure()) throw;
-    return error;
-  } catch (const std::bad_alloc&) {
-    return Error(ErrorKind::no_space, "out of memory");
-  } catch (const std::exception& error) {
-    return Error(ErrorKind::io, error.what());
-  }
-  return std::nullopt;
 }
 
 Config copied(const Config& value) {
@@ -171,23 +133,12 @@ class Run {
 
  private:
   void prepare() {
-    check_list(ranks_, group_);
-    check_options(options_);
-    const auto self = std::ranges::find(ranks_, group_.rank());
     // A rank that is in no list only takes part in the rounds.
-    if (self == ranks_.end()) {
+    if (!enter_list(ranks_, options_, call_, record_)) {
       call_.value = nullptr;
       return;
     }
-    call_.list.assign(ranks_.begin(), ranks_.end());
-    call_.position = static_cast<std::uint32_t>(self - ranks_.begin());
-    record_.operation = call_.operation;
-    record_.list_hash = hash_list(ranks_);
-    record_.list_length = static_cast<std::uint32_t>(ranks_.size());
-    record_.position = call_.position;
     record_.has_value = call_.value != nullptr;
-    record_.forced = forced_route(options_);
-    record_.routes = usable_routes(call_);
     if (call_.operation != Operation::configs) {
       const std::string kind =
           call_.merge == nullptr ? kind_text(*call_.value) : merge_kind(*call_.merge, spec_of(*call_.value));
@@ -199,22 +150,15 @@ class Run {
         record_.payload_bytes += tensor.nbytes();
         return std::optional(core::Place{});
       });
-    std::vector<Route> preference;
-    for (const auto& driver : RouteTable::instance().drivers()) preference.push_back(driver->route());
-    choice_ = choose_route(record_.list_length, record_.routes, record_.forced, preference);
-    const RouteDriver* driver = RouteTable::instance().find(choice_.route);
-    if (choice_.reason.empty()) choice_.reason = driver->reason();
-    transfer_ = driver->begin(call_);
+    Chosen chosen = choose_own_route(record_);
+    choice_ = std::move(chosen.choice);
+    transfer_ = chosen.driver->begin(call_);
     transfer_->offer(record_);
   }
 
   /// Every member must have come to the same route from what it knows: all of them see all records.
   void choose(std::span<const Record> records) {
-    std::uint8_t common = 0xff;
-    for (const int rank : call_.list) common &= records[static_cast<std::size_t>(rank)].routes;
-    if ((common & route_bit(choice_.route)) == 0)
-      throw Error(ErrorKind::unsupported, fmt::format("not all ranks of the list {} can use the route '{}'",
-                                                      list_text(call_.list), to_string(choice_.route)));
+    check_choice(call_, choice_, records);
     state_->report.route = choice_.route;
     state_->report.reason = choice_.reason;
   }
@@ -231,8 +175,7 @@ class Run {
 
   template <class T>
   std::vector<T> round(const T& mine, const char* phase) {
-    std::vector<T> all(static_cast<std::size_t>(group_.size()));
-    group_.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), call_.wait(phase));
+    std::vector<T> all = round_of(group_, mine, call_.wait(phase));
     ++state_->report.rounds;
     return all;
   }

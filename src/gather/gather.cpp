@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/gather/exchange.hpp"
+#include "src/gather/stream.hpp"
 
 namespace muster {
 
@@ -72,7 +73,7 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const i
 
 std::uint64_t trim(SyncGroup& group) {
   const SyncGroup::Use use(group);
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = gather::trim_streams(group);
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
   return bytes;
 }

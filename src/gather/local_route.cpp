@@ -26,6 +26,7 @@ class LocalRoute final : public RouteDriver {
     if (call.operation == Operation::merge) return make_unmoved_merge(call);
     return std::make_unique<LocalTransfer>();
   }
+  std::uint64_t settle(SyncGroup&, Keep) const override { return 0; }
   std::uint64_t trim(SyncGroup&) const override { return 0; }
   void clean_up(SyncGroup&) const noexcept override {}
 };

@@ -13,10 +13,11 @@ namespace {
 
 constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t line = 64;
-// What all ranks reduce at a time stays in the last level's cache, twice.
-constexpr std::uint64_t largest_chunk = 512 << 10;
+// Large enough that ranks seldom wait for each other, small enough that what all reduce at a time stays in a large
+// cache.
+constexpr std::uint64_t largest_chunk = 2 << 20;
 constexpr std::uint64_t smallest_chunk = 64 << 10;
-constexpr std::uint64_t chunks_together = 4 << 20;
+constexpr std::uint64_t chunks_together = 8 << 20;
 
 std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;

@@ -7,6 +7,7 @@
 
 #include "src/gather/route.hpp"
 #include "src/os/process.hpp"
+#include "src/shm/arena_core.hpp"
 
 namespace muster {
 
@@ -33,6 +34,10 @@ std::string names_of(std::uint8_t routes) {
 }
 
 }  // namespace
+
+bool RouteDriver::moves(const TensorView& tensor) const {
+  return !tensor.is_contiguous() || !detail::ArenaCore::find(tensor.data(), tensor.nbytes());
+}
 
 RouteTable::RouteTable() {
   add(make_local_route());

@@ -99,8 +99,10 @@ const char* to_string(Operation operation) noexcept {
       return "get_tensors_parallel";
     case Operation::merge:
       return "merge_tensor_parallel";
+    case Operation::stream:
+      return "gather_each";
   }
-  return "an unknown call";
+  return "another call";
 }
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept {
@@ -114,6 +116,10 @@ std::optional<Objection> object(std::span<const Record> records) {
   if (auto failed = ranks_where(records.size(), [&](std::size_t rank) { return records[rank].status != 0; });
       !failed.empty())
     return Objection{Reason::failed_ranks, std::move(failed)};
+  // A stream's later rounds are not those of an exchange, whatever the lists are.
+  const auto streams = [&](std::size_t rank) { return records[rank].operation == Operation::stream; };
+  if (const auto ranks = ranks_where(records.size(), streams); !ranks.empty() && ranks.size() != records.size())
+    return Objection{Reason::operations, all};
   const Lists lists = lists_of(records);
   for (const auto& [hash, members] : lists) {
     if (!is_whole(members, records))
@@ -158,12 +164,14 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
       for (const int rank : objection.ranks)
         text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
                             to_string(records[static_cast<std::size_t>(rank)].operation));
-      return Error(ErrorKind::rank_mismatch, "the ranks of one list are in different calls: " + text, nobody);
+      return Error(ErrorKind::rank_mismatch, "the ranks are in different calls: " + text, nobody);
     }
     case Reason::kinds:
       return Error(ErrorKind::rank_mismatch,
                    (records[static_cast<std::size_t>(first)].operation == Operation::merge
                         ? "the ranks of a list must ask for one merge, of tensors that fit together: "
+                    : records[static_cast<std::size_t>(first)].operation == Operation::stream
+                        ? "the options of a stream must be the same on all ranks of a list: "
                         : "get_tensors_parallel: the tensors of a list must have one dtype and shape: ") +
                        each_rank(objection.ranks, words),
                    nobody);

@@ -17,10 +17,10 @@
 
 namespace muster::gather {
 
-enum class Operation : std::uint8_t { configs = 1, tensors = 2, merge = 3 };
+enum class Operation : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
 const char* to_string(Operation operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 1;
+inline constexpr std::uint32_t record_version = 2;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
 /// Fixed width: what a rank costs the control plane, however much it has to send.
@@ -37,7 +37,7 @@ struct Record {
   std::uint64_t moving_bytes = 0;   // of these, bytes that the route has to move
   std::uint64_t descriptor_bytes = 0;
   std::uint64_t descriptor_hash = 0;
-  std::uint64_t kind_hash = 0;        // tensors: hash of dtype and shape; merges: of the merge as well
+  std::uint64_t kind_hash = 0;        // what must be equal in a list: dtype and shape, the merge, a stream's options
   std::uint64_t fresh_bytes = 0;      // memory that this rank will take
   std::uint64_t available_bytes = 0;  // as far as this rank knows, where it takes any
   std::uint32_t held = 0;             // results that the first rank holds of this one
@@ -48,7 +48,7 @@ struct Record {
   std::uint64_t segment_id = 0;  // 0: a new one
   std::uint32_t use = 0;
   std::uint32_t reserved_too = 0;
-  std::array<std::uint64_t, 3> facts{};  // what an operation adds: for merges merge_record.hpp
+  std::array<std::uint64_t, 3> facts{};  // what an operation adds: merge_record.hpp, stream_budget.hpp
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
 static_assert(std::is_trivially_copyable_v<Record>);

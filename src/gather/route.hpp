@@ -42,6 +42,8 @@ struct Call {
 class Obligation {
  public:
   virtual ~Obligation() = default;
+  /// It was given back; not told where the holder died instead. Cheap: asked in a loop. Any thread.
+  [[nodiscard]] virtual bool is_given_back() const noexcept = 0;
   /// Returns whether it was given back (or the holder died) by then. Any thread.
   virtual bool wait(std::chrono::steady_clock::time_point deadline) const = 0;
 };
@@ -75,6 +77,12 @@ class RouteDriver {
   /// Why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason() const = 0;
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
+  /// Whether the route copies this tensor's bytes: false where it only names them, wherever they are.
+  [[nodiscard]] virtual bool moves(const TensorView& tensor) const;
+  /// What other ranks still hold of this one's memory no longer counts as its pool, and goes when they give it back.
+  /// Free memory stays, or goes too. Returns the bytes that remain in the pool.
+  enum class Keep : std::uint8_t { free_memory, nothing };
+  virtual std::uint64_t settle(SyncGroup& group, Keep keep) const = 0;
   /// Gives free memory that the route keeps with the group back to the system; returns the bytes.
   virtual std::uint64_t trim(SyncGroup& group) const = 0;
   /// The group has failed: what was lent to ranks that are dead is taken back.

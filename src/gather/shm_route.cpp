@@ -70,11 +70,18 @@ class ShmRoute final : public RouteDriver {
     if (call.operation == Operation::merge) return make_shm_merge(call);
     return std::make_unique<ShmTransfer>(call);
   }
+  std::uint64_t settle(SyncGroup& group, Keep keep) const override {
+    return shm_state_of(group)->pool.settle(keep == Keep::free_memory);
+  }
   std::uint64_t trim(SyncGroup& group) const override { return shm_state_of(group)->pool.trim(); }
   void clean_up(SyncGroup& group) const noexcept override {
     const auto state = shm_state_of(group);
-    for (int rank = 0; rank < group.size(); ++rank)
-      if (rank != group.rank() && group.liveness(rank)->is_dead()) state->pool.drop(rank);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (rank == group.rank() || !group.liveness(rank)->is_dead()) continue;
+      state->pool.drop(rank);
+      // What nobody looks at any more goes with its last mapping.
+      std::erase_if(state->remotes, [&](const auto& item) { return item.first.first == rank; });
+    }
   }
 };
 

@@ -26,6 +26,9 @@ class SlotObligation final : public Obligation {
  public:
   SlotObligation(std::shared_ptr<shm::Slot> slot, std::uint32_t use, std::shared_ptr<const PeerLiveness> holder)
       : slot_(std::move(slot)), use_(use), holder_(std::move(holder)) {}
+  [[nodiscard]] bool is_given_back() const noexcept override {
+    return static_cast<std::int32_t>(slot_->released() - use_) >= 0;
+  }
   bool wait(Clock::time_point deadline) const override {
     const std::atomic<std::uint32_t>& released = slot_->segment().header().released;
     for (;;) {
@@ -47,6 +50,7 @@ class ArenaObligation final : public Obligation {
  public:
   ArenaObligation(std::shared_ptr<ArenaCore> arena, ArenaCore::Lease lease, std::shared_ptr<const PeerLiveness> holder)
       : arena_(std::move(arena)), lease_(lease), holder_(std::move(holder)) {}
+  [[nodiscard]] bool is_given_back() const noexcept override { return arena_->has_ended(lease_); }
   bool wait(Clock::time_point deadline) const override {
     while (!arena_->has_ended(lease_) && !holder_->is_dead()) {
       const auto left = deadline - Clock::now();

@@ -24,34 +24,89 @@ constexpr std::size_t block = 512;
 
 #define MUSTER_INLINE [[gnu::always_inline]] inline
 
-/// Elements that are numbers of the machine.
+/// How `block` elements become numbers to reckon with, and back.
 template <class T>
 struct Plain {
   using Stored = T;
   using Value = T;
-  MUSTER_INLINE static Value widen(Stored stored) { return stored; }
-  MUSTER_INLINE static Stored narrow(Value value) { return value; }
+  MUSTER_INLINE static void widen(const std::byte* from, Value* to) { std::memcpy(to, from, block * sizeof(T)); }
+  MUSTER_INLINE static void narrow(const Value* from, std::byte* to) { std::memcpy(to, from, block * sizeof(T)); }
 };
 
 /// bf16 is the upper half of an f32.
 struct Bf16 {
   using Stored = std::uint16_t;
   using Value = float;
-  MUSTER_INLINE static Value widen(Stored stored) { return std::bit_cast<float>(std::uint32_t{stored} << 16); }
-  MUSTER_INLINE static Stored narrow(Value value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const std::uint32_t nan = ((bits >> 16) & 0x8000) | 0x7fc0;
-    return static_cast<Stored>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+  MUSTER_INLINE static void widen(const std::byte* from, Value* to) {
+    for (std::size_t i = 0; i < block; ++i) {
+      Stored stored;
+      std::memcpy(&stored, from + i * sizeof stored, sizeof stored);
+      to[i] = std::bit_cast<float>(std::uint32_t{stored} << 16);
+    }
+  }
+  MUSTER_INLINE static void narrow(const Value* from, std::byte* to) {
+    for (std::size_t i = 0; i < block; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(from[i]);
+      const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+      const std::uint32_t nan = ((bits >> 16) & 0x8000) | 0x7fc0;
+      const auto stored = static_cast<Stored>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+      std::memcpy(to + i * sizeof stored, &stored, sizeof stored);
+    }
   }
 };
 
-/// A float with a narrower exponent than f32. `Finite`: no infinity, and one NaN of each sign (f8_e4m3fn). Nothing here
-/// depends on subnormal f32 numbers, which a program may have switched off.
+/// A float with a narrower exponent than f32, eight at a time: compilers find the vectors in the loops above, not in
+/// these. `Finite`: no infinity, and one NaN of each sign (f8_e4m3fn). Nothing here depends on subnormal f32 numbers,
+/// which a program may have switched off.
 template <class Bits, int Exponent, int Mantissa, bool Finite>
 struct Small {
   using Stored = Bits;
   using Value = float;
+
+  MUSTER_INLINE static void widen(const std::byte* from, Value* to) {
+    for (std::size_t i = 0; i < block; i += lanes) {
+      Narrow narrow;
+      std::memcpy(&narrow, from + i * sizeof(Bits), sizeof narrow);
+      const Words stored = __builtin_convertvector(narrow, Words);
+      const Words value = stored & magnitude;
+      const Words normal = (value << shift) + rebias;
+      const Floats subnormal =
+          reinterpret_cast<Floats>((value << shift) + smallest_normal) - std::bit_cast<float>(smallest_normal);
+      Words is_small = reinterpret_cast<Words>(value < (1U << Mantissa));
+      Words bits = (reinterpret_cast<Words>(subnormal) & is_small) | (normal & ~is_small);
+      const Words is_special = reinterpret_cast<Words>(value >= (Finite ? magnitude : infinity));
+      const Words special = Finite ? (value & 0U) | 0x7fc00000U : (value << shift) | 0x7f800000U;
+      bits = (special & is_special) | (bits & ~is_special);
+      bits |= (stored & sign) << (31 - Exponent - Mantissa);
+      std::memcpy(to + i, &bits, sizeof bits);
+    }
+  }
+
+  MUSTER_INLINE static void narrow(const Value* from, std::byte* to) {
+    for (std::size_t i = 0; i < block; i += lanes) {
+      Words all;
+      std::memcpy(&all, from + i, sizeof all);
+      const Words value = all & 0x7fffffffU;
+      Words bits = (value + ((1U << (shift - 1)) - 1) + ((value >> shift) & 1U) - rebias) >> shift;
+      const Words is_large = reinterpret_cast<Words>(bits > overflow);
+      bits = (bits & ~is_large) | (is_large & overflow);
+      const Floats subnormal = reinterpret_cast<Floats>(value) + std::bit_cast<float>(rounder);
+      const Words is_small = reinterpret_cast<Words>(value < smallest_normal);
+      bits = ((reinterpret_cast<Words>(subnormal) - rounder) & is_small) | (bits & ~is_small);
+      const Words is_nan = reinterpret_cast<Words>(value > 0x7f800000U);
+      bits = (bits & ~is_nan) | (is_nan & nan);
+      bits |= (all >> (31 - Exponent - Mantissa)) & sign;
+      const Narrow stored = __builtin_convertvector(bits, Narrow);
+      std::memcpy(to + i * sizeof(Bits), &stored, sizeof stored);
+    }
+  }
+
+ private:
+  static constexpr std::size_t lanes = 8;
+  using Words [[gnu::vector_size(32)]] = std::uint32_t;
+  using Floats [[gnu::vector_size(32)]] = float;
+  using Narrow [[gnu::vector_size(8 * sizeof(Bits))]] = Bits;
+
   static constexpr int bias = (1 << (Exponent - 1)) - 1;
   static constexpr int shift = 23 - Mantissa;
   static constexpr std::uint32_t magnitude = (1U << (Exponent + Mantissa)) - 1;
@@ -61,33 +116,8 @@ struct Small {
   static constexpr std::uint32_t smallest_normal = rebias + (1U << 23);
   /// Its last digit is worth as much as that of a subnormal number: adding it rounds there.
   static constexpr std::uint32_t rounder = static_cast<std::uint32_t>(151 - bias - Mantissa) << 23;
-
-  MUSTER_INLINE static Value widen(Stored stored) {
-    const std::uint32_t value = stored & magnitude;
-    const std::uint32_t normal = (value << shift) + rebias;
-    const auto subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>((value << shift) + smallest_normal) -
-                                                        std::bit_cast<float>(smallest_normal));
-    std::uint32_t bits = value < (1U << Mantissa) ? subnormal : normal;
-    if constexpr (Finite)
-      bits = value == magnitude ? 0x7fc00000 : bits;
-    else
-      bits = value >= infinity ? 0x7f800000 | (value << shift) : bits;
-    return std::bit_cast<float>(bits | (stored & sign) << (31 - Exponent - Mantissa));
-  }
-
-  MUSTER_INLINE static Stored narrow(Value wide) {
-    const auto all = std::bit_cast<std::uint32_t>(wide);
-    const std::uint32_t value = all & 0x7fffffff;
-    const std::uint32_t rounded = (value + (1U << (shift - 1)) - 1 + ((value >> shift) & 1) - rebias) >> shift;
-    const std::uint32_t subnormal =
-        std::bit_cast<std::uint32_t>(std::bit_cast<float>(value) + std::bit_cast<float>(rounder)) - rounder;
-    constexpr std::uint32_t overflow = Finite ? magnitude : infinity;
-    constexpr std::uint32_t nan = Finite ? magnitude : infinity | (1U << (Mantissa - 1));
-    const std::uint32_t normal = rounded > overflow ? overflow : rounded;
-    std::uint32_t bits = value < smallest_normal ? subnormal : normal;
-    bits = value > 0x7f800000 ? nan : bits;
-    return static_cast<Stored>(bits | ((all >> (31 - Exponent - Mantissa)) & sign));
-  }
+  static constexpr std::uint32_t overflow = Finite ? magnitude : infinity;
+  static constexpr std::uint32_t nan = Finite ? magnitude : infinity | (1U << (Mantissa - 1));
 };
 using F16 = Small<std::uint16_t, 5, 10, false>;
 using E5M2 = Small<std::uint8_t, 5, 2, false>;
@@ -136,32 +166,37 @@ struct Or {
   }
 };
 
-template <class Element>
-MUSTER_INLINE typename Element::Value load(const std::byte* source, std::size_t index) {
-  typename Element::Stored stored;
-  std::memcpy(&stored, source + index * sizeof stored, sizeof stored);
-  return Element::widen(stored);
-}
-
-template <class Element, class Operation>
-MUSTER_INLINE void reduce_block(std::byte* target, std::span<const std::byte* const> sources, std::size_t begin,
-                                std::size_t count) {
+/// One block; the sources' parts are given by `at`.
+template <class Element, class Operation, class At>
+MUSTER_INLINE void reduce_block(std::byte* target, std::size_t sources, const At& at) {
   typename Element::Value values[block];
-  for (std::size_t i = 0; i < count; ++i) values[i] = load<Element>(sources.front(), begin + i);
-  for (const std::byte* source : sources.subspan(1))
-    for (std::size_t i = 0; i < count; ++i) values[i] = Operation::combine(values[i], load<Element>(source, begin + i));
-  for (std::size_t i = 0; i < count; ++i) {
-    const typename Element::Stored stored = Element::narrow(Operation::finish(values[i]));
-    std::memcpy(target + (begin + i) * sizeof stored, &stored, sizeof stored);
+  typename Element::Value next[block];
+  Element::widen(at(0), values);
+  for (std::size_t source = 1; source < sources; ++source) {
+    Element::widen(at(source), next);
+    for (std::size_t i = 0; i < block; ++i) values[i] = Operation::combine(values[i], next[i]);
   }
+  for (std::size_t i = 0; i < block; ++i) values[i] = Operation::finish(values[i]);
+  Element::narrow(values, target);
 }
 
 template <class Element, class Operation>
 MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  const std::size_t count = target.size() / sizeof(typename Element::Stored);
+  constexpr std::size_t bytes = block * sizeof(typename Element::Stored);
   std::size_t done = 0;
-  for (; done + block <= count; done += block) reduce_block<Element, Operation>(target.data(), sources, done, block);
-  reduce_block<Element, Operation>(target.data(), sources, done, count - done);
+  for (; done + bytes <= target.size(); done += bytes)
+    reduce_block<Element, Operation>(target.data() + done, sources.size(),
+                                     [&](std::size_t source) { return sources[source] + done; });
+  const std::size_t left = target.size() - done;
+  if (left == 0) return;
+  // What is left over is made a whole block.
+  std::byte whole[bytes] = {};
+  std::byte result[bytes];
+  reduce_block<Element, Operation>(result, sources.size(), [&](std::size_t source) {
+    std::memcpy(whole, sources[source] + done, left);
+    return static_cast<const std::byte*>(whole);
+  });
+  std::memcpy(target.data() + done, result, left);
 }
 
 template <class Element, class Operation>

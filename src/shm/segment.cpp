@@ -16,7 +16,7 @@ std::uint64_t fresh_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-constexpr std::uint64_t block_bytes = 1 << 20;
+constexpr std::uint64_t block_bytes = 64 << 10;
 
 }  // namespace
 
@@ -27,9 +27,12 @@ void PopulatedBlocks::ensure(const os::Mapping& mapping, std::uint64_t data_offs
   if (blocks_.size() < last) blocks_.resize(last);
   for (std::uint64_t block = begin / block_bytes; block < last; ++block) {
     if (blocks_[block]) continue;
-    const std::uint64_t at = data_offset + block * block_bytes;
-    if (at < mapping.size()) mapping.populate(os::Access::read_write, at, std::min(block_bytes, mapping.size() - at));
-    blocks_[block] = true;
+    // All that are missing in a row at once.
+    const std::uint64_t first = block;
+    while (block < last && !blocks_[block]) blocks_[block++] = true;
+    const std::uint64_t at = data_offset + first * block_bytes;
+    if (at < mapping.size())
+      mapping.populate(os::Access::read_write, at, std::min((block - first) * block_bytes, mapping.size() - at));
   }
 }
 

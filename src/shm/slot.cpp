@@ -223,6 +223,11 @@ std::uint64_t SenderPool::bytes() const noexcept {
   return sum;
 }
 
+std::uint64_t SenderPool::settle(bool keep_free) noexcept {
+  for (Lane& lane : lanes_) std::erase_if(lane.slots, [&](const auto& slot) { return !keep_free || !slot->is_free(); });
+  return bytes();
+}
+
 std::uint64_t SenderPool::trim() noexcept {
   std::uint64_t sum = 0;
   for (const Lane& lane : lanes_) {

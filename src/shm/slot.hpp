@@ -142,6 +142,9 @@ class SenderPool {
   void discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept;
   /// Data bytes of memory held.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
+  /// Slots that are held go with their holders' leases and no longer count; free ones stay or go. Returns the bytes
+  /// that remain.
+  std::uint64_t settle(bool keep_free) noexcept;
   /// Gives all free memory back; returns the bytes.
   std::uint64_t trim() noexcept;
   /// The first rank is dead: its slots are free.

@@ -67,12 +67,12 @@ LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
     : SyncGroup(membership.rank, membership.peers->ranks, membership.nonce, timeout),
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
+      parent_(std::move(membership.parent)),
       // More ranks than cores: whoever spins keeps the one it waits for from running.
       spins_(os::usable_cores() >= size() ? 4000 : 200),
       channel_(membership.rank, std::move(membership.listener), std::move(membership.addresses), membership.nonce,
                [this](const WaitOptions& options) -> LocalChannel::Patience {
-                 auto watchdog =
-                     std::make_shared<Watchdog>(*control_, *peers_, this->rank(), options, timeout_of(options));
+                 auto watchdog = std::make_shared<Watchdog>(this->watchdog(options));
                  return [watchdog](int peer, const std::function<bool()>& done) {
                    const auto is_peer = [peer](int rank) { return rank == peer; };
                    watchdog->check(done, is_peer, is_peer);
@@ -91,12 +91,21 @@ std::chrono::milliseconds LocalGroup::timeout_of(const WaitOptions& options) con
   return options.timeout.value_or(timeout());
 }
 
+Watchdog LocalGroup::watchdog(const WaitOptions& options) const {
+  return {*control_, parent_.get(), *peers_, rank(), options, timeout_of(options)};
+}
+
+std::optional<Error> LocalGroup::failure() const {
+  if (auto own = control_->failure()) return own;
+  return parent_ ? parent_->failure() : std::nullopt;
+}
+
 std::shared_ptr<const PeerLiveness> LocalGroup::liveness(int rank) const {
   return std::make_shared<LocalLiveness>(peers_, info(rank).rank);
 }
 
 void LocalGroup::progress() noexcept {
-  control_->cell(rank()).progress.fetch_add(1, std::memory_order_relaxed);
+  (parent_ ? parent_ : control_)->cell(rank()).progress.fetch_add(1, std::memory_order_relaxed);
 }
 
 template <class Done, class Needed, class Awaited>
@@ -106,7 +115,7 @@ void LocalGroup::wait(const std::atomic<std::uint32_t>& word, std::atomic<std::u
     if (done()) return;
     os::spin_pause();
   }
-  Watchdog watchdog(*control_, *peers_, rank(), options, timeout_of(options));
+  Watchdog watchdog = this->watchdog(options);
   for (;;) {
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);
     if (done()) return;
@@ -257,7 +266,7 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
     if (done()) return;
     os::spin_pause();
   }
-  Watchdog watchdog(*control_, *peers_, rank(), options, timeout_of(options));
+  Watchdog watchdog = this->watchdog(options);
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   auto looked = std::chrono::steady_clock::now();
   while (!done()) {
@@ -270,7 +279,7 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
   }
 }
 
-std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options) {
+std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, Tie tie) {
   // Each rank opens a channel of its own; rank 0 makes the new control block and hands it out over the old channel.
   struct Card {
     std::array<char, 64> address;
@@ -279,6 +288,7 @@ std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options) 
   Membership membership;
   membership.rank = rank();
   membership.peers = peers_;
+  if (tie == Tie::companion) membership.parent = control_;
   const std::string address = LocalChannel::fresh_address();
   membership.listener = os::listen_abstract(address);
   Card mine{};

@@ -26,6 +26,7 @@ struct Membership {
   int rank = 0;
   std::shared_ptr<const Peers> peers;
   std::shared_ptr<ControlBlock> control;
+  std::shared_ptr<ControlBlock> parent;  // of a companion: where its ranks' progress is told, and what it fails with
   SyncGroup::Nonce nonce{};
   os::Fd listener;                     // of this rank's descriptor channel
   std::vector<std::string> addresses;  // of all ranks' channels
@@ -41,7 +42,7 @@ class LocalGroup final : public SyncGroup {
   [[nodiscard]] DescriptorChannel* descriptor_channel() noexcept override { return &channel_; }
   [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override { control_->poison(cause); }
-  [[nodiscard]] std::optional<Error> failure() const override { return control_->failure(); }
+  [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
 
  protected:
@@ -51,7 +52,7 @@ class LocalGroup final : public SyncGroup {
   std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options) override;
+  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) override;
 
  private:
   class Phase;
@@ -62,9 +63,11 @@ class LocalGroup final : public SyncGroup {
   void write_ring(int to, std::span<const std::byte> bytes, const WaitOptions& options);
   void read_ring(int from, std::span<std::byte> bytes, const WaitOptions& options);
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
+  [[nodiscard]] Watchdog watchdog(const WaitOptions& options) const;
 
   std::shared_ptr<const Peers> peers_;
   std::shared_ptr<ControlBlock> control_;
+  std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
   int spins_;
   LocalChannel channel_;

@@ -65,7 +65,8 @@ class SingleGroup final : public SyncGroup {
       throw cause;
     }
   }
-  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&) override {
+  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&, Tie) override {
+    // Tied or not: nobody else could see this group's progress, and only its own calls fail it.
     return std::make_shared<SingleGroup>(timeout());
   }
 

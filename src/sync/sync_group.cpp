@@ -96,7 +96,12 @@ void SyncGroup::wait_until(const std::function<bool()>& done,
 
 std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
   const Use use(*this);
-  return do_duplicate(options);
+  return do_duplicate(options, Tie::none);
+}
+
+std::shared_ptr<SyncGroup> SyncGroup::companion(const WaitOptions& options) {
+  const Use use(*this);
+  return do_duplicate(options, Tie::companion);
 }
 
 }  // namespace muster

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "muster/log.hpp"
 #include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
@@ -17,6 +19,34 @@ double seconds(Clock::duration time) {
 }
 
 }  // namespace
+
+Watchdog::~Watchdog() {
+  if (has_told_) parent_->cell(self_).waits_for.store(0, std::memory_order_relaxed);
+}
+
+void Watchdog::tell(int awaited) {
+  if (parent_ == nullptr) return;
+  has_told_ = true;
+  parent_->cell(self_).waits_for.store(static_cast<std::uint32_t>(awaited) + 1, std::memory_order_relaxed);
+}
+
+Watchdog::Chain Watchdog::chain_of(int rank) const {
+  const ControlBlock& pulse = parent_ == nullptr ? control_ : *parent_;
+  std::vector<bool> seen(peers_.ranks.size());
+  Chain chain{0, rank};
+  for (int at = rank;;) {
+    const auto index = static_cast<std::size_t>(at);
+    if (index >= seen.size()) return chain;
+    if (seen[index]) return {chain.progress, rank};
+    seen[index] = true;
+    chain.end = at;
+    const RankCell& cell = pulse.cell(at);
+    chain.progress += cell.progress.load(std::memory_order_relaxed);
+    const std::uint32_t next = cell.waits_for.load(std::memory_order_relaxed);
+    if (next == 0) return chain;
+    at = static_cast<int>(next - 1);
+  }
+}
 
 void Watchdog::fail(const Error& cause) {
   control_.poison(cause);
@@ -37,6 +67,7 @@ std::string Watchdog::describe(int rank) const {
 
 void Watchdog::check_failure() {
   if (control_.has_failure()) throw *control_.failure();
+  if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->failure());
   if (options_.stop.stop_requested()) {
     const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
     fail(Error(ErrorKind::cancelled,
@@ -66,7 +97,7 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
   std::vector<int> late;
   bool any_moves = false;
   for (int rank = 0; rank < size; ++rank) {
-    if (rank == self_ || !needed(rank)) continue;
+    if (rank == self_ || (parent_ == nullptr && !needed(rank))) continue;
     const RankCell& cell = control_.cell(rank);
     const bool left = cell.left.load(std::memory_order_acquire) != 0;
     if (left || os::has_exited(peers_.pidfds[static_cast<std::size_t>(rank)])) {
@@ -80,12 +111,14 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
                  {.rank = rank, .pid = info.pid, .host = info.host}));
     }
     if (!awaited(rank)) continue;
+    if (!has_told_) tell(rank);
     Seen& seen = seen_[static_cast<std::size_t>(rank)];
-    if (const std::uint64_t progress = cell.progress.load(std::memory_order_relaxed); progress != seen.progress) {
-      seen = {progress, now};
+    const Chain chain = chain_of(rank);
+    if (chain.progress != seen.progress) {
+      seen = {chain.progress, now};
       any_moves = true;
     }
-    if (now - seen.since > timeout_) late.push_back(rank);
+    if (now - seen.since > timeout_ && std::ranges::find(late, chain.end) == late.end()) late.push_back(chain.end);
   }
   if (!late.empty() && !done()) time_out(late);
   if (now - logged_ > std::chrono::seconds(30)) {

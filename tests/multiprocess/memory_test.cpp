@@ -14,6 +14,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
@@ -94,6 +95,48 @@ TEST_CASE("/dev/shm of 1 MiB and POSIX memory forced: a clear error on all ranks
     if (!shrink_dev_shm(2048)) throw RankFailure("skipped: no right to mount a small /dev/shm");
     ::setenv("MUSTER_SHM", "posix", 1);
     all_well(try_ranks(4, [](SyncGroup& group) { expect_no_space(group, 4 << 20, "/dev/shm"); }));
+  }));
+}
+
+TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget to what is there") {
+  SKIP_IF(in_child([] {
+    if (!shrink_dev_shm(8192)) throw RankFailure("skipped: no right to mount a small /dev/shm");
+    ::setenv("MUSTER_SHM", "posix", 1);
+    all_well(try_ranks(4, [](SyncGroup& group) {
+      std::uint64_t given = 0;
+      std::uint64_t received = 0;
+      const auto source = [&]() -> std::optional<Config> {
+        if (given == 6) return std::nullopt;
+        return Config::object({{"w", pattern(DType::u8, {3000, 1000}, given++)}});
+      };
+      const auto consume = [&](LayerPart& part) {
+        for (const auto& [rank, config] : part.present()) received += config.at("w").as_tensor().nbytes();
+      };
+      for (const std::uint64_t budget : {256_MiB, 1_MiB, 256_MiB}) {
+        given = received = 0;
+        const StreamReport report = gather_each(source, four, group, consume, {.memory_budget = budget});
+        RANK_CHECK(report.part_bytes < 2_MiB);
+        RANK_CHECK(received == (group.rank() == 0 ? 4 * 6 * 3'000'000 : 0));
+      }
+    }));
+  }));
+}
+
+TEST_CASE("/dev/shm without room for a stream: a clear error on all ranks, and the group goes on") {
+  SKIP_IF(in_child([] {
+    if (!shrink_dev_shm(1400)) throw RankFailure("skipped: no right to mount a small /dev/shm");
+    ::setenv("MUSTER_SHM", "posix", 1);
+    all_well(try_ranks(4, [](SyncGroup& group) {
+      bool refused = false;
+      try {
+        gather_each([] { return std::nullopt; }, four, group, [](LayerPart&) {});
+      } catch (const Error& error) {
+        refused = error.kind() == ErrorKind::no_space;
+        if (!refused) throw;
+      }
+      RANK_CHECK(refused);
+      gather_whole(group, 1000);
+    }));
   }));
 }
 

@@ -264,9 +264,9 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   fs::create_directory(model);
   write_model_file(model + "/model.safetensors",
                    {{"a", test::pattern(DType::f32, {7, 2}, 1)}, {"b", test::pattern(DType::f32, {8}, 2)}});
-  test::write_text(work / "plan.json",
-                   R"({"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 0}]})");
-  shard_model(model, shards, work / "plan.json", ParallelLayout{.tensor = 4});
+  const std::string plan = work / "plan.json";
+  test::write_text(plan, R"({"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 0}]})");
+  shard_model(model, shards, plan, {.tensor = 4});
   const auto rank = [&](int r, int of = 4) {
     return "rank-0000" + std::to_string(r) + "-of-0000" + std::to_string(of) + ".safetensors";
   };

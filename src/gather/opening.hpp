@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a gather and a stream do alike around round 1: check the list, choose the route, turn a local failure into a
+// status that all ranks hear of.
+
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/gather/route.hpp"
+
+namespace muster::gather {
+
+/// "[0, 2, 1]".
+std::string list_text(std::span<const int> ranks);
+
+/// Checks the list and writes it, this rank's place in it and the routes that it could use into call and record. False
+/// where this rank is not in the list: then it only takes part in the rounds. Throws Error(argument).
+bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);
+
+/// The route as this rank sees it, and who drives it. Throws Error(unsupported).
+struct Chosen {
+  Choice choice;
+  const RouteDriver* driver = nullptr;
+};
+Chosen choose_own_route(const Record& record);
+
+/// After round 1: throws Error(unsupported) where another member of the list cannot use this route.
+void check_choice(const Call& call, const Choice& choice, std::span<const Record> records);
+
+/// One all-gather of a record.
+template <class T>
+std::vector<T> round_of(SyncGroup& group, const T& mine, const WaitOptions& wait) {
+  std::vector<T> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), wait);
+  return all;
+}
+
+/// Runs local work whose failure must reach the other ranks instead of leaving the call.
+template <class Work>
+std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    // Not this rank's own failure but the group's: nobody is left to tell.
+    if (group.failure()) throw;
+    return error;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorKind::no_space, "out of memory");
+  } catch (const std::exception& error) {
+    return Error(ErrorKind::io, error.what());
+  }
+  return std::nullopt;
+}
+
+}  // namespace muster::gather

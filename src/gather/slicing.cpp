@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/slicing.hpp"
+
+#include <algorithm>
+
+#include "muster/error.hpp"
+
+namespace muster::gather {
+namespace {
+
+/// A key as a JSON pointer spells it.
+void append_key(std::string& path, std::string_view key) {
+  path += '/';
+  for (const char letter : key) {
+    if (letter == '~')
+      path += "~0";
+    else if (letter == '/')
+      path += "~1";
+    else
+      path += letter;
+  }
+}
+
+std::int64_t row_elements(const TensorView& tensor) {
+  return tensor.shape().empty() ? 1 : tensor.elements() / tensor.shape().front();
+}
+
+/// Elements that `bytes` hold; an even number of packed ones, so that the next piece begins at a byte.
+std::int64_t elements_in(DType dtype, std::uint64_t bytes) {
+  return static_cast<std::int64_t>(is_packed(dtype) ? bytes * 2 : bytes / itemsize(dtype));
+}
+
+/// Rows of which the next piece begins at a byte: two where two rows share one.
+std::int64_t rows_at_once(const TensorView& tensor) {
+  return is_packed(tensor.dtype()) && row_elements(tensor) % 2 != 0 ? 2 : 1;
+}
+
+/// Whether the tensor is cut into rows, and not into flat runs.
+bool is_cut_by_rows(const TensorView& tensor, std::uint64_t part_bytes) {
+  return !tensor.shape().empty() &&
+         row_elements(tensor) * rows_at_once(tensor) <= elements_in(tensor.dtype(), part_bytes);
+}
+
+/// Copies [first, first + elements) of a strided view.
+void copy_run(const TensorView& source, std::int64_t first, std::int64_t elements, std::byte* target) {
+  const auto item = static_cast<std::int64_t>(itemsize(source.dtype()));
+  if (elements == 0) return;
+  if (source.is_contiguous()) {
+    std::copy_n(source.data() + first * item, elements * item, target);
+    return;
+  }
+  const std::int64_t row = row_elements(source);
+  const auto one_row = [&](std::int64_t index) {
+    return TensorView(source.dtype(), Shape(source.shape().begin() + 1, source.shape().end()),
+                      source.data() + index * source.strides().front() * item,
+                      Strides(source.strides().begin() + 1, source.strides().end()));
+  };
+  const std::int64_t end = first + elements;
+  const std::int64_t begin_row = (first + row - 1) / row;  // whole rows
+  const std::int64_t end_row = end / row;
+  if (end_row < begin_row) return copy_run(one_row(end_row), first - end_row * row, elements, target);
+  const std::int64_t before = begin_row * row - first;
+  if (before != 0) copy_run(one_row(begin_row - 1), row - before, before, target);
+  if (end_row > begin_row) copy_contiguous(source.slice(0, begin_row, end_row), target + before * item);
+  const std::int64_t after = end - end_row * row;
+  if (after != 0) copy_run(one_row(end_row), 0, after, target + (elements - after) * item);
+}
+
+}  // namespace
+
+Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements) {
+  const TensorView& view = source.view();
+  if (view.is_contiguous()) {
+    const std::int64_t offset = first * bits(view.dtype()) / 8;
+    return {TensorView(view.dtype(), {elements}, view.data() == nullptr ? nullptr : view.data() + offset),
+            source.owner()};
+  }
+  Tensor run = Tensor::allocate(view.dtype(), {elements});
+  copy_run(view, first, elements, run.mutable_data());
+  return run;
+}
+
+LayerParts::LayerParts(const Config& layer, std::uint64_t part_bytes, Moves moves)
+    : layer_(layer), part_bytes_(part_bytes), moves_(std::move(moves)) {
+  plan(layer, 0);
+  count_ = part_ + 1;
+}
+
+Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) const {
+  if (count_ == 1) return layer_;
+  std::size_t leaf = 0;
+  return build(layer_, part, leaf, slices);
+}
+
+void LayerParts::plan(const Config& value, int depth) {
+  if (depth > max_config_depth)
+    throw Error(ErrorKind::argument, "a config is nested more than " + std::to_string(max_config_depth) + " deep");
+  const std::size_t length = path_.size();
+  if (value.is_tensor()) {
+    place(value.as_tensor());
+  } else if (value.is_array()) {
+    std::size_t index = 0;
+    for (const Config& item : value.as_array()) {
+      path_ += '/' + std::to_string(index++);
+      plan(item, depth + 1);
+      path_.resize(length);
+    }
+  } else if (value.is_object()) {
+    for (const auto& [key, member] : value.as_object()) {
+      append_key(path_, key);
+      plan(member, depth + 1);
+      path_.resize(length);
+    }
+  }
+}
+
+void LayerParts::place(const Tensor& tensor) {
+  const std::uint64_t bytes = tensor.nbytes();
+  Leaf leaf{&tensor, part_, {}, {}};
+  if (bytes != 0 && moves_(tensor.view())) {
+    if (bytes > part_bytes_) {
+      cut(leaf);
+      leaves_.push_back(std::move(leaf));
+      return;
+    }
+    if (bytes > room()) next_part();
+    layout_.place(bytes);
+    leaf.part = part_;
+  }
+  leaves_.push_back(std::move(leaf));
+}
+
+void LayerParts::cut(Leaf& leaf) {
+  const TensorView& view = leaf.tensor->view();
+  const bool by_rows = is_cut_by_rows(view, part_bytes_);
+  const std::int64_t step = by_rows ? row_elements(view) * rows_at_once(view) : 1;
+  leaf.path = path_;
+  if (by_rows ? elements_in(view.dtype(), room()) < step : layout_.size() != 0) next_part();
+  leaf.part = part_;
+  for (std::int64_t first = 0; first < view.elements();) {
+    if (first != 0) next_part();
+    const std::int64_t most = elements_in(view.dtype(), room()) / step * step;
+    const std::int64_t elements = std::min(most, view.elements() - first);
+    layout_.place(byte_size(view.dtype(), {elements}));
+    leaf.pieces.push_back({part_, first, elements});
+    first += elements;
+  }
+}
+
+void LayerParts::next_part() {
+  if (part_ == UINT32_MAX - 1) throw Error(ErrorKind::argument, "a layer has more parts than 32 bits can count");
+  ++part_;
+  layout_ = core::SlotLayout();
+}
+
+std::uint64_t LayerParts::room() const {
+  const std::uint64_t used =
+      (layout_.size() + core::tensor_alignment - 1) / core::tensor_alignment * core::tensor_alignment;
+  return part_bytes_ - std::min(part_bytes_, used);
+}
+
+Config LayerParts::build(const Config& value, std::uint32_t part, std::size_t& leaf,
+                         std::vector<TensorSlice>* slices) const {
+  switch (value.type()) {
+    case Config::Type::tensor: {
+      const Leaf& at = leaves_[leaf++];
+      if (at.pieces.empty()) return at.part == part ? value : Config();
+      if (part < at.part || part - at.part >= at.pieces.size()) return {};
+      const Piece& piece = at.pieces[part - at.part];
+      const TensorView& view = at.tensor->view();
+      if (slices != nullptr) slices->push_back({0, at.path, {view.dtype(), view.shape()}, piece.first, piece.elements});
+      if (!is_cut_by_rows(view, part_bytes_)) return flat_run(*at.tensor, piece.first, piece.elements);
+      const std::int64_t row = row_elements(view);
+      return Tensor(view.slice(0, piece.first / row, (piece.first + piece.elements) / row), at.tensor->owner());
+    }
+    case Config::Type::array: {
+      ConfigArray items;
+      items.reserve(value.size());
+      for (const Config& item : value.as_array()) items.push_back(build(item, part, leaf, slices));
+      return items;
+    }
+    case Config::Type::object: {
+      ConfigObject members;
+      members.reserve(value.size());
+      for (const auto& [key, member] : value.as_object()) members.insert(key, build(member, part, leaf, slices));
+      return members;
+    }
+    default:
+      return part == 0 ? value : Config();
+  }
+}
+
+}  // namespace muster::gather

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The call on every rank: opening, companion, failure, closing; the numbers are those of stream.hpp.
+
+#include "src/gather/stream.hpp"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <thread>
+
+#include "muster/log.hpp"
+#include "src/gather/opening.hpp"
+#include "src/gather/stream_budget.hpp"
+
+namespace muster::gather {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The companion's failure that a rank announces when its own work has failed: the words come with the closing round.
+/// No wait fails with this kind by itself.
+constexpr ErrorKind announced = ErrorKind::rank_mismatch;
+
+constexpr std::uint64_t set_up_bytes = 320 << 10;  // of each rank, at most
+
+/// The stream of one rank.
+class Run {
+ public:
+  Run(const LayerSource& source, std::span<const int> ranks, SyncGroup& group, const LayerConsumer& consume,
+      const StreamOptions& options)
+      : ranks_(ranks), group_(group), options_(options), state_(stream_state_of(group)) {
+    call_.source = &source;
+    call_.consume = &consume;
+    call_.entry.operation = Operation::stream;
+    call_.entry.group = &group;
+    call_.entry.options = &call_.part_options;
+    call_.report = &report_;
+    call_.part_options.route = options.route;
+    call_.part_options.timeout = options.timeout.value_or(group.timeout());
+    call_.part_options.stop = options.stop;
+    call_.part_options.pipeline_depth = options.pipeline_depth;
+    call_.part_options.check_leases = options.check_leases;
+  }
+
+  StreamReport operator()() {
+    const Clock::time_point begin = Clock::now();
+    open();
+    set_up();
+    try {
+      close(stream());
+    } catch (...) {
+      // All ranks drop it: there may be messages of this stream in it, and slots that nobody gives back.
+      state_->companion.reset();
+      throw;
+    }
+    report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return std::move(report_);
+  }
+
+ private:
+  void open() {
+    const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
+    if (failure) {
+      record_ = Record{};
+      record_.operation = Operation::stream;
+      record_.status = status_of(failure->kind());
+    }
+    records_ = round<Record>(record_, "gather_each: opening");
+    if (const auto objection = object(records_)) {
+      const auto words =
+          round<Words>(failure ? words_of(*failure) : words_of(self_text(*objection)), "gather_each: failing");
+      throw make_error(*objection, records_, words, group_);
+    }
+    const StreamShare share = agree_on_share(record_, records_);
+    if (!call_.entry.is_member()) return;
+    call_.part_bytes = share.part_bytes;
+    call_.part_options.memory_budget = share.budget;
+    report_.part_bytes = share.part_bytes;
+    if (share.is_cut && call_.entry.is_first())
+      log(LogLevel::warning,
+          fmt::format("gather_each: less shared memory is available than the budget of {} bytes: each sender has {}",
+                      options_.memory_budget, share.budget));
+    report_.route = choice_.route;
+    report_.reason = choice_.reason;
+  }
+
+  void prepare() {
+    record_.operation = Operation::stream;
+    if (!enter_list(ranks_, call_.part_options, call_.entry, record_)) return;
+    if (!*call_.source) throw Error(ErrorKind::argument, "a member of the list needs a source");
+    if (call_.entry.is_first() && !*call_.consume)
+      throw Error(ErrorKind::argument, "the first rank of the list needs a consumer");
+    record_.facts[fact_budget] = options_.memory_budget;
+    record_.facts[fact_depth] = static_cast<std::uint64_t>(options_.pipeline_depth);
+    (void)share_of(options_.memory_budget, record_.list_length, static_cast<std::uint32_t>(options_.pipeline_depth));
+    const std::array<std::uint64_t, 2> kind = {record_.facts[fact_budget], record_.facts[fact_depth]};
+    record_.kind_hash = XXH3_64bits(kind.data(), sizeof kind);
+    const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
+    record_.available_bytes = room.bytes;
+    // Setting up takes a little of it: messages of each rank in the companion.
+    if (!state_->companion)
+      record_.available_bytes -= std::min(room.bytes, set_up_bytes * static_cast<std::uint64_t>(group_.size()));
+    record_.limit = room.limit;
+    if (state_->companion)
+      for (const auto& driver : RouteTable::instance().drivers())
+        record_.facts[fact_pooled] += driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
+    Chosen chosen = choose_own_route(record_);
+    choice_ = std::move(chosen.choice);
+    call_.driver = chosen.driver;
+  }
+
+  [[nodiscard]] std::string self_text(const Objection& objection) const {
+    using Reason = Objection::Reason;
+    if (objection.reason == Reason::lists) return list_text(ranks_);
+    if (objection.reason == Reason::kinds)
+      return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
+    return {};
+  }
+
+  void set_up() {
+    if (!state_->companion) {
+      try {
+        state_->companion = group_.companion(call_.wait("gather_each: setting up"));
+      } catch (const Error& error) {
+        // The others are inside the same call: this is how they hear of it.
+        group_.poison(error);
+        throw;
+      }
+      report_.rounds += 2;
+      state_->part_bytes = 0;
+    }
+    SyncGroup& companion = *state_->companion;
+    call_.companion = &companion;
+    for (int rank = 0; rank < group_.size(); ++rank)
+      if (rank != group_.rank()) call_.others.push_back(companion.liveness(rank));
+    if (!call_.entry.is_member() || state_->part_bytes == call_.part_bytes) return;
+    // Slots of another size would count against this stream's budget.
+    if (state_->part_bytes != 0)
+      for (const auto& driver : RouteTable::instance().drivers()) driver->settle(companion, RouteDriver::Keep::nothing);
+    state_->part_bytes = call_.part_bytes;
+  }
+
+  /// 3 to 6. Returns this rank's own failure; throws where the group has failed.
+  std::optional<Error> stream() {
+    if (!call_.entry.is_member()) return std::nullopt;
+    std::optional<Error> own;
+    try {
+      own = attempt(*call_.companion, [&] {
+        check_choice(call_.entry, choice_, records_);
+        if (call_.entry.is_first())
+          StreamReceiving(call_).run();
+        else
+          StreamSending(call_).run();
+      });
+    } catch (const CallbackFailure& failure) {
+      own = failure.error;
+    } catch (const Error& error) {
+      // The companion has failed: another rank has announced its own failure, or a wait has failed for good.
+      const Error cause = call_.companion->failure().value_or(error);
+      if (cause.kind() != announced) {
+        group_.poison(cause);
+        throw group_.failure().value_or(cause);
+      }
+    }
+    if (own) {
+      const RankInfo& info = group_.info(group_.rank());
+      call_.companion->poison(Error(announced, own->what(), {.rank = info.rank, .pid = info.pid, .host = info.host}));
+    }
+    return own;
+  }
+
+  void close(const std::optional<Error>& own) {
+    ClosingRecord mine;
+    if (own) mine.status = status_of(own->kind());
+    const auto closing = round<ClosingRecord>(mine, "gather_each: closing");
+    if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return;
+    const auto words = round<Words>(own ? words_of(*own) : Words{}, "gather_each: failing");
+    throw make_closing_error(closing, words, group_);
+  }
+
+  template <class T>
+  std::vector<T> round(const T& mine, const char* phase) {
+    ++report_.rounds;
+    return round_of(group_, mine, call_.wait(phase));
+  }
+
+  std::span<const int> ranks_;
+  SyncGroup& group_;
+  const StreamOptions& options_;
+  std::shared_ptr<StreamState> state_;
+  StreamCall call_;
+  Record record_;
+  std::vector<Record> records_;
+  Choice choice_;
+  StreamReport report_;
+};
+
+}  // namespace
+
+std::shared_ptr<StreamState> stream_state_of(SyncGroup& group) {
+  static const char key = 0;
+  return std::static_pointer_cast<StreamState>(group.extension(&key, [] { return std::make_shared<StreamState>(); }));
+}
+
+std::uint64_t trim_streams(SyncGroup& group) {
+  const auto state = stream_state_of(group);
+  if (!state->companion) return 0;
+  std::uint64_t bytes = 0;
+  for (const auto& driver : RouteTable::instance().drivers()) bytes += driver->trim(*state->companion);
+  return bytes;
+}
+
+Call StreamCall::part_call(std::uint64_t layer, std::uint32_t part, const Config* value) const {
+  Call call = entry;
+  call.operation = Operation::configs;
+  call.value = value;
+  call.group = companion;
+  call.number = (layer << 32) + part;
+  return call;
+}
+
+std::optional<Config> StreamCall::next_layer(std::uint64_t layer) const {
+  std::optional<Config> config;
+  call_back(fmt::format("the source threw at layer {}", layer), [&] { config = (*source)(); });
+  return config;
+}
+
+void StreamCall::call_back(const std::string& what, const std::function<void()>& run) const {
+  companion->progress();
+  try {
+    run();
+  } catch (const Error& error) {
+    throw CallbackFailure{error.with_context(what)};
+  } catch (const std::bad_alloc&) {
+    throw CallbackFailure{Error(ErrorKind::no_space, what + ": out of memory")};
+  } catch (const std::exception& error) {
+    throw CallbackFailure{Error(ErrorKind::io, what + ": " + error.what())};
+  } catch (...) {
+    throw CallbackFailure{Error(ErrorKind::io, what + ": an exception without words")};
+  }
+  companion->progress();
+}
+
+void StreamCall::check() const {
+  const bool is_well = !part_options.stop.stop_requested() && !companion->failure() &&
+                       std::ranges::none_of(others, [](const auto& other) { return other->is_dead(); });
+  if (is_well) return;
+  // The wait knows the words for each of these.
+  const auto never = [] { return false; };
+  companion->wait_until(
+      never, [](std::chrono::nanoseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }, {},
+      wait("gather_each"));
+}
+
+}  // namespace muster::gather
+
+namespace muster {
+
+StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, SyncGroup& group,
+                         const LayerConsumer& consume, const StreamOptions& options) {
+  const SyncGroup::Use use(group);
+  try {
+    StreamReport report = gather::Run(source, ranks, group, consume, options)();
+    if (log_enabled(LogLevel::debug))
+      log(LogLevel::debug,
+          fmt::format("rank {}: gather_each: {} layers in {} parts, {} bytes by {} ({}), waited {:.3f} of "
+                      "{:.3f} s",
+                      group.rank(), report.layers, report.parts, report.bytes, to_string(report.route), report.reason,
+                      report.seconds_waiting, report.seconds));
+    return report;
+  } catch (const Error& error) {
+    if (group.failure())
+      for (const auto& driver : gather::RouteTable::instance().drivers()) driver->clean_up(group);
+    throw error.with_context(to_string(gather::Operation::stream));
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/stream_budget.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "src/shm/segment.hpp"
+
+namespace muster::gather {
+namespace {
+
+constexpr std::uint64_t page = 4096;
+static_assert(shm::header_bytes == page);
+
+std::uint64_t senders_of(std::uint32_t length) {
+  return std::max<std::uint32_t>(length, 2) - 1;
+}
+
+std::uint64_t least_budget(std::uint32_t length, std::uint32_t depth) {
+  return (shm::header_bytes + page) * depth * senders_of(length);
+}
+
+/// What the senders of one list may have, and what of it they would have to take.
+struct ListNeed {
+  std::uint64_t budget = 0;
+  std::uint64_t held = 0;
+  std::uint64_t least = 0;
+  [[nodiscard]] std::uint64_t fresh() const { return budget - std::min(budget, held); }
+};
+
+}  // namespace
+
+StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t depth) {
+  if (budget < least_budget(length, depth))
+    throw Error(ErrorKind::argument,
+                fmt::format("a memory_budget of {} bytes is too small for {} senders with a pipeline_depth of {}: at "
+                            "least {} bytes",
+                            budget, senders_of(length), depth, least_budget(length, depth)));
+  StreamShare share;
+  share.budget = budget / senders_of(length);
+  share.part_bytes = share.budget / depth / page * page - shm::header_bytes;
+  // Sizes of tensors are counted in 63 bits, and so are a part's.
+  share.part_bytes = std::min<std::uint64_t>(share.part_bytes, INT64_MAX / page * page);
+  return share;
+}
+
+StreamShare agree_on_share(const Record& mine, std::span<const Record> records) {
+  std::map<std::uint64_t, ListNeed> lists;
+  std::uint64_t available = UINT64_MAX;
+  os::MemoryLimit limit = os::MemoryLimit::machine;
+  for (const Record& record : records) {
+    if (record.list_length < 2) continue;
+    ListNeed& list = lists[record.list_hash];
+    list.budget = record.facts[fact_budget];
+    list.least = least_budget(record.list_length, static_cast<std::uint32_t>(record.facts[fact_depth]));
+    if (record.position != 0) list.held += record.facts[fact_pooled];
+    if (record.available_bytes < available) {
+      available = record.available_bytes;
+      limit = record.limit;
+    }
+  }
+  double fresh = 0;  // a sum of budgets may be more than 64 bits
+  for (const auto& [hash, list] : lists) fresh += static_cast<double>(list.fresh());
+  const bool is_cut = fresh > static_cast<double>(available);
+  const auto granted = [&](const ListNeed& list) {
+    if (!is_cut) return list.budget;
+    return std::min(list.budget, list.held) +
+           static_cast<std::uint64_t>(static_cast<double>(available) * (static_cast<double>(list.fresh()) / fresh));
+  };
+  for (const auto& [hash, list] : lists)
+    if (granted(list) < list.least)
+      throw Error(ErrorKind::no_space,
+                  fmt::format("too little shared memory: a list of ranks needs {} bytes at least, and of the {} bytes "
+                              "available ({}) its part is {}: give the job more memory",
+                              list.least, available, os::to_string(limit), granted(list)));
+  if (mine.list_length == 0) return {};
+  if (mine.list_length == 1)
+    return share_of(mine.facts[fact_budget], mine.list_length, static_cast<std::uint32_t>(mine.facts[fact_depth]));
+  const ListNeed& list = lists.at(mine.list_hash);
+  StreamShare share = share_of(granted(list), mine.list_length, static_cast<std::uint32_t>(mine.facts[fact_depth]));
+  share.is_cut = granted(list) < list.budget;
+  return share;
+}
+
+}  // namespace muster::gather

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first rank's side of a stream; the numbers are those of stream.hpp.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/core/descriptor.hpp"
+#include "src/gather/slicing.hpp"
+#include "src/gather/stream.hpp"
+
+namespace muster::gather {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// More than any header has: the paths of a few leaves, each at most max_config_depth keys long.
+constexpr std::uint64_t most_header_bytes = 64 << 20;
+
+TensorSlice slice_of(const Config& told, int rank) {
+  TensorSlice slice{.rank = rank, .path = told.at(0).as_string(), .whole = {}};
+  const auto dtype = dtype_from_number(static_cast<std::uint8_t>(told.at(1).as_uint()));
+  if (!dtype) throw Error(ErrorKind::corrupt, "a slice has a dtype that is not known");
+  slice.whole.dtype = *dtype;
+  for (const Config& extent : told.at(2).as_array()) slice.whole.shape.push_back(extent.as_int());
+  slice.first = told.at(3).as_int();
+  slice.elements = told.at(4).as_int();
+  const std::int64_t count = element_count(slice.whole.shape);
+  if (slice.first < 0 || slice.elements < 0 || slice.first > count || slice.elements > count - slice.first)
+    throw Error(ErrorKind::corrupt, "a slice lies outside its tensor");
+  return slice;
+}
+
+std::vector<TensorSlice> slices_of(std::span<const std::byte> bytes, int rank) {
+  std::vector<TensorSlice> slices;
+  if (bytes.empty()) return slices;
+  try {
+    const Config told = core::decode_descriptor(bytes, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
+      throw Error(ErrorKind::corrupt, "slices have tensors of their own");
+    });
+    for (const Config& slice : told.as_array()) slices.push_back(slice_of(slice, rank));
+  } catch (const Error& error) {
+    throw Error(ErrorKind::corrupt, fmt::format("what rank {} says about its slices: {}", rank, error.what()));
+  }
+  return slices;
+}
+
+}  // namespace
+
+StreamReceiving::StreamReceiving(const StreamCall& call) : call_(call), arrivals_(call.entry.list.size()) {}
+
+void StreamReceiving::run() {
+  for (std::uint64_t layer = 0;; ++layer) {
+    call_.check();
+    std::optional<Config> own = call_.next_layer(layer);
+    for (std::size_t position = 1; position < arrivals_.size(); ++position)
+      arrivals_[position] = take_header(position, layer, 0);
+    check_ends(layer, !own);
+    if (!own) return;
+    ++call_.report->layers;
+    take_layer(layer, std::move(own));
+  }
+}
+
+void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own) {
+  if (own->is_null()) own.reset();
+  std::optional<LayerParts> own_parts;
+  std::uint64_t own_bytes = 0;
+  if (own) {
+    try {
+      // It does not travel, but what is wrong with a tree is wrong on every rank alike.
+      core::encode_descriptor(*own, [&](const Tensor& tensor) {
+        own_bytes += tensor.nbytes();
+        return std::optional(core::Place{});
+      });
+      own_parts.emplace(*own, call_.part_bytes,
+                        [this](const TensorView& tensor) { return call_.driver->moves(tensor); });
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("layer {}", layer));
+    }
+  }
+  call_.report->bytes += own_bytes;
+  std::uint32_t parts = own_parts ? own_parts->count() : 1;
+  for (std::size_t position = 1; position < arrivals_.size(); ++position)
+    parts = std::max(parts, arrivals_[position].header.parts);
+  for (std::uint32_t number = 0; number < parts; ++number) {
+    if (number != 0) {
+      call_.check();
+      for (std::size_t position = 1; position < arrivals_.size(); ++position) {
+        Arrival& arrival = arrivals_[position];
+        if (number < arrival.header.parts)
+          arrival = take_header(position, layer, number);
+        else
+          arrival = {.header = {layer, number, arrival.header.parts, {}}, .slices = {}};
+      }
+    }
+    LayerPart part;
+    part.layer = layer;
+    part.part = number;
+    part.parts = parts;
+    part.ranks = call_.entry.list;
+    part.configs.resize(part.ranks.size());
+    if (own_parts && number < own_parts->count()) {
+      part.configs.front() = own_parts->make(number, &part.slices);
+      for (TensorSlice& slice : part.slices) slice.rank = part.ranks.front();
+    }
+    take_bytes(part);
+    consume(part);
+  }
+}
+
+void StreamReceiving::take_bytes(LayerPart& part) {
+  const Call call = call_.part_call(part.layer, part.part, nullptr);
+  std::vector<Record> records(static_cast<std::size_t>(call.group->size()));
+  bool any = false;
+  for (std::size_t position = 1; position < arrivals_.size(); ++position) {
+    Arrival& arrival = arrivals_[position];
+    const Record& record = arrival.header.record;
+    records[static_cast<std::size_t>(call.list[position])] = record;
+    any = any || record.has_value;
+    call_.report->bytes += record.payload_bytes;
+    std::ranges::move(arrival.slices, std::back_inserter(part.slices));
+  }
+  if (!any) return;
+  const std::unique_ptr<Transfer> transfer = call_.driver->begin(call);
+  ExchangeReport moved;
+  const Clock::time_point begin = Clock::now();
+  transfer->move(records, moved);
+  for (std::size_t position = 1; position < arrivals_.size(); ++position) {
+    if (!arrivals_[position].header.record.has_value) continue;
+    const std::vector<std::byte> whole = receive(call.list[position], sizeof call.number);
+    if (whole.size() != sizeof call.number || std::memcmp(whole.data(), &call.number, sizeof call.number) != 0)
+      throw Error(ErrorKind::corrupt, fmt::format("rank {} ended a part that it had not begun", call.list[position]));
+  }
+  call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
+  transfer->commit();
+  call_.report->arena_bytes += moved.arena_bytes;
+  std::vector<std::optional<Config>> entries = transfer->deliver();
+  for (std::size_t position = 1; position < entries.size(); ++position)
+    part.configs[position] = std::move(entries[position]);
+}
+
+StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std::uint64_t layer, std::uint32_t part) {
+  const int sender = call_.entry.list[position];
+  const Clock::time_point begin = Clock::now();
+  const std::vector<std::byte> message = receive(sender, most_header_bytes);
+  call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
+  Arrival arrival;
+  if (message.size() < sizeof arrival.header)
+    throw Error(ErrorKind::corrupt, fmt::format("the header of a part from rank {} is too short", sender));
+  std::memcpy(&arrival.header, message.data(), sizeof arrival.header);
+  const PartHeader& header = arrival.header;
+  const std::uint32_t parts = part == 0 ? header.parts : arrivals_[position].header.parts;
+  if (header.layer != layer || header.part != part || header.parts != parts || (part != 0 && part >= parts))
+    throw Error(ErrorKind::corrupt,
+                fmt::format("rank {} sent part {} of {} of layer {} where part {} of layer {} was due", sender,
+                            header.part, header.parts, header.layer, part, layer));
+  arrival.slices = slices_of(std::span(message).subspan(sizeof header), sender);
+  return arrival;
+}
+
+void StreamReceiving::check_ends(std::uint64_t layer, bool own_end) const {
+  const std::vector<int>& list = call_.entry.list;
+  const auto has_ended = [&](std::size_t position) {
+    return position == 0 ? own_end : arrivals_[position].header.parts == 0;
+  };
+  bool differ = false;
+  for (std::size_t position = 1; position < list.size(); ++position) differ = differ || has_ended(position) != own_end;
+  if (!differ) return;
+  std::string text;
+  for (std::size_t position = 0; position < list.size(); ++position)
+    text += fmt::format("{}rank {} {}{}", position == 0 ? "" : ", ", list[position],
+                        has_ended(position) ? "" : "more than ", layer);
+  throw Error(ErrorKind::rank_mismatch, "the sources of a list have different numbers of layers: " + text);
+}
+
+std::vector<std::byte> StreamReceiving::receive(int sender, std::uint64_t most) {
+  return call_.companion->receive(sender, most, call_.wait("gather_each: receiving"));
+}
+
+void StreamReceiving::consume(LayerPart& part) {
+  ++call_.report->parts;
+  call_.call_back(fmt::format("the consumer threw at layer {}", part.layer), [&] { (*call_.consume)(part); });
+}
+
+}  // namespace muster::gather

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sender's side of a stream; the numbers are those of stream.hpp.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/core/descriptor.hpp"
+#include "src/gather/slicing.hpp"
+#include "src/gather/stream.hpp"
+
+namespace muster::gather {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Config tree_of(const std::vector<TensorSlice>& slices) {
+  ConfigArray all;
+  for (const TensorSlice& slice : slices) {
+    ConfigArray extents;
+    for (const std::int64_t extent : slice.whole.shape) extents.emplace_back(extent);
+    all.push_back(
+        ConfigArray{slice.path, static_cast<int>(slice.whole.dtype), std::move(extents), slice.first, slice.elements});
+  }
+  return all;
+}
+
+}  // namespace
+
+void StreamSending::run() {
+  for (std::uint64_t layer = 0;; ++layer) {
+    wait_for_credit();
+    const std::optional<Config> config = call_.next_layer(layer);
+    if (!config) {
+      send_header({layer, 0, 0, {}}, {});
+      return;
+    }
+    ++call_.report->layers;
+    if (config->is_null()) {
+      send_part(layer, 0, 1, nullptr, {});
+      continue;
+    }
+    try {
+      send_layer(layer, *config);
+    } catch (const Error& error) {
+      if (call_.companion->failure()) throw;
+      throw error.with_context(fmt::format("layer {}", layer));
+    }
+  }
+}
+
+void StreamSending::send_layer(std::uint64_t layer, const Config& config) {
+  const LayerParts parts(config, call_.part_bytes,
+                         [this](const TensorView& tensor) { return call_.driver->moves(tensor); });
+  if (parts.count() == 1) return send_part(layer, 0, 1, &config, {});
+  for (std::uint32_t part = 0; part < parts.count(); ++part) {
+    if (part != 0) wait_for_credit();
+    std::vector<TensorSlice> slices;
+    const Config tree = parts.make(part, &slices);
+    send_part(layer, part, parts.count(), &tree, slices);
+  }
+}
+
+void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint32_t parts, const Config* value,
+                              const std::vector<TensorSlice>& slices) {
+  const Call call = call_.part_call(layer, part, value);
+  PartHeader header{.layer = layer, .part = part, .parts = parts, .record = {}};
+  header.record.has_value = value != nullptr;
+  ++call_.report->parts;
+  if (value == nullptr) {
+    send_header(header, slices);
+    under_way_.emplace_back();
+    return;
+  }
+  const std::unique_ptr<Transfer> transfer = call_.driver->begin(call);
+  transfer->offer(header.record);
+  if (header.record.fresh_bytes > header.record.available_bytes)
+    throw Error(
+        ErrorKind::no_space,
+        fmt::format("too little shared memory: needed {} bytes for a part, available {} ({}): lower "
+                    "memory_budget, or give the job more memory",
+                    header.record.fresh_bytes, header.record.available_bytes, os::to_string(header.record.limit)));
+  send_header(header, slices);
+  ExchangeReport moved;
+  transfer->move({}, moved);
+  transfer->commit();
+  // It is whole.
+  call_.companion->send(call.first(), std::as_bytes(std::span(&call.number, 1)), call_.wait("gather_each: sending"));
+  under_way_.push_back(transfer->obligations());
+  StreamReport& report = *call_.report;
+  report.bytes += header.record.payload_bytes;
+  report.arena_bytes += moved.arena_bytes;
+  report.peak_slot_bytes = std::max(report.peak_slot_bytes, transfer->pool_bytes());
+}
+
+void StreamSending::send_header(const PartHeader& header, const std::vector<TensorSlice>& slices) {
+  std::vector<std::byte> message(sizeof header);
+  std::memcpy(message.data(), &header, sizeof header);
+  if (!slices.empty()) {
+    const auto tail = core::encode_descriptor(tree_of(slices), [](const Tensor&) { return std::nullopt; });
+    message.insert(message.end(), tail.begin(), tail.end());
+  }
+  call_.companion->send(call_.entry.first(), message, call_.wait("gather_each: sending"));
+}
+
+void StreamSending::wait_for_credit() {
+  call_.check();
+  const auto depth = static_cast<std::size_t>(call_.part_options.pipeline_depth);
+  if (under_way_.size() < depth) return;
+  const Clock::time_point begin = Clock::now();
+  const int first = call_.entry.first();
+  const WaitOptions wait = call_.wait("gather_each: waiting until the first rank gives an earlier part back");
+  while (under_way_.size() >= depth) {
+    for (const auto& obligation : under_way_.front())
+      call_.companion->wait_until(
+          [&] { return obligation->is_given_back(); },
+          [&](std::chrono::nanoseconds longest) { (void)obligation->wait(Clock::now() + longest); },
+          std::span(&first, 1), wait);
+    under_way_.pop_front();
+  }
+  call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace muster::gather

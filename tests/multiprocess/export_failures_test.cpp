@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exports that fail or are killed at every step: an earlier output is untouched, nothing looks whole that is not, every
+// rank hears of it, and a later export finishes, with what was finished before where it may.
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "src/os/fault.hpp"
+#include "tests/support/checkpoints.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace muster;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// What a hook does at the nth of a kind of call in one rank.
+struct Fault {
+  std::string call;
+  int error = EIO;  // 0: the rank is killed there
+  int nth = 1;
+};
+Fault planned;
+std::atomic<int> calls{0};
+bool happened = false;
+
+int hook(std::string_view call, std::string_view) {
+  if (call != planned.call || ++calls != planned.nth) return 0;
+  happened = true;
+  if (planned.error == 0) ::kill(::getpid(), SIGKILL);
+  return planned.error;
+}
+
+struct World {
+  World() {
+    inspect::write_demo_model(test::llama(), work / "model", 1 << 30);
+    inspect::write_demo_model(test::bert(), work / "old", 1 << 30);
+    shard_model(work / "model", work / "shards", "llama", {.tensor = 3});
+    fs::copy(work / "old", work / "out");
+  }
+
+  [[nodiscard]] ExportOptions options(Writers writers, bool resume = false) const {
+    return {.force = true, .max_shard_size = 90'000, .memory_budget = 4 << 20, .writers = writers, .resume = resume};
+  }
+
+  /// Ends of the ranks, `victim` having the fault; a rank says "happened" where the call was reached, and "failed".
+  std::vector<test::Ended> run(int victim, const Fault& fault, const ExportOptions& how) {
+    return test::try_ranks(3, [&](SyncGroup& group) {
+      planned = fault;
+      if (group.rank() == victim) os::set_fault_hook(hook);
+      try {
+        export_model(work / "shards", work / "out", "llama", group, how);
+      } catch (const Error& error) {
+        RANK_CHECK(std::string(error.what()).find('\n') == std::string::npos);
+        test::say((happened ? "happened failed " : "failed ") + std::string(error.what()));
+        return;
+      }
+      test::say(happened ? "happened" : "");
+    });
+  }
+
+  [[nodiscard]] std::vector<std::string> partials() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(work.path()))
+      if (entry.path().filename().string().find(".partial-") != std::string::npos) names.push_back(entry.path());
+    return names;
+  }
+
+  test::TemporaryDirectory work;
+};
+
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("every call that fails, on the first rank and on another, is every rank's failure") {
+  World world;
+  for (const Writers writers : {Writers::owners, Writers::first}) {
+    for (const int victim : {0, 2}) {
+      for (const char* call : {"open", "fstat", "mmap", "mkdir", "create", "fallocate", "open-for-writing", "pwrite",
+                               "fsync", "close", "rename"}) {
+        int reached = 0;
+        // Past the last such call the export succeeds; every one before it fails.
+        for (int nth = 1; nth < 400; nth = nth < 6 ? nth + 1 : nth + nth / 3) {
+          CAPTURE(call);
+          CAPTURE(victim);
+          CAPTURE(nth);
+          const auto ended =
+              world.run(victim, {call, std::string_view(call) == "pwrite" ? ENOSPC : EIO, nth}, world.options(writers));
+          for (const test::Ended& rank : ended) CHECK(rank.ok());
+          if (!has(ended[static_cast<std::size_t>(victim)].words, "happened")) {
+            for (const test::Ended& rank : ended) CHECK(rank.words.empty());
+            break;
+          }
+          ++reached;
+          for (const test::Ended& rank : ended) {
+            CAPTURE(rank.words);
+            CHECK(has(rank.words, "failed"));
+          }
+          test::check_equal(world.work / "old", world.work / "out");
+          CHECK(world.partials().empty());
+        }
+        CAPTURE(call);
+        // What it succeeded with at the end is the model; back to the old one.
+        test::check_equal(world.work / "model", world.work / "out");
+        fs::remove_all(world.work / "out");
+        fs::copy(world.work / "old", world.work / "out");
+        if (victim == 0) CHECK(reached > 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("a rank that is killed while it writes is named by the others, and a resumed export finishes") {
+  for (const Writers writers : {Writers::owners, Writers::first}) {
+    for (const int victim : {0, 1}) {
+      if (writers == Writers::first && victim != 0) continue;  // it writes nothing
+      for (const int nth : {1, 2, 4, 8, 12}) {
+        CAPTURE(victim);
+        CAPTURE(nth);
+        World world;
+        const auto ended = world.run(victim, {"pwrite", 0, nth}, world.options(writers, true));
+        if (ended[static_cast<std::size_t>(victim)].ok()) break;  // it does not write so often
+        for (int rank = 0; rank < 3; ++rank) {
+          const test::Ended& end = ended[static_cast<std::size_t>(rank)];
+          CAPTURE(end.words);
+          if (rank == victim) {
+            CHECK(end.signal == SIGKILL);
+          } else {
+            CHECK(end.ok());
+            CHECK(has(end.words, "failed"));
+            CHECK(has(end.words, "rank " + std::to_string(victim)));
+          }
+        }
+        test::check_equal(world.work / "old", world.work / "out");
+        CHECK(world.partials().size() == 1);
+        test::run_ranks(3, [&](SyncGroup& group) {
+          export_model(world.work / "shards", world.work / "out", "llama", group, world.options(writers, true));
+        });
+        test::check_equal(world.work / "model", world.work / "out");
+        // Where not even the journal was begun there is nothing to go on with, and it is too young to be removed.
+        CHECK(world.partials().size() == (victim == 0 && nth == 1 ? 1 : 0));
+        for (const auto& entry : fs::directory_iterator(world.work / "out"))
+          CHECK_FALSE(has(entry.path().filename().string(), "muster-export"));
+      }
+    }
+  }
+}
+
+TEST_CASE("what was finished and verifies is not written again; what does not, is") {
+  for (const bool corrupted : {false, true}) {
+    CAPTURE(corrupted);
+    World world;
+    // The rename of the third file, after the journal's own: two are finished.
+    const auto ended = world.run(0, {"rename", 0, 4}, world.options(Writers::owners, true));
+    CHECK(ended[0].signal == SIGKILL);
+    REQUIRE(world.partials().size() == 1);
+    std::vector<fs::path> finished;
+    for (const auto& entry : fs::directory_iterator(world.partials().front()))
+      if (entry.path().extension() == ".safetensors") finished.push_back(entry.path());
+    REQUIRE(finished.size() == 2);
+    if (corrupted) {
+      std::fstream file(finished.front(), std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(-5, std::ios::end);
+      file.put('!');
+    }
+    test::run_ranks(2, [&](SyncGroup& group) {
+      const ExportReport report =
+          export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::owners, true));
+      RANK_CHECK(group.rank() != 0 || report.files_resumed == (corrupted ? 1 : 2));
+    });
+    test::check_equal(world.work / "model", world.work / "out");
+    CHECK(world.partials().empty());
+  }
+}
+
+TEST_CASE("an export of other shards does not go on with what is there") {
+  World world;
+  CHECK(world.run(0, {"rename", 0, 3}, world.options(Writers::owners, true))[0].signal == SIGKILL);
+  inspect::write_demo_model(test::llama(true), world.work / "other", 1 << 30);
+  shard_model(world.work / "other", world.work / "shards", "llama", {.tensor = 3}, {.force = true});
+  test::run_ranks(3, [&](SyncGroup& group) {
+    const ExportReport report =
+        export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::first, true));
+    RANK_CHECK(report.files_resumed == 0);
+  });
+  test::check_equal(world.work / "other", world.work / "out");
+}
+
+TEST_CASE("a budget that is too small, and memory that is not there, are known before anything is written") {
+  World world;
+  const auto words = [&](const ExportOptions& options) {
+    const auto ended = test::try_ranks(3, [&](SyncGroup& group) {
+      try {
+        export_model(world.work / "shards", world.work / "new", "llama", group, options);
+      } catch (const Error& error) {
+        group.barrier();
+        test::say(error.what());
+      }
+    });
+    return ended[1].words;
+  };
+  CHECK(has(words({.memory_budget = 100'000}), "too small for 3 ranks: at least"));
+  CHECK_FALSE(fs::exists(world.work / "new"));
+  CHECK(world.partials().empty());
+}

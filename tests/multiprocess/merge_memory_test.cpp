@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// A merge that does not fit is an error on all ranks before the first byte moves, with needed and available bytes.
+
+#include <sys/resource.h>
+
+#include "doctest/doctest.h"
+#include "muster/merge_gather.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+const std::vector<int> four = {0, 1, 2, 3};
+
+void merge_small(SyncGroup& group) {
+  const Merged merged =
+      merge_tensor_parallel(pattern(DType::u8, {5000}, static_cast<std::uint64_t>(group.rank())), stack(), four, group);
+  if (!merged.tensor()) return;
+  for (int rank = 0; rank < 4; ++rank)
+    RANK_CHECK(is_pattern(merged.tensor()->view().slice(0, rank, rank + 1), DType::u8, {1, 5000},
+                          static_cast<std::uint64_t>(rank)));
+}
+
+void expect_no_space(SyncGroup& group, const TensorView& mine, const Merge& merge, const std::vector<int>& ranks,
+                     const char* limited_by) {
+  try {
+    (void)merge_tensor_parallel(mine, merge, ranks, group);
+  } catch (const Error& error) {
+    const std::string words = error.what();
+    if (error.kind() != ErrorKind::no_space) throw;
+    if (words.find("needed") == std::string::npos || words.find(limited_by) == std::string::npos)
+      throw RankFailure(words);
+    return;
+  }
+  throw RankFailure("nothing was thrown");
+}
+
+}  // namespace
+
+TEST_CASE("more than the machine has, by tensors that repeat one byte") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::byte byte{7};
+    const TensorView huge(DType::u8, {std::int64_t{1} << 40}, &byte, {0});
+    for (const Merge& merge : {concat(0), stack(), sum()}) {
+      expect_no_space(group, huge, merge, four, "available");
+      merge_small(group);
+    }
+    // Neither list is too much alone where the machine has 1 TiB, nobody's is where it has not: the sum is what counts.
+    const std::vector<int> mine = group.rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3};
+    expect_no_space(group, huge, sum(), mine, "by 2 ranks");
+    // One list too large is everybody's error: an exchange is collective over the group.
+    if (group.rank() < 2)
+      expect_no_space(group, huge, concat(0), {0, 1}, "available");
+    else
+      expect_no_space(group, pattern(DType::u8, {10}, 1), concat(0), {2, 3}, "available");
+    merge_small(group);
+  });
+}
+
+TEST_CASE("sizes that add up to more than 63 bits are refused, not wrapped") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::byte byte{7};
+    const TensorView huge(DType::u8, {std::int64_t{1} << 59}, &byte, {0});
+    bool refused = false;
+    try {
+      (void)merge_tensor_parallel(huge, concat(0), four, group);
+    } catch (const Error& error) {
+      refused = error.kind() == ErrorKind::no_space || error.kind() == ErrorKind::argument;
+    }
+    RANK_CHECK(refused);
+    merge_small(group);
+  });
+}
+
+TEST_CASE("a file size limit (RLIMIT_FSIZE) on the first rank is an error on all, not SIGXFSZ") {
+  Ranks child(1, [](int) {
+    const rlimit small{8 << 20, 8 << 20};
+    RANK_CHECK(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    for (const Ended& ended : try_ranks(4, [](SyncGroup& group) {
+           const Tensor mine = pattern(DType::u8, {4 << 20}, 1);
+           for (const Merge& merge : {concat(0), stack()}) expect_no_space(group, mine, merge, four, "RLIMIT_FSIZE");
+           merge_small(group);
+         }))
+      if (!ended.ok()) throw RankFailure(ended.words);
+  });
+  const Ended ended = child.wait().front();
+  CHECK_MESSAGE(ended.ok(), ended.signal, ended.words);
+}

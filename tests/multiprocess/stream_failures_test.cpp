@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank of a stream throws, is killed, hangs, is cancelled or has fewer layers: all ranks, also those in no list, hear
+// of it at once, in the same words, and the group goes on where that is promised.
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <thread>
+
+#include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/shared_words.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Four ranks: 3 is in no list.
+constexpr int size = 4;
+const std::vector<int> list = {1, 0, 2};
+constexpr int first = 1;
+constexpr int outsider = 3;
+constexpr std::uint64_t endless = UINT64_MAX;
+
+LayerSource layers_of(std::uint64_t layers, std::int64_t bytes, std::function<void(std::uint64_t)> before = {}) {
+  return [=, next = std::uint64_t{0}]() mutable -> std::optional<Config> {
+    if (before) before(next);
+    if (next == layers) return std::nullopt;
+    return Config::object({{"w", pattern(DType::u8, {bytes}, next++)}});
+  };
+}
+
+/// A whole stream and an exchange, which a usable group can do.
+void expect_usable(SyncGroup& group) {
+  std::uint64_t taken = 0;
+  const auto consume = [&](LayerPart& part) {
+    for (const auto& [rank, config] : part.present())
+      RANK_CHECK(is_pattern(config.at("w").as_tensor(), DType::u8, {50000}, part.layer));
+    ++taken;
+  };
+  gather_each(layers_of(5, 50000), list, group, consume);
+  RANK_CHECK(taken == (group.rank() == first ? 5 : 0));
+  const Tensor mine = pattern(DType::u8, {100}, 1);
+  (void)get_tensors_parallel(mine, std::vector<int>{0, 1, 2, 3}, group);
+}
+
+/// Runs a stream that must fail on every rank alike; each rank says the words. Returns them.
+std::string fail_alike(const std::function<void(SyncGroup&)>& stream, const std::function<void(const Error&)>& check,
+                       bool is_usable, const std::vector<int>& killed = {}) {
+  const auto ended = try_ranks(
+      size,
+      [&](SyncGroup& group) {
+        expect_usable(group);
+        group.barrier();
+        bool failed = false;
+        try {
+          stream(group);
+        } catch (const Error& error) {
+          failed = true;
+          say(error.what());
+          check(error);
+        }
+        RANK_CHECK(failed);
+        if (is_usable) {
+          expect_usable(group);
+          return;
+        }
+        // The first cause again, at once.
+        bool again = false;
+        try {
+          group.barrier();
+        } catch (const Error& error) {
+          again = true;
+          check(error);
+        }
+        RANK_CHECK(again);
+      },
+      20s);
+  std::string words;
+  for (int rank = 0; rank < size; ++rank) {
+    const Ended& one = ended[static_cast<std::size_t>(rank)];
+    if (std::ranges::find(killed, rank) != killed.end()) {
+      CHECK(one.signal == SIGKILL);
+      continue;
+    }
+    CHECK_MESSAGE(one.ok(), "rank ", rank, ": ", one.words);
+    if (words.empty()) words = one.words;
+    CHECK(one.words == words);
+  }
+  CHECK(shared_memory_names().empty());
+  return words;
+}
+
+std::size_t open_descriptors() {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+}  // namespace
+
+TEST_CASE("a source throws, on each rank and early and late: the origin's words on all, within a second") {
+  for (const int origin : list) {
+    for (const std::uint64_t layer : {0, 3}) {
+      CAPTURE(origin);
+      CAPTURE(layer);
+      SharedWords moment;
+      const auto now = [] { return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()); };
+      const std::string words = fail_alike(
+          [&](SyncGroup& group) {
+            const auto boom = [&](std::uint64_t at) {
+              if (group.rank() != origin || at != layer) return;
+              moment[0] = now();
+              throw std::runtime_error("no weights in layer file");
+            };
+            // Slow enough that all others wait for the origin, or for credits.
+            const auto consume = [](LayerPart&) { std::this_thread::sleep_for(2ms); };
+            gather_each(layers_of(endless, 100000, boom), list, group, consume);
+          },
+          [&](const Error& error) {
+            RANK_CHECK(error.kind() == ErrorKind::io);
+            RANK_CHECK(error.rank() == origin);
+            RANK_CHECK(!error.host().empty());
+            RANK_CHECK(now() - moment[0] < 1'000'000'000);
+          },
+          true);
+      CHECK(words.find("rank " + std::to_string(origin) + " (host ") != std::string::npos);
+      CHECK(words.find("the source threw at layer " + std::to_string(layer) + ": no weights in layer file") !=
+            std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a consumer throws: an Error keeps its kind and path, and the group goes on") {
+  const std::string words = fail_alike(
+      [](SyncGroup& group) {
+        const auto consume = [](LayerPart& part) {
+          if (part.layer == 4) throw Error(ErrorKind::no_space, "the disk is full", {.path = "/out/model.safetensors"});
+        };
+        gather_each(layers_of(endless, 100000), list, group, consume);
+      },
+      [](const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::no_space);
+        RANK_CHECK(error.rank() == first);
+        RANK_CHECK(error.path() == "/out/model.safetensors");
+      },
+      true);
+  CHECK(words.find("the consumer threw at layer 4: the disk is full") != std::string::npos);
+}
+
+TEST_CASE("a config that no route takes is its rank's failure, with the layer's number") {
+  const std::string words = fail_alike(
+      [](SyncGroup& group) {
+        std::uint64_t given = 0;
+        const auto source = [&]() -> std::optional<Config> {
+          return group.rank() == 2 && ++given == 3 ? Config("\xff") : Config("x");
+        };
+        gather_each(source, list, group, [](LayerPart&) {});
+      },
+      [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::argument && error.rank() == 2); }, true);
+  CHECK(words.find("layer 2: a key or string of a config is not UTF-8") != std::string::npos);
+}
+
+TEST_CASE("sources of different lengths: everybody hears who had how many") {
+  for (const int shorter : list) {
+    CAPTURE(shorter);
+    const std::string words = fail_alike(
+        [&](SyncGroup& group) {
+          gather_each(layers_of(group.rank() == shorter ? 3 : 6, 100000), list, group, [](LayerPart&) {});
+        },
+        [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::rank_mismatch); }, true);
+    for (const int rank : list)
+      CHECK(words.find("rank " + std::to_string(rank) + (rank == shorter ? " 3" : " more than 3")) !=
+            std::string::npos);
+  }
+}
+
+TEST_CASE("another list's failure ends this one's stream as well") {
+  fail_alike(
+      [](SyncGroup& group) {
+        const bool is_failing = group.rank() >= 2;
+        const auto boom = [&](std::uint64_t layer) {
+          if (group.rank() == 3 && layer == 5) throw std::runtime_error("boom");
+        };
+        gather_each(layers_of(endless, 10000, boom), is_failing ? std::vector<int>{2, 3} : std::vector<int>{0, 1},
+                    group, [](LayerPart&) {});
+      },
+      [](const Error& error) { RANK_CHECK(error.rank() == 3); }, true);
+}
+
+TEST_CASE("failures over and over leave no descriptors behind") {
+  run_ranks(size, [](SyncGroup& group) {
+    std::size_t after_two = 0;
+    for (int round = 0; round < 8; ++round) {
+      bool failed = false;
+      try {
+        const auto boom = [&](std::uint64_t layer) {
+          if (group.rank() == round % 3 && layer == 2) throw std::runtime_error("boom");
+        };
+        gather_each(layers_of(endless, 100000, boom), list, group, [](LayerPart&) {});
+      } catch (const Error&) {
+        failed = true;
+      }
+      RANK_CHECK(failed);
+      group.barrier();
+      if (round == 1) after_two = open_descriptors();
+    }
+    RANK_CHECK(open_descriptors() == after_two);
+    expect_usable(group);
+  });
+}
+
+namespace {
+
+enum class Where { in_source, in_copy, in_consume, in_closing };
+
+/// Rank `victim` is killed there; all others must name it within a second.
+void kill_in_stream(int victim, Where where) {
+  SharedWords moment;
+  const auto now = [] { return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()); };
+  const auto die = [&] {
+    moment[0] = now();
+    ::raise(SIGKILL);
+  };
+  const auto die_after = [&](std::chrono::microseconds delay) {
+    std::thread([&, delay] {
+      std::this_thread::sleep_for(delay);
+      die();
+    }).detach();
+  };
+  fail_alike(
+      [&](SyncGroup& group) {
+        const bool is_victim = group.rank() == victim;
+        if (is_victim && where == Where::in_closing) die_after(20ms);
+        const std::int64_t bytes = where == Where::in_copy ? 24 << 20 : 100000;
+        const Tensor layer = pattern(DType::u8, {bytes}, 1);
+        std::uint64_t given = 0;
+        const auto source = [&]() -> std::optional<Config> {
+          ++given;
+          if (is_victim && where == Where::in_source && given == 4) die();
+          if (is_victim && where == Where::in_copy && given == 3) die_after(1500us);
+          return Config::object({{"w", layer}});
+        };
+        const auto consume = [&](LayerPart& part) {
+          if (is_victim && where == Where::in_consume && part.layer == 3) die();
+          std::this_thread::sleep_for(1ms);
+        };
+        gather_each(source, list, group, consume);
+      },
+      [&](const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::peer_lost);
+        RANK_CHECK(error.rank() == victim);
+        RANK_CHECK(now() - moment[0] < 1'000'000'000);
+      },
+      false, {victim});
+}
+
+}  // namespace
+
+TEST_CASE("a rank is killed in its source, in a copy, in its consumer, or outside all lists") {
+  for (const int victim : list) kill_in_stream(victim, Where::in_source);
+  for (const int victim : list) kill_in_stream(victim, Where::in_copy);
+  kill_in_stream(first, Where::in_consume);
+  kill_in_stream(outsider, Where::in_closing);
+}
+
+TEST_CASE("a consumer or a source that hangs is a timeout on all; one that tells progress is not") {
+  for (const int slow : {first, 2}) {
+    CAPTURE(slow);
+    const auto slow_stream = [slow](SyncGroup& group, bool tells) {
+      const auto work = [&] {
+        for (int i = 0; i < 60; ++i) {
+          std::this_thread::sleep_for(20ms);
+          if (tells) group.progress();
+        }
+      };
+      const bool is_slow = group.rank() == slow;
+      const auto before = [&](std::uint64_t layer) {
+        if (is_slow && slow != first && layer == 3) work();
+      };
+      const auto consume = [&](LayerPart& part) {
+        if (is_slow && part.layer == 3) work();
+      };
+      gather_each(layers_of(8, 10000, before), list, group, consume, {.timeout = 500ms});
+    };
+    run_ranks(size, [&](SyncGroup& group) { slow_stream(group, true); });
+    fail_alike([&](SyncGroup& group) { slow_stream(group, false); },
+               [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::timeout); }, false);
+  }
+}
+
+TEST_CASE("a stream that is longer than the deadline: who has ended and who is in no list keep waiting") {
+  run_ranks(size, [](SyncGroup& group) {
+    const auto consume = [](LayerPart&) { std::this_thread::sleep_for(12ms); };
+    gather_each(layers_of(60, 1000), list, group, consume, {.timeout = 400ms});
+  });
+}
+
+TEST_CASE("a stop token on any rank cancels the stream of all") {
+  for (const int cancelled : {first, 2, outsider}) {
+    CAPTURE(cancelled);
+    fail_alike(
+        [&](SyncGroup& group) {
+          std::stop_source stop;
+          std::jthread stopping;
+          if (group.rank() == cancelled)
+            stopping = std::jthread([&] {
+              std::this_thread::sleep_for(30ms);
+              stop.request_stop();
+            });
+          gather_each(layers_of(endless, 10000), list, group, [](LayerPart&) {}, {.stop = stop.get_token()});
+        },
+        [&](const Error& error) {
+          RANK_CHECK(error.kind() == ErrorKind::cancelled);
+          RANK_CHECK(error.rank() == cancelled);
+        },
+        false);
+  }
+}
+
+TEST_CASE("source and consumer may use another group meanwhile") {
+  run_ranks(3, [](SyncGroup& group) {
+    const auto other = group.duplicate();
+    const auto before = [&](std::uint64_t) { other->barrier(); };
+    std::uint64_t taken = 0;
+    gather_each(layers_of(5, 1000, before), std::vector<int>{0, 1, 2}, group, [&](LayerPart&) { ++taken; },
+                {.pipeline_depth = 8});
+    RANK_CHECK(taken == (group.rank() == 0 ? 5 : 0));
+  });
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a stream costs in shared memory, as the kernel counts it, and how far senders run ahead, by what they count.
+
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "muster/gather_each.hpp"
+#include "src/shm/segment.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/shared_words.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+const std::vector<int> four = {0, 1, 2, 3};
+
+/// Pages of all segments that this process has open: slots, not the groups' control blocks.
+std::uint64_t own_segment_bytes() {
+  std::uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    std::error_code error;
+    if (!std::filesystem::read_symlink(entry.path(), error).string().starts_with("/memfd:muster")) continue;
+    std::uint64_t magic = 0;
+    struct ::stat facts {};
+    if (::pread(fd, &magic, sizeof magic, 0) != sizeof magic || magic != shm::segment_magic) continue;
+    RANK_CHECK(::fstat(fd, &facts) == 0);
+    bytes += static_cast<std::uint64_t>(facts.st_blocks) * 512;
+  }
+  return bytes;
+}
+
+LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)> make) {
+  return [layers, make = std::move(make), next = std::uint64_t{0}]() mutable -> std::optional<Config> {
+    if (next == layers) return std::nullopt;
+    return make(next++);
+  };
+}
+
+Config small_layer(std::uint64_t layer) {
+  return Config::object({{"w", pattern(DType::u8, {8000}, layer)}});
+}
+
+/// Waits for a count that must come; then gives one that must not come time to.
+void expect_count(const std::atomic<std::uint64_t>& word, std::uint64_t expected) {
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
+  while (word < expected) {
+    RANK_CHECK(std::chrono::steady_clock::now() < deadline);
+    std::this_thread::sleep_for(1ms);
+  }
+  std::this_thread::sleep_for(2ms);
+  RANK_CHECK(word == expected);
+}
+
+}  // namespace
+
+TEST_CASE("20 times the budget: the kernel never counts more than the budget for all senders together") {
+  SharedWords used;
+  constexpr std::uint64_t budget = 4_MiB;
+  run_ranks(4, [&](SyncGroup& group) {
+    std::uint64_t received = 0;
+    std::uint64_t most = 0;
+    const auto make = [&](std::uint64_t layer) {
+      used[group.rank()] = own_segment_bytes();
+      const auto rows = static_cast<std::int64_t>(layer % 3 == 0 ? 3000 : 300);
+      return Config::object(
+          {{"norm", pattern(DType::f32, {100}, layer)}, {"w", pattern(DType::u8, {rows, 1000}, layer)}});
+    };
+    const auto consume = [&](LayerPart& part) {
+      std::uint64_t sum = 0;
+      for (const int rank : four) sum += rank == 0 ? 0 : used[rank].load();
+      most = std::max(most, sum);
+      RANK_CHECK(sum <= budget);
+      for (std::size_t i = 1; i < part.configs.size(); ++i)
+        if (part.configs[i] && part.configs[i]->at("w").is_tensor())
+          received += part.configs[i]->at("w").as_tensor().nbytes();
+    };
+    const StreamReport report = gather_each(layers_of(25, make), four, group, consume, {.memory_budget = budget});
+    RANK_CHECK(report.peak_slot_bytes <= budget / 3);
+    if (group.rank() != 0) {
+      RANK_CHECK(own_segment_bytes() <= budget / 3);
+      RANK_CHECK(trim(group) != 0);
+      RANK_CHECK(own_segment_bytes() <= 3 * shm::header_bytes);
+      return;
+    }
+    RANK_CHECK(received >= 20 * budget);
+    RANK_CHECK(most > budget / 2);
+    RANK_CHECK(own_segment_bytes() == 0);
+  });
+}
+
+TEST_CASE("senders are ahead of the consumer by the pipeline's depth, and no further") {
+  for (const int depth : {1, 2, 4}) {
+    CAPTURE(depth);
+    SharedWords asked;
+    run_ranks(3, [&](SyncGroup& group) {
+      constexpr std::uint64_t layers = 6;
+      const auto make = [&](std::uint64_t layer) {
+        ++asked[group.rank()];
+        return small_layer(layer);
+      };
+      const auto consume = [&](LayerPart& part) {
+        const std::uint64_t ahead = std::min(part.layer + static_cast<std::uint64_t>(depth), layers);
+        for (const int sender : {1, 2}) expect_count(asked[sender], ahead);
+      };
+      gather_each(layers_of(layers, make), std::vector<int>{0, 1, 2}, group, consume, {.pipeline_depth = depth});
+    });
+  }
+}
+
+TEST_CASE("what the consumer keeps holds credits until another thread lets it go, and outlives the stream") {
+  SharedWords asked;
+  run_ranks(2, [&](SyncGroup& group) {
+    constexpr std::uint64_t layers = 8;
+    const auto make = [&](std::uint64_t layer) {
+      ++asked[group.rank()];
+      return small_layer(layer);
+    };
+    std::vector<Tensor> kept;
+    Tensor newest;
+    Tensor older;
+    std::thread releasing;
+    const auto consume = [&](LayerPart& part) {
+      // Both parts that are under way: the sender stops until they go.
+      if (part.layer < 2) kept.push_back(part.configs[1]->at("w").as_tensor());
+      if (part.layer == 1) {
+        expect_count(asked[1], 2);
+        releasing = std::thread([taken = std::exchange(kept, {})]() mutable {
+          std::this_thread::sleep_for(30ms);
+          taken.clear();
+        });
+      }
+      // Kept over the next stream, whose credits and budget it does not touch.
+      if (part.layer == layers - 1) newest = part.configs[1]->at("w").as_tensor();
+    };
+    for (int round = 0; round < 3; ++round) {
+      asked[group.rank()] = 0;
+      group.barrier();
+      gather_each(layers_of(layers, make), std::vector<int>{0, 1}, group, consume, {.memory_budget = 24_KiB});
+      group.barrier();
+      if (group.rank() != 0) continue;
+      releasing.join();
+      RANK_CHECK(round == 0 || is_pattern(older, DType::u8, {8000}, layers - 1));
+      RANK_CHECK(is_pattern(newest, DType::u8, {8000}, layers - 1));
+      older = newest;
+    }
+  });
+}
+
+TEST_CASE("a consumer that keeps all parts for good ends in a timeout that says what is waited for") {
+  const auto ended = try_ranks(2, [](SyncGroup& group) {
+    std::vector<Tensor> kept;
+    const auto consume = [&](LayerPart& part) { kept.push_back(part.configs[1]->at("w").as_tensor()); };
+    try {
+      gather_each(layers_of(8, small_layer), std::vector<int>{0, 1}, group, consume, {.timeout = 200ms});
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::timeout);
+      say(error.what());
+      RANK_CHECK(kept.size() == (group.rank() == 0 ? 2 : 0));
+      for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(is_pattern(kept[i], DType::u8, {8000}, i));
+      return;
+    }
+    RANK_CHECK(false);
+  });
+  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+  CHECK(ended[0].words == ended[1].words);
+  CHECK(ended[0].words.find("gather_each: ") != std::string::npos);
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layouts and rows against a model that moves one unit at a time, and each other's way back: what is joined is cut into
+// what it was.
+
+#include "src/merge/layout.hpp"
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "src/merge/rows.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::merge;
+using test::has;
+using test::words_of;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes random_bytes(std::size_t count, std::uint64_t seed) {
+  Bytes bytes(count);
+  test::fill(bytes.data(), count, seed);
+  return bytes;
+}
+
+/// The layout's meaning: every unit of every row by itself.
+Bytes apply_units(const Layout& layout, const std::vector<Bytes>& sources) {
+  const auto unit = static_cast<std::size_t>(layout.grain.inner) * itemsize(layout.target.dtype);
+  const auto row = static_cast<std::size_t>(layout.target_units) * unit;
+  Bytes target(static_cast<std::size_t>(layout.grain.rows) * row);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(layout.grain.rows); ++r)
+    for (const Piece& piece : layout.pieces)
+      for (std::int64_t i = 0; i < piece.count; ++i) {
+        const auto source = static_cast<std::size_t>(piece.source);
+        const std::size_t from =
+            (r * static_cast<std::size_t>(layout.source_units[source]) + static_cast<std::size_t>(piece.begin + i)) *
+            unit;
+        const std::size_t to = r * row + static_cast<std::size_t>(piece.at + i) * unit;
+        if (unit != 0) std::memcpy(target.data() + to, sources[source].data() + from, unit);
+      }
+  return target;
+}
+
+void copy(const Rectangle& part, std::byte* target, const std::byte* source) {
+  for (std::uint64_t row = 0; row < part.rows; ++row)
+    std::memcpy(target + part.to + row * part.to_stride, source + part.from + row * part.from_stride, part.bytes);
+}
+
+/// The target window by window.
+Bytes apply_windows(const Rows& rows, const std::vector<Bytes>& sources, std::uint64_t window) {
+  Bytes target(rows.bytes());
+  for (std::uint64_t begin = 0; begin < rows.bytes(); begin += window)
+    for (const Rectangle& part : rectangles(rows, begin, begin + window))
+      copy(part, target.data() + begin, sources[static_cast<std::size_t>(part.source)].data());
+  return target;
+}
+
+/// Each source piece by piece.
+Bytes apply_pieces(const Rows& rows, const std::vector<Bytes>& sources, std::uint64_t piece) {
+  Bytes target(rows.bytes());
+  for (std::size_t source = 0; source < sources.size(); ++source)
+    for (std::uint64_t begin = 0; begin < sources[source].size(); begin += piece) {
+      const std::uint64_t end = std::min<std::uint64_t>(begin + piece, sources[source].size());
+      for (const Rectangle& part : rectangles_of(rows, static_cast<int>(source), begin, end))
+        copy(part, target.data(), sources[source].data() + begin);
+    }
+  return target;
+}
+
+}  // namespace
+
+TEST_CASE("random joins: units, windows of the target and pieces of the sources give the same bytes") {
+  std::mt19937 random(11);
+  const auto below = [&](int end) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(end)); };
+  for (int round = 0; round < 400; ++round) {
+    CAPTURE(round);
+    const DType dtype = std::vector{DType::u8, DType::bf16, DType::f32, DType::i64}[static_cast<std::size_t>(below(4))];
+    Shape shape(static_cast<std::size_t>(1 + below(3)));
+    for (std::int64_t& extent : shape) extent = below(7);
+    const auto dim = static_cast<std::size_t>(below(static_cast<int>(shape.size())));
+    const std::vector<std::int64_t> blocks =
+        std::vector<std::vector<std::int64_t>>{{}, {1, 1}, {2, 1, 1}}[static_cast<std::size_t>(below(3))];
+    const std::int64_t multiple = blocks.empty() ? 1 : blocks.size() == 2 ? 2 : 4;
+    std::vector<TensorSpec> specs;
+    std::vector<Bytes> sources;
+    for (std::int64_t i = 1 + below(5); i > 0; --i) {
+      TensorSpec spec{dtype, shape};
+      spec.shape[dim] = below(5) * multiple;
+      sources.push_back(random_bytes(byte_size(dtype, spec.shape), static_cast<std::uint64_t>(round * 10 + i)));
+      specs.push_back(std::move(spec));
+    }
+    const bool is_stack = below(4) == 0;
+    if (is_stack)
+      for (std::size_t i = 0; i < specs.size(); ++i) {
+        specs[i] = specs[0];
+        sources[i].resize(sources[0].size());
+      }
+    const Layout layout = join(is_stack ? stack() : Merge(Concat{static_cast<std::int64_t>(dim), blocks}), specs);
+    const Rows rows = rows_of(layout);
+    CHECK(rows.bytes() == byte_size(layout.target.dtype, layout.target.shape));
+    const Bytes expected = apply_units(layout, sources);
+    for (const std::uint64_t piece : {1U, 5U, 64U, 100000U}) {
+      CHECK(apply_windows(rows, sources, piece) == expected);
+      CHECK(apply_pieces(rows, sources, piece) == expected);
+    }
+  }
+}
+
+TEST_CASE("what is cut is joined again, padding trimmed, and composed in one step") {
+  for (const Merge& merge : {concat(0), concat(1), concat(-1), concat_blocks(1, {2, 1}), stack()}) {
+    for (const int parts : {1, 2, 3, 5}) {
+      // Blocks that do not divide evenly are padded one by one, and are then in another proportion.
+      if (merge == concat_blocks(1, {2, 1}) && 12 / 3 % parts != 0) continue;
+      const TensorSpec whole{DType::bf16, std::holds_alternative<Stack>(merge) ? Shape{parts, 6, 4} : Shape{7, 12, 3}};
+      const Bytes bytes = random_bytes(byte_size(whole.dtype, whole.shape), 5);
+      const Cut cut_up = cut(merge, whole, parts);
+      std::vector<Bytes> shards;
+      for (int part = 0; part < parts; ++part) shards.push_back(apply_units(part_of(cut_up, part), {bytes}));
+      const std::vector<TensorSpec> specs(static_cast<std::size_t>(parts), cut_up.part);
+      std::optional<std::int64_t> true_size;
+      if (cut_up.padded_dim) true_size = whole.shape[*cut_up.padded_dim];
+      const Layout joined = join(merge, specs, true_size);
+      CHECK(joined.target == whole);
+      CHECK(apply_units(joined, shards) == bytes);
+      // From these parts straight to other ones.
+      if (std::holds_alternative<Stack>(merge)) continue;
+      const Cut other = cut(merge, whole, 4);
+      for (int part = 0; part < 4; ++part)
+        CHECK(apply_units(compose(joined, other, part), shards) == apply_units(part_of(other, part), {bytes}));
+    }
+  }
+}
+
+TEST_CASE("packed elements are joined where pieces are whole bytes") {
+  const TensorSpec spec{DType::f4_e2m1, {3, 4}};
+  const std::vector<TensorSpec> specs(2, spec);
+  CHECK(rows_of(join(concat(1), specs)).row_bytes == 4);
+  CHECK(rows_of(join(stack(), specs)).bytes() == 12);
+  const std::vector<TensorSpec> odd(2, {DType::u4, {3, 5}});
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(concat(1), odd)); }), "share a byte"));
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(stack(), odd)); }), "share a byte"));
+}
+
+TEST_CASE("what does not fit is named") {
+  const std::vector<TensorSpec> taller = {{DType::f32, {4, 8}}, {DType::f32, {5, 8}}};
+  const std::vector<int> ranks = {3, 7};
+  CHECK(join(concat(0), taller).target.shape == Shape{9, 8});
+  const std::string words = words_of(ErrorKind::rank_mismatch, [&] { (void)join(concat(1), taller, {}, ranks); });
+  CHECK(has(words, "rank 3 has F32 [4, 8]"));
+  CHECK(has(words, "rank 7 has F32 [5, 8]"));
+  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(max(), taller); }), "\"max\" wants them equal"));
+  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(stack(), taller); }), "\"stack\""));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat(2), taller); }), "no dimension 2"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat(-3), taller); }), "no dimension -3"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat_blocks(0, {2, 1}), taller); }), "blocks [2, 1]"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat_blocks(0, {1, 0}), taller); }), "at least 1"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat(0), taller, 10); }), "true size"));
+  CHECK(has(words_of(ErrorKind::argument, [] { (void)join(concat(0), {}); }), "nothing to merge"));
+  for (const Merge& merge : {first(), max(), sum()})
+    CHECK(has(words_of(ErrorKind::argument, [&] { (void)cut(merge, taller[0], 2); }), "no way back"));
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers cut into parts: every part within its size, all parts together the same layer.
+
+#include "src/gather/slicing.hpp"
+
+#include <doctest/doctest.h>
+
+#include "muster/error.hpp"
+#include "src/gather/stream_budget.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/random_config.hpp"
+#include "tests/support/reassembly.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using gather::LayerParts;
+
+namespace {
+
+constexpr std::uint64_t small_part = 4096;
+
+bool everything(const TensorView&) {
+  return true;
+}
+
+std::uint64_t slot_bytes(const Config& tree) {
+  core::SlotLayout layout;
+  core::encode_descriptor(tree, [&](const Tensor& tensor) {
+    layout.place(tensor.nbytes());
+    return std::nullopt;
+  });
+  return layout.size();
+}
+
+/// Cuts, checks the sizes, puts together, compares. Returns the number of parts.
+std::uint32_t cut_and_join(const Config& layer, std::uint64_t part_bytes) {
+  const LayerParts parts(layer, part_bytes, everything);
+  Reassembly whole;
+  for (std::uint32_t i = 0; i < parts.count(); ++i) {
+    LayerPart part;
+    part.part = i;
+    part.parts = parts.count();
+    part.ranks = {0};
+    part.configs = {parts.make(i, &part.slices)};
+    CHECK(slot_bytes(*part.configs.front()) <= part_bytes);
+    whole.add(part);
+  }
+  CHECK(whole.layer(0) == layer);
+  return parts.count();
+}
+
+}  // namespace
+
+TEST_CASE("a layer that fits is one part, and the layer itself") {
+  const Config layer = Config::object({{"a", 1}, {"w", pattern(DType::f32, {10, 10}, 1)}});
+  const LayerParts parts(layer, small_part, everything);
+  CHECK(parts.count() == 1);
+  std::vector<TensorSlice> slices;
+  CHECK(parts.make(0, &slices).at("w").as_tensor().data() == layer.at("w").as_tensor().data());
+  CHECK(slices.empty());
+}
+
+TEST_CASE("all dtypes, by rows and flat, odd rows of packed types") {
+  for (const DType dtype : all_dtypes()) {
+    CAPTURE(to_string(dtype));
+    for (const Shape& shape : {Shape{33, 101}, Shape{7, 3, 1001}, Shape{3, 100001}, Shape{90001}, Shape{1, 30003},
+                               Shape{2, 5, 20001}, Shape{40000, 1}}) {
+      const Config layer = Config::object({{"before", pattern(DType::u8, {100}, 1)},
+                                           {"w", pattern(dtype, shape, 2)},
+                                           {"after", pattern(dtype, {3}, 3)}});
+      const std::uint32_t parts = cut_and_join(layer, small_part);
+      CHECK(parts >= byte_size(dtype, shape) / small_part);
+    }
+  }
+}
+
+TEST_CASE("rows keep their shape, runs are flat") {
+  const Config rows = pattern(DType::f32, {64, 100}, 1);
+  const LayerParts by_rows(rows, small_part, everything);
+  std::vector<TensorSlice> slices;
+  CHECK(by_rows.make(0, &slices).as_tensor().shape() == Shape{10, 100});
+  CHECK(by_rows.make(1, &slices).as_tensor().data() == rows.as_tensor().data() + 4000);
+  REQUIRE(slices.size() == 2);
+  CHECK(slices[1].path == "");
+  CHECK(slices[1].first == 1000);
+  CHECK(slices[1].elements == 1000);
+  CHECK(slices[1].whole == TensorSpec{DType::f32, {64, 100}});
+  const Config wide = pattern(DType::f32, {4, 2000}, 1);
+  const LayerParts flat(wide, small_part, everything);
+  CHECK(flat.count() == 8);
+  CHECK(flat.make(1, nullptr).as_tensor().shape() == Shape{1024});
+}
+
+TEST_CASE("strided tensors, rows and runs that begin and end anywhere") {
+  const Tensor base = pattern(DType::f32, {30, 40, 50}, 5);
+  for (const TensorView& view :
+       {base.view().transposed(), base.view().slice(1, 3, 37), base.view().slice(2, 1, 49).transposed(),
+        TensorView(DType::f32, {9, 700, 50}, base.data(), {0, 50, 1}),
+        TensorView(DType::f32, {3, 1999}, base.data() + 59996, {2000, -1})}) {
+    cut_and_join(Config::object({{"w", Tensor::borrow(view)}}), small_part);
+    for (const std::int64_t first : {0, 1, 49, 50, 51, 1999, 2000, 3001})
+      for (const std::int64_t elements : {0, 1, 7, 50, 1500, 2500}) {
+        if (first + elements > view.elements()) continue;
+        const Tensor run = gather::flat_run(Tensor::borrow(view), first, elements);
+        const Tensor all = Tensor::copy_of(view);
+        CHECK(bitwise_equal(run, gather::flat_run(all, first, elements)));
+      }
+  }
+}
+
+TEST_CASE("random trees, and keys as a JSON pointer spells them") {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    Config layer = Config::object({{"a/b~c", Config::array({nullptr, pattern(DType::bf16, {5000, 3}, seed)})},
+                                   {"", pattern(DType::u4, {3333, 3}, seed + 1)}});
+    layer["tree"] = RandomConfig(seed).tree(5);
+    cut_and_join(layer, small_part);
+  }
+}
+
+TEST_CASE("what does not move takes no room and is never cut") {
+  const Config layer = Config::object({{"a", pattern(DType::u8, {100000}, 1)}, {"b", pattern(DType::u8, {4000}, 2)}});
+  const LayerParts parts(layer, small_part, [](const TensorView& tensor) { return tensor.nbytes() < 5000; });
+  CHECK(parts.count() == 1);
+}
+
+TEST_CASE("nesting that no route takes is refused") {
+  Config deep = 1;
+  for (int i = 0; i <= max_config_depth; ++i) deep = Config::array({deep});
+  words_of(ErrorKind::argument, [&] { LayerParts(deep, small_part, everything); });
+}
+
+TEST_CASE("shares: equal, in whole pages, all slots together within the budget") {
+  for (const std::uint32_t length : {1U, 2U, 4U, 7U})
+    for (const std::uint32_t depth : {1U, 2U, 5U})
+      for (const std::uint64_t budget : {512_KiB, 1_MiB, 256_MiB, 64_GiB}) {
+        const gather::StreamShare share = gather::share_of(budget, length, depth);
+        const std::uint64_t senders = std::max(length, 2U) - 1;
+        CHECK(share.part_bytes >= 4096);
+        CHECK((share.part_bytes + 4096) * depth * senders <= budget);
+      }
+  CHECK(has(words_of(ErrorKind::argument, [] { (void)gather::share_of(40000, 4, 2); }), "at least 49152"));
+}
+
+TEST_CASE("budgets beyond what is available are cut in proportion, and refused where nothing is left") {
+  std::vector<gather::Record> records(6);
+  for (std::uint32_t rank = 0; rank < 6; ++rank) {
+    gather::Record& record = records[rank];
+    record.list_hash = rank < 3 ? 1 : 2;
+    record.list_length = 3;
+    record.position = rank % 3;
+    record.facts[gather::fact_budget] = rank < 3 ? 100_MiB : 300_MiB;
+    record.facts[gather::fact_depth] = 2;
+    record.available_bytes = 1_GiB;
+  }
+  CHECK(gather::agree_on_share(records[0], records).budget == 50_MiB);
+  CHECK(gather::agree_on_share(records[4], records).budget == 150_MiB);
+  CHECK_FALSE(gather::agree_on_share(records[4], records).is_cut);
+  records[5].available_bytes = 200_MiB;
+  CHECK(gather::agree_on_share(records[0], records).budget == 25_MiB);
+  CHECK(gather::agree_on_share(records[4], records).budget == 75_MiB);
+  CHECK(gather::agree_on_share(records[4], records).is_cut);
+  // What the senders have already need not be there once more.
+  records[4].facts[gather::fact_pooled] = 150_MiB;
+  records[5].facts[gather::fact_pooled] = 150_MiB;
+  CHECK(gather::agree_on_share(records[4], records).budget == 150_MiB);
+  records[5].available_bytes = 10000;
+  CHECK(has(words_of(ErrorKind::no_space, [&] { (void)gather::agree_on_share(records[4], records); }), "10000"));
+}
