@@ -42,6 +42,8 @@ flip() {
 "$program" shard model --ranks 4 --plan llama --out four > /dev/null || fail "shard into four"
 "$program" export shards --plan llama --out parts --max-shard-size 1MB > /dev/null || fail "export"
 
+"$program" shard model --layout tp=2,pp=2 --plan llama --out stages > /dev/null || fail "shard into stages"
+
 # Verification.
 says 0 "good: " "$program" verify model
 first=$(ls model/*.safetensors | head -1)
@@ -49,6 +51,7 @@ says 0 "good: " "$program" verify "$first"
 says 0 "good: " "$program" verify parts
 says 0 "good: " "$program" verify shards
 says 0 '"good": true' "$program" verify parts --json
+says 0 "good: " "$program" verify stages
 says 2 "it is not there" "$program" verify nowhere
 says 2 "no *.safetensors" "$program" verify .log
 says 2 "excludes" "$program" verify parts --json --write-checksums
@@ -93,6 +96,11 @@ cp .log/rank shards/rank-00001-of-00003.safetensors
 says 0 "same" "$program" diff model shards --plan llama
 says 0 "same" "$program" diff shards four --plan llama
 says 0 "same" "$program" diff four parts --plan auto
+says 0 "same" "$program" diff model stages --plan auto
+says 0 "same" "$program" diff stages four --plan llama
+cp four/rank-00003-of-00004.safetensors stages/
+says 1 "the layout" "$program" verify stages
+says 2 "not of one set" "$program" diff model stages --plan auto
 says 0 '"same": true' "$program" diff four parts --plan auto --json
 says 2 "--plan" "$program" diff model shards
 says 2 "bert, gpt-neox, llama, moe" "$program" diff model shards --plan lama
