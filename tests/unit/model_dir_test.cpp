@@ -133,13 +133,13 @@ TEST_CASE("directories that do not say what is meant") {
   CHECK(has(words_of(ErrorKind::argument, open), "both an index"));
 }
 
-TEST_CASE("planning files as HuggingFace's libraries do") {
+TEST_CASE("planning files: as few as the limit asks for, and as equal as the order allows") {
   const std::vector<TensorEntry> entries = {spec("b", {60}),           spec("a", {40}), spec("d", {1}),
                                             spec("c", {500}),          spec("e", {0}),  spec("f", {99}),
                                             spec("g", {1}, DType::f16)};
   const ShardLayout layout = plan_shards(entries, 100);
   REQUIRE(layout.files.size() == 5);
-  const std::vector<std::vector<std::size_t>> expected = {{0, 1}, {2}, {3}, {4, 5}, {6}};
+  const std::vector<std::vector<std::size_t>> expected = {{0}, {1, 2}, {3}, {4, 5}, {6}};
   for (std::size_t i = 0; i < 5; ++i) {
     CHECK(layout.files[i].name == fmt::format("model-0000{}-of-00005.safetensors", i + 1));
     CHECK(layout.files[i].tensors == expected[i]);
@@ -151,6 +151,12 @@ TEST_CASE("planning files as HuggingFace's libraries do") {
   CHECK(index.at("weight_map").at("c").as_string() == "model-00003-of-00005.safetensors");
   CHECK(
       layout.index.starts_with("{\n  \"metadata\": {\n    \"total_size\": 702\n  },\n  \"weight_map\": {\n    \"a\""));
+
+  std::vector<TensorEntry> many;
+  for (int i = 0; i < 12; ++i) many.push_back(spec("t" + std::to_string(i), {10}));
+  const ShardLayout balanced = plan_shards(many, 110);  // filled to the limit it would be 11 and 1
+  REQUIRE(balanced.files.size() == 2);
+  CHECK(balanced.files[0].tensors.size() == 6);
 
   const ShardLayout single = plan_shards(entries, 702);
   REQUIRE(single.files.size() == 1);
