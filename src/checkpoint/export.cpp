@@ -30,9 +30,11 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
+#include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/parallel.hpp"
 #include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/os/directory.hpp"
@@ -96,6 +98,8 @@ class Export {
   void prepare(std::vector<ShardListing> listings) {
     check_output(out_, options_.force);
     check_not_source(shards_dir_, out_);
+    if (options_.checksums && options_.to)
+      throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
     job_.emplace(plan_job(shards_dir_, plan_, std::move(listings), shards_->metadata(), options_));
     std::vector<std::size_t> counts;
     for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
@@ -337,8 +341,29 @@ class Export {
     remove_journal(partial_);
     copy_carried_files(shards_dir_, partial_);
     if (!job_->outputs.index.empty()) write_file(partial_ + "/model.safetensors.index.json", job_->outputs.index);
+    if (options_.checksums) add_checksums();
     output_->commit();
     report_.account = std::move(job_->account);
+  }
+
+  // Of what is on the disk: read back, so that they speak for the files and not for what was meant to be in them.
+  void add_checksums() {
+    std::vector<SafetensorsFile> files;
+    std::vector<std::pair<std::size_t, std::size_t>> places;
+    for (const OutputFile& output : job_->outputs.files) {
+      files.push_back(SafetensorsFile::open(partial_ + "/" + output.name));
+      for (std::size_t i = 0; i < files.back().tensors().size(); ++i) places.emplace_back(files.size() - 1, i);
+    }
+    std::vector<std::uint64_t> sums(places.size());
+    parallel_for(places.size(), copy_workers(), [&](std::size_t at, std::size_t) {
+      const SafetensorsFile& file = files[places[at].first];
+      sums[at] = mapped_checksum(file.tensor(places[at].second).bytes(), file.path(),
+                                 [&](std::uint64_t) { group_.progress(); });
+    });
+    Checksums checksums;
+    for (std::size_t at = 0; at < places.size(); ++at)
+      checksums.emplace(files[places[at].first].tensors()[places[at].second].name, sums[at]);
+    write_checksums(partial_, checksums);
   }
 
   const std::string& shards_dir_;

@@ -64,6 +64,51 @@ refused "no dimension 1" "$program" shard model --ranks 4 --plan dim.json --out 
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "first"}]}' > first.json
 refused "no way back" "$program" shard model --ranks 4 --plan first.json --out new
 
+# What each tensor becomes, without a byte written; and the same beside an export.
+before=$(ls -A)
+"$program" export shards --plan auto --dry-run > .log/table || fail "--dry-run"
+grep -q "model.layers.0.self_attn.o_proj.weight .*concat .*ranks 0-3 BF16" .log/table || fail "no o_proj in: $(head -5 .log/table)"
+tail -1 .log/table | grep -q "tensors of 4 ranks .* merged into" || fail "no sums in the table"
+"$program" export shards --plan auto --dry-run --json > .log/plan.json || fail "--dry-run --json"
+[ "$(ls -A)" = "$before" ] || fail "--dry-run left something"
+"$program" export shards --plan auto --out counted --report .log/report.json --checksums --json > .log/said.json || fail "--report"
+python3 - .log/plan.json .log/report.json .log/said.json << 'END' || fail "the accounts"
+import json, sys
+plan, report, said = (json.load(open(path)) for path in sys.argv[1:])
+assert plan["tensors"] == report["tensors"] and report["tensors"] == said["tensors"]
+assert sum(len(tensor["sources"]) for tensor in report["tensors"] + report["dropped"]) == report["in"]["tensors"]
+assert len(report["tensors"]) == report["out"]["tensors"] and sum(report["written"]["bytes_by_rank"]) == report["out"]["bytes"]
+END
+"$program" verify counted > /dev/null || fail "verify of an export with checksums"
+printf X | dd of=counted/model.safetensors bs=1 seek=200000 conv=notrunc 2> /dev/null
+"$program" verify counted > /dev/null && fail "verify of a changed byte"
+"$program" export shards --plan llama --ranks 7 --out seven --memory-budget 8MiB > /dev/null || fail "4 to 7"
+"$program" shard model --ranks 7 --plan llama --out wanted > /dev/null || fail "7"
+for rank in 0 3 6; do cmp -s seven/rank-0000$rank-of-00007.safetensors wanted/rank-0000$rank-of-00007.safetensors || fail "4 to 7, rank $rank"; done
+"$program" diff seven model --plan auto > /dev/null || fail "diff of shards and model"
+"$program" diff seven shards --plan auto > /dev/null || fail "diff of shards and shards"
+
+# Bad input: one line with the names, status 2, nothing written.
+echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same"}, {"match": "*", "action": "first"}]}' > twice.json
+refused "rule 2" "$program" export shards --plan twice.json --out new
+echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same", "dim": 1}]}' > keys.json
+refused "dim" "$program" export shards --plan keys.json --out new
+printf '{"muster_plan": 1,\n "rules": [\n {"match": "*", "action": "smae"}]}' > action.json
+refused "line 3" "$program" export shards --plan action.json --out new
+echo '{"muster_plan": 1, "rules": [{"match": "*q_proj.weight", "action": "same"}]}' > few.json
+refused "no rule matches the tensors" "$program" export shards --plan few.json --out new
+refused "is for 8 ranks, and there are 4" "$program" export shards --plan llama --layout tp=2,pp=2,ep=2 --out new
+refused "the layout" "$program" export shards --plan llama --ranks tp=two --out new
+refused "does not say where an expert" "$program" shard model --ranks ep=2 --plan llama --out new
+refused "too small" "$program" export shards --plan llama --memory-budget 1KB --out new
+refused "--out is required" "$program" export shards --plan llama
+cp -r shards ambiguous
+echo '{"model_type": "bert", "architectures": ["LlamaForCausalLM"]}' > ambiguous/config.json
+refused "bert" "$program" export ambiguous --plan auto --out new
+echo '{}' > ambiguous/config.json
+refused "neither" "$program" export ambiguous --plan auto --out new
+rm -r ambiguous
+
 for fault in pwrite:ENOSPC fsync:EIO rename:EIO; do
   refused "new" env MUSTER_FAULT=$fault:1 "$program" shard model --ranks 4 --plan llama --out new
   refused "new" env MUSTER_FAULT=$fault:1 "$program" export shards --plan llama --out new
