@@ -5,9 +5,8 @@
 //  1. Each rank writes its own elements of the chunk into its place of the scratch area, and says so ("written").
 //  2. When all have written a chunk, each rank reduces its share of it from all places into the target, and says so
 //     ("reduced").
-//  3. There are two scratch areas: a rank writes chunk k + 1 before it reduces its share of chunk k, and writes chunk k
-//  + 2
-//     when all have reduced chunk k.
+//  3. There are two scratch areas: a rank writes chunk k + 1 before it reduces its share of chunk k, and it writes
+//     chunk k + 2 when all have reduced chunk k.
 // Words carry the number of the exchange, so that what an earlier one left in them means nothing. A rank that cannot go
 // on sets "given up": the others leave and hear why in round 2. A rank that dies is found by the group's watchdog.
 

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merging over shared memory: one segment of the first rank, written by all ranks of the list.
 //
-//  1. offer: every rank checks that its tensor can be merged at all. The first rank looks for a free slot of its pool
-//  (a
-//     lane for each list) for what it expects, and puts it into its record. Nothing is allocated.
+//  1. offer: every rank checks that its tensor can be merged at all. The first rank looks for a free slot of its pool,
+//     which has a lane for each list, for what it expects, and puts it into its record. Nothing is allocated.
 //  2. move: all ranks compute the same layout from the records. Where the slot that was offered has all the memory that
 //     is needed ("warm"), every rank of the list has it mapped, and begins to write at once.
 //  3. Else the first rank makes a slot, or takes more memory for the one it has, and hands it to the others: a note
-//  with
-//     the segment's number and, where it is new, its descriptor. Number 0: there is none, the reason comes in round 2.
+//     with the segment's number and, where it is new, its descriptor. Number 0: there is none, round 2 says why.
 //  4. Where ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
-//  have
-//     mapped it, and the first rank says whether all have (merge_reduce.hpp).
+//     have mapped it, and the first rank says whether all have (merge_reduce.hpp).
 //  5. Every rank copies its pieces into their places, or reduces its share.
 //  6. commit: the first rank publishes the use of the slot; the lease that goes with the tensor begins to count.
-// What a rank of the list writes after another one has failed is never looked at: the slot is free until it is
-// published.
+// What a rank writes after another one has failed is never looked at: the slot is free until it is published.
 
 #include <fmt/format.h>
 
