@@ -233,7 +233,7 @@ class Export {
 
   // Step 5.
   void assemble_files() {
-    const std::shared_ptr<SyncGroup> assembling = group_.duplicate({.phase = "export: beginning"});
+    const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
     const auto work = [&] {
       Journal journal(partial_, group_.rank());
       const AssemblySettings settings{

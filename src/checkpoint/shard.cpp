@@ -78,11 +78,11 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
     growing.close();
   }
   std::function<void(std::uint64_t)> progress;
-  if (options.progress)
-    progress = [&](std::uint64_t bytes) { options.progress({bytes, assembly.bytes, seconds()}); };
+  if (options.progress) progress = [&](std::uint64_t bytes) { options.progress({bytes, assembly.bytes, seconds()}); };
   const std::vector<AssemblySource> sources = sources_of(model);
-  assemble(*single_group(), assembly.processes.front(), sources, targets, {window_bytes},
-           [&](std::uint32_t file) { write_file_of_plan(assembly.files[file], targets[file]); }, progress);
+  assemble(
+      *single_group(), assembly.processes.front(), sources, targets, {window_bytes},
+      [&](std::uint32_t file) { write_file_of_plan(assembly.files[file], targets[file]); }, progress);
   copy_carried_files(model_dir, output.partial());
   output.commit();
   report.seconds = seconds();
