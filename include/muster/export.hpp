@@ -50,7 +50,7 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
 /// is missing (it is named), Error(argument) where the files are of sets of different sizes. Local.
 int count_shards(const std::string& shards_dir);
 
-/// All of these count on rank 0 alone, unless they say otherwise.
+/// All of these count on rank 0 alone.
 struct ExportOptions {
   bool force = false;                            ///< as for sharding
   std::uint64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors in one file of the checkpoint
@@ -59,7 +59,7 @@ struct ExportOptions {
   std::optional<ParallelLayout> layout = {};  ///< of the shards; none: what they say, else tensor parallelism alone
   std::optional<ParallelLayout> to = {};      ///< shards of this layout are made instead of one checkpoint
   /// Goes on with what an earlier export of the same shards to the same `out` left, as far as that verifies; and on
-  /// failure leaves what there is for the next one. All ranks pass the same.
+  /// failure leaves what there is for the next one.
   bool resume = false;
   bool checksums = false;  ///< write muster.checksums.json beside the checkpoint, for `muster verify`
   ProgressCallback progress = {};
@@ -108,7 +108,7 @@ struct ExportReport {
 /// of another layout, with the files that are no weights. Rank r reads the shards r, r + P, ...; bytes go straight from
 /// a shard to the file where its reader writes them, else through windows in shared memory (Writers). No rank holds
 /// more than some windows. `plan` is a built-in plan's name, "auto" or a file, read on rank 0. All parameters count on
-/// rank 0 (`shards_dir`, `out` and `options.resume` on every rank). `out` appears whole or not at all; nothing is left
+/// rank 0 (`shards_dir` on every rank). `out` appears whole or not at all; nothing is left
 /// behind on failure.
 ///
 /// Collective. One rank's failure is thrown on all, with its words and its rank: Error(argument | rank_mismatch |

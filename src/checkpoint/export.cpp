@@ -138,16 +138,17 @@ class Export {
       output_.emplace(out_, options_.force);
     const std::string& partial = output_->partial();
     if (options_.resume) output_->keep_on_failure();
-    if (journal) verify_files(*journal, is_there);
-    remove_all_but(is_there);
-    begin_journal(partial, job_->fingerprint);
-    Journal lines(partial, 0);
-    for (std::size_t i = 0; i < is_there.size(); ++i) {
-      if (!is_there[i]) continue;
-      const std::string& name = job_->outputs.files[i].name;
-      lines.add_parts(name, journal->finished[name]);
-      lines.add_finished(name);
+    if (journal) {
+      verify_files(*journal, is_there);
+      std::erase_if(journal->finished, [&](const auto& file) {
+        const auto at = std::ranges::find(job_->outputs.files, file.first, &OutputFile::name);
+        return at == job_->outputs.files.end() || !is_there[static_cast<std::size_t>(at - job_->outputs.files.begin())];
+      });
+      rewrite_journal(partial, journal->finished);
+    } else {
+      begin_journal(partial, job_->fingerprint);
     }
+    remove_unfinished(is_there);
     return is_there;
   }
 
@@ -159,10 +160,12 @@ class Export {
       const FilePlan& file = plan.files[i];
       const auto finished = journal.finished.find(file.name);
       if (finished == journal.finished.end()) continue;
-      is_there[i] = verify_file(output_->partial() + "/" + file.name, file.header, file.bytes, finished->second);
+      const std::string wrong =
+          verify_file(output_->partial() + "/" + file.name, file.header, file.bytes, finished->second);
+      is_there[i] = wrong.empty();
       group_.progress();
       if (!is_there[i]) {
-        log(LogLevel::warning, fmt::format("{} does not verify and is written again", in_quotes(file.name)));
+        log(LogLevel::warning, fmt::format("{} is written again: {}", in_quotes(file.name), wrong));
         continue;
       }
       ++report_.files_resumed;
@@ -170,10 +173,10 @@ class Export {
     }
   }
 
-  void remove_all_but(const std::vector<bool>& is_there) const {
+  void remove_unfinished(const std::vector<bool>& is_there) const {
     std::vector<std::filesystem::path> others;
     for (const auto& entry : std::filesystem::directory_iterator(output_->partial())) {
-      bool keep = false;
+      bool keep = is_journal_name(entry.path().filename().string());
       for (std::size_t i = 0; i < is_there.size() && !keep; ++i)
         keep = is_there[i] && entry.path().filename() == job_->outputs.files[i].name;
       if (!keep) others.push_back(entry.path());
@@ -235,12 +238,14 @@ class Export {
   void assemble_files() {
     const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
     const auto work = [&] {
-      Journal journal(partial_, group_.rank());
+      // Ranks that write nothing need not see the output at all.
+      std::optional<Journal> journal;
+      if (is_first() || work_.written != 0) journal.emplace(partial_, group_.rank());
       const AssemblySettings settings{
           assembly_.window_bytes, depth_, [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
-            journal.add_parts(std::filesystem::path(targets_[file].name).filename().string(), parts);
+            journal->add_parts(std::filesystem::path(targets_[file].name).filename().string(), parts);
           }};
-      const auto finish = [&](std::uint32_t file) { finish_file(file, journal); };
+      const auto finish = [&](std::uint32_t file) { finish_file(file, *journal); };
       std::function<void(std::uint64_t)> progress;
       if (options_.progress && is_first())
         progress = [&](std::uint64_t bytes) {

@@ -61,6 +61,18 @@ std::vector<WrittenPart> parse_parts(const Config& list) {
   return parts;
 }
 
+std::string parts_line(const std::string& file, const std::vector<WrittenPart>& parts) {
+  ConfigArray list;
+  for (const WrittenPart& part : parts)
+    list.push_back(Config::array({static_cast<std::int64_t>(part.offset), static_cast<std::int64_t>(part.bytes),
+                                  fmt::format("{:016x}", part.hash)}));
+  return to_json(Config::object({{"file", file}, {"parts", std::move(list)}})) + "\n";
+}
+
+std::string finished_line(const std::string& file) {
+  return to_json(Config::object({{"finished", file}})) + "\n";
+}
+
 }  // namespace
 
 bool is_journal_name(std::string_view name) noexcept {
@@ -70,6 +82,18 @@ bool is_journal_name(std::string_view name) noexcept {
 void begin_journal(const std::string& directory, const std::string& fingerprint) {
   write_file(directory + "/" + std::string(begin_name),
              to_json(Config::object({{"muster_export", 1}, {"fingerprint", fingerprint}})) + "\n");
+}
+
+void rewrite_journal(const std::string& directory, const std::map<std::string, std::vector<WrittenPart>>& finished) {
+  std::string text;
+  for (const auto& [file, parts] : finished) text += parts_line(file, parts) + finished_line(file);
+  write_file(directory + "/" + lines_name(0), text);
+  std::vector<fs::path> others;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (is_journal_name(name) && name != begin_name && name != lines_name(0)) others.push_back(entry.path());
+  }
+  for (const fs::path& other : others) fs::remove(other);
 }
 
 void remove_journal(const std::string& directory) {
@@ -84,19 +108,14 @@ Journal::Journal(const std::string& directory, int rank)
       file_(open_or_create(directory + "/" + lines_name(rank))) {}
 
 void Journal::add_parts(const std::string& file, const std::vector<WrittenPart>& parts) {
-  ConfigArray list;
-  for (const WrittenPart& part : parts)
-    list.push_back(Config::array({static_cast<std::int64_t>(part.offset), static_cast<std::int64_t>(part.bytes),
-                                  fmt::format("{:016x}", part.hash)}));
-  add(to_json(Config::object({{"file", file}, {"parts", std::move(list)}})));
+  add(parts_line(file, parts));
 }
 
 void Journal::add_finished(const std::string& file) {
-  add(to_json(Config::object({{"finished", file}})));
+  add(finished_line(file));
 }
 
-void Journal::add(const std::string& line) {
-  const std::string text = line + "\n";
+void Journal::add(const std::string& text) {
   const std::lock_guard lock(mutex_);
   file_.write_at(length_, std::as_bytes(std::span(text)));
   file_.sync();
@@ -121,13 +140,17 @@ std::optional<JournalContents> read_journal(const std::string& directory, const 
           finished.insert(file->as_string());
           continue;
         }
-        // Of an earlier turn that wrote the same once more, the last word counts.
         auto& known = parts[line.at("file").as_string()];
         for (const WrittenPart& part : parse_parts(line.at("parts"))) known.push_back(part);
       }
     }
     JournalContents contents;
-    for (const std::string& file : finished) contents.finished.emplace(file, std::move(parts[file]));
+    for (const std::string& file : finished) {
+      std::vector<WrittenPart>& all = parts[file];
+      std::ranges::sort(all);
+      all.erase(std::unique(all.begin(), all.end()), all.end());
+      contents.finished.emplace(file, std::move(all));
+    }
     return contents;
   } catch (const std::exception&) {
     // No journal, or not one that can be read: nothing can be said of what is there.
@@ -135,34 +158,38 @@ std::optional<JournalContents> read_journal(const std::string& directory, const 
   }
 }
 
-bool verify_file(const std::string& path, const std::string& header, std::uint64_t bytes,
-                 std::vector<WrittenPart> parts) {
+std::string verify_file(const std::string& path, const std::string& header, std::uint64_t bytes,
+                        std::vector<WrittenPart> parts) {
   try {
     const auto file = os::MappedFile::open(path);
     const std::span<const std::byte> all = file->bytes();
-    if (all.size() != bytes || bytes < header.size() || std::memcmp(all.data(), header.data(), header.size()) != 0)
-      return false;
+    if (all.size() != bytes) return fmt::format("it has {} bytes, not {}", all.size(), bytes);
+    if (bytes < header.size() || std::memcmp(all.data(), header.data(), header.size()) != 0)
+      return "its header is another one";
+    const auto is_zero = [&](std::uint64_t begin, std::uint64_t end) {
+      const auto gap = all.subspan(begin, end - begin);
+      return std::ranges::all_of(gap, [](std::byte byte) { return byte == std::byte{0}; });
+    };
     std::ranges::sort(parts, {}, &WrittenPart::offset);
     std::uint64_t covered = header.size();
     for (const WrittenPart& part : parts) {
-      if (part.offset < covered || part.offset > bytes || part.bytes > bytes - part.offset) return false;
+      if (part.offset > bytes || part.bytes > bytes - part.offset) return "the journal has a part past its end";
+      if (part.offset < covered) return fmt::format("the journal has two parts at {}", part.offset);
       // What no part covers is zero: it was padding.
-      const auto gap = all.subspan(covered, part.offset - covered);
-      if (!std::ranges::all_of(gap, [](std::byte byte) { return byte == std::byte{0}; })) return false;
+      if (!is_zero(covered, part.offset)) return fmt::format("nobody has written what is at {}", covered);
       covered = part.offset + part.bytes;
     }
-    const auto rest = all.subspan(covered);
-    if (!std::ranges::all_of(rest, [](std::byte byte) { return byte == std::byte{0}; })) return false;
-    std::atomic<bool> is_good{true};
+    if (!is_zero(covered, bytes)) return fmt::format("nobody has written what is at {}", covered);
+    std::atomic<std::uint64_t> differs{bytes};
     parallel_for(parts.size(), copy_workers(), [&](std::size_t i, std::size_t) {
       const auto part = all.subspan(parts[i].offset, parts[i].bytes);
       os::populate_mapped(part, path);
-      if (XXH3_64bits(part.data(), part.size()) != parts[i].hash) is_good = false;
+      if (XXH3_64bits(part.data(), part.size()) != parts[i].hash) differs = parts[i].offset;
       os::forget_mapped(part);
     });
-    return is_good;
-  } catch (const std::exception&) {
-    return false;
+    return differs == bytes ? std::string() : fmt::format("what is at {} is not what was written", differs.load());
+  } catch (const std::exception& error) {
+    return error.what();
   }
 }
 

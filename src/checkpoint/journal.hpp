@@ -10,6 +10,7 @@
 //  4. Before the directory gets its own name, all of this is removed.
 // A line that was torn by a kill is the last one, and does not count.
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -25,6 +26,7 @@ struct WrittenPart {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   std::uint64_t hash = 0;  ///< XXH3-64
+  friend auto operator<=>(const WrittenPart&, const WrittenPart&) = default;
 };
 
 /// Whether a name in an output directory is the journal's.
@@ -32,6 +34,9 @@ bool is_journal_name(std::string_view name) noexcept;
 
 /// Step 1. Throws Error(no_space | io).
 void begin_journal(const std::string& directory, const std::string& fingerprint);
+/// A later export begins: the first process's lines become what is finished, in one step, and those of others go.
+/// Whoever is killed in between leaves some parts twice, which are read once. Throws Error(no_space | io).
+void rewrite_journal(const std::string& directory, const std::map<std::string, std::vector<WrittenPart>>& finished);
 /// Step 4. Throws Error(io).
 void remove_journal(const std::string& directory);
 
@@ -45,7 +50,7 @@ class Journal {
   void add_finished(const std::string& file);
 
  private:
-  void add(const std::string& line);
+  void add(const std::string& text);
   std::mutex mutex_;
   std::uint64_t length_ = 0;
   os::WritableFile file_;
@@ -57,9 +62,9 @@ struct JournalContents {
 };
 std::optional<JournalContents> read_journal(const std::string& directory, const std::string& fingerprint);
 
-/// Whether a file is as the journal says: as long as it should be, with the header it should have, and after it parts
-/// that cover all and hash to what was written.
-bool verify_file(const std::string& path, const std::string& header, std::uint64_t bytes,
-                 std::vector<WrittenPart> parts);
+/// What is wrong with a file that the journal calls finished; empty where nothing is: it is as long as it should be,
+/// has the header that it should have, and after it parts that cover all but zeros and hash to what was written.
+std::string verify_file(const std::string& path, const std::string& header, std::uint64_t bytes,
+                        std::vector<WrittenPart> parts);
 
 }  // namespace muster

@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
     const GroupOf job(3);
     Ranks ranks(3, [&](int rank) {
       try {
-        const auto group = job.join(rank, 10s);
+        const auto group = job.join(rank, 5s);
         export_to(work, *group, writers);
         say("done");
       } catch (const Error& error) {
@@ -84,8 +84,13 @@ int main(int argc, char** argv) {
     const auto begin = Clock::now();
     const auto ended = ranks.wait(20s);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    slowest = std::max(slowest, seconds);
-    if (seconds > 2) fail(i, fmt::format("the survivors took {:.2f} s", seconds));
+    std::string words;
+    for (const Ended& rank : ended) words += " | " + rank.words;
+    // Of a rank that was killed before it came to the rendezvous the others can know nothing before the deadline.
+    if (words.find("rendezvous") == std::string::npos) {
+      slowest = std::max(slowest, seconds);
+      if (seconds > 2) fail(i, fmt::format("the survivors took {:.2f} s{}", seconds, words));
+    }
     bool someone_done = false;
     for (const Ended& rank : ended) {
       someone_done = someone_done || rank.words == "done";
