@@ -308,7 +308,7 @@ class Export {
       for (int rank = 1; rank < group_.size(); ++rank) {
         const auto bytes = group_.receive(rank, longest_message, wait);
         std::vector<TensorHash> hashes(bytes.size() / sizeof(TensorHash));
-        std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(TensorHash));
+        if (!hashes.empty()) std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(TensorHash));
         for (const TensorHash& hash : hashes) found_[hash.set].push_back({rank, hash});
       }
     }
@@ -343,10 +343,11 @@ class Export {
 
   // Step 7, on rank 0.
   void finish() {
-    remove_journal(partial_);
     copy_carried_files(shards_dir_, partial_);
     if (!job_->outputs.index.empty()) write_file(partial_ + "/model.safetensors.index.json", job_->outputs.index);
     if (options_.checksums) add_checksums();
+    // As late as can be: without it nothing of this can be gone on with.
+    remove_journal(partial_);
     output_->commit();
     report_.account = std::move(job_->account);
   }
