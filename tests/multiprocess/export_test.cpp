@@ -5,72 +5,34 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "muster/model_dir.hpp"
 #include "muster/safetensors.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/inspect/demo_model.hpp"
+#include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
 namespace fs = std::filesystem;
 
 namespace {
 
-class Directory {
+class Directory : public test::TemporaryDirectory {
  public:
-  Directory() {
-    std::string name = (fs::temp_directory_path() / "muster-export-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Directory() {
-    std::error_code error;
-    fs::remove_all(path_, error);
-  }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return (path_ / name).string(); }
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;
-    for (const auto& entry : fs::directory_iterator(path_)) all.push_back(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(path())) all.push_back(entry.path().filename().string());
     std::sort(all.begin(), all.end());
     return all;
   }
-
- private:
-  fs::path path_;
 };
-
-std::map<std::string, Tensor> tensors_of(const std::string& directory) {
-  const ModelDir model = ModelDir::open(directory);
-  std::map<std::string, Tensor> tensors;
-  for (std::size_t i = 0; i < model.tensors().size(); ++i) tensors.emplace(model.tensors()[i].name, model.tensor(i));
-  return tensors;
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void check_equal(const std::string& a, const std::string& b) {
-  const auto left = tensors_of(a);
-  const auto right = tensors_of(b);
-  REQUIRE(left.size() == right.size());
-  for (const auto& [name, tensor] : left) {
-    CAPTURE(name);
-    REQUIRE(right.contains(name));
-    CHECK(bitwise_equal(tensor, right.at(name)));
-  }
-  CHECK(text_of(a + "/config.json") == text_of(b + "/config.json"));
-}
 
 // What each of `count` ranks says when the export of `shards` to `out` fails on all of them.
 std::vector<std::string> failures(int count, const std::string& shards, const std::string& out, const std::string& plan,
@@ -135,7 +97,7 @@ void round_trips(const inspect::DemoModel& model, const std::string& plan) {
         RANK_CHECK(group.rank() != 0 || report.account.files > 1);
         RANK_CHECK(group.rank() != 0 || ranks == 1 || report.windows > 1);
       });
-      check_equal(work / "model", out);
+      test::check_equal(work / "model", out);
     }
     CHECK(fs::exists(out + "/1_Pooling/config.json"));
     CHECK(fs::exists(out + "/model.safetensors.index.json"));
@@ -170,7 +132,7 @@ TEST_CASE("one file where all fits, and the same bytes every time, whoever write
   }
   CHECK(fs::exists(work / "a/model.safetensors"));
   CHECK_FALSE(fs::exists(work / "a/model.safetensors.index.json"));
-  CHECK(text_of(work / "a/model.safetensors") == text_of(work / "b/model.safetensors"));
+  CHECK(test::read_text(work / "a/model.safetensors") == test::read_text(work / "b/model.safetensors"));
 }
 
 TEST_CASE("an output that exists is refused, and replaced with force") {
@@ -213,7 +175,7 @@ TEST_CASE("any number of ranks exports any number of shards; sets that are mixed
     CAPTURE(ranks);
     test::run_ranks(
         ranks, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "llama", group, {.force = true}); });
-    check_equal(work / "model", work / "out");
+    test::check_equal(work / "model", work / "out");
   }
   fs::copy(work / "shards/rank-00000-of-00004.safetensors", work / "shards/rank-00000-of-00002.safetensors");
   CHECK_THROWS_WITH_AS(count_shards(work / "shards"), doctest::Contains("two sources"), Error);
@@ -290,7 +252,7 @@ TEST_CASE("shards from elsewhere, without metadata and of unequal sizes, are joi
     writer.commit();
   }
   test::run_ranks(3, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "llama", group); });
-  const Tensor merged = tensors_of(work / "out").at("x.mlp.down_proj.weight");
+  const Tensor merged = test::tensors_of(work / "out").at("x.mlp.down_proj.weight");
   REQUIRE(merged.shape() == Shape{4, 6});
   const std::vector<int> row = {0, 1, 1, 2, 2, 2};
   for (std::size_t i = 0; i < 24; ++i) CHECK(static_cast<int>(merged.bytes()[i]) == row[i % 6]);

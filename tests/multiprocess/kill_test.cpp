@@ -10,6 +10,7 @@
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/kills.hpp"
 #include "tests/support/patterns.hpp"
 
 using namespace muster;
@@ -26,25 +27,6 @@ const std::vector<int> all_ranks = {0, 1, 2, 3};
 enum class Phase { before_barrier, in_round_1, in_copy, while_reading, at_release };
 constexpr Phase phases[] = {Phase::before_barrier, Phase::in_round_1, Phase::in_copy, Phase::while_reading,
                             Phase::at_release};
-
-/// Kills this process when the kernel first touches a certain byte of its tensor would be exact, but portable is: after
-/// `delay`, from a thread.
-void kill_self_after(std::chrono::microseconds delay) {
-  std::thread([delay] {
-    std::this_thread::sleep_for(delay);
-    ::kill(::getpid(), SIGKILL);
-  }).detach();
-}
-
-/// What every survivor must say.
-void check_named(const Error& error, Clock::time_point since, int victim, pid_t pid) {
-  const std::string words = error.what();
-  RANK_CHECK(error.kind() == ErrorKind::peer_lost);
-  RANK_CHECK(error.rank() == victim);
-  RANK_CHECK(words.find("rank " + std::to_string(victim)) != std::string::npos);
-  RANK_CHECK(words.find("pid " + std::to_string(pid)) != std::string::npos);
-  RANK_CHECK(Clock::now() - since < 2s);
-}
 
 void run_victim_and_others(SyncGroup& group, int victim, Phase phase) {
   const pid_t victim_pid = static_cast<pid_t>(group.info(victim).pid);
@@ -74,7 +56,7 @@ void run_victim_and_others(SyncGroup& group, int victim, Phase phase) {
       group.barrier();
     }
   } catch (const Error& error) {
-    check_named(error, begin, victim, victim_pid);
+    check_named(error, begin, victim, victim_pid, 2s);
   }
   for (const auto& [rank, tensor] : delivered.present())
     RANK_CHECK(is_pattern(tensor, DType::u8, {100000}, static_cast<std::uint64_t>(rank)));

@@ -11,6 +11,7 @@
 #include "doctest/doctest.h"
 #include "muster/merge_gather.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/kills.hpp"
 #include "tests/support/patterns.hpp"
 
 using namespace muster;
@@ -27,21 +28,6 @@ const std::vector<int> all_ranks = {0, 1, 2, 3};
 enum class Phase { before, in_round_1, in_first_merge, in_later_merge, after };
 constexpr Phase phases[] = {Phase::before, Phase::in_round_1, Phase::in_first_merge, Phase::in_later_merge,
                             Phase::after};
-
-void kill_self_after(std::chrono::microseconds delay) {
-  std::thread([delay] {
-    std::this_thread::sleep_for(delay);
-    ::kill(::getpid(), SIGKILL);
-  }).detach();
-}
-
-void check_named(const Error& error, Clock::time_point since, int victim, pid_t pid) {
-  const std::string words = error.what();
-  RANK_CHECK(error.kind() == ErrorKind::peer_lost);
-  RANK_CHECK(error.rank() == victim);
-  RANK_CHECK(words.find("pid " + std::to_string(pid)) != std::string::npos);
-  RANK_CHECK(Clock::now() - since < 1s);
-}
 
 bool is_early(const Tensor& merged) {
   for (int rank = 0; rank < size; ++rank)
@@ -74,7 +60,7 @@ void run_victim_and_others(SyncGroup& group, const Merge& merge, int victim, Pha
       if (merged.tensor()) RANK_CHECK(merged.tensor()->data()[0] == mine.data()[0] || merge == sum());
     }
   } catch (const Error& error) {
-    check_named(error, last_well, victim, victim_pid);
+    check_named(error, last_well, victim, victim_pid, 1s);
   }
   if (early.tensor()) RANK_CHECK(is_early(*early.tensor()));
   bool again = false;

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Ranks that are killed, and what the others must say of it.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "muster/error.hpp"
+#include "tests/support/forked_ranks.hpp"
+
+namespace muster::test {
+
+/// Kills this process after `delay`, from a thread: when the kernel first touches a certain byte would be exact, but
+/// this is portable.
+inline void kill_self_after(std::chrono::microseconds delay) {
+  std::thread([delay] {
+    std::this_thread::sleep_for(delay);
+    ::kill(::getpid(), SIGKILL);
+  }).detach();
+}
+
+/// In a survivor: the error names the victim, and came `within` that time.
+inline void check_named(const Error& error, std::chrono::steady_clock::time_point since, int victim, pid_t pid,
+                        std::chrono::milliseconds within) {
+  const std::string words = error.what();
+  RANK_CHECK(error.kind() == ErrorKind::peer_lost);
+  RANK_CHECK(error.rank() == victim);
+  RANK_CHECK(words.find("rank " + std::to_string(victim)) != std::string::npos);
+  RANK_CHECK(words.find("pid " + std::to_string(pid)) != std::string::npos);
+  RANK_CHECK(std::chrono::steady_clock::now() - since < within);
+}
+
+}  // namespace muster::test
