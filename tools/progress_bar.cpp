@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <string>
 
@@ -16,7 +16,7 @@ namespace {
 constexpr int width = 30;
 
 std::string time_text(double seconds) {
-  const auto whole = static_cast<long>(seconds + 0.5);
+  const auto whole = std::lround(seconds);
   return whole < 60 ? fmt::format("{} s", whole) : fmt::format("{} min {:02} s", whole / 60, whole % 60);
 }
 

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -84,8 +85,8 @@ class Export {
   std::vector<ShardListing> gather_listings() {
     ConfigArray mine;
     for (const ShardListing& listing : shards_->listings()) mine.push_back(to_config(listing));
-    std::vector<int> ranks;
-    for (int rank = 0; rank < group_.size(); ++rank) ranks.push_back(rank);
+    std::vector<int> ranks(static_cast<std::size_t>(group_.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
     const Config value(std::move(mine));
     const GatheredConfigs gathered = get_configs_parallel(&value, ranks, group_);
     std::vector<ShardListing> listings;

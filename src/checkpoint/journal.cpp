@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <set>
 #include <system_error>
+#include <tuple>
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
@@ -147,7 +148,7 @@ std::optional<JournalContents> read_journal(const std::string& directory, const 
     JournalContents contents;
     for (const std::string& file : finished) {
       std::vector<WrittenPart>& all = parts[file];
-      std::ranges::sort(all);
+      std::ranges::sort(all, {}, [](const WrittenPart& part) { return std::tie(part.offset, part.bytes, part.hash); });
       all.erase(std::unique(all.begin(), all.end()), all.end());
       contents.finished.emplace(file, std::move(all));
     }

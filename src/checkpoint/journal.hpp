@@ -10,7 +10,6 @@
 //  4. Before the directory gets its own name, all of this is removed.
 // A line that was torn by a kill is the last one, and does not count.
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -26,7 +25,7 @@ struct WrittenPart {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   std::uint64_t hash = 0;  ///< XXH3-64
-  friend auto operator<=>(const WrittenPart&, const WrittenPart&) = default;
+  friend bool operator==(const WrittenPart&, const WrittenPart&) = default;
 };
 
 /// Whether a name in an output directory is the journal's.

@@ -135,8 +135,10 @@ std::string_view plan_for_model(const Config* model_config) {
   if (chosen != nullptr) return chosen->plan;
 
   std::vector<std::string_view> said;
+  said.reserve(hints.size());
   for (const Hint& hint : hints) said.push_back(hint.words);
   std::vector<std::string_view> known;
+  known.reserve(models.size());
   for (const Model& model : models) known.push_back(model.type);
   refuse(fmt::format("it has {}, and the models that are known are {}", fmt::join(said, ", "), fmt::join(known, ", ")));
   return {};
