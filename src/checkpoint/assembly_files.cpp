@@ -7,8 +7,26 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/os/directory.hpp"
 
 namespace muster {
+
+FileTarget grow_file(const std::string& directory, const FilePlan& file) {
+  FileTarget target{directory + "/" + file.name, {}};
+  target.place = os::partial_name(target.name);
+  os::WritableFile growing = os::WritableFile::create(target.place, target.name);
+  growing.reserve(file.bytes);
+  growing.close();
+  return target;
+}
+
+void finish_file(const FilePlan& file, const FileTarget& target) {
+  os::WritableFile growing = os::WritableFile::open(target.place, target.name);
+  growing.write_at(0, std::as_bytes(std::span(file.header)));
+  growing.sync();
+  growing.close();
+  os::rename_to_new(target.place, target.name);
+}
 
 AssemblyFiles::AssemblyFiles(std::span<const FileTarget> targets, const ProcessWork& work, int process,
                              const WrittenCallback& on_written, std::function<void(std::uint32_t)> on_stage)

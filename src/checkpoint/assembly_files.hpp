@@ -14,6 +14,12 @@
 
 namespace muster {
 
+/// Makes a file of the plan in `directory`, at its full size and under a name that no reader takes for it.
+FileTarget grow_file(const std::string& directory, const FilePlan& file);
+/// All but the header is on the disk: the header, last because until then the file begins with zeros, which no reader
+/// takes for one; then the name.
+void finish_file(const FilePlan& file, const FileTarget& target);
+
 /// Thread-safe.
 class AssemblyFiles {
  public:

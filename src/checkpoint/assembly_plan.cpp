@@ -49,7 +49,6 @@ class Planning {
   void add_file(std::uint32_t number, const FilePlan& file, std::span<const OutputTensor* const> tensors,
                 std::span<const std::vector<SourceRef>> equal) {
     file_ = number;
-    writers_.clear();
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       for (const std::uint32_t set : tensors[i]->equal) add_comparison(set, equal[set]);
       add_tensor(*tensors[i], file.tensors[i].offset);
@@ -57,7 +56,6 @@ class Planning {
     flush();
   }
 
-  [[nodiscard]] std::uint32_t writers() const { return static_cast<std::uint32_t>(writers_.size()); }
   [[nodiscard]] std::vector<ProcessWork> take() { return std::move(work_); }
 
  private:
@@ -170,7 +168,6 @@ class Planning {
     ProcessWork& own = work_[static_cast<std::size_t>(writer)];
     if (!is_direct) step.turn = own.turns++;
     own.written += bytes;
-    writers_.insert(writer);
     // The writer has a step even where it has nothing to copy.
     item_.copies.try_emplace(writer);
     for (auto& [process, copies] : item_.copies) {
@@ -191,34 +188,39 @@ class Planning {
   std::vector<ProcessWork> work_;
   std::set<std::uint32_t> compared_;
   std::uint32_t file_ = 0;
-  std::set<int> writers_;
   Item item_;
   bool is_open_ = false;
 };
 
 }  // namespace
 
+std::vector<FilePlan> plan_files(std::span<const OutputFile> files) {
+  std::vector<FilePlan> plans;
+  for (const OutputFile& file : files) {
+    FilePlan& planned = plans.emplace_back();
+    planned.name = file.name;
+    for (const OutputTensor& tensor : file.tensors)
+      planned.tensors.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
+    planned.header = make_safetensors_header(planned.tensors, file.metadata, file.name);
+    planned.bytes = planned.header.size();
+    for (const TensorEntry& entry : planned.tensors) planned.bytes += entry.bytes;
+  }
+  return plans;
+}
+
 AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const std::vector<SourceRef>> equal,
                            std::span<const RankSources> ranks, const AssemblyShape& shape,
                            const std::vector<bool>& skip) {
   AssemblyPlan plan;
+  plan.files = plan_files(files);
   plan.window_bytes = shape.window_bytes;
   Planning planning(ranks, shape);
   for (std::size_t number = 0; number < files.size(); ++number) {
-    const OutputFile& file = files[number];
-    FilePlan& planned = plan.files.emplace_back();
-    planned.name = file.name;
     std::unordered_map<std::string_view, const OutputTensor*> by_name;
-    for (const OutputTensor& tensor : file.tensors) {
-      planned.tensors.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
-      by_name.emplace(tensor.name, &tensor);
-    }
-    planned.header = make_safetensors_header(planned.tensors, file.metadata, file.name);
-    planned.bytes = planned.header.size();
+    for (const OutputTensor& tensor : files[number].tensors) by_name.emplace(tensor.name, &tensor);
     std::vector<const OutputTensor*> in_order;
-    for (const TensorEntry& entry : planned.tensors) {
+    for (const TensorEntry& entry : plan.files[number].tensors) {
       in_order.push_back(by_name.at(entry.name));
-      planned.bytes += entry.bytes;
       plan.bytes += entry.bytes;
     }
     if (number < skip.size() && skip[number]) {
@@ -227,8 +229,7 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
         for (const std::uint32_t set : tensor->equal) planning.add_comparison(set, equal[set]);
       continue;
     }
-    planning.add_file(static_cast<std::uint32_t>(number), planned, in_order, equal);
-    planned.writers = planning.writers();
+    planning.add_file(static_cast<std::uint32_t>(number), plan.files[number], in_order, equal);
   }
   plan.processes = planning.take();
   return plan;

@@ -81,7 +81,6 @@ struct FilePlan {
   std::string header;
   std::uint64_t bytes = 0;           ///< header included
   std::vector<TensorEntry> tensors;  ///< with offsets
-  std::uint32_t writers = 0;         ///< processes that write into it
 };
 
 struct AssemblyPlan {
@@ -102,6 +101,9 @@ struct AssemblyShape {
   Writers writers = Writers::owners;
   std::uint64_t window_bytes = 8 << 20;
 };
+
+/// Headers, places and lengths alone.
+std::vector<FilePlan> plan_files(std::span<const OutputFile> files);
 
 /// `equal`: sets of sources that must be bit for bit equal. `skip`: numbers of files that are there already.
 AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const std::vector<SourceRef>> equal,

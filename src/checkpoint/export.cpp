@@ -31,6 +31,7 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
+#include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/journal.hpp"
@@ -39,7 +40,6 @@
 #include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/file.hpp"
 #include "src/os/shared_memory.hpp"
 
 namespace muster {
@@ -67,9 +67,6 @@ class Export {
     });
     hand_out_work();
     assemble_files();
-    agree_on(group_, "export: comparing", [&] {
-      if (is_first()) own_hashes();
-    });
     compare();
     agree_on(group_, "export: finishing", [&] {
       if (is_first()) finish();
@@ -111,17 +108,9 @@ class Export {
     assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, is_there);
     depth_ = windows.depth;
     check_memory();
-    for (std::size_t i = 0; i < assembly_.files.size(); ++i) {
-      const FilePlan& file = assembly_.files[i];
-      FileTarget target{output_->partial() + "/" + file.name, {}};
-      target.place = os::partial_name(target.name);
-      if (!is_there[i]) {
-        os::WritableFile growing = os::WritableFile::create(target.place, target.name);
-        growing.reserve(file.bytes);
-        growing.close();
-      }
-      targets_.push_back(std::move(target));
-    }
+    for (std::size_t i = 0; i < assembly_.files.size(); ++i)
+      targets_.push_back(is_there[i] ? FileTarget{output_->partial() + "/" + assembly_.files[i].name, {}}
+                                     : grow_file(output_->partial(), assembly_.files[i]));
     is_there_ = std::move(is_there);
   }
 
@@ -154,11 +143,9 @@ class Export {
   }
 
   void verify_files(const JournalContents& journal, std::vector<bool>& is_there) {
-    // The plan alone, for lengths and headers.
-    const AssemblyPlan plan =
-        plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, {group_.size(), options_.writers, 8 << 20});
-    for (std::size_t i = 0; i < plan.files.size(); ++i) {
-      const FilePlan& file = plan.files[i];
+    const std::vector<FilePlan> files = plan_files(job_->outputs.files);
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      const FilePlan& file = files[i];
       const auto finished = journal.finished.find(file.name);
       if (finished == journal.finished.end()) continue;
       const std::string wrong =
@@ -246,7 +233,7 @@ class Export {
           assembly_.window_bytes, depth_, [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
             journal->add_parts(std::filesystem::path(targets_[file].name).filename().string(), parts);
           }};
-      const auto finish = [&](std::uint32_t file) { finish_file(file, *journal); };
+      const auto finish = [&](std::uint32_t file) { complete(file, *journal); };
       std::function<void(std::uint64_t)> progress;
       if (options_.progress && is_first())
         progress = [&](std::uint64_t bytes) {
@@ -279,15 +266,10 @@ class Export {
             details};
   }
 
-  // On rank 0: the header last, because until then the file begins with zeros, which no reader takes for one.
-  void finish_file(std::uint32_t number, Journal& journal) {
+  // On rank 0.
+  void complete(std::uint32_t number, Journal& journal) {
     if (is_there_[number]) return;
-    const FileTarget& target = targets_[number];
-    os::WritableFile file = os::WritableFile::open(target.place, target.name);
-    file.write_at(0, std::as_bytes(std::span(assembly_.files[number].header)));
-    file.sync();
-    file.close();
-    os::rename_to_new(target.place, target.name);
+    finish_file(assembly_.files[number], targets_[number]);
     os::sync_directory(partial_);
     journal.add_finished(assembly_.files[number].name);
   }
@@ -297,15 +279,12 @@ class Export {
     int rank = 0;
     TensorHash hash;
   };
-  void own_hashes() {
-    for (const TensorHash& hash : hashes_) found_[hash.set].push_back({0, hash});
-  }
-
   void compare() {
     const WaitOptions wait{.phase = "export: comparing"};
     if (!is_first()) {
       group_.send(0, std::as_bytes(std::span(hashes_)), wait);
     } else {
+      for (const TensorHash& hash : hashes_) found_[hash.set].push_back({0, hash});
       for (int rank = 1; rank < group_.size(); ++rank) {
         const auto bytes = group_.receive(rank, longest_message, wait);
         std::vector<TensorHash> hashes(bytes.size() / sizeof(TensorHash));

@@ -16,13 +16,12 @@
 #include "muster/model_dir.hpp"
 #include "muster/sync_group.hpp"
 #include "src/checkpoint/assembly.hpp"
+#include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/parallel.hpp"
 #include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_files.hpp"
-#include "src/os/directory.hpp"
-#include "src/os/file.hpp"
 
 namespace muster {
 namespace {
@@ -34,14 +33,6 @@ std::vector<AssemblySource> sources_of(const ModelDir& model) {
   for (std::size_t i = 0; i < model.tensors().size(); ++i)
     sources.push_back({model.tensor(i), model.file_of(i).path()});
   return sources;
-}
-
-void write_file_of_plan(const FilePlan& plan, const FileTarget& target) {
-  os::WritableFile file = os::WritableFile::open(target.place, target.name);
-  file.write_at(0, std::as_bytes(std::span(plan.header)));
-  file.sync();
-  file.close();
-  os::rename_to_new(target.place, target.name);
 }
 
 }  // namespace
@@ -70,19 +61,13 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
 
   OutputDirectory output(out, options.force);
   std::vector<FileTarget> targets;
-  for (const FilePlan& file : assembly.files) {
-    const std::string name = output.partial() + "/" + file.name;
-    const FileTarget& target = targets.emplace_back(FileTarget{name, os::partial_name(name)});
-    os::WritableFile growing = os::WritableFile::create(target.place, target.name);
-    growing.reserve(file.bytes);
-    growing.close();
-  }
+  for (const FilePlan& file : assembly.files) targets.push_back(grow_file(output.partial(), file));
   std::function<void(std::uint64_t)> progress;
   if (options.progress) progress = [&](std::uint64_t bytes) { options.progress({bytes, assembly.bytes, seconds()}); };
   const std::vector<AssemblySource> sources = sources_of(model);
   assemble(
       *single_group(), assembly.processes.front(), sources, targets, {window_bytes},
-      [&](std::uint32_t file) { write_file_of_plan(assembly.files[file], targets[file]); }, progress);
+      [&](std::uint32_t file) { finish_file(assembly.files[file], targets[file]); }, progress);
   copy_carried_files(model_dir, output.partial());
   output.commit();
   report.seconds = seconds();

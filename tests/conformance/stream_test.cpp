@@ -22,12 +22,6 @@ namespace {
 
 constexpr int sizes[] = {1, 2, 4, 7};
 
-std::vector<int> ranks_from(int first, int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  for (int i = 0; i < size; ++i) ranks[static_cast<std::size_t>(i)] = (first + i) % size;
-  return ranks;
-}
-
 std::uint64_t seed_of(int rank, std::uint64_t layer) {
   return static_cast<std::uint64_t>(rank) * 1000 + layer;
 }

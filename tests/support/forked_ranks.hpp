@@ -73,6 +73,13 @@ class GroupOf {
   std::string key_;
 };
 
+/// All ranks of a group, `first` in front.
+inline std::vector<int> ranks_from(int first, int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  for (int i = 0; i < size; ++i) ranks[static_cast<std::size_t>(i)] = (first + i) % size;
+  return ranks;
+}
+
 /// Forks `count` ranks of one group, runs `body` in each, and CHECKs that all ended well.
 void run_ranks(int count, const std::function<void(SyncGroup&)>& body);
 
