@@ -19,7 +19,7 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/assembly_sources.hpp"
-#include "src/checkpoint/parallel.hpp"
+#include "src/core/parallel.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/shm/window_ring.hpp"
 #include "src/sync/descriptor_channel.hpp"

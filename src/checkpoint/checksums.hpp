@@ -7,13 +7,9 @@
 // a tensor's checksum is XXH3-64 with seed 0 of its bytes as they are in the file, so it does not change when tensors
 // move to other files.
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,35 +17,8 @@ namespace muster {
 
 inline constexpr std::string_view checksums_file_name = "muster.checksums.json";
 
-/// By tensor name.
+/// By tensor name (core/checksum.hpp).
 using Checksums = std::map<std::string, std::uint64_t, std::less<>>;
-
-/// The checksum of a tensor whose bytes come in pieces, in their order. Not thread-safe.
-class TensorChecksum {
- public:
-  TensorChecksum();
-  TensorChecksum(TensorChecksum&&) noexcept;
-  TensorChecksum& operator=(TensorChecksum&&) noexcept;
-  ~TensorChecksum();
-  void add(std::span<const std::byte> bytes);
-  /// Of all that was added so far.
-  [[nodiscard]] std::uint64_t value() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
-/// Of a whole tensor.
-std::uint64_t tensor_checksum(std::span<const std::byte> bytes);
-
-/// Of a mapped tensor of any size: read once in pieces, whose pages are given back. `done` is told of the bytes of each
-/// piece. Throws Error(io) where the file has become shorter or its disk fails; `path` is for that message.
-std::uint64_t mapped_checksum(std::span<const std::byte> bytes, const std::string& path,
-                              const std::function<void(std::uint64_t)>& done = {});
-
-/// 16 digits.
-std::string checksum_text(std::uint64_t checksum);
 
 /// The file's text. Throws Error(argument) on a name that is not UTF-8.
 std::string checksums_text(const Checksums& checksums);

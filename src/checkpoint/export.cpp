@@ -36,9 +36,10 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
-#include "src/checkpoint/parallel.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_set.hpp"
+#include "src/core/checksum.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/shared_memory.hpp"
 

@@ -11,8 +11,8 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "src/checkpoint/account.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

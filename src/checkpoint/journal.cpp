@@ -17,7 +17,7 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/parallel.hpp"
+#include "src/core/parallel.hpp"
 
 namespace muster {
 namespace {

@@ -18,8 +18,8 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 
 namespace muster {

@@ -16,7 +16,7 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 
 namespace muster {

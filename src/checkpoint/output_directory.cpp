@@ -11,7 +11,7 @@
 
 #include "muster/error.hpp"
 #include "muster/log.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 

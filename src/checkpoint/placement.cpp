@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -16,7 +16,7 @@
 #include "src/checkpoint/plan_auto.hpp"
 #include "src/checkpoint/plan_builtin.hpp"
 #include "src/checkpoint/plan_json.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

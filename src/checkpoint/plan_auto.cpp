@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

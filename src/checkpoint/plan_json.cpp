@@ -14,8 +14,8 @@
 
 #include "muster/error.hpp"
 #include "src/checkpoint/plan_rename.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/core/json_lines.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -13,7 +13,7 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/plan_json.hpp"
 #include "src/checkpoint/plan_pattern.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

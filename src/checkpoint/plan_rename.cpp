@@ -14,7 +14,7 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/plan_pattern.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -16,7 +16,7 @@
 #include <unordered_set>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
+#include "src/core/quoted.hpp"
 #include "src/core/utf8.hpp"
 
 namespace muster {

@@ -6,8 +6,8 @@
 
 #include "muster/error.hpp"
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
+#include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 
 namespace muster {

@@ -19,9 +19,9 @@
 #include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/output_directory.hpp"
-#include "src/checkpoint/parallel.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -9,7 +9,7 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -11,7 +11,7 @@
 #include "muster/model_dir.hpp"
 #include "muster/safetensors.hpp"
 #include "src/checkpoint/output_directory.hpp"
-#include "src/checkpoint/parallel.hpp"
+#include "src/core/parallel.hpp"
 
 namespace muster::inspect {
 namespace {

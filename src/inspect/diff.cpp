@@ -16,7 +16,7 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/parallel.hpp"
+#include "src/core/parallel.hpp"
 #include "src/inspect/tensor_source.hpp"
 #include "src/os/file.hpp"
 

@@ -8,9 +8,9 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
+#include "src/core/quoted.hpp"
 #include "src/inspect/tensor_source.hpp"
 
 namespace muster::inspect {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/file.hpp"
 

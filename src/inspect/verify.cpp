@@ -14,9 +14,10 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/parallel.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/core/checksum.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
 #include "src/inspect/verification.hpp"
 
 namespace muster {

@@ -12,7 +12,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 #include "src/inspect/verification.hpp"
 #include "src/os/file.hpp"
 

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/quoted.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/core/quoted.hpp"
 #include "src/inspect/verification.hpp"
 
 namespace muster::inspect {

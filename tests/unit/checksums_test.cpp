@@ -2,6 +2,7 @@
 // The file of checksums, and the checksums themselves.
 
 #include "src/checkpoint/checksums.hpp"
+#include "src/core/checksum.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/quoted.hpp"
+#include "src/core/quoted.hpp"
 
 #include <fmt/format.h>
 

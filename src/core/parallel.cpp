@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/parallel.hpp"
+#include "src/core/parallel.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// NFSWorkspace: a directory that all ranks see, in which each rank puts its state (a config and named weights) and
+// reads those of others. And file_group(): ranks that share nothing but such a directory. Semantics: ModelOpt's
+// NFSWorkspace, with these differences: a state has a generation and is complete or not there, two jobs in one
+// directory do not meet, and only a rank's own files of its own job are ever removed.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "muster/config.hpp"
+#include "muster/state.hpp"
+#include "muster/sync_group.hpp"
+
+namespace muster {
+
+struct WorkspaceOptions {
+  /// zstd's level; none: not compressed.
+  std::optional<int> zstd_level = {};
+  /// Fsync before a state has its name. False: safe from killed processes, not from a power cut.
+  bool durable = true;
+  /// How many of this rank's newest states stay; earlier ones are removed when a new one is there. At least 1: two, so
+  /// that a reader that was told of one still finds it while the next appears.
+  int generations_kept = 2;
+  /// How long stale handles, late directory entries and short files are tried again; none: the group's timeout.
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+/// What a rank wrote.
+struct WorkspaceState {
+  State state;                   ///< tensors live as long as they are held, whatever becomes of the file
+  std::uint64_t generation = 0;  ///< which of the rank's states it is
+  std::string path;              ///< the file it came from
+};
+
+/// H5, H6. All calls are local: there is no barrier inside. So a rank that has written knows nothing of the others, and
+/// a reader may get the state before the last one: it asks for `at_least` a generation it has heard of (by a message or
+/// a barrier of the group after writing). One thread at a time.
+class NFSWorkspace {
+ public:
+  /// Not initialised: writing and reading are Error(argument).
+  NFSWorkspace() = default;
+  /// Makes the directory (all ranks may) and removes this rank's own states of this job. No path, or an empty one: not
+  /// initialised. A null group: the world. Throws Error(io | no_space | argument) where the path cannot be a workspace:
+  /// a file, a dangling link, no permission, a directory with a newer version's mark.
+  explicit NFSWorkspace(const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group = nullptr,
+                        const WorkspaceOptions& options = {});
+
+  [[nodiscard]] bool is_initialized() const noexcept { return group_ != nullptr; }
+  /// Empty where not initialised.
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+  /// This rank's next state: there as a whole, or not at all. `config` may have tensors at its leaves, too: they become
+  /// weights by split(), and then `weights` must be empty. Returns its generation (1, 2, ...). Throws Error(argument)
+  /// where not initialised and on names twice; Error(no_space | io).
+  std::uint64_t write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights = {});
+
+  /// Any rank's newest complete state of at least that generation; none where there is none now (it does not wait).
+  /// Throws Error(argument) where not initialised or where there is no such rank; Error(not_found) where the directory
+  /// is gone; Error(corrupt | version) on a state that is damaged; Error(io).
+  [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t at_least = 0);
+
+ private:
+  std::string path_;
+  std::shared_ptr<SyncGroup> group_;
+  WorkspaceOptions options_;
+  std::uint64_t generation_ = 0;
+};
+
+struct FileGroupOptions {
+  std::string directory;  ///< a workspace that all ranks see; made where it is not there
+  std::string key = {};   ///< what all ranks of the job know and no other job has; needed where several jobs may start
+                          ///< in one directory at the same time
+  int rank = 0;
+  int size = 1;
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the meeting, and the group's default after it
+  std::chrono::milliseconds heartbeat{1000};              ///< how often a rank tells that it lives
+  std::chrono::milliseconds lost_after{30000};            ///< a rank that was silent that long is lost
+};
+
+/// A group of `size` processes that share nothing but a directory: rounds, messages and heartbeats are small files in
+/// it. Some milliseconds a round on a local disk, as much as the server's caches allow elsewhere. Collective. Throws
+/// Error(timeout) with the ranks that never came, Error(rank_mismatch) on double ranks, different sizes or two jobs
+/// that meet, Error(argument | io | no_space) where the directory cannot be used.
+std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options);
+
+}  // namespace muster
