@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "muster/error.hpp"
 #include "src/core/quoted.hpp"
@@ -32,25 +33,6 @@ class Mapped {
 
  private:
   std::span<const std::byte> bytes_;
-};
-
-class ModelSource : public TensorSource {
- public:
-  explicit ModelSource(ModelDir model) : model_(std::move(model)) {}
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return model_.tensors(); }
-  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept override {
-    return model_.find(name);
-  }
-  [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
-                                                 std::uint64_t length) const override {
-    const std::span<const std::byte> bytes = model_.tensor(tensor).bytes().subspan(offset, length);
-    if (length >= least_populated) os::populate_mapped(bytes, model_.file_of(tensor).path());
-    return std::make_unique<PieceBytes>(bytes);
-  }
-  [[nodiscard]] std::map<std::string, std::string> metadata() const override { return model_.metadata(); }
-
- private:
-  ModelDir model_;
 };
 
 }  // namespace
@@ -148,9 +130,12 @@ void MergedSource::compare(const MergedTensor& tensor, std::uint64_t offset, std
   for (const auto& [first, other] : tensor.equal) check(first, other);
 }
 
-std::unique_ptr<TensorSource> open_source(const std::string& path, const std::string& plan) {
-  if (is_shards_directory(path)) return open_shards(path, plan);
-  return std::make_unique<ModelSource>(ModelDir::open(path));
+TensorDetail MergedSource::detail(std::size_t tensor) const {
+  const MergedTensor& merged = tensors_[tensor];
+  TensorDetail detail;
+  for (const Tensor& source : merged.sources) detail.stored_bytes += source.nbytes();
+  if (std::set<std::string>(merged.files.begin(), merged.files.end()).size() == 1) detail.file = merged.files.front();
+  return detail;
 }
 
 }  // namespace muster::inspect
