@@ -38,10 +38,10 @@ void add_show_command(CLI::App& app, int& status) {
       ->type_name("FILE|DIR");
   command->add_option("--pattern", arguments->options.pattern, "Only names that match, * for anything")
       ->type_name("GLOB");
-  command->add_option("--sort", arguments->order, "name, size (largest first) or offset (as in the file)")
+  command->add_option("--sort", arguments->order, "By name, by size (largest first) or as in the file")
       ->check(CLI::IsMember({"name", "size", "offset"}).description(""))
       ->capture_default_str()
-      ->type_name("ORDER");
+      ->type_name("name|size|offset");
   command->add_option("--width", arguments->options.width, "Columns (the terminal's); 0 leaves names whole")
       ->type_name("N");
   command->add_flag("--json", arguments->json, "JSON for programs");
