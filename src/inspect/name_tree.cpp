@@ -12,16 +12,6 @@ namespace {
 // Names from files may consist of dots: below this depth a label has all that is left.
 constexpr int deepest = 32;
 
-bool is_digit(char c) noexcept {
-  return c >= '0' && c <= '9';
-}
-
-std::size_t digits_at(std::string_view text, std::size_t at) noexcept {
-  std::size_t end = at;
-  while (end < text.size() && is_digit(text[end])) ++end;
-  return end - at;
-}
-
 /// A node while it grows.
 struct Growing {
   std::size_t begin = 0;  // of its label in the name of `owner`
@@ -97,7 +87,8 @@ class Builder {
     }
     for (std::size_t i = 0; i < a.children.size(); ++i)
       if (a.children[i].label != b.children[i].label || a.children[i].alike != b.children[i].alike ||
-          !are_alike(a.children[i], b.children[i])) return false;
+          !are_alike(a.children[i], b.children[i]))
+        return false;
     return true;
   }
 
@@ -137,30 +128,6 @@ class Builder {
 };
 
 }  // namespace
-
-bool natural_less(std::string_view a, std::string_view b) noexcept {
-  std::size_t i = 0;
-  std::size_t j = 0;
-  while (i < a.size() && j < b.size()) {
-    if (is_digit(a[i]) && is_digit(b[j])) {
-      std::size_t x = digits_at(a, i);
-      std::size_t y = digits_at(b, j);
-      // Without leading zeros, the longer number is the larger one.
-      while (x > 1 && a[i] == '0') ++i, --x;
-      while (y > 1 && b[j] == '0') ++j, --y;
-      if (x != y) return x < y;
-      if (const int order = a.substr(i, x).compare(b.substr(j, y)); order != 0) return order < 0;
-      i += x;
-      j += y;
-    } else {
-      if (a[i] != b[j]) return static_cast<unsigned char>(a[i]) < static_cast<unsigned char>(b[j]);
-      ++i;
-      ++j;
-    }
-  }
-  if (a.size() - i != b.size() - j) return a.size() - i < b.size() - j;
-  return a < b;
-}
 
 NameNode name_tree(const std::vector<TensorEntry>& entries, const std::vector<std::size_t>& places, bool folds) {
   Builder builder(entries, folds);

@@ -12,9 +12,6 @@
 
 namespace muster::inspect {
 
-/// Whether `a` comes before `b` where numbers count by their value: "layers.2" before "layers.10".
-bool natural_less(std::string_view a, std::string_view b) noexcept;
-
 /// A part of a name, and what is below it. Labels are views of the entries' names; several parts are one label where
 /// nothing branches between them.
 struct NameNode {

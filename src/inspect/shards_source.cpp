@@ -38,12 +38,10 @@ class Shards {
 };
 
 MergedTensor merged_from(const ArrangedTensor& arranged, const Shards& shards) {
-  MergedTensor merged{arranged.name, arranged.layout, {}, {}, {}};
+  MergedTensor merged{arranged.name, arranged.layout, {}, {}};
   const auto place_of = [&](const SourceRef& ref) {
-    const AssemblySource& source = shards.at(ref);
-    merged.sources.push_back(source.tensor);
+    merged.sources.push_back(shards.at(ref));
     merged.ranks.push_back(ref.rank);
-    merged.files.push_back(source.file);
     return merged.sources.size() - 1;
   };
   for (const SourceRef& ref : arranged.sources) place_of(ref);

@@ -9,6 +9,7 @@
 
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/arrangement.hpp"
 #include "src/core/checksum.hpp"
 #include "src/inspect/name_tree.hpp"
 #include "src/inspect/names.hpp"

@@ -19,7 +19,7 @@
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "muster/tensor.hpp"
-#include "src/merge/layout.hpp"
+#include "src/checkpoint/merged_tensor.hpp"
 #include "src/merge/rows.hpp"
 
 namespace muster::inspect {
@@ -93,16 +93,6 @@ class TensorSource {
   [[nodiscard]] virtual std::vector<SourceIssue> issues() const { return {}; }
 };
 
-/// A tensor of the model and where its parts are.
-struct MergedTensor {
-  std::string name;
-  merge::Layout layout;
-  std::vector<Tensor> sources;                                  ///< contiguous; those that the layout speaks of
-  std::vector<int> ranks;                                       ///< whose each of them is, for messages
-  std::vector<std::string> files;                               ///< that each of them is a mapping of
-  std::vector<std::pair<std::size_t, std::size_t>> equal = {};  ///< pairs of sources that must be bit for bit equal
-};
-
 /// Merges what is read, when it is read: memory is that of the pieces.
 class MergedSource : public TensorSource {
  public:
@@ -117,10 +107,6 @@ class MergedSource : public TensorSource {
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
 
  private:
-  void copy(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset,
-            std::span<std::byte> target) const;
-  void compare(const MergedTensor& tensor, std::uint64_t offset, std::uint64_t length) const;
-
   std::vector<MergedTensor> tensors_;
   std::vector<merge::Rows> rows_;
   std::vector<TensorEntry> entries_;
