@@ -9,7 +9,7 @@ namespace muster::os {
 
 /// A process, told from every other one that has its number later on, before a reboot or in another container.
 struct ProcessIdentity {
-  std::string host;                 ///< host name
+  std::string host;                 ///< host name; what is no letter, digit, '.' or '-' in it is '_'
   std::string boot;                 ///< the kernel's boot id, 16 digits of it
   std::int64_t pid = 0;             ///< as the process itself sees it
   std::uint64_t start = 0;          ///< clock ticks since boot

@@ -13,7 +13,7 @@
 //   job-JOB/                                      a file group: rounds, messages, heartbeats (group_names.hpp)
 //   meeting-KEY/                                  where the ranks of a file group find each other
 //
-// JOB is a group's nonce (32 hexadecimal digits), KEY 16 digits, RANDOM 16 digits. WRITER is HOST.BOOT.PID.START.SPACE:
+// JOB is a group's nonce (32 hexadecimal digits), KEY 16 digits, RANDOM 16 digits. WRITER is HOST,BOOT,PID,START,SPACE:
 // which process it was (os/identity.hpp), so that what it left behind can be proved to be nobody's.
 
 #include <cstdint>
@@ -33,12 +33,12 @@ std::string_view to_string(NameKind kind) noexcept;
 /// What a name says. Fields that its kind has not stay as they are.
 struct Name {
   NameKind kind = NameKind::mark;
-  std::string job;                            ///< 32 digits
-  int rank = -1;                              ///< -1: none
-  int world_size = 0;                         ///< 0: none
-  std::uint64_t generation = 0;               ///< of state, kept and exchange
-  std::string random;                         ///< 16 digits; the key of a meeting
-  std::optional<os::ProcessIdentity> writer;  ///< of exchange, token, probe, growing
+  std::string job = {};                            ///< 32 digits
+  int rank = -1;                                   ///< -1: none
+  int world_size = 0;                              ///< 0: none
+  std::uint64_t generation = 0;                    ///< of state, kept and exchange
+  std::string random = {};                         ///< 16 digits; the key of a meeting
+  std::optional<os::ProcessIdentity> writer = {};  ///< of exchange, token, probe, growing
   friend bool operator==(const Name&, const Name&) = default;
 };
 
@@ -56,7 +56,7 @@ std::string job_text(const SyncGroup::Nonce& nonce);
 /// None where these are not 32 digits.
 std::optional<SyncGroup::Nonce> parse_job(std::string_view text);
 
-/// A process as a part of a name, and back (the host's letters that cannot be in a name are '_').
+/// A process as a part of a name, and back.
 std::string identity_text(const os::ProcessIdentity& identity);
 std::optional<os::ProcessIdentity> parse_identity(std::string_view text);
 
