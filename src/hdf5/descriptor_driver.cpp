@@ -70,8 +70,8 @@ bool read_through(std::uint64_t offset, std::byte* target, std::size_t bytes) {
 
 bool read_block(std::uint64_t number, std::size_t from, std::byte* target, std::size_t bytes) {
   Shared& file = shared();
-  auto found =
-      std::find_if(file.blocks.begin(), file.blocks.end(), [number](const Block& block) { return block.number == number; });
+  auto found = std::find_if(file.blocks.begin(), file.blocks.end(),
+                            [number](const Block& block) { return block.number == number; });
   if (found == file.blocks.end()) {
     found = std::min_element(file.blocks.begin(), file.blocks.end(),
                              [](const Block& a, const Block& b) { return a.used < b.used; });

@@ -41,22 +41,22 @@ constexpr std::uint32_t this_architecture = 0;
 
 // Their arguments do not matter.
 constexpr std::array allowed = {
-    SYS_munmap,        SYS_mremap,        SYS_brk,        SYS_madvise,      SYS_futex,
-    SYS_clock_gettime, SYS_gettimeofday,  SYS_getrandom,  SYS_rt_sigreturn, SYS_rt_sigprocmask,
-    SYS_exit,          SYS_exit_group,    SYS_getpid,     SYS_gettid,       SYS_sched_yield,
+    SYS_munmap,        SYS_mremap,          SYS_brk,         SYS_madvise,      SYS_futex,
+    SYS_clock_gettime, SYS_gettimeofday,    SYS_getrandom,   SYS_rt_sigreturn, SYS_rt_sigprocmask,
+    SYS_exit,          SYS_exit_group,      SYS_getpid,      SYS_gettid,       SYS_sched_yield,
     SYS_rt_sigaction,  SYS_restart_syscall, SYS_sigaltstack,
 };
 
 // Nothing in this program asks for these.
 constexpr std::array deadly = {
-    SYS_execve, SYS_execveat, SYS_clone,    SYS_ptrace, SYS_socket, SYS_socketpair,
-    SYS_bind,   SYS_connect,  SYS_process_vm_readv, SYS_process_vm_writev, SYS_mount, SYS_bpf,
-    SYS_kexec_load, SYS_init_module,
+    SYS_execve,         SYS_execveat, SYS_clone,      SYS_ptrace,           SYS_socket,
+    SYS_socketpair,     SYS_bind,     SYS_connect,    SYS_process_vm_readv, SYS_process_vm_writev,
+    SYS_mount,          SYS_bpf,      SYS_kexec_load, SYS_init_module,
 #ifdef SYS_clone3
     SYS_clone3,
 #endif
 #ifdef SYS_fork
-    SYS_fork,   SYS_vfork,
+    SYS_fork,           SYS_vfork,
 #endif
 #ifdef SYS_io_uring_setup
     SYS_io_uring_setup,
@@ -68,7 +68,9 @@ class Program {
  public:
   void load_call() { load(offsetof(seccomp_data, nr)); }
   /// The low half of an argument; the high one must be looked at where it matters.
-  void load_argument(int number) { load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + low_half); }
+  void load_argument(int number) {
+    load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + low_half);
+  }
   void load_argument_high(int number) {
     load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + (4 - low_half));
   }

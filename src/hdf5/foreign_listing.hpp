@@ -24,9 +24,9 @@ namespace muster::hdf5 {
 struct ObjectToRead {
   haddr_t address = HADDR_UNDEF;
   std::string path;
-  std::int64_t tensor = -1;       ///< its number in the report
-  std::uint64_t item_bytes = 0;   ///< of its elements
-  std::uint64_t bytes = 0;        ///< of all of them, where is_compact
+  std::int64_t tensor = -1;      ///< its number in the report
+  std::uint64_t item_bytes = 0;  ///< of its elements
+  std::uint64_t bytes = 0;       ///< of all of them, where is_compact
   bool is_compact = false;
   bool is_text = false;
   bool has_attributes = false;

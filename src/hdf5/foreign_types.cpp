@@ -61,7 +61,8 @@ ElementType floating(hid_t type, std::size_t bytes) {
   if (H5Tget_fields(type, &sign_at, &exponent_at, &exponent_bits, &mantissa_at, &mantissa_bits) < 0)
     return refused("floats whose fields are damaged");
   for (const FloatFormat& format : float_formats) {
-    if (format.bytes != bytes || format.exponent_bits != exponent_bits || format.mantissa_bits != mantissa_bits) continue;
+    if (format.bytes != bytes || format.exponent_bits != exponent_bits || format.mantissa_bits != mantissa_bits)
+      continue;
     if (mantissa_at != 0 || exponent_at != mantissa_bits || sign_at != bytes * 8 - 1 ||
         H5Tget_ebias(type) != format.bias || H5Tget_precision(type) != bytes * 8 || H5Tget_offset(type) != 0 ||
         H5Tget_norm(type) != H5T_NORM_IMPLIED)

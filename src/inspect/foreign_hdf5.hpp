@@ -52,8 +52,8 @@ struct ForeignListingCost {
 /// has. Bytes that were never written read as the fill value. Immutable; thread-safe: reads keep the last chunks.
 class ForeignHdf5 : public TensorSource {
  public:
-  /// Lists a file. Throws Error(not_found | io); Error(argument) where it is no regular file; Error(corrupt) where it is
-  /// no HDF5 file, or libhdf5 refuses it, crashes on it, or says what cannot be; Error(timeout) past the deadline;
+  /// Lists a file. Throws Error(not_found | io); Error(argument) where it is no regular file; Error(corrupt) where it
+  /// is no HDF5 file, or libhdf5 refuses it, crashes on it, or says what cannot be; Error(timeout) past the deadline;
   /// Error(unsupported) where muster-hdf5-reader is not there, or seccomp is not and is insisted on; Error(no_space)
   /// where the listing needs more memory than is allowed.
   static std::unique_ptr<ForeignHdf5> open(const std::string& path, const ForeignHdf5Options& options = {});

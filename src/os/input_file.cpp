@@ -51,10 +51,10 @@ void InputFile::read_at(std::uint64_t offset, std::span<std::byte> target) const
       throw errno_error(fmt::format("reading {} bytes at {} of", piece, offset), errno, path_);
     }
     if (got == 0)
-      throw Error(ErrorKind::io,
-                  fmt::format("reading {} bytes at {} of {}: the file ends there, it has become shorter", piece, offset,
-                              path_),
-                  {.path = path_});
+      throw Error(
+          ErrorKind::io,
+          fmt::format("reading {} bytes at {} of {}: the file ends there, it has become shorter", piece, offset, path_),
+          {.path = path_});
     target = target.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
   }

@@ -127,8 +127,7 @@ pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& 
   ::posix_spawnattr_setsigdefault(&settings.attributes, &all);
   ::posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   int failure = ::posix_spawn_file_actions_adddup2(&settings.actions, input.get(), subprocess_input);
-  if (failure == 0)
-    failure = ::posix_spawn_file_actions_adddup2(&settings.actions, output.get(), subprocess_output);
+  if (failure == 0) failure = ::posix_spawn_file_actions_adddup2(&settings.actions, output.get(), subprocess_output);
   for (int standard = 0; failure == 0 && standard < (is_sanitized ? 2 : 3); ++standard)
     failure = ::posix_spawn_file_actions_addopen(&settings.actions, standard, "/dev/null", O_RDWR, 0);
   pid_t pid = -1;
