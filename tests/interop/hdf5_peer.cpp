@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our side of hdf5_peers.py and of the hostile gallery.
-//   hdf5_peer list FILE             JSON: tensors, metadata, issues, and what listing took
-//   hdf5_peer dump FILE NAME PIECE  a tensor's bytes on standard output, read in pieces of PIECE bytes
+//   hdf5_peer list FILE                 JSON: tensors, metadata, issues, and what listing took
+//   hdf5_peer dump FILE FOLDER PIECE... all bytes of the N-th tensor in FOLDER/N.PIECE, read in pieces of PIECE bytes
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -51,15 +51,15 @@ void list(const std::string& path) {
   std::puts(all.dump().c_str());
 }
 
-void dump(const std::string& path, const std::string& name, std::uint64_t piece) {
-  const auto file = ForeignHdf5::open(path);
-  const std::optional<std::size_t> tensor = file->find(name);
-  if (!tensor) throw Error(ErrorKind::not_found, "no tensor " + name);
-  const std::uint64_t bytes = file->tensors()[*tensor].bytes;
+void dump(const ForeignHdf5& file, std::size_t tensor, const std::string& to, std::uint64_t piece) {
+  std::FILE* out = std::fopen(to.c_str(), "wb");
+  if (out == nullptr) throw Error(ErrorKind::io, "cannot write " + to);
+  const std::uint64_t bytes = file.tensors()[tensor].bytes;
   for (std::uint64_t at = 0; at < bytes; at += piece) {
-    const auto part = file->read(*tensor, at, std::min(piece, bytes - at));
-    std::fwrite(part->bytes().data(), 1, part->bytes().size(), stdout);
+    const auto part = file.read(tensor, at, std::min(piece, bytes - at));
+    std::fwrite(part->bytes().data(), 1, part->bytes().size(), out);
   }
+  std::fclose(out);
 }
 
 }  // namespace
@@ -67,12 +67,17 @@ void dump(const std::string& path, const std::string& name, std::uint64_t piece)
 int main(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
   try {
-    if (command == "list" && argc == 3)
+    if (command == "list" && argc == 3) {
       list(argv[2]);
-    else if (command == "dump" && argc == 5)
-      dump(argv[2], argv[3], std::strtoull(argv[4], nullptr, 10));
-    else
+    } else if (command == "dump" && argc > 4) {
+      for (int i = 4; i < argc; ++i) {
+        const auto file = ForeignHdf5::open(argv[2]);
+        for (std::size_t tensor = 0; tensor < file->tensors().size(); ++tensor)
+          dump(*file, tensor, fmt::format("{}/{}.{}", argv[3], tensor, argv[i]), std::strtoull(argv[i], nullptr, 10));
+      }
+    } else {
       return 2;
+    }
     return 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s: %s [%.0f bytes]\n", std::string(to_string(error.kind())).c_str(), error.what(),
