@@ -40,13 +40,13 @@ void print(std::string_view text) {
 
 void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
   command.add_option("--plan", options.plan, plan_help)->type_name("NAME|FILE");
-  command.add_option("--rank", options.rank, "Of a workspace: this rank's state alone")
+  command.add_option("--rank", options.states.rank, "Of a workspace: this rank's state alone")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("R");
-  command.add_option("--generation", options.generation, "Of a workspace: this generation, not the newest")
+  command.add_option("--generation", options.states.generation, "Of a workspace: this generation, not the newest")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("G");
-  command.add_option("--job", options.job, "Of a workspace with several jobs: how its number begins")
+  command.add_option("--job", options.states.job, "Of a workspace with several jobs: how its number begins")
       ->type_name("PREFIX");
 }
 

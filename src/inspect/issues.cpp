@@ -34,7 +34,7 @@ std::string oddity(const std::string& name) {
 }  // namespace
 
 std::vector<SourceIssue> find_issues(const TensorSource& source) {
-  std::vector<SourceIssue> issues = source.issues();
+  std::vector<SourceIssue> issues = source.reader_issues();
   std::map<std::tuple<std::uint64_t, std::uint64_t, DType>, std::size_t> first;  // by checksum and size
   const std::vector<TensorEntry>& tensors = source.tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -20,6 +20,7 @@
 #include "muster/plan.hpp"
 #include "muster/tensor.hpp"
 #include "src/checkpoint/merged_tensor.hpp"
+#include "src/checkpoint/workspace_states.hpp"
 #include "src/merge/rows.hpp"
 
 namespace muster::inspect {
@@ -90,7 +91,7 @@ class TensorSource {
   /// Whose state it is and the like, in the order in which people want it.
   [[nodiscard]] virtual std::vector<std::pair<std::string, Config>> facts() const { return {}; }
   /// What the reader itself found.
-  [[nodiscard]] virtual std::vector<SourceIssue> issues() const { return {}; }
+  [[nodiscard]] virtual std::vector<SourceIssue> reader_issues() const { return {}; }
 };
 
 /// Merges what is read, when it is read: memory is that of the pieces.
@@ -114,15 +115,10 @@ class MergedSource : public TensorSource {
   std::map<std::string, std::string> metadata_;
 };
 
-/// The shards of all ranks of a directory, merged by a plan. Throws as open_source.
-std::unique_ptr<TensorSource> open_shards(const std::string& directory, const std::string& plan);
-
 /// What of a path is meant, where it has more than one thing.
 struct SourceOptions {
-  std::string plan = {};                         ///< merges shards and the states of ranks
-  std::optional<int> rank = {};                  ///< of a workspace: this one's state alone
-  std::optional<std::uint64_t> generation = {};  ///< of a workspace: this one and no newer
-  std::string job = {};                          ///< of a workspace: how its nonce begins
+  std::string plan = {};    ///< merges shards and the states of ranks
+  StateChoice states = {};  ///< of a workspace
 };
 
 /// A safetensors file, a state file, any other HDF5 file, a directory in HuggingFace's layout, one with the shards of
@@ -132,6 +128,10 @@ struct SourceOptions {
 /// where shards have no plan, a tensor has no rule in it, or several jobs could be meant; Error(not_found) where there
 /// is no such job, rank or generation.
 std::unique_ptr<TensorSource> open_source(const std::string& path, const SourceOptions& options = {});
+
+/// The shards of all ranks of a directory, or the states of a workspace that all ranks have, merged by the plan. Throws
+/// as open_source.
+std::unique_ptr<TensorSource> open_shards(const std::string& directory, const SourceOptions& options);
 
 /// Whether a directory has shards of ranks, and no model.
 bool is_shards_directory(const std::string& path);
