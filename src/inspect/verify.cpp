@@ -4,9 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
-#include <mutex>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -17,6 +15,7 @@
 #include "src/checkpoint/shard_files.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
+#include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/verification.hpp"
 
@@ -27,26 +26,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t most_problems = 10'000;
-
-/// Bytes read so far, by any thread.
-class Reading {
- public:
-  Reading(const ProgressCallback& callback, std::uint64_t total)
-      : callback_(callback), progress_{0, total, 0}, begin_(std::chrono::steady_clock::now()) {}
-  void add(std::uint64_t bytes) {
-    if (!callback_) return;
-    const std::lock_guard lock(mutex_);
-    progress_.bytes += bytes;
-    progress_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    callback_(progress_);
-  }
-
- private:
-  const ProgressCallback& callback_;
-  std::mutex mutex_;
-  Progress progress_;
-  std::chrono::steady_clock::time_point begin_;
-};
 
 struct Summed {
   std::string_view name;
@@ -71,7 +50,7 @@ std::vector<Summed> sum_all(const Places& places, const ProgressCallback& progre
   const auto bytes = [&](std::size_t i) { return all[i].file->file.tensors()[all[i].index].bytes; };
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return bytes(a) > bytes(b); });
 
-  Reading reading(progress, total);
+  ProgressCounter reading(progress, total);
   parallel_for(order.size(), copy_workers(), [&](std::size_t place, std::size_t) {
     Summed& summed = all[order[place]];
     try {

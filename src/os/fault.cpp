@@ -25,7 +25,7 @@ struct EnvironmentFault {
 constexpr int highest_errno = 133;
 
 std::optional<int> parse_errno(std::string_view text) {
-  if (text == "short") return short_write;
+  if (text == "short") return short_transfer;
   int number = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (status == std::errc() && end == text.data() + text.size() && number > 0) return number;

@@ -4,15 +4,15 @@
 //
 // From outside a process: MUSTER_FAULT=CALL:ERRNO:NTH[:PATH-PART], such as "pwrite:ENOSPC:3:model-00002". The NTH such
 // call (from 1 on; 0: each) on a path that has PATH-PART in it fails with ERRNO, a name or a number. "pwrite:short:1"
-// writes less than was asked for.
+// writes less than was asked for, "pread:short:1" reads less.
 
 #include <string_view>
 
 namespace muster::os {
 
-/// The errno that a call shall fail with, 0 for none; `short_write` lets pwrite write a part.
+/// The errno that a call shall fail with, 0 for none; `short_transfer` lets pwrite and pread move a part.
 using FaultHook = int (*)(std::string_view call, std::string_view path);
-inline constexpr int short_write = -1;
+inline constexpr int short_transfer = -1;
 
 /// Replaces the hook of this process (null: none); MUSTER_FAULT is not looked at any more.
 void set_fault_hook(FaultHook hook) noexcept;

@@ -5,10 +5,12 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <limits>
 #include <utility>
@@ -21,8 +23,13 @@ namespace {
 
 constexpr std::string_view partial_mark = ".partial-";
 constexpr std::size_t nonce_bytes = 8;
-// One call writes at most this much: Linux's own limit is a little below 2 GiB.
-constexpr std::size_t largest_write = std::size_t{1} << 30;
+// One call reads or writes at most this much: Linux's own limit is a little below 2 GiB.
+constexpr std::size_t largest_transfer = std::size_t{1} << 30;
+
+// f_type of statfs: NFS, SMB (three), Ceph, 9p, Lustre, BeeGFS, OrangeFS, GPFS, AFS, FUSE, Coda, OCFS2, VirtualBox.
+constexpr auto remote_file_systems = std::to_array<std::uint32_t>(
+    {0x00006969, 0x0000517b, 0xfe534d42, 0xff534d42, 0x00c36400, 0x01021997, 0x0bd00bd0, 0x19830326, 0x20030528,
+     0x47504653, 0x5346414f, 0x65735546, 0x73757245, 0x7461636f, 0x786f4256});
 
 // True where the seam lets this call fail; errno is set then.
 bool is_faulty(std::string_view call, const std::string& path) noexcept {
@@ -54,6 +61,15 @@ void sync_directory_of(const std::string& path) {
   throw errno_error("writing the directory to the disk", errno, directory);
 }
 
+// A server that answered twice may have renamed at the first time and found nothing at the second.
+bool is_at(const std::string& path, const FileIdentity& file) noexcept {
+  const int error = errno;
+  struct stat status {};
+  const bool is_there = ::stat(path.c_str(), &status) == 0 && FileIdentity{status.st_dev, status.st_ino} == file;
+  errno = error;
+  return is_there;
+}
+
 [[noreturn]] void throw_full(const std::string& path, std::uint64_t needed, int error) {
   struct statvfs system {};
   std::string available;
@@ -66,6 +82,10 @@ void sync_directory_of(const std::string& path) {
 }  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  return ReadableFile::open(path).map();
+}
+
+ReadableFile ReadableFile::open(const std::string& path) {
   // O_NONBLOCK: a pipe of that name must not hold us up.
   Fd fd;
   if (!is_faulty("open", path)) fd = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -77,15 +97,45 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
     throw Error(ErrorKind::argument,
                 fmt::format("opening {}: it is {}", path, S_ISDIR(status.st_mode) ? "a directory" : "no regular file"),
                 {.path = path});
-  const auto size = static_cast<std::size_t>(status.st_size);
-  std::span<const std::byte> bytes;
-  if (size != 0) {
-    void* memory = MAP_FAILED;
-    if (!is_faulty("mmap", path)) memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
-    if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping the {} bytes of", size), errno, path);
-    bytes = {static_cast<const std::byte*>(memory), size};
+  return {path, std::move(fd), static_cast<std::uint64_t>(status.st_size)};
+}
+
+void ReadableFile::read_at(std::uint64_t offset, std::span<std::byte> target) const {
+  while (!target.empty()) {
+    std::size_t piece = std::min(target.size(), largest_transfer);
+    const int injected = fault("pread", path_);
+    if (injected == short_transfer) piece = (piece + 1) / 2;
+    ssize_t got = -1;
+    if (injected > 0)
+      errno = injected;
+    else
+      got = ::pread(fd_.get(), target.data(), piece, static_cast<off_t>(offset));
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw errno_error(fmt::format("reading {} bytes at {} of", piece, offset), errno, path_);
+    }
+    if (got == 0)
+      throw errno_error(ErrorKind::corrupt, fmt::format("reading {} bytes at {} of", piece, offset), ENODATA, path_);
+    target = target.subspan(static_cast<std::size_t>(got));
+    offset += static_cast<std::uint64_t>(got);
   }
-  return std::shared_ptr<const MappedFile>(new MappedFile(path, bytes));
+}
+
+bool ReadableFile::is_remote() const noexcept {
+  struct statfs system {};
+  if (::fstatfs(fd_.get(), &system) != 0) return true;
+  return std::ranges::find(remote_file_systems, static_cast<std::uint32_t>(system.f_type)) != remote_file_systems.end();
+}
+
+std::shared_ptr<const MappedFile> ReadableFile::map() const {
+  std::span<const std::byte> bytes;
+  if (bytes_ != 0) {
+    void* memory = MAP_FAILED;
+    if (!is_faulty("mmap", path_)) memory = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_.get(), 0);
+    if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping the {} bytes of", bytes_), errno, path_);
+    bytes = {static_cast<const std::byte*>(memory), bytes_};
+  }
+  return std::shared_ptr<const MappedFile>(new MappedFile(path_, bytes));
 }
 
 MappedFile::~MappedFile() {
@@ -145,9 +195,9 @@ void WritableFile::reserve(std::uint64_t bytes) {
 
 void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    std::size_t piece = std::min(bytes.size(), largest_write);
+    std::size_t piece = std::min(bytes.size(), largest_transfer);
     const int injected = fault("pwrite", name_);
-    if (injected == short_write) piece = (piece + 1) / 2;
+    if (injected == short_transfer) piece = (piece + 1) / 2;
     ssize_t written = -1;
     if (injected > 0)
       errno = injected;
@@ -172,6 +222,17 @@ void WritableFile::sync() {
   if (is_faulty("fsync", name_) || ::fsync(fd_.get()) != 0) throw errno_error("writing to the disk", errno, name_);
 }
 
+void WritableFile::sync_data() {
+  if (is_faulty("fdatasync", name_) || ::fdatasync(fd_.get()) != 0)
+    throw errno_error("writing to the disk", errno, name_);
+}
+
+FileIdentity WritableFile::identity() const {
+  struct stat status {};
+  if (is_faulty("fstat", name_) || ::fstat(fd_.get(), &status) != 0) throw errno_error("looking at", errno, name_);
+  return {status.st_dev, status.st_ino};
+}
+
 void WritableFile::close() {
   // The descriptor is gone whatever it returns.
   const bool injected = is_faulty("close", name_);
@@ -181,8 +242,10 @@ void WritableFile::close() {
   if ((result != 0 || injected) && errno != EINTR) throw errno_error("closing", errno, name_);
 }
 
-OutputFile::OutputFile(const std::string& path)
-    : partial_(partial_name(path)), file_(WritableFile::create(partial_, path)) {}
+OutputFile::OutputFile(const std::string& path) : OutputFile(path, partial_name(path)) {}
+
+OutputFile::OutputFile(const std::string& path, std::string temporary)
+    : partial_(std::move(temporary)), file_(WritableFile::create(partial_, path)) {}
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : partial_(std::exchange(other.partial_, std::string())), file_(std::move(other.file_)) {}
@@ -205,13 +268,15 @@ void OutputFile::discard() noexcept {
   partial_.clear();
 }
 
-void OutputFile::commit() {
-  file_.sync();
+void OutputFile::commit(Durability durability) {
+  if (durability == Durability::synced) file_.sync();
+  const FileIdentity ours = file_.identity();
   file_.close();
-  if (is_faulty("rename", path()) || ::rename(partial_.c_str(), path().c_str()) != 0)
+  if ((is_faulty("rename", path()) || ::rename(partial_.c_str(), path().c_str()) != 0) &&
+      !(errno == ENOENT && is_at(path(), ours)))
     throw errno_error("renaming the finished file to", errno, path());
   partial_.clear();
-  sync_directory_of(path());
+  if (durability == Durability::synced) sync_directory_of(path());
 }
 
 std::string partial_name(const std::string& path) {

@@ -28,9 +28,36 @@ class MappedFile {
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
 
  private:
+  friend class ReadableFile;
   MappedFile(std::string path, std::span<const std::byte> bytes) : path_(std::move(path)), bytes_(bytes) {}
   std::string path_;
   std::span<const std::byte> bytes_;
+};
+
+/// A regular file open for reading at offsets, for as long as this lives.
+class ReadableFile {
+ public:
+  /// Throws as MappedFile::open.
+  static ReadableFile open(const std::string& path);
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  /// Its length when it was opened.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Fills `target`. From several threads at once, too. Throws Error(io), and Error(corrupt) with os_error() ENODATA
+  /// where the file ends before.
+  void read_at(std::uint64_t offset, std::span<std::byte> target) const;
+  /// Whether others may shorten or lose the file so that touching a mapping of it ends the process: file systems of a
+  /// network or of another process.
+  [[nodiscard]] bool is_remote() const noexcept;
+  /// The whole file as it was when it was opened. Throws Error(io).
+  [[nodiscard]] std::shared_ptr<const MappedFile> map() const;
+
+ private:
+  ReadableFile(std::string path, Fd fd, std::uint64_t bytes)
+      : path_(std::move(path)), fd_(std::move(fd)), bytes_(bytes) {}
+  std::string path_;
+  Fd fd_;
+  std::uint64_t bytes_;
 };
 
 /// Brings a part of a mapping into memory at once, which is faster than page after page. Throws Error(io) where it is
@@ -38,6 +65,16 @@ class MappedFile {
 void populate_mapped(std::span<const std::byte> part, const std::string& path);
 /// This part of a file's mapping has been read and will not be again soon: its pages need not stay in this process.
 void forget_mapped(std::span<const std::byte> part) noexcept;
+
+/// Tells a file from every other on this machine.
+struct FileIdentity {
+  std::uint64_t device = 0;
+  std::uint64_t number = 0;
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
+/// Whether what was finished is also on the disk when a call returns.
+enum class Durability : std::uint8_t { synced, unsynced };
 
 /// A file open for writing at offsets, by several processes at once, too. Moves, and closes without a word.
 class WritableFile {
@@ -56,6 +93,10 @@ class WritableFile {
   void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept;
   /// What this process wrote is on the disk.
   void sync();
+  /// Likewise, without what only tells of the file (its times).
+  void sync_data();
+  /// Which file it is, whatever its name. Throws Error(io).
+  [[nodiscard]] FileIdentity identity() const;
   /// Reports what close() reports: where network file systems say that a write failed.
   void close();
 
@@ -66,20 +107,26 @@ class WritableFile {
 };
 
 /// 1. PATH.partial-NONCE is created beside PATH (nobody else's: exclusively) and written at offsets.
-/// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory.
+/// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory; unsynced, without the two fsyncs.
 /// 3. Without commit() the destructor removes what 1 made.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
+  /// Grows as `temporary`, in the same directory, instead.
+  OutputFile(const std::string& path, std::string temporary);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&& other) noexcept;
   ~OutputFile();
 
   [[nodiscard]] const std::string& path() const noexcept { return file_.name(); }
+  /// Where it grows; empty when it does not any more.
+  [[nodiscard]] const std::string& temporary() const noexcept { return partial_; }
   void reserve(std::uint64_t bytes) { file_.reserve(bytes); }
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes) { file_.write_at(offset, bytes); }
   void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept { file_.start_writeback(offset, bytes); }
-  void commit();
+  void sync_data() { file_.sync_data(); }
+  /// Where renaming or anything before it fails, what had the name before has it still.
+  void commit(Durability durability = Durability::synced);
 
  private:
   void discard() noexcept;

@@ -198,7 +198,7 @@ TEST_CASE("a large tensor is on the first rank only once") {
     RANK_CHECK(all[1]->at("weight").as_tensor().nbytes() == static_cast<std::size_t>(bytes));
     rusage usage{};
     ::getrusage(RUSAGE_SELF, &usage);
-    // In KiB: nothing of it was copied or touched here. The program itself has some 20 MiB, and over 64 under a sanitizer.
-    RANK_CHECK(usage.ru_maxrss < (128 << 10));
+    // In KiB: nothing of it was copied or touched here. The program itself has some 20 MiB, and 90 under a sanitizer.
+    RANK_CHECK(usage.ru_maxrss < (192 << 10));
   });
 }

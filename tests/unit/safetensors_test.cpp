@@ -292,7 +292,7 @@ TEST_CASE("short writes, interrupted ones and file systems that reserve nothing 
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   const std::vector<TensorEntry> specs = {spec("a", DType::f64, {1001})};
-  for (const auto& [call, error] : {std::pair("pwrite", os::short_write), std::pair("pwrite", EINTR),
+  for (const auto& [call, error] : {std::pair("pwrite", os::short_transfer), std::pair("pwrite", EINTR),
                                     std::pair("fallocate", EOPNOTSUPP), std::pair("fallocate", EINTR)}) {
     INFO(call << " " << error);
     const Fault fault(call, error);

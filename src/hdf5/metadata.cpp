@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// libmuster-hdf5's one function: an HDF5 file's structures from a plan.
+
+#include <hdf5.h>
+
+#include <array>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/hdf5/file_types.hpp"
+#include "src/hdf5/ids.hpp"
+#include "src/hdf5/metadata_driver.hpp"
+#include "src/hdf5/metadata_plan.hpp"
+#include "src/hdf5/zstd_filter.hpp"
+
+namespace muster::hdf5 {
+
+CallFailed::CallFailed(const char* call)
+    : std::runtime_error([call] {
+        std::string words = call;
+        words += " failed";
+        // The innermost entry is the cause.
+        const auto add = [](unsigned depth, const H5E_error2_t* entry, void* data) -> herr_t {
+          auto& text = *static_cast<std::string*>(data);
+          if (depth == 0 && entry->desc != nullptr) text += std::string(": ") + entry->desc;
+          return 0;
+        };
+        H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, add, &words);
+        return words;
+      }()) {}
+
+namespace {
+
+// Small groups keep their links in their header; from the first link on beyond that, the index for many is the smaller.
+constexpr std::size_t few_links = 8;
+
+// H5F_ACC_TRUNC without its macro, which ends the program where the loaded release is another one.
+constexpr unsigned truncate = 0x0002U;
+
+/// Property lists that all files of one process's calls share.
+class Lists {
+ public:
+  Lists() {
+    contiguous_ = dataset_list();
+    checked(H5Pset_layout(contiguous_.get(), H5D_CONTIGUOUS), "H5Pset_layout");
+    checked(H5Pset_alloc_time(contiguous_.get(), H5D_ALLOC_TIME_EARLY), "H5Pset_alloc_time");
+    utf8_link_ = Id(H5Pcreate(H5P_LINK_CREATE), "H5Pcreate");
+    checked(H5Pset_char_encoding(utf8_link_.get(), H5T_CSET_UTF8), "H5Pset_char_encoding");
+  }
+  /// No fill values, no times: the same plan gives the same bytes.
+  static Id dataset_list() {
+    Id list(H5Pcreate(H5P_DATASET_CREATE), "H5Pcreate");
+    checked(H5Pset_fill_time(list.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
+    checked(H5Pset_obj_track_times(list.get(), false), "H5Pset_obj_track_times");
+    return list;
+  }
+  [[nodiscard]] hid_t contiguous() const noexcept { return contiguous_.get(); }
+  [[nodiscard]] hid_t utf8_link() const noexcept { return utf8_link_.get(); }
+
+ private:
+  Id contiguous_;
+  Id utf8_link_;
+};
+
+class Maker {
+ public:
+  explicit Maker(const MetadataPlan& plan) : plan_(plan), state_(plan.user_block_bytes, plan.metadata_offset) {}
+
+  Metadata make() {
+    for (const Dataset& dataset : plan_.datasets)
+      if (!dataset.chunk_shape.empty() && !zstd_) zstd_.emplace();
+    create_file();
+    for (const Fact& fact : plan_.facts) put_number(file_.get(), fact.name, fact.value);
+    put_config();
+    put_catalogue();
+    put_weights();
+    file_.close("H5Fclose");
+    return {state_.superblock(), state_.structures(), {}};
+  }
+
+ private:
+  void create_file() {
+    const Id creation(H5Pcreate(H5P_FILE_CREATE), "H5Pcreate");
+    checked(H5Pset_userblock(creation.get(), plan_.user_block_bytes), "H5Pset_userblock");
+    checked(H5Pset_obj_track_times(creation.get(), false), "H5Pset_obj_track_times");
+    const Id access(H5Pcreate(H5P_FILE_ACCESS), "H5Pcreate");
+    checked(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110), "H5Pset_libver_bounds");
+    checked(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), "H5Pset_fclose_degree");
+    driver_.use_for(access.get(), state_);
+    file_ = Id(H5Fcreate("muster-metadata", truncate, creation.get(), access.get()), "H5Fcreate");
+  }
+
+  Id put_dataset(hid_t group, const char* name, hid_t type, hid_t space, std::uint64_t offset, std::uint64_t bytes) {
+    state_.place_next(offset, bytes);
+    Id dataset(H5Dcreate2(group, name, type, space, lists_.utf8_link(), lists_.contiguous(), H5P_DEFAULT),
+               "H5Dcreate2");
+    if (!state_.is_placed()) throw std::runtime_error("libhdf5 made no room for a dataset's elements");
+    return dataset;
+  }
+
+  void put_config() {
+    const Id type = text_type(plan_.config_bytes);
+    put_dataset(file_.get(), "config", type.get(), scalar_.get(), plan_.config_offset, plan_.config_bytes);
+  }
+
+  void put_catalogue() {
+    const hsize_t size = plan_.catalogue_bytes;
+    const Id space(H5Screate_simple(1, &size, nullptr), "H5Screate_simple");
+    put_dataset(file_.get(), "catalogue", H5T_STD_U8LE, space.get(), plan_.catalogue_offset, plan_.catalogue_bytes);
+  }
+
+  void put_weights() {
+    const Id creation(H5Pcreate(H5P_GROUP_CREATE), "H5Pcreate");
+    checked(H5Pset_obj_track_times(creation.get(), false), "H5Pset_obj_track_times");
+    if (plan_.datasets.size() > few_links)
+      checked(H5Pset_link_phase_change(creation.get(), 0, 0), "H5Pset_link_phase_change");
+    const Id group(H5Gcreate2(file_.get(), "weights", H5P_DEFAULT, creation.get(), H5P_DEFAULT), "H5Gcreate2");
+    for (const Dataset& dataset : plan_.datasets) put_weight(group.get(), dataset);
+  }
+
+  void put_weight(hid_t group, const Dataset& dataset) {
+    const Id& type = type_of(dataset.dtype);
+    const Id space = space_of(dataset);
+    Id id;
+    if (dataset.chunk_shape.empty()) {
+      id = put_dataset(group, dataset.link_name.c_str(), type.get(), space.get(), dataset.offset, dataset.bytes);
+    } else {
+      id = put_chunked(group, dataset, type.get(), space.get());
+    }
+    put_text(id.get(), "dtype", dataset.dtype_name);
+    if (!is_packed_dtype(dataset.dtype)) return;
+    put_shape(id.get(), dataset.shape);
+    put_text(id.get(), "nibble_order", "low_first");
+  }
+
+  Id put_chunked(hid_t group, const Dataset& dataset, hid_t type, hid_t space) {
+    const Id creation = Lists::dataset_list();
+    const std::vector<hsize_t> shape(dataset.chunk_shape.begin(), dataset.chunk_shape.end());
+    checked(H5Pset_chunk(creation.get(), static_cast<int>(shape.size()), shape.data()), "H5Pset_chunk");
+    if (H5Tget_size(type) > 1) checked(H5Pset_shuffle(creation.get()), "H5Pset_shuffle");
+    const auto level = static_cast<unsigned>(plan_.zstd_level);
+    checked(H5Pset_filter(creation.get(), zstd_filter, H5Z_FLAG_MANDATORY, 1, &level), "H5Pset_filter");
+    Id id(H5Dcreate2(group, dataset.link_name.c_str(), type, space, lists_.utf8_link(), creation.get(), H5P_DEFAULT),
+          "H5Dcreate2");
+    std::vector<hsize_t> at(shape.size(), 0);
+    for (const Chunk& chunk : dataset.chunks) {
+      state_.place_next(chunk.offset, chunk.bytes);
+      // The driver does not look at the elements: any address does.
+      checked(H5Dwrite_chunk(id.get(), H5P_DEFAULT, chunk.filter_mask, at.data(), chunk.bytes, &plan_),
+              "H5Dwrite_chunk");
+      if (!state_.is_placed()) throw std::runtime_error("libhdf5 made no room for a chunk");
+      // The next one in row-major order.
+      for (std::size_t dim = shape.size(); dim-- > 0;) {
+        at[dim] += shape[dim];
+        if (dim == 0 || at[dim] < static_cast<hsize_t>(dataset.shape[dim])) break;
+        at[dim] = 0;
+      }
+    }
+    return id;
+  }
+
+  static bool is_packed_dtype(DType dtype) noexcept {
+    return dtype == DType::f4_e2m1 || dtype == DType::u4 || dtype == DType::i4;
+  }
+
+  Id space_of(const Dataset& dataset) const {
+    std::vector<hsize_t> extents(dataset.shape.begin(), dataset.shape.end());
+    if (is_packed_dtype(dataset.dtype)) extents = {dataset.bytes};
+    if (extents.empty()) return {H5Screate(H5S_SCALAR), "H5Screate"};
+    return {H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), "H5Screate_simple"};
+  }
+
+  void put_attribute(hid_t object, const char* name, hid_t type, hid_t space, const void* value) const {
+    const Id attribute(H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT), "H5Acreate2");
+    checked(H5Awrite(attribute.get(), type, value), "H5Awrite");
+  }
+
+  void put_text(hid_t object, const char* name, std::string_view text) const {
+    const Id type = text_type(text.size());
+    put_attribute(object, name, type.get(), scalar_.get(), text.data());
+  }
+
+  void put_number(hid_t object, const char* name, std::uint64_t value) const {
+    put_attribute(object, name, H5T_STD_U64LE, scalar_.get(), &value);
+  }
+
+  void put_shape(hid_t object, std::span<const std::int64_t> shape) const {
+    const hsize_t rank = shape.size();
+    // A scalar's shape is an empty list.
+    const Id space(H5Screate_simple(1, &rank, nullptr), "H5Screate_simple");
+    const std::int64_t none = 0;
+    put_attribute(object, "shape", H5T_STD_I64LE, space.get(), shape.empty() ? &none : shape.data());
+  }
+
+  const Id& type_of(DType dtype) {
+    std::optional<Id>& type = types_.at(static_cast<std::size_t>(dtype));
+    if (!type) type.emplace(file_type(dtype));
+    return *type;
+  }
+
+  const MetadataPlan& plan_;
+  DriverState state_;
+  RegisteredDriver driver_;
+  std::optional<RegisteredZstd> zstd_;
+  Lists lists_;
+  Id scalar_{H5Screate(H5S_SCALAR), "H5Screate"};
+  std::array<std::optional<Id>, 256> types_;
+  Id file_;
+};
+
+// What the headers promised and what is loaded: libhdf5 ends the program where it finds out by itself.
+void check_version() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  if (H5get_libversion(&major, &minor, &release) < 0) throw CallFailed("H5get_libversion");
+  if (major == H5_VERS_MAJOR && minor == H5_VERS_MINOR && release >= H5_VERS_RELEASE) return;
+  const auto spelled = [](unsigned a, unsigned b, unsigned c) {
+    return std::to_string(a) + "." + std::to_string(b) + "." + std::to_string(c);
+  };
+  throw std::runtime_error("this process has libhdf5 " + spelled(major, minor, release) +
+                           " loaded, and libmuster-hdf5 was built for " +
+                           spelled(H5_VERS_MAJOR, H5_VERS_MINOR, H5_VERS_RELEASE));
+}
+
+}  // namespace
+}  // namespace muster::hdf5
+
+extern "C" __attribute__((visibility("default"))) bool muster_hdf5_make_metadata(
+    const muster::hdf5::MetadataPlan& plan, muster::hdf5::Metadata& result) noexcept {
+  using namespace muster::hdf5;
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  try {
+    check_version();
+    const QuietErrors quiet;
+    result = Maker(plan).make();
+    return true;
+  } catch (const std::exception& failure) {
+    result.failure = failure.what();
+    return false;
+  }
+}

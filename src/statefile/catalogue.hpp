@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The catalogue of a state file: all tensors, where they lie and what their bytes add up to, in one piece that is quick
+// to read. docs/state-file.md has the places of its fields.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/state_file.hpp"
+#include "src/statefile/chunk_grid.hpp"
+#include "src/statefile/user_block.hpp"
+
+namespace muster::statefile {
+
+/// Uncompressed elements begin at a multiple of this, and from least_page_aligned bytes on of that.
+inline constexpr std::uint64_t element_alignment = 64;
+inline constexpr std::uint64_t page_alignment = 4096;
+inline constexpr std::uint64_t least_page_aligned = 65536;
+inline constexpr std::size_t largest_rank = 32;
+inline constexpr std::size_t longest_name = 4096;
+
+struct StoredChunk {
+  std::uint64_t offset = 0;
+  std::uint32_t bytes = 0;
+  std::uint32_t filter_mask = 0;  ///< 0, or all filters: the elements as they are
+  std::uint64_t checksum = 0;     ///< of the stored bytes
+};
+
+/// How a tensor is cut; rows 0: it is not.
+struct Chunking {
+  std::uint64_t rows = 0;
+  std::uint64_t first_chunk = 0;
+  std::uint8_t dim = 0;
+};
+
+struct Catalogue {
+  std::vector<StateTensor> tensors;
+  std::vector<Chunking> chunking;  ///< one a tensor
+  std::vector<StoredChunk> chunks;
+};
+
+/// The filters of a tensor's chunks all left out.
+std::uint32_t raw_filter_mask(DType dtype) noexcept;
+
+/// What encode_catalogue() will give, from what is known before anything is written.
+std::uint64_t catalogue_bytes(std::span<const StateTensor> tensors, std::uint64_t chunks) noexcept;
+std::vector<std::byte> encode_catalogue(const Catalogue& catalogue);
+
+/// Everything is checked but that names are unique (NameIndex): all of `bytes` is used, names are UTF-8, sizes are
+/// those of the shapes, what lies in the file lies inside and apart from each other, the catalogue and the config.
+/// Nothing is allocated that the bytes do not justify. Throws Error(corrupt).
+Catalogue decode_catalogue(std::span<const std::byte> bytes, const UserBlock& block, const std::string& path);
+
+/// Everything of tensors in the file, ascending. Local; allocates.
+std::vector<Extent> stored_extents(const Catalogue& catalogue);
+
+}  // namespace muster::statefile

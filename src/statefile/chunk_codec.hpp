@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One chunk between memory and file: byte shuffle and zstd, or as it is where that gains nothing. An encoder or decoder
+// is for one thread and keeps its memory from chunk to chunk.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace muster::statefile {
+
+/// The levels that zstd has.
+bool is_zstd_level(int level) noexcept;
+
+class ChunkEncoder {
+ public:
+  /// Throws Error(no_space).
+  explicit ChunkEncoder(int level);
+  ChunkEncoder(ChunkEncoder&&) noexcept;
+  ChunkEncoder& operator=(ChunkEncoder&&) noexcept;
+  ~ChunkEncoder();
+
+  struct Encoded {
+    std::span<const std::byte> bytes;  ///< valid until the next call, or as long as `elements`
+    bool is_raw = false;               ///< all filters left out
+  };
+  /// `elements` are those that the tensor has of a chunk of `chunk_bytes`; zeros follow them. Throws Error(no_space).
+  Encoded encode(std::span<const std::byte> elements, std::size_t chunk_bytes, std::size_t item);
+
+ private:
+  struct Context;
+  std::unique_ptr<Context> context_;
+  std::vector<std::byte> whole_;
+  std::vector<std::byte> shuffled_;
+  std::vector<std::byte> encoded_;
+};
+
+class ChunkDecoder {
+ public:
+  /// Throws Error(no_space).
+  ChunkDecoder();
+  ChunkDecoder(ChunkDecoder&&) noexcept;
+  ChunkDecoder& operator=(ChunkDecoder&&) noexcept;
+  ~ChunkDecoder();
+
+  /// Fills `target` with the first elements of a chunk of `chunk_bytes`. False where `stored` is not one frame of just
+  /// that size; never writes more. Throws std::bad_alloc.
+  bool decode(std::span<const std::byte> stored, bool is_raw, std::size_t chunk_bytes, std::size_t item,
+              std::span<std::byte> target);
+
+ private:
+  struct Context;
+  std::unique_ptr<Context> context_;
+  std::vector<std::byte> whole_;
+};
+
+}  // namespace muster::statefile

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a state file in the making: steps 3 to 6 of writer_state.hpp.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "muster/error.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/process.hpp"
+#include "src/statefile/contents.hpp"
+#include "src/statefile/hdf5_library.hpp"
+#include "src/statefile/link_name.hpp"
+#include "src/statefile/writer_state.hpp"
+
+namespace muster::statefile {
+namespace {
+
+constexpr std::uint64_t piece_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t tail_alignment = 8;
+
+std::uint64_t aligned(std::uint64_t offset) noexcept {
+  return (offset + tail_alignment - 1) / tail_alignment * tail_alignment;
+}
+
+class Committing {
+ public:
+  explicit Committing(WriterState& state) : state_(state), catalogue_(state.catalogue) {}
+
+  void commit() {
+    check_complete();
+    sum_the_rest();
+    fill_catalogue();
+    place_tail();
+    make_structures();
+    write_around_data();
+    if (state_.options.durable) state_.file.sync_data();
+    write_mark();
+    state_.file.commit(state_.options.durable ? os::Durability::synced : os::Durability::unsynced);
+  }
+
+ private:
+  void check_complete() const {
+    for (std::size_t i = 0; i < catalogue_.tensors.size(); ++i) {
+      const std::uint64_t written = state_.targets[i].written();
+      if (written != catalogue_.tensors[i].bytes)
+        state_.refuse(catalogue_.tensors[i],
+                      fmt::format("{} of its {} bytes were written", written, catalogue_.tensors[i].bytes));
+    }
+  }
+
+  // What did not come in order is read back.
+  void sum_the_rest() {
+    std::vector<std::size_t> rest;
+    for (std::size_t i = 0; i < catalogue_.tensors.size(); ++i)
+      if (state_.targets[i].summed() != catalogue_.tensors[i].bytes) rest.push_back(i);
+    if (rest.empty()) return;
+    const os::ReadableFile file = os::ReadableFile::open(state_.temporary);
+    parallel_for(rest.size(), static_cast<std::size_t>(os::usable_cores()), [&](std::size_t place, std::size_t) {
+      const std::size_t i = rest[place];
+      const std::uint64_t bytes = catalogue_.tensors[i].bytes;
+      std::vector<std::byte> buffer;
+      for (std::uint64_t at = state_.targets[i].summed(); at < bytes; at += buffer.size()) {
+        buffer.resize(std::min(piece_bytes, bytes - at));
+        read_elements(file, catalogue_, i, at, buffer, 1);
+        state_.targets[i].add_to_checksum(at, buffer, bytes);
+      }
+    });
+  }
+
+  void fill_catalogue() {
+    for (std::size_t i = 0; i < catalogue_.tensors.size(); ++i) {
+      StateTensor& tensor = catalogue_.tensors[i];
+      tensor.checksum = state_.targets[i].checksum();
+      if (!tensor.compressed) continue;
+      tensor.stored_bytes = 0;
+      for (const StoredChunk& chunk : chunks_of(i)) tensor.stored_bytes += chunk.bytes;
+    }
+  }
+
+  [[nodiscard]] std::span<const StoredChunk> chunks_of(std::size_t index) const {
+    return std::span(catalogue_.chunks).subspan(catalogue_.chunking[index].first_chunk, state_.grid(index).count());
+  }
+
+  void place_tail() {
+    data_end_ = state_.data_end.load();
+    block_.info = state_.options.info;
+    block_.tensors = catalogue_.tensors.size();
+    block_.config = {aligned(data_end_), state_.config_text.size()};
+    block_.catalogue = {aligned(block_.config.end()), catalogue_bytes(catalogue_.tensors, catalogue_.chunks.size())};
+  }
+
+  void make_structures() {
+    std::vector<hdf5::Chunk> chunks;
+    chunks.reserve(catalogue_.chunks.size());
+    for (const StoredChunk& chunk : catalogue_.chunks) chunks.push_back({chunk.offset, chunk.bytes, chunk.filter_mask});
+    std::vector<hdf5::Dataset> datasets;
+    datasets.reserve(catalogue_.tensors.size());
+    for (std::size_t i = 0; i < catalogue_.tensors.size(); ++i) {
+      const StateTensor& tensor = catalogue_.tensors[i];
+      hdf5::Dataset& dataset = datasets.emplace_back();
+      dataset = {.link_name = link_name(tensor.name),
+                 .dtype = tensor.dtype,
+                 .dtype_name = to_string(tensor.dtype),
+                 .shape = tensor.shape,
+                 .bytes = tensor.bytes,
+                 .offset = tensor.offset};
+      if (!tensor.compressed) continue;
+      const ChunkGrid grid = state_.grid(i);
+      dataset.chunk_shape = grid.chunk_shape();
+      dataset.chunks = std::span(chunks).subspan(catalogue_.chunking[i].first_chunk, grid.count());
+    }
+    const hdf5::MetadataPlan plan = {.user_block_bytes = user_block_bytes,
+                                     .config_offset = block_.config.offset,
+                                     .config_bytes = block_.config.bytes,
+                                     .catalogue_offset = block_.catalogue.offset,
+                                     .catalogue_bytes = block_.catalogue.bytes,
+                                     .metadata_offset = aligned(block_.catalogue.end()),
+                                     .zstd_level = state_.options.zstd_level.value_or(1),
+                                     .facts = {{"muster_format", format_version},
+                                               {"rank", static_cast<std::uint64_t>(block_.info.rank)},
+                                               {"world_size", static_cast<std::uint64_t>(block_.info.world_size)},
+                                               {"generation", block_.info.generation}},
+                                     .datasets = datasets};
+    structures_ = make_metadata(plan);
+    structures_offset_ = plan.metadata_offset;
+    block_.file_bytes = structures_offset_ + structures_.structures.size();
+  }
+
+  void write_around_data() {
+    const std::vector<std::byte> catalogue = encode_catalogue(catalogue_);
+    // From the end of the data on in one piece; what aligns its parts is zeros.
+    std::vector<std::byte> tail(block_.file_bytes - data_end_);
+    const auto put = [&](std::uint64_t offset, std::span<const std::byte> bytes) {
+      std::ranges::copy(bytes, tail.begin() + static_cast<std::ptrdiff_t>(offset - data_end_));
+    };
+    put(block_.config.offset, std::as_bytes(std::span(state_.config_text)));
+    put(block_.catalogue.offset, catalogue);
+    put(structures_offset_, structures_.structures);
+    block_.config_checksum = tensor_checksum(std::as_bytes(std::span(state_.config_text)));
+    block_.catalogue_checksum = tensor_checksum(catalogue);
+    block_.superblock_checksum = tensor_checksum(structures_.superblock);
+    block_.metadata_checksum = metadata_checksum(tail);
+    state_.file.write_at(data_end_, tail);
+    state_.file.write_at(user_block_bytes, structures_.superblock);
+  }
+
+  // Every byte after the block that belongs to no tensor. Gaps between tensors are holes: zeros.
+  [[nodiscard]] std::uint64_t metadata_checksum(std::span<const std::byte> tail) const {
+    static constexpr std::array<std::byte, page_alignment> zeros{};
+    TensorChecksum sum;
+    sum.add(structures_.superblock);
+    std::uint64_t end = head_bytes;
+    for (const Extent& stored : stored_extents(catalogue_)) {
+      sum.add(std::span(zeros).first(stored.offset - end));
+      end = stored.end();
+    }
+    sum.add(tail);
+    return sum.value();
+  }
+
+  void write_mark() { state_.file.write_at(0, encode_user_block(block_)); }
+
+  WriterState& state_;
+  Catalogue& catalogue_;
+  std::uint64_t data_end_ = 0;
+  UserBlock block_;
+  hdf5::Metadata structures_;
+  std::uint64_t structures_offset_ = 0;
+};
+
+}  // namespace
+
+void WriterState::commit() {
+  if (is_committed)
+    throw Error(ErrorKind::argument, fmt::format("the state file {} is finished already", in_quotes(file.path())),
+                {.path = file.path()});
+  Committing(*this).commit();
+  is_committed = true;
+}
+
+}  // namespace muster::statefile

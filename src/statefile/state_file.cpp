@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/state_file.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "muster/error.hpp"
+#include "src/core/checksum.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/process.hpp"
+#include "src/statefile/contents.hpp"
+
+namespace muster {
+namespace statefile {
+
+UserBlock read_user_block(const os::ReadableFile& file) {
+  std::array<std::byte, head_bytes> head{};
+  const std::span<std::byte> there = std::span(head).first(std::min<std::uint64_t>(head_bytes, file.bytes()));
+  file.read_at(0, there);
+  return decode_user_block(there, file.bytes(), file.path());
+}
+
+Catalogue read_catalogue(const os::ReadableFile& file, const UserBlock& block) {
+  std::vector<std::byte> bytes(block.catalogue.bytes);
+  file.read_at(block.catalogue.offset, bytes);
+  if (tensor_checksum(bytes) != block.catalogue_checksum)
+    throw Error(ErrorKind::corrupt,
+                fmt::format("opening the state file {}: its catalogue is damaged (checksum)", in_quotes(file.path())),
+                {.path = file.path()});
+  return decode_catalogue(bytes, block, file.path());
+}
+
+}  // namespace statefile
+
+StateFile::StateFile(std::shared_ptr<const Contents> contents) noexcept : contents_(std::move(contents)) {}
+
+StateFile StateFile::open(const std::string& path, FileAccess access) {
+  os::ReadableFile file = os::ReadableFile::open(path);
+  const statefile::UserBlock block = statefile::read_user_block(file);
+  statefile::Catalogue catalogue = statefile::read_catalogue(file, block);
+  statefile::NameIndex index;
+  if (const std::optional<std::size_t> twice = index.build(catalogue.tensors))
+    throw Error(ErrorKind::corrupt,
+                fmt::format("opening the state file {}: two tensors are called {}", in_quotes(path),
+                            in_quotes(catalogue.tensors[*twice].name)),
+                {.path = path});
+  std::shared_ptr<const os::MappedFile> mapping;
+  if (access == FileAccess::map || (access == FileAccess::automatic && !file.is_remote())) mapping = file.map();
+  return StateFile(std::make_shared<const Contents>(
+      Contents{std::move(file), block, std::move(catalogue), std::move(index), std::move(mapping)}));
+}
+
+bool StateFile::is_state_file(const std::string& path) {
+  const os::ReadableFile file = os::ReadableFile::open(path);
+  std::array<std::byte, 8> head{};
+  if (file.bytes() < head.size()) return false;
+  file.read_at(0, head);
+  return statefile::has_magic(head);
+}
+
+const std::string& StateFile::path() const noexcept {
+  return contents_->file.path();
+}
+
+const StateFileInfo& StateFile::info() const noexcept {
+  return contents_->block.info;
+}
+
+std::uint64_t StateFile::file_bytes() const noexcept {
+  return contents_->block.file_bytes;
+}
+
+std::uint32_t StateFile::format_version() const noexcept {
+  return contents_->block.version;
+}
+
+const std::vector<StateTensor>& StateFile::tensors() const noexcept {
+  return contents_->catalogue.tensors;
+}
+
+std::optional<std::size_t> StateFile::find(std::string_view name) const noexcept {
+  return contents_->index.find(tensors(), name);
+}
+
+std::string StateFile::config_text() const {
+  const statefile::UserBlock& block = contents_->block;
+  std::string text(block.config.bytes, '\0');
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(text));
+  contents_->file.read_at(block.config.offset, bytes);
+  if (tensor_checksum(bytes) != block.config_checksum)
+    throw Error(ErrorKind::corrupt, fmt::format("reading {}: its config is damaged (checksum)", in_quotes(path())),
+                {.path = path()});
+  return text;
+}
+
+Config StateFile::config() const {
+  try {
+    return parse_json(config_text());
+  } catch (const Error& error) {
+    if (!error.path().empty()) throw;
+    throw Error(error.kind(), fmt::format("reading the config of {}: {}", in_quotes(path()), error.what()),
+                {.path = path()});
+  }
+}
+
+Tensor StateFile::tensor(std::size_t index) const {
+  if (index >= tensors().size())
+    throw Error(ErrorKind::not_found,
+                fmt::format("reading {}: it has {} tensors, no number {}", in_quotes(path()), tensors().size(), index),
+                {.path = path()});
+  const StateTensor& entry = tensors()[index];
+  if (contents_->mapping != nullptr && !entry.compressed) {
+    const std::byte* data = contents_->mapping->bytes().data() + entry.offset;
+    return {TensorView(entry.dtype, entry.shape, entry.bytes == 0 ? nullptr : data), contents_->mapping};
+  }
+  Tensor tensor = Tensor::allocate(entry.dtype, entry.shape);
+  // Decompressing takes all cores; reading no more than copying does.
+  const std::size_t workers = entry.compressed ? static_cast<std::size_t>(os::usable_cores()) : copy_workers();
+  statefile::read_elements(contents_->file, contents_->catalogue, index, 0, {tensor.mutable_data(), tensor.nbytes()},
+                           workers);
+  return tensor;
+}
+
+Tensor StateFile::tensor(std::string_view name) const {
+  const std::optional<std::size_t> index = find(name);
+  if (!index)
+    throw Error(ErrorKind::not_found,
+                fmt::format("reading {}: it has no tensor {}", in_quotes(path()), in_quotes(name)), {.path = path()});
+  return tensor(*index);
+}
+
+void StateFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
+  if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
+    throw Error(ErrorKind::argument,
+                fmt::format("reading {}: {} bytes at {} of tensor number {} are not there", in_quotes(path()),
+                            target.size(), offset, index),
+                {.path = path()});
+  statefile::read_elements(contents_->file, contents_->catalogue, index, offset, target, 1);
+}
+
+State StateFile::load() const {
+  State state{config(), {}};
+  state.weights.reserve(tensors().size());
+  for (std::size_t i = 0; i < tensors().size(); ++i) state.weights.emplace_back(tensors()[i].name, tensor(i));
+  return state;
+}
+
+}  // namespace muster

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "muster/error.hpp"
+#include "src/core/element_range.hpp"
+#include "src/core/quoted.hpp"
+#include "src/statefile/hdf5_library.hpp"
+#include "src/statefile/writer_state.hpp"
+
+namespace muster {
+namespace statefile {
+namespace {
+
+// What a thread writes at once, and then sums while the processor still has it.
+constexpr std::uint64_t piece_bytes = std::uint64_t{1} << 20;
+
+}  // namespace
+
+WriterState::WriterState(const std::string& path, const Config& config, std::vector<StateFileWriter::Entry> entries,
+                         const StateFileOptions& wanted)
+    : options(wanted),
+      config_text(to_json(config)),
+      file([&] {
+        Placement placement = place_tensors(std::move(entries), options, path);
+        catalogue = std::move(placement.catalogue);
+        data_end = placement.data_end;
+        require_hdf5();
+        return os::OutputFile(path, options.temporary.empty() ? os::partial_name(path) : options.temporary);
+      }()),
+      temporary(file.temporary()) {
+  targets = std::make_unique<TensorTarget[]>(catalogue.tensors.size());
+  // A disk that is too small is known before the work.
+  file.reserve(data_end);
+}
+
+void WriterState::refuse(const StateTensor& tensor, const std::string& words) const {
+  throw Error(
+      ErrorKind::argument,
+      fmt::format("writing the state file {}: tensor {}: {}", in_quotes(file.path()), in_quotes(tensor.name), words),
+      {.path = file.path()});
+}
+
+const StateTensor& WriterState::announced(std::size_t index) const {
+  if (is_committed)
+    throw Error(ErrorKind::argument, fmt::format("the state file {} is finished already", in_quotes(file.path())),
+                {.path = file.path()});
+  if (index >= catalogue.tensors.size())
+    throw Error(ErrorKind::argument,
+                fmt::format("writing the state file {}: {} tensors were announced, no number {}",
+                            in_quotes(file.path()), catalogue.tensors.size(), index),
+                {.path = file.path()});
+  return catalogue.tensors[index];
+}
+
+void WriterState::check_announced(std::size_t index, const TensorView& tensor) const {
+  const StateTensor& entry = announced(index);
+  if (tensor.dtype() != entry.dtype || tensor.shape() != entry.shape)
+    refuse(entry, fmt::format("it was announced as {} {}, not as {} {}", to_string(entry.dtype), to_string(entry.shape),
+                              to_string(tensor.dtype()), to_string(tensor.shape())));
+}
+
+ChunkGrid WriterState::grid(std::size_t index) const {
+  const StateTensor& tensor = catalogue.tensors[index];
+  const Chunking& chunking = catalogue.chunking[index];
+  return ChunkGrid::of(tensor.dtype, tensor.shape, chunking.dim, chunking.rows).value();
+}
+
+void WriterState::write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
+  file.write_at(catalogue.tensors[index].offset + offset, bytes);
+  targets[index].count(bytes.size());
+}
+
+void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
+  const StateTensor& tensor = announced(index);
+  if (offset > tensor.bytes || bytes.size() > tensor.bytes - offset)
+    refuse(tensor, fmt::format("{} bytes at {} are past the end of its {}", bytes.size(), offset, tensor.bytes));
+  if (bytes.empty()) return;
+  if (tensor.compressed) return write_compressed(index, offset, bytes);
+  for (std::uint64_t at = 0; at < bytes.size(); at += piece_bytes) {
+    const auto piece = bytes.subspan(at, std::min<std::uint64_t>(piece_bytes, bytes.size() - at));
+    write_plain(index, offset + at, piece);
+    targets[index].add_to_checksum(offset + at, piece, tensor.bytes);
+  }
+}
+
+void WriterState::write_chunk(std::size_t index, const ChunkGrid& grid, std::uint64_t chunk,
+                              std::span<const std::byte> elements, ChunkEncoder& encoder) {
+  const StateTensor& tensor = catalogue.tensors[index];
+  const ChunkEncoder::Encoded encoded = encoder.encode(elements, grid.chunk_bytes(), itemsize(tensor.dtype));
+  const std::uint64_t offset = data_end.fetch_add(encoded.bytes.size());
+  file.write_at(offset, encoded.bytes);
+  catalogue.chunks[catalogue.chunking[index].first_chunk + chunk] = {
+      offset, static_cast<std::uint32_t>(encoded.bytes.size()), encoded.is_raw ? raw_filter_mask(tensor.dtype) : 0,
+      tensor_checksum(encoded.bytes)};
+  targets[index].count(elements.size());
+}
+
+void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
+  const StateTensor& tensor = catalogue.tensors[index];
+  TensorTarget& target = targets[index];
+  const ChunkGrid grid = this->grid(index);
+  const BorrowedEncoder encoder(*this);
+  const auto finish = [&](std::uint64_t chunk, std::span<const std::byte> elements) {
+    write_chunk(index, grid, chunk, elements, *encoder);
+    target.add_to_checksum(grid.begin(chunk), elements, tensor.bytes);
+  };
+  while (!bytes.empty()) {
+    const std::uint64_t chunk = grid.chunk_at(offset);
+    const std::uint64_t into = offset - grid.begin(chunk);
+    const auto piece = bytes.first(std::min<std::uint64_t>(grid.bytes(chunk) - into, bytes.size()));
+    offset += piece.size();
+    bytes = bytes.subspan(piece.size());
+    if (piece.size() == grid.bytes(chunk)) {
+      finish(chunk, piece);
+      continue;
+    }
+    std::unique_lock lock(target.mutex());
+    std::optional<TensorTarget::Pending>& pending = target.pending();
+    const bool is_next = into == 0 ? !pending : pending && pending->chunk == chunk && pending->bytes.size() == into;
+    if (!is_next)
+      refuse(tensor, "pieces of a compressed tensor come in ascending order, or begin and end where its chunks do");
+    if (!pending) pending = TensorTarget::Pending{chunk, {}};
+    pending->bytes.insert(pending->bytes.end(), piece.begin(), piece.end());
+    if (pending->bytes.size() < grid.bytes(chunk)) continue;
+    const std::vector<std::byte> whole = std::move(pending->bytes);
+    pending.reset();
+    lock.unlock();
+    finish(chunk, whole);
+  }
+}
+
+WriterState::BorrowedEncoder::BorrowedEncoder(WriterState& state) : state_(state) {
+  const std::lock_guard lock(state.encoders_mutex);
+  if (state.encoders.empty()) {
+    encoder_ = std::make_unique<ChunkEncoder>(state.options.zstd_level.value());
+  } else {
+    encoder_ = std::move(state.encoders.back());
+    state.encoders.pop_back();
+  }
+}
+
+WriterState::BorrowedEncoder::~BorrowedEncoder() {
+  const std::lock_guard lock(state_.encoders_mutex);
+  try {
+    state_.encoders.push_back(std::move(encoder_));
+  } catch (const std::bad_alloc&) {
+    encoder_.reset();  // the next one is made anew
+  }
+}
+
+}  // namespace statefile
+
+StateFileWriter::StateFileWriter(const std::string& path, const Config& config, std::vector<Entry> tensors,
+                                 const StateFileOptions& options)
+    : state_(std::make_unique<State>(path, config, std::move(tensors), options)) {}
+StateFileWriter::StateFileWriter(StateFileWriter&&) noexcept = default;
+StateFileWriter& StateFileWriter::operator=(StateFileWriter&&) noexcept = default;
+StateFileWriter::~StateFileWriter() = default;
+
+void StateFileWriter::write(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
+  state_->write_piece(index, offset, bytes);
+}
+
+void StateFileWriter::write(std::size_t index, const TensorView& tensor) {
+  state_->check_announced(index, tensor);
+  if (tensor.is_contiguous()) return state_->write_piece(index, 0, tensor.bytes());
+  std::vector<std::byte> buffer;
+  const auto item = static_cast<std::int64_t>(itemsize(tensor.dtype()));
+  const std::int64_t step = static_cast<std::int64_t>(statefile::piece_bytes) / item;
+  for (std::int64_t begin = 0; begin < tensor.elements(); begin += step) {
+    const std::int64_t end = std::min(begin + step, tensor.elements());
+    buffer.resize(static_cast<std::size_t>((end - begin) * item));
+    core::copy_elements(tensor, begin, end, buffer.data());
+    state_->write_piece(index, static_cast<std::uint64_t>(begin * item), buffer);
+  }
+}
+
+std::optional<std::uint64_t> StateFileWriter::place(std::size_t index) const {
+  const StateTensor& tensor = state_->announced(index);
+  if (tensor.compressed) return std::nullopt;
+  return tensor.offset;
+}
+
+const std::string& StateFileWriter::temporary_path() const noexcept {
+  return state_->temporary;
+}
+
+void StateFileWriter::written_elsewhere(std::size_t index) {
+  const StateTensor& tensor = state_->announced(index);
+  if (tensor.compressed) state_->refuse(tensor, "it is compressed, so nobody else can know where its bytes belong");
+  if (state_->targets[index].written() != 0 && tensor.bytes != 0)
+    state_->refuse(tensor, "some of its bytes were written here");
+  state_->targets[index].count(tensor.bytes);
+}
+
+void StateFileWriter::commit() {
+  state_->commit();
+}
+
+void write_state_file(const std::string& path, const Config& config, std::span<const NamedTensor> weights,
+                      const StateFileOptions& options) {
+  std::vector<StateFileWriter::Entry> entries;
+  std::vector<TensorView> tensors;
+  entries.reserve(weights.size());
+  tensors.reserve(weights.size());
+  for (const auto& [name, tensor] : weights) {
+    entries.push_back({name, tensor.dtype(), tensor.shape()});
+    tensors.push_back(tensor.view());
+  }
+  StateFileWriter writer(path, config, std::move(entries), options);
+  writer.write_all(tensors);
+  writer.commit();
+}
+
+}  // namespace muster

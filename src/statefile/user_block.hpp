@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The commit mark of a state file: its first 4096 bytes, HDF5's user block, written last of all. docs/state-file.md
+// has the places of its fields.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "muster/state_file.hpp"
+
+namespace muster::statefile {
+
+inline constexpr std::size_t user_block_bytes = 4096;
+/// HDF5's superblock, version 3, follows it. An opener reads both at once.
+inline constexpr std::size_t superblock_bytes = 48;
+inline constexpr std::size_t head_bytes = user_block_bytes + superblock_bytes;
+inline constexpr std::uint32_t format_version = 1;
+
+/// A range of the file's bytes.
+struct Extent {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  [[nodiscard]] std::uint64_t end() const noexcept { return offset + bytes; }
+};
+
+struct UserBlock {
+  std::uint32_t version = format_version;
+  StateFileInfo info = {};
+  std::uint64_t file_bytes = 0;
+  std::uint64_t tensors = 0;
+  Extent catalogue = {};
+  std::uint64_t catalogue_checksum = 0;
+  Extent config = {};
+  std::uint64_t config_checksum = 0;
+  std::uint64_t superblock_checksum = 0;
+  std::uint64_t metadata_checksum = 0;  ///< of every byte after the block that belongs to no tensor
+};
+
+std::array<std::byte, user_block_bytes> encode_user_block(const UserBlock& block);
+
+/// Whether a file that begins like this was begun by a state file's writer and has got its mark.
+bool has_magic(std::span<const std::byte> head) noexcept;
+
+/// `head`: the first head_bytes of a file of `file_bytes`, or all of it where it is shorter. Whatever comes back lies
+/// inside the file. Throws Error(corrupt) with os_error() ENODATA where the file is shorter than it says, as network
+/// file systems may show it for a while; Error(corrupt | version) else.
+UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path);
+
+}  // namespace muster::statefile

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A state file in the making, shared by the writer's files: state_file_writer.cpp (pieces), write_all.cpp (whole
+// tensors by all cores), commit.cpp (everything else of the file).
+//
+// 1. The file is created under its temporary name; the places of uncompressed tensors are known (placement.hpp).
+// 2. Their bytes are written where they belong. Compressed chunks are put one after the other behind them.
+// 3. Checksums grow with the bytes that come in order; for others the file is read back.
+// 4. commit(): config, catalogue and HDF5's structures are written behind the data, the superblock before it.
+// 5. fdatasync. Until here the first 4096 bytes are a hole: no reader takes the file for a state.
+// 6. The commit mark is written there; fsync, checked close, rename, fsync of the directory (os::OutputFile).
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/state_file.hpp"
+#include "src/os/file.hpp"
+#include "src/statefile/catalogue.hpp"
+#include "src/statefile/chunk_codec.hpp"
+#include "src/statefile/chunk_grid.hpp"
+#include "src/statefile/placement.hpp"
+#include "src/statefile/tensor_target.hpp"
+
+namespace muster {
+namespace statefile {
+
+struct WriterState {
+  WriterState(const std::string& path, const Config& config, std::vector<StateFileWriter::Entry> entries,
+              const StateFileOptions& options);
+
+  [[noreturn]] void refuse(const StateTensor& tensor, const std::string& words) const;
+  /// Throws Error(argument) where there is no such tensor, or no writing any more.
+  const StateTensor& announced(std::size_t index) const;
+  void check_announced(std::size_t index, const TensorView& tensor) const;
+  [[nodiscard]] ChunkGrid grid(std::size_t index) const;
+
+  /// Bytes of an uncompressed tensor into the file, counted; the checksum is the caller's.
+  void write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
+  /// Likewise any bytes of a tensor, and its checksum if they are the next ones.
+  void write_piece(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
+  /// A chunk: its elements compressed and put behind all others. Counted; the checksum is the caller's.
+  void write_chunk(std::size_t index, const ChunkGrid& grid, std::uint64_t chunk, std::span<const std::byte> elements,
+                   ChunkEncoder& encoder);
+  void write_compressed(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
+
+  void commit();
+
+  /// An encoder that nobody uses, made where there is none.
+  class BorrowedEncoder {
+   public:
+    explicit BorrowedEncoder(WriterState& state);
+    BorrowedEncoder(const BorrowedEncoder&) = delete;
+    BorrowedEncoder& operator=(const BorrowedEncoder&) = delete;
+    ~BorrowedEncoder();
+    [[nodiscard]] ChunkEncoder& operator*() const noexcept { return *encoder_; }
+
+   private:
+    WriterState& state_;
+    std::unique_ptr<ChunkEncoder> encoder_;
+  };
+
+  StateFileOptions options;
+  std::string config_text;
+  Catalogue catalogue;
+  std::unique_ptr<TensorTarget[]> targets;  // one a tensor; they cannot move
+  std::atomic<std::uint64_t> data_end;
+  os::OutputFile file;
+  std::string temporary;
+  bool is_committed = false;
+  std::mutex encoders_mutex;
+  std::vector<std::unique_ptr<ChunkEncoder>> encoders;
+};
+
+}  // namespace statefile
+
+struct StateFileWriter::State : statefile::WriterState {
+  using statefile::WriterState::WriterState;
+};
+
+}  // namespace muster
