@@ -44,7 +44,7 @@ CASES = {
             "cat state.h5 rotation odd codes[::2] --json", "cat shared rank1/embed.weight[0]"],
     "diff": ["diff state.h5 state.h5", "diff state.h5 other.h5", "diff state.h5 other.h5 --json",
              "diff model state.h5", "diff jobs jobs --job 1011", "diff shared jobs", "diff state.h5 nowhere.h5"],
-    "verify": ["verify state.h5", "verify state.h5 compressed.h5 model", "verify torn.h5", "verify shared",
+    "verify": ["verify state.h5", "verify state.h5 compressed.h5 model", "verify torn.h5", "verify changed.h5", "verify shared",
                "verify shared --headers-only", "verify jobs --json", "verify state.h5 jobs --json",
                "verify newer", "verify nowhere state.h5"],
     "gc": ["gc shared", "gc shared --older-than 2d", "gc shared --older-than 5d --json", "gc shared --older-than old",
@@ -68,7 +68,7 @@ JSON_CASES = {
     "stats": ["stats state.h5 --json"],
     "cat": ["cat state.h5 embed.weight --json"],
     "diff": ["diff state.h5 other.h5 --json", "diff model plain_model --json"],
-    "verify": ["verify state.h5 --json", "verify torn.h5 --json", "verify shared state.h5 --json"],
+    "verify": ["verify state.h5 --json", "verify changed.h5 --json", "verify shared state.h5 --json"],
     "gc": ["gc shared --json"],
     "doctor": ["doctor shared --json"],
 }

@@ -61,7 +61,7 @@ says 0 "written by rank" "$program" export packed --plan auto --ranks 2 --out tw
 says 0 "same" "$program" diff model two --plan llama
 says 0 "written by rank" "$program" run -n 2 -- "$program" export plain --plan auto --out jointly
 says 0 "same" "$program" diff model jointly
-says 0 '"tensors_in"' "$program" export plain --plan auto --dry-run --json
+says 0 '"dropped"' "$program" export plain --plan auto --dry-run --json
 [ "$(ls -A plain | grep -c growing)" = 0 ] || fail "left behind: $(ls -A plain)"
 before=$(sums)
 
@@ -77,13 +77,13 @@ rm -r both
 # What cannot be: clear words, and nothing changes.
 mkdir other && echo text > other/notes.txt && echo text > file
 says 2 "no workspace" "$program" ls other
-says 2 "no workspace" "$program" shard model --ranks 2 --plan llama --workspace --out other
+says 2 "cannot be a workspace" "$program" shard model --ranks 2 --plan llama --workspace --out other
 says 2 "file" "$program" ls nowhere
 says 2 "" "$program" shard model --ranks 2 --plan llama --workspace --out file
 ln -s gone dangling
 says 2 "" "$program" shard model --ranks 2 --plan llama --workspace --out dangling
 rm -r other file dangling
-says 2 "config.json" "$program" shard two --ranks 2 --plan llama --out x
+says 2 "not a model" "$program" shard two --ranks 2 --plan llama --out x
 says 2 "not compressed" "$program" shard model --ranks 2 --plan llama --compress zstd --out x
 says 2 "is none of" "$program" shard model --ranks 2 --plan llama --workspace --compress lz4 --out x
 cp -r plain changed && echo '{}' > changed/config.json
@@ -175,7 +175,9 @@ fi
 if command -v man > /dev/null; then
   [ -z "$(LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l -Tutf8 -Z .log/muster.1 2>&1 > /dev/null)" ] || fail "the manual page has warnings"
 fi
-for command in $("$program" completion bash | grep -o "compgen -W 'run.*-h" | sed "s/compgen -W '//; s/ -h//"); do
+commands=$("$program" completion bash | sed -n "s/.*compgen -W '\(run[^']*\)'.*/\1/p" | tr ' ' '\n' | grep -v '^-')
+[ "$(wc -w <<< "$commands")" -ge 14 ] || fail "commands: $commands"
+for command in $commands; do
   "$program" "$command" --help | grep -q "muster $command" || fail "$command --help has no example"
   grep -q "^\.SS $command$" .log/muster.1 || fail "the manual page lacks $command"
 done
