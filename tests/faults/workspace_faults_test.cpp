@@ -106,7 +106,7 @@ TEST_CASE("a disk that is full, or fails: the error has file and cause, the stat
 
 TEST_CASE("stale handles, late entries, old bytes and short files are waited for") {
   for (const char* rule : {"fail=open:ESTALE:0:3:exchange-", "fail=read:ESTALE:0:2:exchange-", "late=150", "old=150",
-                           "short=150", "absent=2000", "fail=getattr:ESTALE:4:2:exchange-"}) {
+                           "short=150", "absent=400", "fail=getattr:ESTALE:4:2:exchange-"}) {
     CAPTURE(std::string(rule));
     over_two_mounts({rule}, {}, 3,
                     [&](SyncGroup& group, const std::string& path) { gather_and_check(group, through(path), 0); });
@@ -114,7 +114,7 @@ TEST_CASE("stale handles, late entries, old bytes and short files are waited for
 }
 
 TEST_CASE("senders with late entries and remembered absence: the proof, the files and a stream come through") {
-  over_two_mounts({"absent=2000"}, {"late=60", "absent=2000"}, 3, [&](SyncGroup& group, const std::string& path) {
+  over_two_mounts({"absent=400"}, {"late=60", "absent=400"}, 3, [&](SyncGroup& group, const std::string& path) {
     gather_and_check(group, through(path), 0);
     int given = 0;
     int taken = 0;
@@ -229,9 +229,9 @@ TEST_CASE("a power cut takes nothing that a durable write has returned for, and 
 
 TEST_CASE("a file group whose ranks see late entries and remembered absences") {
   const TemporaryDirectory backing;
-  const FaultyMount first(backing.path(), {"late=20", "absent=3000"});
+  const FaultyMount first(backing.path(), {"late=20", "absent=400"});
   const FaultyMount other(backing.path(),
-                          {"late=30", "absent=3000", "fail=readdir:ESTALE:50:5", "fail=open:ESTALE:0:3:all-"});
+                          {"late=30", "absent=400", "fail=readdir:ESTALE:50:5", "fail=open:ESTALE:0:3:all-"});
   Ranks ranks(3, [&](int rank) {
     const auto group = file_group(
         {.directory = (rank == 0 ? first : other) / "w", .rank = rank, .size = 3, .timeout = 20s, .heartbeat = 100ms});
