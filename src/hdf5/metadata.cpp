@@ -5,6 +5,7 @@
 
 #include <array>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -79,6 +80,17 @@ class Maker {
     put_weights();
     file_.close("H5Fclose");
     return {state_.superblock(), state_.structures(), {}};
+  }
+
+  /// After a failure: false where libhdf5 still holds on to the file, and so to this.
+  bool give_up() noexcept {
+    state_.abandon();
+    try {
+      file_.close("H5Fclose");
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
   }
 
  private:
@@ -237,7 +249,13 @@ extern "C" __attribute__((visibility("default"))) bool muster_hdf5_make_metadata
   try {
     check_version();
     const QuietErrors quiet;
-    result = Maker(plan).make();
+    auto maker = std::make_unique<Maker>(plan);
+    try {
+      result = maker->make();
+    } catch (const std::exception&) {
+      if (!maker->give_up()) static_cast<void>(maker.release());
+      throw;
+    }
     return true;
   } catch (const std::exception& failure) {
     result.failure = failure.what();

@@ -68,7 +68,10 @@ ChunkGrid WriterState::grid(std::size_t index) const {
 }
 
 void WriterState::write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
-  file.write_at(catalogue.tensors[index].offset + offset, bytes);
+  const std::uint64_t at = catalogue.tensors[index].offset + offset;
+  file.write_at(at, bytes);
+  // The disk begins while other pieces are still copied and summed: half of the way is done when fdatasync is called.
+  if (options.durable) file.start_writeback(at, bytes.size());
   targets[index].count(bytes.size());
 }
 
@@ -91,6 +94,7 @@ void WriterState::write_chunk(std::size_t index, const ChunkGrid& grid, std::uin
   const ChunkEncoder::Encoded encoded = encoder.encode(elements, grid.chunk_bytes(), itemsize(tensor.dtype));
   const std::uint64_t offset = data_end.fetch_add(encoded.bytes.size());
   file.write_at(offset, encoded.bytes);
+  if (options.durable) file.start_writeback(offset, encoded.bytes.size());
   catalogue.chunks[catalogue.chunking[index].first_chunk + chunk] = {
       offset, static_cast<std::uint32_t>(encoded.bytes.size()), encoded.is_raw ? raw_filter_mask(tensor.dtype) : 0,
       tensor_checksum(encoded.bytes)};
