@@ -299,21 +299,21 @@ bool ForeignListing::chunk_places(hid_t id, const std::string& path, const std::
   if (properties && H5Pget_chunk_opts(properties.get(), &options) >= 0 &&
       (options & H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) != 0)
     flags |= chunk_partial_unfiltered;
-  hsize_t stored = 0;
-  const SpaceId space(H5Dget_space(id));
-  if (!space || H5Dget_num_chunks(id, space.get(), &stored) < 0) {
-    report_.issue(path, IssueCode::dataset_damaged, 0, last_failure());
-    return false;
-  }
   std::uint64_t places = 1;
   for (std::size_t i = 0; i < chunk.size(); ++i) {
     const std::uint64_t here = extents[i] / chunk[i] + (extents[i] % chunk[i] != 0 ? 1 : 0);
     if (__builtin_mul_overflow(places, here, &places)) places = std::numeric_limits<std::uint64_t>::max();
   }
-  // Nothing stored needs no look at any place, however many there are.
-  if (stored != 0) chunks_ += places > most_chunks ? most_chunks + 1 : places;
-  if (chunks_ > most_chunks) {
+  // Before anything is counted: some indices have a place for every chunk, written or not.
+  if (places > most_chunks - chunks_) {
     report_.issue(path, IssueCode::chunk_count, places);
+    return false;
+  }
+  chunks_ += places;
+  hsize_t stored = 0;
+  const SpaceId space(H5Dget_space(id));
+  if (!space || H5Dget_num_chunks(id, space.get(), &stored) < 0) {
+    report_.issue(path, IssueCode::dataset_damaged, 0, last_failure());
     return false;
   }
   RecordBytes list;

@@ -76,6 +76,7 @@ enum class IssueCode : std::uint8_t {
   dataset_damaged,
   name_length,
   attributes_skipped,
+  attribute_count,
   text_length,
   text_count,
   text_damaged,

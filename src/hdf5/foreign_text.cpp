@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
-#include <limits>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -213,44 +213,59 @@ class TextReader {
     return true;
   }
 
-  void attributes(hid_t id, const ObjectToRead& object) {
-    H5O_info_t info{};
-    if (H5Oget_info2(id, &info, H5O_INFO_NUM_ATTRS) < 0) {
-      report_.issue(object.path, IssueCode::text_damaged, 0, last_failure());
-      return;
-    }
+  /// What a visit of an object's attributes knows. Exceptions must not fly through libhdf5: they wait here.
+  struct Here {
+    TextReader* reader;
+    const ObjectToRead* object;
+    std::uint64_t seen = 0;
     std::uint64_t skipped = 0;
-    for (hsize_t i = 0; i < info.num_attrs; ++i) {
-      if (i == most_attributes) {
-        skipped += info.num_attrs - i;
-        break;
-      }
-      const AttributeId attribute(H5Aopen_by_idx(id, ".", H5_INDEX_NAME, H5_ITER_INC, i, H5P_DEFAULT, H5P_DEFAULT));
-      const TypeId type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});
-      const SpaceId space(attribute ? H5Aget_space(attribute.get()) : hid_t{-1});
-      std::array<char, 256> name{};
-      if (!type || !space || H5Aget_name(attribute.get(), name.size(), name.data()) < 0) {
-        report_.issue(object.path, IssueCode::text_damaged, i, last_failure());
-        continue;
-      }
-      std::optional<std::string> value;
-      if (H5Tget_class(type.get()) == H5T_STRING) {
-        value = strings(type.get(), space.get(), object.path, name.data(),
-                        [&](hid_t as, void* to) { return H5Aread(attribute.get(), as, to); });
-        if (!value) continue;
-      } else {
-        value = number(attribute.get(), type.get(), space.get());
-      }
-      if (value) {
-        tell(object.path, name.data(), *value);
-        continue;
-      }
-      if (object.tensor < 0 || std::string_view(name.data()) != "shape" ||
-          !logical_shape(attribute.get(), type.get(), space.get(), object))
-        ++skipped;
+    std::exception_ptr failure = {};
+  };
+
+  static herr_t visit_attribute(hid_t id, const char* name, const H5A_info_t* /*info*/, void* data) {
+    auto& here = *static_cast<Here*>(data);
+    if (here.seen++ == most_attributes) return 1;
+    try {
+      if (!here.reader->attribute(id, name, *here.object)) ++here.skipped;
+      return 0;
+    } catch (...) {
+      here.failure = std::current_exception();
+      return 1;
     }
+  }
+
+  void attributes(hid_t id, const ObjectToRead& object) {
+    Here here{this, &object};
+    hsize_t at = 0;
+    // One visit: asking for them one by one lets libhdf5 sort all of them each time.
+    const herr_t result = H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_attribute, &here);
+    if (here.failure) std::rethrow_exception(here.failure);
+    if (result < 0) report_.issue(object.path, IssueCode::text_damaged, 0, last_failure());
+    if (result > 0) report_.issue(object.path, IssueCode::attribute_count, most_attributes);
     H5Eclear2(H5E_DEFAULT);
-    if (skipped != 0) report_.issue(object.path, IssueCode::attributes_skipped, skipped);
+    if (here.skipped != 0) report_.issue(object.path, IssueCode::attributes_skipped, here.skipped);
+  }
+
+  /// False where it is of a kind that is not shown.
+  bool attribute(hid_t id, const char* name, const ObjectToRead& object) {
+    const AttributeId attribute(H5Aopen(id, name, H5P_DEFAULT));
+    const TypeId type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});
+    const SpaceId space(attribute ? H5Aget_space(attribute.get()) : hid_t{-1});
+    if (!type || !space) {
+      report_.issue(object.path, IssueCode::text_damaged, 0, std::string(name) + ": " + last_failure());
+      return true;
+    }
+    if (H5Tget_class(type.get()) == H5T_STRING) {
+      const std::optional<std::string> value =
+          strings(type.get(), space.get(), object.path, name,
+                  [&](hid_t as, void* to) { return H5Aread(attribute.get(), as, to); });
+      if (value) tell(object.path, name, *value);
+      return true;
+    }
+    const std::optional<std::string> value = number(attribute.get(), type.get(), space.get());
+    if (value) tell(object.path, name, *value);
+    return value || (object.tensor >= 0 && std::string_view(name) == "shape" &&
+                     logical_shape(attribute.get(), type.get(), space.get(), object));
   }
 
   hid_t file_;

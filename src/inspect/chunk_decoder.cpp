@@ -6,11 +6,11 @@
 #include <zstd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "muster/error.hpp"
 #include "src/hdf5/foreign_report.hpp"
+#include "src/statefile/shuffle.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -60,34 +60,22 @@ std::vector<std::byte> unpack_zstd_exactly(std::span<const std::byte> stored, st
   return out;
 }
 
-template <std::size_t Width>
-void unshuffle_items(const std::byte* from, std::byte* to, std::size_t count) {
-  for (std::size_t item = 0; item < count; ++item)
-    for (std::size_t byte = 0; byte < Width; ++byte) to[item * Width + byte] = from[byte * count + item];
-}
-
-/// First bytes of all elements, then second ones ...; what is no whole element stands at the end as it is.
-std::vector<std::byte> unshuffle(const std::vector<std::byte>& from, std::uint64_t item_bytes) {
+/// What is no whole element stands at the end as it is.
+std::vector<std::byte> unshuffled(const std::vector<std::byte>& from, std::uint64_t item_bytes) {
   if (item_bytes <= 1 || item_bytes > from.size()) return from;
-  const auto width = static_cast<std::size_t>(item_bytes);
-  const std::size_t count = from.size() / width;
+  const auto item = static_cast<std::size_t>(item_bytes);
+  const std::size_t whole = from.size() / item * item;
   std::vector<std::byte> to(from.size());
-  switch (width) {
-    case 2:
-      unshuffle_items<2>(from.data(), to.data(), count);
-      break;
-    case 4:
-      unshuffle_items<4>(from.data(), to.data(), count);
-      break;
-    case 8:
-      unshuffle_items<8>(from.data(), to.data(), count);
-      break;
-    default:
-      for (std::size_t byte = 0; byte < width; ++byte)
-        for (std::size_t item = 0; item < count; ++item) to[item * width + byte] = from[byte * count + item];
+  const std::size_t count = whole / item;
+  if (item == 2 || item == 4 || item == 8) {
+    statefile::unshuffle(std::span(from).first(whole), item, count, to.data());
+  } else {
+    // Of no dtype that is shown, but of a parameter that a file may have.
+    for (std::size_t byte = 0; byte < item; ++byte)
+      for (std::size_t i = 0; i < count; ++i) to[i * item + byte] = from[byte * count + i];
   }
-  std::copy(from.begin() + static_cast<std::ptrdiff_t>(count * width), from.end(),
-            to.begin() + static_cast<std::ptrdiff_t>(count * width));
+  std::copy(from.begin() + static_cast<std::ptrdiff_t>(whole), from.end(),
+            to.begin() + static_cast<std::ptrdiff_t>(whole));
   return to;
 }
 
@@ -135,7 +123,7 @@ std::vector<std::byte> decode_chunk(std::vector<std::byte> stored, std::span<con
     else if (id == hdf5::filter_zstd)
       bytes = unpack_zstd_exactly(bytes, before[i]);
     else if (id == hdf5::filter_shuffle)
-      bytes = unshuffle(bytes, filters[i].parameter);
+      bytes = unshuffled(bytes, filters[i].parameter);
     else if (id == hdf5::filter_fletcher32)
       check_and_drop_checksum(bytes);
     else

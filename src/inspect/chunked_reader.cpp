@@ -95,7 +95,7 @@ void for_each_index(const Index& begin, const Index& end, const std::function<vo
 
 class RunReader {
  public:
-  RunReader(const os::InputFile& file, const ForeignTensor& tensor, std::size_t number, ChunkCache& cache)
+  RunReader(const os::ReadableFile& file, const ForeignTensor& tensor, std::size_t number, ChunkCache& cache)
       : file_(file),
         tensor_(tensor),
         number_(number),
@@ -185,7 +185,7 @@ class RunReader {
     }
   }
 
-  const os::InputFile& file_;
+  const os::ReadableFile& file_;
   const ForeignTensor& tensor_;
   std::size_t number_;
   ChunkCache& cache_;
@@ -243,7 +243,7 @@ void fill_elements(const ForeignTensor& tensor, std::span<std::byte> target) noe
     std::memcpy(target.data() + at, tensor.fill.data(), std::min(tensor.fill.size(), target.size() - at));
 }
 
-void read_chunked(const os::InputFile& file, const ForeignTensor& tensor, std::size_t number, std::uint64_t first,
+void read_chunked(const os::ReadableFile& file, const ForeignTensor& tensor, std::size_t number, std::uint64_t first,
                   std::span<std::byte> target, ChunkCache& cache) {
   if (target.empty()) return;
   if (tensor.chunks.empty()) {

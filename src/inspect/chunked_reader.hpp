@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "src/inspect/foreign_report.hpp"
-#include "src/os/input_file.hpp"
+#include "src/os/file.hpp"
 
 namespace muster::inspect {
 
@@ -43,7 +43,7 @@ class ChunkCache {
 /// Elements [first, first + target / item_bytes) of a chunked tensor, in the file's byte order, a chunk after the
 /// other: each is decoded at most a few times a call, and not at all where the cache has it. `number` is the tensor's,
 /// for the cache. Throws Error(corrupt) with the tensor's name where a chunk does not decode, Error(io).
-void read_chunked(const os::InputFile& file, const ForeignTensor& tensor, std::size_t number, std::uint64_t first,
+void read_chunked(const os::ReadableFile& file, const ForeignTensor& tensor, std::size_t number, std::uint64_t first,
                   std::span<std::byte> target, ChunkCache& cache);
 
 /// Fills with a tensor's fill value.

@@ -17,7 +17,7 @@
 #include "src/inspect/chunked_reader.hpp"
 #include "src/inspect/foreign_report.hpp"
 #include "src/inspect/reader_place.hpp"
-#include "src/os/input_file.hpp"
+#include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/os/subprocess.hpp"
 
@@ -29,7 +29,7 @@ constexpr std::uint64_t first_user_block = 512;
 constexpr std::uint64_t cached_bytes = std::uint64_t{32} << 20;
 constexpr std::string_view program_name = "muster-hdf5-reader";
 
-bool has_signature(const os::InputFile& file) {
+bool has_signature(const os::ReadableFile& file) {
   std::array<std::byte, signature.size()> begin{};
   // HDF5's own rule: at 0, or after a user block whose length is a power of two.
   for (std::uint64_t at = 0; at <= file.bytes() && begin.size() <= file.bytes() - at;
@@ -69,8 +69,8 @@ void swap_bytes(std::span<std::byte> bytes, std::size_t width) {
 }  // namespace
 
 struct ForeignHdf5::Contents {
-  explicit Contents(os::InputFile opened) : file(std::move(opened)), cache(cached_bytes) {}
-  os::InputFile file;
+  explicit Contents(os::ReadableFile opened) : file(std::move(opened)), cache(cached_bytes) {}
+  os::ReadableFile file;
   std::vector<ForeignTensor> tensors;
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string_view, std::size_t> index;
@@ -168,7 +168,7 @@ ForeignHdf5::ForeignHdf5(std::unique_ptr<Contents> contents) noexcept : contents
 ForeignHdf5::~ForeignHdf5() = default;
 
 std::unique_ptr<ForeignHdf5> ForeignHdf5::open(const std::string& path, const ForeignHdf5Options& options) {
-  auto contents = std::make_unique<Contents>(os::InputFile::open(path));
+  auto contents = std::make_unique<Contents>(os::ReadableFile::open(path));
   contents->list(options);
   return std::unique_ptr<ForeignHdf5>(new ForeignHdf5(std::move(contents)));
 }
@@ -233,7 +233,7 @@ const ForeignListingCost& ForeignHdf5::cost() const noexcept {
 }
 
 bool is_hdf5_file(const std::string& path) {
-  return has_signature(os::InputFile::open(path));
+  return has_signature(os::ReadableFile::open(path));
 }
 
 std::string hdf5_reader_program() {

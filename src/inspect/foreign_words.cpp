@@ -96,6 +96,8 @@ std::string issue_words(IssueCode code, std::uint64_t number, std::string_view w
                          hdf5::most_path_bytes);
     case IssueCode::attributes_skipped:
       return fmt::format("{} of its attributes are neither text nor one number: not shown", number);
+    case IssueCode::attribute_count:
+      return fmt::format("more than {} attributes: the rest is not shown", number);
     case IssueCode::text_length:
       return fmt::format("a text that is too long to be shown{}", told(", the attribute ", words));
     case IssueCode::text_count:
