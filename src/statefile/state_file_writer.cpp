@@ -13,8 +13,11 @@ namespace muster {
 namespace statefile {
 namespace {
 
-// What a thread writes at once, and then sums while the processor still has it.
-constexpr std::uint64_t piece_bytes = std::uint64_t{1} << 20;
+// Of a strided tensor: what is put together in memory at once.
+constexpr std::uint64_t gathered_bytes = write_block;
+
+// HDF5 has 32 bits for the length of a string.
+constexpr std::size_t largest_config = std::size_t{1} << 31;
 
 }  // namespace
 
@@ -30,6 +33,11 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
         return os::OutputFile(path, options.temporary.empty() ? os::partial_name(path) : options.temporary);
       }()),
       temporary(file.temporary()) {
+  if (config_text.size() > largest_config)
+    throw Error(ErrorKind::argument,
+                fmt::format("writing the state file {}: a config of {} bytes is too large for HDF5; {} are possible",
+                            in_quotes(path), config_text.size(), largest_config),
+                {.path = path});
   targets = std::make_unique<TensorTarget[]>(catalogue.tensors.size());
   // A disk that is too small is known before the work.
   file.reserve(data_end);
@@ -81,10 +89,14 @@ void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span
     refuse(tensor, fmt::format("{} bytes at {} are past the end of its {}", bytes.size(), offset, tensor.bytes));
   if (bytes.empty()) return;
   if (tensor.compressed) return write_compressed(index, offset, bytes);
-  for (std::uint64_t at = 0; at < bytes.size(); at += piece_bytes) {
-    const auto piece = bytes.subspan(at, std::min<std::uint64_t>(piece_bytes, bytes.size() - at));
-    write_plain(index, offset + at, piece);
-    targets[index].add_to_checksum(offset + at, piece, tensor.bytes);
+  // Block by block: each is summed while the processor still has it.
+  while (!bytes.empty()) {
+    const std::uint64_t room = write_block - (tensor.offset + offset) % write_block;
+    const auto piece = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
+    write_plain(index, offset, piece);
+    targets[index].add_to_checksum(offset, piece, tensor.bytes);
+    offset += piece.size();
+    bytes = bytes.subspan(piece.size());
   }
 }
 
@@ -172,7 +184,7 @@ void StateFileWriter::write(std::size_t index, const TensorView& tensor) {
   if (tensor.is_contiguous()) return state_->write_piece(index, 0, tensor.bytes());
   std::vector<std::byte> buffer;
   const auto item = static_cast<std::int64_t>(itemsize(tensor.dtype()));
-  const std::int64_t step = static_cast<std::int64_t>(statefile::piece_bytes) / item;
+  const std::int64_t step = static_cast<std::int64_t>(statefile::gathered_bytes) / item;
   for (std::int64_t begin = 0; begin < tensor.elements(); begin += step) {
     const std::int64_t end = std::min(begin + step, tensor.elements());
     buffer.resize(static_cast<std::size_t>((end - begin) * item));

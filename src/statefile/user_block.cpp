@@ -80,7 +80,7 @@ bool has_magic(std::span<const std::byte> head) noexcept {
 
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path) {
   if (!head.empty() && is_zero(head.first(std::min(head.size(), user_block_bytes))))
-    refuse(path, "its commit mark is empty: whoever wrote it has not finished, and may never");
+    refuse(path, "its commit mark is empty: whoever wrote it has not finished, and may never", ENODATA);
   if (!has_magic(head)) {
     if (head.size() < magic.size())
       refuse(path, fmt::format("it has {} bytes, and no state file is that short", file_bytes), ENODATA);
