@@ -271,7 +271,7 @@ TEST_CASE("a reader that is missing, no program, silent, or of another build is 
   CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(good); }), "starting the program"));
   CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(script("fails", "exit 127")); }),
             "does not start here (it ended early (exit status 127))"));
-  CHECK(has(words_of(ErrorKind::timeout, [&] { open_with(script("sleeps", "exec sleep 100")); }), "within 300 ms"));
+  CHECK(has(words_of(ErrorKind::timeout, [&] { open_with(script("sleeps", "exec sleep 100")); }), "within 300 ms of work"));
   CHECK(has(words_of(ErrorKind::version, [&] { open_with(script("other", "printf 'MUSTER-HDF5-0\\n...' >&4")); }),
             "another build"));
   CHECK(has(words_of(ErrorKind::corrupt,

@@ -33,6 +33,7 @@ std::uint64_t peak_bytes() {
 
 void list(const std::string& path) {
   const auto file = ForeignHdf5::open(path);
+  const std::uint64_t peak = peak_bytes();
   nlohmann::json tensors = nlohmann::json::array();
   for (std::size_t i = 0; i < file->tensors().size(); ++i) {
     const TensorEntry& tensor = file->tensors()[i];
@@ -50,7 +51,7 @@ void list(const std::string& path) {
                               {"issues", issues},
                               {"seconds", static_cast<double>(cost.wall.count()) / 1e6},
                               {"reader_peak", cost.reader_peak_bytes},
-                              {"peak", peak_bytes()},
+                              {"peak", peak},
                               {"seccomp", cost.seccomp}};
   std::puts(all.dump().c_str());
 }

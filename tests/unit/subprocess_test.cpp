@@ -69,6 +69,20 @@ TEST_CASE("one that does not end is killed, and what it said until then is kept"
   CHECK(std::chrono::steady_clock::now() - began < 5s);
 }
 
+TEST_CASE("a program that waits for others has longer than one that works") {
+  // 100 ms of work or a second on the clock.
+  const os::SubprocessLimits limits{.deadline = 100ms, .longest = 1s};
+  const os::SubprocessResult waiting = shell("sleep 0.3; echo done >&4", limits);
+  CHECK(waiting.end == os::SubprocessEnd::exited);
+  CHECK(text_of(waiting) == "done\n");
+  CHECK(shell("exec sleep 100", limits).end == os::SubprocessEnd::timed_out);
+  // Killed for its work, not by the clock: however busy the machine is, it had at least that much.
+  const os::SubprocessResult working = shell("while :; do :; done", {.deadline = 100ms, .longest = 60s});
+  CHECK(working.end == os::SubprocessEnd::timed_out);
+  CHECK(working.wall >= 100ms);
+  CHECK(working.wall < 30s);
+}
+
 TEST_CASE("one that says too much is killed") {
   const os::SubprocessResult result = shell("exec cat /dev/zero >&4", {.deadline = 20s, .output_bytes = 1 << 20});
   CHECK(result.end == os::SubprocessEnd::too_much);
