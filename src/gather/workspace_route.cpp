@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "src/core/quoted.hpp"
+#include "src/gather/merge_record.hpp"
 #include "src/gather/workspace_state.hpp"
 #include "src/os/small_file.hpp"
 #include "src/workspace/file_group.hpp"
@@ -54,7 +55,8 @@ class WorkspaceRoute final : public RouteDriver {
   }
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
   std::unique_ptr<Proof> prove(const Call& call, Record& record) const override {
-    return call.list.size() > 1 ? make_workspace_proof(call, record) : nullptr;
+    const bool moves = call.list.size() > 1 && (call.merge == nullptr || merge_moves(merge_number(*call.merge)));
+    return moves ? make_workspace_proof(call, record) : nullptr;
   }
   std::unique_ptr<Transfer> begin(const Call& call) const override {
     return call.operation == Operation::merge ? make_workspace_merge(call) : make_workspace_transfer(call);
