@@ -46,9 +46,10 @@ struct ShardReport {
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
-/// The N of a directory with rank-00000-of-0000N.safetensors. Throws Error(not_found) where there is none or where one
-/// is missing (it is named), Error(argument) where the files are of sets of different sizes. Local.
-int count_shards(const std::string& shards_dir);
+/// The N of a directory with rank-00000-of-0000N.safetensors, or the ranks of a workspace's job. Throws
+/// Error(not_found) where there is none or where one is missing (it is named), Error(argument) where the files are of
+/// sets of different sizes. Local.
+int count_shards(const std::string& shards_dir, const std::string& job = {});
 
 /// All of these count on rank 0 alone.
 struct ExportOptions {
@@ -62,6 +63,10 @@ struct ExportOptions {
   /// failure leaves what there is for the next one.
   bool resume = false;
   bool checksums = false;  ///< write muster.checksums.json beside the checkpoint, for `muster verify`
+  /// Of a workspace, and then the same on all ranks: how the job's nonce begins, and which generation; none: the newest
+  /// one of which all of the job's ranks have a complete state.
+  std::string job = {};
+  std::optional<std::uint64_t> generation = {};
   ProgressCallback progress = {};
 };
 

@@ -20,6 +20,7 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/workspace_states.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 
@@ -31,7 +32,7 @@ constexpr std::uint64_t window_bytes = 8 << 20;
 std::vector<AssemblySource> sources_of(const ModelDir& model) {
   std::vector<AssemblySource> sources;
   for (std::size_t i = 0; i < model.tensors().size(); ++i)
-    sources.push_back({model.tensor(i), model.file_of(i).path()});
+    sources.push_back({.tensor = model.tensor(i), .file = model.file_of(i).path()});
   return sources;
 }
 
@@ -74,7 +75,8 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
   return report;
 }
 
-int count_shards(const std::string& shards_dir) {
+int count_shards(const std::string& shards_dir, const std::string& job) {
+  if (is_workspace_directory(shards_dir)) return choose_common_states(shards_dir, {.job = job}).world_size;
   std::set<int> sizes;
   std::set<int> found;
   std::error_code error;

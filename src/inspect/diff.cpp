@@ -193,8 +193,8 @@ void diff_files(DiffReport& report) {
 
 DiffReport diff_models(const std::string& a, const std::string& b, const std::string& plan) {
   DiffReport report{.a = a, .b = b};
-  const std::unique_ptr<TensorSource> left = open_source(a, plan);
-  const std::unique_ptr<TensorSource> right = open_source(b, plan);
+  const std::unique_ptr<TensorSource> left = open_source(a, {.plan = plan});
+  const std::unique_ptr<TensorSource> right = open_source(b, {.plan = plan});
   diff_tensors(*left, *right, report);
   report.metadata_differs = left->metadata() != right->metadata();
   std::error_code error;

@@ -43,6 +43,8 @@ class ReadableFile {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   /// Its length when it was opened.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  /// To be given to another process.
+  [[nodiscard]] const Fd& descriptor() const noexcept { return fd_; }
   /// Fills `target`. From several threads at once, too. Throws Error(io), and Error(corrupt) with os_error() ENODATA
   /// where the file ends before.
   void read_at(std::uint64_t offset, std::span<std::byte> target) const;

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/hdf5/descriptor_driver.hpp"
+
+#if __has_include(<H5FDdevelop.h>)
+#include <H5FDdevelop.h>
+#endif
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+namespace muster::hdf5 {
+namespace {
+
+constexpr std::size_t block_bytes = std::size_t{16} << 10;
+constexpr std::size_t blocks_kept = 16;
+
+struct Block {
+  std::uint64_t number = ~std::uint64_t{0};
+  std::uint64_t used = 0;
+  std::size_t bytes = 0;
+  std::vector<std::byte> data;
+};
+
+struct DescriptorFile {
+  H5FD_t base;  // first, as libhdf5 knows only that
+  haddr_t allocated_end;
+};
+static_assert(std::is_standard_layout_v<DescriptorFile>);
+
+/// The one file.
+struct Shared {
+  int descriptor = -1;
+  std::uint64_t bytes = 0;
+  bool is_given_out = false;
+  bool is_probing = false;
+  int probed = 0;
+  RawPlace place;
+  std::uint64_t clock = 0;
+  std::array<Block, blocks_kept> blocks;
+};
+
+Shared& shared() {
+  static Shared the_file;
+  return the_file;
+}
+
+/// Up to the file's end; what is behind it reads as zeros, as libhdf5 wants it.
+bool read_through(std::uint64_t offset, std::byte* target, std::size_t bytes) {
+  while (bytes != 0) {
+    const ssize_t got = ::pread(shared().descriptor, target, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return false;
+    if (got == 0) {
+      std::memset(target, 0, bytes);
+      return true;
+    }
+    target += got;
+    offset += static_cast<std::uint64_t>(got);
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
+bool read_block(std::uint64_t number, std::size_t from, std::byte* target, std::size_t bytes) {
+  Shared& file = shared();
+  auto found = std::find_if(file.blocks.begin(), file.blocks.end(),
+                            [number](const Block& block) { return block.number == number; });
+  if (found == file.blocks.end()) {
+    found = std::min_element(file.blocks.begin(), file.blocks.end(),
+                             [](const Block& a, const Block& b) { return a.used < b.used; });
+    found->number = ~std::uint64_t{0};
+    found->data.resize(block_bytes);
+    if (!read_through(number * block_bytes, found->data.data(), block_bytes)) return false;
+    found->number = number;
+  }
+  found->used = ++file.clock;
+  std::memcpy(target, found->data.data() + from, bytes);
+  return true;
+}
+
+extern "C" {
+
+H5FD_t* driver_open(const char* /*name*/, unsigned flags, hid_t /*access*/, haddr_t maximum) {
+  if (shared().descriptor < 0 || shared().is_given_out || (flags & (H5F_ACC_RDWR | H5F_ACC_CREAT)) != 0 || maximum == 0)
+    return nullptr;
+  auto file = std::make_unique<DescriptorFile>();
+  shared().is_given_out = true;
+  return &file.release()->base;
+}
+
+herr_t driver_close(H5FD_t* file) {
+  delete reinterpret_cast<DescriptorFile*>(file);
+  return 0;
+}
+
+int driver_compare(const H5FD_t* a, const H5FD_t* b) {
+  return a == b ? 0 : a < b ? -1 : 1;
+}
+
+herr_t driver_query(const H5FD_t* /*file*/, unsigned long* flags) {
+  if (flags != nullptr) *flags = 0;
+  return 0;
+}
+
+haddr_t driver_get_eoa(const H5FD_t* file, H5FD_mem_t /*kind*/) {
+  return reinterpret_cast<const DescriptorFile*>(file)->allocated_end;
+}
+
+herr_t driver_set_eoa(H5FD_t* file, H5FD_mem_t /*kind*/, haddr_t end) {
+  reinterpret_cast<DescriptorFile*>(file)->allocated_end = end;
+  return 0;
+}
+
+haddr_t driver_get_eof(const H5FD_t* /*file*/, H5FD_mem_t /*kind*/) {
+  return shared().bytes;
+}
+
+herr_t driver_read(H5FD_t* /*file*/, H5FD_mem_t kind, hid_t /*transfer*/, haddr_t offset, size_t bytes, void* buffer) {
+  Shared& file = shared();
+  if (file.is_probing && kind == H5FD_MEM_DRAW) {
+    ++file.probed;
+    file.place = {offset, bytes};
+    return 0;
+  }
+  if (offset > static_cast<haddr_t>(INT64_MAX) || bytes > static_cast<haddr_t>(INT64_MAX) - offset) return -1;
+  auto* target = static_cast<std::byte*>(buffer);
+  // Large pieces would only push out what is worth keeping.
+  if (kind == H5FD_MEM_DRAW || bytes > block_bytes) return read_through(offset, target, bytes) ? 0 : -1;
+  while (bytes != 0) {
+    const auto from = static_cast<std::size_t>(offset % block_bytes);
+    const std::size_t piece = std::min(bytes, block_bytes - from);
+    if (!read_block(offset / block_bytes, from, target, piece)) return -1;
+    target += piece;
+    offset += piece;
+    bytes -= piece;
+  }
+  return 0;
+}
+
+herr_t driver_write(H5FD_t* /*file*/, H5FD_mem_t /*kind*/, hid_t /*transfer*/, haddr_t /*offset*/, size_t /*bytes*/,
+                    const void* /*buffer*/) {
+  return -1;
+}
+
+}  // extern "C"
+
+}  // namespace
+
+hid_t descriptor_access(int descriptor, std::uint64_t bytes) {
+  shared().descriptor = descriptor;
+  shared().bytes = bytes;
+  // Versions of libhdf5 have other members, so each is set by its name. The class must stay as long as the driver.
+  static H5FD_class_t driver;
+#ifdef H5FD_CLASS_VERSION
+  driver.version = H5FD_CLASS_VERSION;
+  // Of the range that is free for tests and private use.
+  constexpr int private_value = 500;
+  driver.value = private_value;
+#endif
+  driver.name = "muster-descriptor";
+  driver.maxaddr = static_cast<haddr_t>(INT64_MAX);
+  driver.fc_degree = H5F_CLOSE_STRONG;
+  driver.open = driver_open;
+  driver.close = driver_close;
+  driver.cmp = driver_compare;
+  driver.query = driver_query;
+  driver.get_eoa = driver_get_eoa;
+  driver.set_eoa = driver_set_eoa;
+  driver.get_eof = driver_get_eof;
+  driver.read = driver_read;
+  driver.write = driver_write;
+  for (H5FD_mem_t& kind : driver.fl_map) kind = H5FD_MEM_DEFAULT;
+  const hid_t id = H5FDregister(&driver);
+  if (id < 0) return -1;
+  const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+  if (access < 0 || H5Pset_driver(access, id, nullptr) < 0) return -1;
+  return access;
+}
+
+RawProbe::RawProbe() noexcept {
+  shared().is_probing = true;
+  shared().probed = 0;
+}
+
+RawProbe::~RawProbe() {
+  shared().is_probing = false;
+}
+
+std::optional<RawPlace> RawProbe::take() noexcept {
+  const int probed = shared().probed;
+  shared().probed = 0;
+  if (probed != 1) return std::nullopt;
+  return shared().place;
+}
+
+}  // namespace muster::hdf5

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/hdf5/foreign_fence.hpp"
+
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <vector>
+
+#include "src/hdf5/foreign_report.hpp"
+
+namespace muster::hdf5 {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool is_sanitized = true;
+#else
+constexpr bool is_sanitized = false;
+#endif
+
+#if defined(__x86_64__)
+constexpr std::uint32_t this_architecture = AUDIT_ARCH_X86_64;
+#elif defined(__aarch64__)
+constexpr std::uint32_t this_architecture = AUDIT_ARCH_AARCH64;
+#else
+constexpr std::uint32_t this_architecture = 0;
+#endif
+
+// Their arguments do not matter.
+constexpr std::array allowed = {
+    SYS_munmap,        SYS_mremap,          SYS_brk,         SYS_madvise,      SYS_futex,
+    SYS_clock_gettime, SYS_gettimeofday,    SYS_getrandom,   SYS_rt_sigreturn, SYS_rt_sigprocmask,
+    SYS_exit,          SYS_exit_group,      SYS_getpid,      SYS_gettid,       SYS_sched_yield,
+    SYS_rt_sigaction,  SYS_restart_syscall, SYS_sigaltstack,
+};
+
+// Nothing in this program asks for these.
+constexpr std::array deadly = {
+    SYS_execve,         SYS_execveat, SYS_clone,      SYS_ptrace,           SYS_socket,
+    SYS_socketpair,     SYS_bind,     SYS_connect,    SYS_process_vm_readv, SYS_process_vm_writev,
+    SYS_mount,          SYS_bpf,      SYS_kexec_load, SYS_init_module,
+#ifdef SYS_clone3
+    SYS_clone3,
+#endif
+#ifdef SYS_fork
+    SYS_fork,           SYS_vfork,
+#endif
+#ifdef SYS_io_uring_setup
+    SYS_io_uring_setup,
+#endif
+};
+
+/// Instructions of the filter, in the order in which they run.
+class Program {
+ public:
+  void load_call() { load(offsetof(seccomp_data, nr)); }
+  /// The low half of an argument; the high one must be looked at where it matters.
+  void load_argument(int number) {
+    load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + low_half);
+  }
+  void load_argument_high(int number) {
+    load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + (4 - low_half));
+  }
+  void load(std::size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<std::uint32_t>(offset)); }
+  void give(std::uint32_t verdict) { add(BPF_RET | BPF_K, verdict); }
+  /// Skips the next `count` instructions where what is loaded is (not) the value, or has (none of) its bits.
+  void skip_if_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, count, 0); }
+  void skip_unless_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, 0, count); }
+  void skip_if_any(std::uint32_t bits, std::uint8_t count) { add(BPF_JMP | BPF_JSET | BPF_K, bits, count, 0); }
+  void skip_if_none(std::uint32_t bits, std::uint8_t count) { add(BPF_JMP | BPF_JSET | BPF_K, bits, 0, count); }
+  std::vector<sock_filter>& instructions() { return instructions_; }
+
+ private:
+  static constexpr std::size_t low_half = std::endian::native == std::endian::little ? 0 : 4;
+  void add(std::uint32_t code, std::uint32_t value, std::uint8_t yes = 0, std::uint8_t no = 0) {
+    instructions_.push_back({static_cast<std::uint16_t>(code), yes, no, value});
+  }
+  std::vector<sock_filter> instructions_;
+};
+
+/// A call whose first argument must be this descriptor.
+void allow_on(Program& program, long call, int descriptor) {
+  program.skip_unless_equal(static_cast<std::uint32_t>(call), 4);
+  program.load_argument(0);
+  program.skip_unless_equal(static_cast<std::uint32_t>(descriptor), 1);
+  program.give(SECCOMP_RET_ALLOW);
+  program.give(SECCOMP_RET_ERRNO | EPERM);
+}
+
+Program make_program(const FenceOptions& options) {
+  Program program;
+  program.load(offsetof(seccomp_data, arch));
+  // The numbers of another architecture are other calls.
+  program.skip_if_equal(this_architecture, 1);
+  program.give(SECCOMP_RET_KILL_PROCESS);
+  program.load_call();
+  for (const long call : deadly) {
+    program.skip_unless_equal(static_cast<std::uint32_t>(call), 1);
+    program.give(SECCOMP_RET_KILL_PROCESS);
+  }
+  for (const long call : allowed) {
+    program.skip_unless_equal(static_cast<std::uint32_t>(call), 1);
+    program.give(SECCOMP_RET_ALLOW);
+  }
+  allow_on(program, SYS_pread64, options.input);
+  allow_on(program, SYS_write, options.output);
+  // Memory of no file, never to be executed.
+  program.skip_unless_equal(static_cast<std::uint32_t>(SYS_mmap), 6);
+  program.load_argument(2);
+  program.skip_if_any(PROT_EXEC, 3);
+  program.load_argument(3);
+  program.skip_if_none(MAP_ANONYMOUS, 1);
+  program.give(SECCOMP_RET_ALLOW);
+  program.give(SECCOMP_RET_ERRNO | EPERM);
+  program.skip_unless_equal(static_cast<std::uint32_t>(SYS_mprotect), 4);
+  program.load_argument(2);
+  program.skip_if_any(PROT_EXEC, 1);
+  program.give(SECCOMP_RET_ALLOW);
+  program.give(SECCOMP_RET_ERRNO | EPERM);
+  program.give(SECCOMP_RET_ERRNO | EPERM);
+  return program;
+}
+
+bool set_limit(int what, std::uint64_t value) noexcept {
+  const rlimit limit{value, value};
+  // NOLINTNEXTLINE(bugprone-narrowing-conversions): glibc has an enumeration of its own for this in C++
+  return ::setrlimit(static_cast<__rlimit_resource>(what), &limit) == 0;
+}
+
+std::uint64_t address_space() noexcept {
+  std::FILE* file = std::fopen("/proc/self/statm", "re");
+  if (file == nullptr) return 0;
+  unsigned long long pages = 0;
+  const int read = std::fscanf(file, "%llu", &pages);
+  std::fclose(file);
+  return read == 1 ? pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) : 0;
+}
+
+bool filter_calls(const FenceOptions& options) noexcept {
+  if constexpr (this_architecture == 0) return false;
+  Program program = make_program(options);
+  const sock_fprog filter{static_cast<unsigned short>(program.instructions().size()), program.instructions().data()};
+  return ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+}  // namespace
+
+void drop_inheritance(const FenceOptions& options) noexcept {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const auto first = static_cast<unsigned>(std::max(options.input, options.output)) + 1;
+#ifdef SYS_close_range
+  if (::syscall(SYS_close_range, first, ~0U, 0U) == 0) return;
+#endif
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  for (auto fd = static_cast<std::uint64_t>(first); fd < limit.rlim_cur; ++fd) ::close(static_cast<int>(fd));
+}
+
+std::uint8_t raise_fence(const FenceOptions& options) noexcept {
+  std::uint8_t flags = 0;
+  const std::uint64_t now = is_sanitized ? 0 : address_space();
+  set_limit(RLIMIT_CORE, 0);
+  set_limit(RLIMIT_FSIZE, 0);
+  set_limit(RLIMIT_NPROC, 0);
+  set_limit(RLIMIT_MEMLOCK, 0);
+  set_limit(RLIMIT_CPU, options.cpu_seconds);
+  if (!is_sanitized && now != 0 && set_limit(RLIMIT_AS, now + options.address_bytes)) flags |= fence_address_space;
+  // What is open stays open.
+  if (set_limit(RLIMIT_NOFILE, 0)) flags |= fence_no_new_descriptors;
+  ::prctl(PR_SET_DUMPABLE, 0);
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && filter_calls(options)) flags |= fence_seccomp;
+  return flags;
+}
+
+}  // namespace muster::hdf5

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster-hdf5-reader: lists one HDF5 file, which it gets as descriptor 3, into descriptor 4. Not for people.
+// Arguments: how many seconds of CPU time it may take, and whether it must go without seccomp ("insist" or "accept").
+//
+// 1. It gives up what it inherited.
+// 2. It lets libhdf5 start: that reads the environment, and makes what it needs from then on.
+// 3. It raises the fence. From here on it has one file, and memory.
+// 4. It lists the file (foreign_listing.hpp), then reads the texts (foreign_text.hpp).
+
+#include <hdf5.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <string_view>
+
+#include "src/hdf5/descriptor_driver.hpp"
+#include "src/hdf5/foreign_fence.hpp"
+#include "src/hdf5/foreign_id.hpp"
+#include "src/hdf5/foreign_listing.hpp"
+#include "src/hdf5/foreign_report_writer.hpp"
+#include "src/hdf5/foreign_text.hpp"
+
+namespace {
+
+using namespace muster::hdf5;
+
+constexpr int not_for_people = 2;
+
+RecordBytes fatal(FatalCode code, std::string_view words) {
+  constexpr std::size_t longest = 300;
+  return RecordBytes(ForeignRecord::fatal).number(static_cast<std::uint64_t>(code)).text(words.substr(0, longest));
+}
+
+/// libhdf5's own memory: no plugins, no words on standard error, caches of a few MiB.
+void tame_libhdf5() {
+  H5open();
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  H5PLset_loading_state(0);
+  constexpr int global = 4 << 20;
+  constexpr int each = 1 << 20;
+  H5set_free_list_limits(global, each, global, each, global, each);
+}
+
+void bound_metadata_cache(hid_t access) {
+  H5AC_cache_config_t cache{};
+  cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+  if (H5Pget_mdc_config(access, &cache) < 0) return;
+  // It counts bytes in the file: what libhdf5 makes of a small header in memory is ten times as large.
+  cache.max_size = std::size_t{1} << 20;
+  cache.min_size = std::size_t{1} << 18;
+  cache.set_initial_size = true;
+  cache.initial_size = std::size_t{1} << 19;
+  H5Pset_mdc_config(access, &cache);
+}
+
+RecordBytes list(int input, std::uint64_t bytes, ReportWriter& report) {
+  const PropertiesId access(descriptor_access(input, bytes));
+  if (!access) return fatal(FatalCode::not_opened, "libhdf5 does not take the driver: " + last_failure());
+  bound_metadata_cache(access.get());
+  // An absolute name: for any other libhdf5 asks for the working directory.
+  const FileId file(H5Fopen("/file", H5F_ACC_RDONLY, access.get()));
+  if (!file) return fatal(FatalCode::not_opened, last_failure());
+  ForeignListing listing(file.get(), report);
+  listing.run();
+  report.record(RecordBytes(ForeignRecord::listed));
+  // What follows may crash libhdf5: the tensors are told by then.
+  report.flush();
+  report_texts(file.get(), listing.to_read(), report);
+  // Closing would walk through everything once more.
+  report.finish(RecordBytes(ForeignRecord::end));
+  ::_exit(0);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  FenceOptions fence;
+  char* end = nullptr;
+  if (count == 3) fence.cpu_seconds = std::strtoull(arguments[1], &end, 10);
+  const std::string_view mode = count == 3 ? arguments[2] : "";
+  if (end == nullptr || *end != 0 || fence.cpu_seconds == 0 || (mode != "insist" && mode != "accept")) {
+    std::fputs("muster-hdf5-reader is started by libmuster, which gives it a file and reads its report\n", stderr);
+    return not_for_people;
+  }
+  drop_inheritance(fence);
+  tame_libhdf5();
+  ReportWriter report(fence.output);
+  struct stat status {};
+  if (::fstat(fence.input, &status) != 0) {
+    report.finish(fatal(FatalCode::io, "asking for the file's length"));
+    return not_for_people;
+  }
+  const std::uint8_t flags = raise_fence(fence);
+  RecordBytes last;
+  try {
+    report.record(RecordBytes(ForeignRecord::fence).number(flags));
+    if ((flags & fence_seccomp) == 0 && mode == "insist")
+      last = fatal(FatalCode::no_fence, "seccomp");
+    else
+      last = list(fence.input, static_cast<std::uint64_t>(status.st_size), report);
+  } catch (const ReportFull&) {
+    last = fatal(FatalCode::too_large, "");
+  } catch (const std::bad_alloc&) {
+    last = fatal(FatalCode::no_memory, "");
+  }
+  report.finish(last);
+  // No destructors, no exit handlers: libhdf5's would go through a file that may be damaged.
+  ::_exit(0);
+}

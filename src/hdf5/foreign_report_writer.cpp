@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/hdf5/foreign_report_writer.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace muster::hdf5 {
+namespace {
+
+constexpr std::size_t held_at_most = std::size_t{64} << 10;
+constexpr std::size_t longest_words = 300;
+// For the last record.
+constexpr std::uint64_t spare = 1024;
+
+}  // namespace
+
+RecordBytes& RecordBytes::number(std::uint64_t value) {
+  while (value >= 0x80) {
+    bytes_.push_back(static_cast<char>(static_cast<unsigned char>(value | 0x80U)));
+    value >>= 7U;
+  }
+  bytes_.push_back(static_cast<char>(static_cast<unsigned char>(value)));
+  return *this;
+}
+
+RecordBytes& RecordBytes::signed_number(std::int64_t value) {
+  const auto bits = static_cast<std::uint64_t>(value);
+  return number(value < 0 ? ~(bits << 1U) : bits << 1U);
+}
+
+RecordBytes& RecordBytes::text(std::string_view value) {
+  number(value.size());
+  bytes_ += value;
+  return *this;
+}
+
+RecordBytes& RecordBytes::append(const RecordBytes& other) {
+  bytes_ += other.bytes_;
+  return *this;
+}
+
+ReportWriter::ReportWriter(int descriptor) : descriptor_(descriptor), held_(foreign_report_magic) {}
+
+void ReportWriter::record(const RecordBytes& record) {
+  if (is_broken_ || written_ + held_.size() + record.bytes().size() > most_report_bytes - spare) throw ReportFull{};
+  held_ += record.bytes();
+  if (held_.size() >= held_at_most) flush();
+}
+
+void ReportWriter::issue(std::string_view path, IssueCode code, std::uint64_t number, std::string_view words) {
+  record(RecordBytes(ForeignRecord::issue)
+             .text(path)
+             .number(static_cast<std::uint64_t>(code))
+             .number(number)
+             .text(words.substr(0, longest_words)));
+}
+
+void ReportWriter::flush() {
+  write_out();
+  if (is_broken_) throw ReportFull{};
+}
+
+void ReportWriter::finish(const RecordBytes& last) noexcept {
+  held_ += last.bytes();
+  write_out();
+}
+
+void ReportWriter::write_out() noexcept {
+  std::string_view rest = held_;
+  while (!rest.empty() && !is_broken_) {
+    const ssize_t done = ::write(descriptor_, rest.data(), rest.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) {
+      is_broken_ = true;
+      break;
+    }
+    rest.remove_prefix(static_cast<std::size_t>(done));
+  }
+  written_ += held_.size() - rest.size();
+  held_.clear();
+}
+
+}  // namespace muster::hdf5

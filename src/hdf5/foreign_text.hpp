@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The second pass over a foreign file: elements of compact datasets, attributes, datasets of text.
+
+#include <hdf5.h>
+
+#include <vector>
+
+#include "src/hdf5/foreign_listing.hpp"
+#include "src/hdf5/foreign_report_writer.hpp"
+
+namespace muster::hdf5 {
+
+/// Compact elements first, as tensors need them. Throws ReportFull, std::bad_alloc.
+void report_texts(hid_t file, const std::vector<ObjectToRead>& objects, ReportWriter& report);
+
+}  // namespace muster::hdf5

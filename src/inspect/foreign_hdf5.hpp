@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Any HDF5 file that somebody sent, as tensors: docs/foreign-hdf5.md. libhdf5 crashes on files that were made to crash
+// it, so it never sees one in this process:
+//
+// 1. The file is opened here, and its descriptor given to another program, muster-hdf5-reader, which shuts itself off
+//    from everything else and lists the file with libhdf5.
+// 2. Its report says where plain bytes lie. It is read up to a limit and until a deadline, then the program is killed.
+// 3. Every number of the report is held against the file's length here: the other program is not trusted.
+// 4. Elements are read here, by pread and by decoders of our own.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/inspect/tensor_source.hpp"
+
+namespace muster::inspect {
+
+struct ForeignHdf5Options {
+  /// Of the other program, in CPU time; on the clock it may take five times as long, where the machine is busy or the
+  /// file on a slow server. It is killed then. None: MUSTER_HDF5_TIMEOUT, in seconds, or 2 s.
+  std::optional<std::chrono::milliseconds> deadline = {};
+  /// Refuse to go on where the kernel offers no seccomp; else that is one of the issues, and limits alone have to do.
+  bool insist_on_seccomp = false;
+  /// A tensor of more than 64 MiB that claims more than this many times the file's length is refused.
+  std::uint64_t largest_expansion = 1024;
+  /// The program; empty: that of MUSTER_HDF5_READER, or the one that was built or installed with this library.
+  std::string reader = {};
+};
+
+/// What of a file is not shown, and why.
+struct ForeignIssue {
+  std::string path;   ///< inside the file, without the leading slash; empty: the file as a whole. UTF-8
+  std::string words;  ///< one printable line
+};
+
+/// What the other program's run took.
+struct ForeignListingCost {
+  std::chrono::microseconds wall{};
+  std::uint64_t report_bytes = 0;
+  std::uint64_t reader_peak_bytes = 0;  ///< of resident memory, as the kernel tells: never less than this process had
+  bool seccomp = false;                 ///< whether the filter was in force
+};
+
+/// Names of tensors are their paths without the leading slash, sorted. Elements are little endian, whatever the file
+/// has. Bytes that were never written read as the fill value. Immutable; thread-safe: reads keep the last chunks.
+class ForeignHdf5 : public TensorSource {
+ public:
+  /// Lists a file. Throws Error(not_found | io); Error(argument) where it is no regular file; Error(corrupt) where it
+  /// is no HDF5 file, or libhdf5 refuses it, crashes on it, or says what cannot be; Error(timeout) past the deadline;
+  /// Error(unsupported) where muster-hdf5-reader is not there, or seccomp is not and is insisted on; Error(no_space)
+  /// where the listing needs more memory than is allowed.
+  static std::unique_ptr<ForeignHdf5> open(const std::string& path, const ForeignHdf5Options& options = {});
+  ~ForeignHdf5() override;
+
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override;
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept override;
+  /// Throws also Error(corrupt) on a chunk that does not decode to exactly its size, Error(argument) past the end.
+  [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
+                                                 std::uint64_t length) const override;
+  /// Attributes that are text or one number, as "path@name" ("@name" of the root), and small datasets of text by their
+  /// path; a list of texts is JSON.
+  [[nodiscard]] std::map<std::string, std::string> metadata() const override;
+  /// Everything that is not shown: links, types and filters that are not read, damage.
+  [[nodiscard]] const std::vector<ForeignIssue>& issues() const noexcept;
+  /// What a tensor takes in the file; less than its bytes where it is compressed or was never written.
+  [[nodiscard]] std::uint64_t stored_bytes(std::size_t tensor) const;
+  [[nodiscard]] const ForeignListingCost& cost() const noexcept;
+
+ private:
+  struct Contents;
+  explicit ForeignHdf5(std::unique_ptr<Contents> contents) noexcept;
+  std::unique_ptr<Contents> contents_;
+};
+
+/// Whether a file has HDF5's signature where HDF5 looks for it: at 0, 512, 1024, ... Throws Error(not_found | io |
+/// argument).
+bool is_hdf5_file(const std::string& path);
+
+/// The program that lists files: what the environment names, else the one beside this library. Empty where there is
+/// none.
+std::string hdf5_reader_program();
+
+}  // namespace muster::inspect

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/os/subprocess.hpp"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "src/os/fault.hpp"
+#include "src/os/pidfd.hpp"
+
+namespace muster::os {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool is_sanitized = true;
+#else
+constexpr bool is_sanitized = false;
+#endif
+
+// What a program of this project may need to start at all. Nothing that libraries read to behave otherwise.
+constexpr std::array<std::string_view, 5> passed_on = {"LD_LIBRARY_PATH", "ASAN_OPTIONS", "UBSAN_OPTIONS",
+                                                       "LSAN_OPTIONS", "TSAN_OPTIONS"};
+
+/// posix_spawn's two objects and their ends.
+class SpawnSettings {
+ public:
+  SpawnSettings() {
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawnattr_init(&attributes);
+  }
+  SpawnSettings(const SpawnSettings&) = delete;
+  SpawnSettings& operator=(const SpawnSettings&) = delete;
+  ~SpawnSettings() {
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::posix_spawnattr_destroy(&attributes);
+  }
+  posix_spawn_file_actions_t actions{};
+  posix_spawnattr_t attributes{};
+};
+
+/// A child that is killed and taken at the end, whatever happens.
+class RunningChild {
+ public:
+  explicit RunningChild(pid_t pid) : pid_(pid), process_(open_pidfd(pid)) {}
+  RunningChild(const RunningChild&) = delete;
+  RunningChild& operator=(const RunningChild&) = delete;
+  ~RunningChild() {
+    if (pid_ > 0) {
+      kill();
+      SubprocessResult unused;
+      take(unused);
+    }
+  }
+  void kill() noexcept {
+    if (process_)
+      send_signal(process_, SIGKILL);
+    else
+      ::kill(pid_, SIGKILL);
+  }
+  /// CPU time of the process; none where the kernel does not tell.
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> cpu_time() const noexcept {
+    clockid_t clock{};
+    timespec time{};
+    if (::clock_getcpuclockid(pid_, &clock) != 0 || ::clock_gettime(clock, &time) != 0) return std::nullopt;
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  }
+  [[nodiscard]] const Fd& process() const noexcept { return process_; }
+  void take(SubprocessResult& result) noexcept {
+    int status = 0;
+    rusage used{};
+    pid_t taken = -1;
+    do {
+      taken = ::wait4(pid_, &status, 0, &used);
+    } while (taken < 0 && errno == EINTR);
+    pid_ = -1;
+    if (taken < 0) return;
+    result.end = WIFSIGNALED(status) ? SubprocessEnd::signalled : SubprocessEnd::exited;
+    result.status = WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
+    result.peak_bytes = static_cast<std::uint64_t>(used.ru_maxrss) * 1024;
+  }
+
+ private:
+  pid_t pid_;
+  Fd process_;
+};
+
+/// A copy out of the way of the numbers that the program shall find.
+Fd moved_up(int fd) {
+  constexpr int above = 16;
+  Fd copy(::fcntl(fd, F_DUPFD_CLOEXEC, above));
+  if (!copy) throw errno_error("copying a descriptor");
+  return copy;
+}
+
+pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& output) {
+  std::vector<std::string> words = command;
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  std::vector<std::string> variables;
+  for (const std::string_view name : passed_on) {
+    const char* value = ::getenv(std::string(name).c_str());
+    if (value != nullptr) variables.push_back(fmt::format("{}={}", name, value));
+  }
+  std::vector<char*> environment;
+  for (std::string& variable : variables) environment.push_back(variable.data());
+  environment.push_back(nullptr);
+
+  SpawnSettings settings;
+  sigset_t none;
+  sigset_t all;
+  ::sigemptyset(&none);
+  ::sigfillset(&all);
+  ::posix_spawnattr_setsigmask(&settings.attributes, &none);
+  ::posix_spawnattr_setsigdefault(&settings.attributes, &all);
+  ::posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  int failure = ::posix_spawn_file_actions_adddup2(&settings.actions, input.get(), subprocess_input);
+  if (failure == 0) failure = ::posix_spawn_file_actions_adddup2(&settings.actions, output.get(), subprocess_output);
+  for (int standard = 0; failure == 0 && standard < (is_sanitized ? 2 : 3); ++standard)
+    failure = ::posix_spawn_file_actions_addopen(&settings.actions, standard, "/dev/null", O_RDWR, 0);
+  pid_t pid = -1;
+  if (failure == 0) failure = fault("spawn", command[0]);
+  if (failure == 0)
+    failure = ::posix_spawn(&pid, command[0].c_str(), &settings.actions, &settings.attributes, arguments.data(),
+                            environment.data());
+  if (failure == ENOENT || failure == ENOTDIR || failure == EACCES || failure == ENOEXEC)
+    throw errno_error(ErrorKind::unsupported, "starting the program", failure, command[0]);
+  if (failure != 0) throw errno_error("starting the program", failure, command[0]);
+  return pid;
+}
+
+/// When a program has had its time.
+class Deadline {
+ public:
+  Deadline(const SubprocessLimits& limits, Clock::time_point began)
+      : cpu_(limits.deadline),
+        end_(began + std::max(limits.deadline, limits.longest)),
+        next_(began + limits.deadline) {}
+
+  /// Waits until there is something to read, or the process has ended. False at the deadline.
+  bool wait_for(const Fd& what, const RunningChild& child) {
+    for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_ - Clock::now());
+      pollfd wanted{what.get(), POLLIN, 0};
+      const int ready = ::poll(&wanted, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000)));
+      if (ready < 0 && errno != EINTR) throw errno_error("waiting for a program");
+      // One that never stops talking has no more time than others.
+      if (has_passed(child)) return false;
+      if (ready > 0) return true;
+    }
+  }
+
+ private:
+  /// No program takes more CPU time than time passes, so the next look is when it could have taken all of it.
+  bool has_passed(const RunningChild& child) {
+    const auto now = Clock::now();
+    if (now < next_) return false;
+    const std::optional<std::chrono::nanoseconds> used = child.cpu_time();
+    if (now >= end_ || !used || *used >= cpu_) return true;
+    constexpr std::chrono::milliseconds least(5);
+    next_ = std::min(end_, now + std::max<std::chrono::nanoseconds>(cpu_ - *used, least));
+    return false;
+  }
+
+  std::chrono::nanoseconds cpu_;
+  Clock::time_point end_;
+  Clock::time_point next_;
+};
+
+/// True at the end of what the program says; false at the deadline, or where it says too much.
+bool read_all(const Fd& pipe, const RunningChild& child, Deadline& deadline, std::uint64_t most,
+              SubprocessResult& result) {
+  constexpr std::size_t piece = std::size_t{64} << 10;
+  for (;;) {
+    if (!deadline.wait_for(pipe, child)) {
+      result.end = SubprocessEnd::timed_out;
+      return false;
+    }
+    const std::size_t had = result.output.size();
+    result.output.resize(had + piece);
+    const ssize_t got = ::read(pipe.get(), result.output.data() + had, piece);
+    result.output.resize(had + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    if (got == 0) return true;
+    if (got < 0 && errno != EINTR) throw errno_error("reading a program's report");
+    if (result.output.size() > most) {
+      result.end = SubprocessEnd::too_much;
+      return false;
+    }
+  }
+}
+
+}  // namespace
+
+SubprocessResult run_subprocess(const std::vector<std::string>& command, const Fd& input,
+                                const SubprocessLimits& limits) {
+  const auto began = Clock::now();
+  Deadline deadline(limits, began);
+  std::array<int, 2> ends{};
+  const int injected = fault("pipe", command[0]);
+  if (injected != 0 || ::pipe2(ends.data(), O_CLOEXEC) != 0)
+    throw errno_error("making a pipe for a program's report", injected != 0 ? injected : errno);
+  const Fd near_end(ends[0]);
+  Fd far_end(ends[1]);
+  SubprocessResult result;
+  {
+    const Fd file = moved_up(input.get());
+    Fd report = moved_up(far_end.get());
+    far_end.reset();
+    RunningChild child(start(command, file, report));
+    // Ours, or the pipe never ends.
+    report.reset();
+    const bool has_ended = read_all(near_end, child, deadline, limits.output_bytes, result);
+    const SubprocessEnd why = result.end;
+    const bool is_over = has_ended && (!child.process() || deadline.wait_for(child.process(), child));
+    if (!is_over) child.kill();
+    child.take(result);
+    if (!is_over) result.end = has_ended ? SubprocessEnd::timed_out : why;
+  }
+  result.wall = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - began);
+  return result;
+}
+
+std::string own_directory() {
+  Dl_info found{};
+  if (::dladdr(reinterpret_cast<const void*>(&own_directory), &found) == 0 || found.dli_fname == nullptr) return {};
+  const std::unique_ptr<char, decltype(&::free)> whole(::realpath(found.dli_fname, nullptr), &::free);
+  if (!whole) return {};
+  const std::string path = whole.get();
+  const std::size_t slash = path.find_last_of('/');
+  return slash == std::string::npos || slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace muster::os

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Another program that gets one open file and gives bytes back: for work that may crash, hang or be taken over.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/os/fd.hpp"
+
+namespace muster::os {
+
+/// The descriptors that the program finds: the file, and the pipe for what it says. Standard input and output are
+/// /dev/null, and so is standard error unless a sanitizer wants to say something.
+inline constexpr int subprocess_input = 3;
+inline constexpr int subprocess_output = 4;
+
+struct SubprocessLimits {
+  /// Of CPU time: a busy machine or a slow server is not the program's fault.
+  std::chrono::milliseconds deadline{2000};
+  /// Of time on the clock; where it is shorter than the deadline, that.
+  std::chrono::milliseconds longest{0};
+  std::uint64_t output_bytes = std::uint64_t{16} << 20;
+};
+
+enum class SubprocessEnd : std::uint8_t {
+  exited,     ///< `status` is what it returned
+  signalled,  ///< `status` is the signal
+  timed_out,  ///< killed when its time was over
+  too_much,   ///< killed when it said more than it may
+  unknown,    ///< the host program takes all its children's ends, or ignores them
+};
+
+struct SubprocessResult {
+  std::vector<std::byte> output;  ///< whatever the end was
+  SubprocessEnd end = SubprocessEnd::unknown;
+  int status = 0;
+  std::chrono::microseconds wall{};
+  std::uint64_t peak_bytes = 0;  ///< of resident memory; the kernel counts this process's own at the start in
+};
+
+/// Starts `command[0]` (a path) with nothing of this process's environment but what names libraries and sanitizers'
+/// options, no descriptors but those above, no signal blocked or ignored; reads until it has closed the pipe, and waits
+/// for its end, both until one of the limits. Whatever happens, the process has ended when this returns. Safe in a
+/// process with threads. Throws Error(unsupported) where the program is not there or is not a program, Error(io) where
+/// no pipe or process can be had. Faults: "spawn", "pipe".
+SubprocessResult run_subprocess(const std::vector<std::string>& command, const Fd& input,
+                                const SubprocessLimits& limits);
+
+/// The directory of the library or program that has this code in it. Empty where that cannot be told.
+std::string own_directory();
+
+}  // namespace muster::os

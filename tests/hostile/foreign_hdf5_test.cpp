@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// A gallery of HDF5 files that lie, are damaged or attack their reader: each is refused with words of its own, or shown
+// without harm, by little memory and soon. MUSTER_MAKE_FOREIGN_HDF5 makes them.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "src/inspect/foreign_hdf5.hpp"
+#include "src/inspect/printable.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::inspect;
+using namespace muster::test;
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Shadow memory and quarantine; and everything is slower.
+constexpr std::uint64_t most_memory = std::uint64_t{1} << 30;
+constexpr double most_seconds = 20;
+#else
+constexpr std::uint64_t most_memory = std::uint64_t{64} << 20;
+constexpr double most_seconds = 2.5;
+#endif
+
+/// What somebody who looks at a file sees, in lines: "error KIND: WORDS", "tensor NAME", "text KEY", "issue PATH:
+/// WORDS", "unreadable NAME: WORDS".
+struct Look {
+  std::vector<std::string> lines;
+  double seconds = 0;
+  std::uint64_t peak_bytes = 0;
+  bool is_alive = false;
+
+  [[nodiscard]] bool has(std::string_view part) const {
+    const bool found = std::any_of(lines.begin(), lines.end(),
+                                   [part](const std::string& line) { return line.find(part) != std::string::npos; });
+    if (!found) {
+      for (const std::string& line : lines) MESSAGE(line);
+      MESSAGE("has no " << std::string(part));
+    }
+    return found;
+  }
+};
+
+/// The beginning and the end of every tensor, as far as a person would look.
+void read_ends(const ForeignHdf5& file, std::vector<std::string>& lines) {
+  constexpr std::uint64_t piece = std::uint64_t{256} << 10;
+  for (std::size_t i = 0; i < file.tensors().size(); ++i) {
+    const TensorEntry& tensor = file.tensors()[i];
+    try {
+      const std::uint64_t length = std::min(piece, tensor.bytes);
+      if (file.read(i, 0, length)->bytes().size() != length) lines.push_back("wrong length");
+      if (file.read(i, tensor.bytes - length, length)->bytes().size() != length) lines.push_back("wrong length");
+    } catch (const Error& error) {
+      lines.push_back("unreadable " + printable(tensor.name) + ": " + error.what());
+    }
+  }
+}
+
+std::vector<std::string> look(const std::string& path) {
+  std::vector<std::string> lines;
+  try {
+    ForeignHdf5Options options;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    options.deadline = std::chrono::milliseconds(15000);
+#endif
+    const auto file = ForeignHdf5::open(path, options);
+    for (const TensorEntry& tensor : file->tensors()) lines.push_back("tensor " + printable(tensor.name));
+    for (const auto& [key, value] : file->metadata()) lines.push_back("text " + printable(key));
+    for (const ForeignIssue& issue : file->issues())
+      lines.push_back("issue " + printable(issue.path) + ": " + issue.words);
+    read_ends(*file, lines);
+  } catch (const Error& error) {
+    lines.push_back(fmt::format("error {}: {}", to_string(error.kind()), error.what()));
+  }
+  return lines;
+}
+
+/// In a process of its own, for its memory and its life.
+Look look_from_outside(const std::string& path) {
+  std::array<int, 2> ends{};
+  REQUIRE(::pipe(ends.data()) == 0);
+  const auto began = std::chrono::steady_clock::now();
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::close(ends[0]);
+    for (const std::string& line : look(path)) {
+      const std::string ended = line + '\n';
+      std::size_t done = 0;
+      while (done < ended.size()) {
+        const ssize_t written = ::write(ends[1], ended.data() + done, ended.size() - done);
+        if (written <= 0) ::_exit(2);
+        done += static_cast<std::size_t>(written);
+      }
+    }
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::string text;
+  std::array<char, 65536> buffer{};
+  for (ssize_t got = 0; (got = ::read(ends[0], buffer.data(), buffer.size())) > 0;)
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  ::close(ends[0]);
+  int status = 0;
+  rusage used{};
+  REQUIRE(::wait4(child, &status, 0, &used) == child);
+  Look result;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  // Of the process itself; of what it started and waited for the kernel tells nothing here, the listing does.
+  result.peak_bytes = static_cast<std::uint64_t>(used.ru_maxrss) * 1024;
+  result.is_alive = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    result.lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return result;
+}
+
+struct Exhibit {
+  const char* file;
+  std::vector<const char*> parts;  ///< all of them must be seen
+};
+
+const std::vector<Exhibit> gallery = {
+    {"external_link.h5", {"issue link: a link to another file, \"/etc/passwd : /x\": not followed", "tensor good"}},
+    {"soft_cycle.h5", {"issue a: a soft link to \"/b\": not followed", "issue b: a soft link to \"/a\""}},
+    {"hard_cycle.h5",
+     {"issue g/up: another name of the group at the root", "issue g/self: another name of the group \"g\""}},
+    {"hard_cycle_new.h5", {"issue g/up: another name of the group", "issue g/self: another name of the group"}},
+    {"deep.h5", {"more than 32 groups deep: not entered"}},
+    {"names.h5",
+     {"tensor ..", "tensor %2e%2e%2fetc%2fpasswd", "tensor a\\nb", "tensor \\x1b]0;owned\\x07\\x1b[2J",
+      "tensor \\u009b31m", "tensor \\u202egnp.exe", "issue \\\\xff\\\\xfe: its name is no UTF-8", "tensor $(reboot)",
+      "issue soft: a soft link to \"/\\x1b[31m\"", "a name of 60000 bytes", "text @title"}},
+    {"many_links.h5", {"issue l19999: a soft link"}},
+    {"external_storage.h5", {"issue stolen: its elements are in 1 other files, which are not opened"}},
+    {"virtual.h5", {"issue stolen: a virtual dataset"}},
+    {"chunk_bomb.h5", {"issue bomb: claims 1099511627776 bytes, more than 1024 times the"}},
+    {"dense_bomb.h5",
+     {"tensor bomb", "unreadable bomb: ", "its zlib stream has more than the 8388608 bytes that belong there"}},
+    {"huge_chunk.h5", {"issue huge: its chunks have 2147483648 bytes, more than the 67108864"}},
+    {"tiny_chunks.h5", {"issue tiny: it is in 17179869184 chunks; more than 1048576 in a file are not read"}},
+    {"elements.h5",
+     {"issue exa: claims 1152921504606846976 bytes", "issue overflow: no tensor: it claims more elements",
+      "issue chunks: it is in 1099511627776 chunks", "tensor empty"}},
+    {"filters.h5",
+     {"issue twice: went through more than one compression", "issue many: a damaged dataset: it has too many filters",
+      "issue unknown: went through the filter 60000"}},
+    {"texts.h5",
+     {"issue : more than 1000 attributes", "issue megabytes: a text that is too long",
+      "issue thousands: a text that is too long", "text few"}},
+    {"overlap.h5", {"tensor a", "issue b: a damaged dataset: some of its bytes are those of \"a\" too"}},
+    {"truncated_half.h5", {"error corrupt: listing ", "libhdf5 cannot open it: truncated file"}},
+    {"truncated_last_byte.h5", {"error corrupt: ", "truncated file"}},
+    {"truncated_superblock.h5", {"error corrupt: ", "truncated file"}},
+    {"signature_only.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
+    {"signature_and_garbage.h5", {"error corrupt: ", "libhdf5 cannot open it: bad superblock version number"}},
+    {"signature_and_ones.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
+    {"signature_and_zeros.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
+    {"header_garbage.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
+    {"damaged_TREE.h5", {"issue : a damaged group"}},
+    {"damaged_SNOD.h5", {"issue : a damaged group"}},
+    {"damaged_HEAP.h5", {"issue : a damaged group"}},
+    {"empty.h5", {"error corrupt: ", "it is no HDF5 file (HDF5's signature is nowhere in it)"}},
+    {"text.h5", {"error corrupt: ", "it is no HDF5 file"}},
+    {"zip.h5", {"error corrupt: ", "it is no HDF5 file"}},
+};
+
+class Gallery {
+ public:
+  Gallery() {
+    const char* maker = std::getenv("MUSTER_MAKE_FOREIGN_HDF5");
+    REQUIRE_MESSAGE(maker != nullptr, "MUSTER_MAKE_FOREIGN_HDF5 names the program that makes the files");
+    const std::string command = fmt::format("'{}' gallery '{}'", maker, folder_.path().string());
+    REQUIRE(std::system(command.c_str()) == 0);  // NOLINT(bugprone-command-processor)
+  }
+  std::string operator/(std::string_view name) const { return folder_ / name; }
+  [[nodiscard]] const std::filesystem::path& path() const { return folder_.path(); }
+
+ private:
+  TemporaryDirectory folder_;
+};
+
+/// Made once.
+const Gallery& gallery_files() {
+  static const Gallery files;
+  return files;
+}
+
+TEST_CASE("each file of the gallery is refused or shown, with words, little memory and soon") {
+  const Gallery& files = gallery_files();
+  std::size_t made = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(files.path())) {
+    const std::string name = entry.path().filename();
+    const bool is_known =
+        std::any_of(gallery.begin(), gallery.end(), [&name](const Exhibit& exhibit) { return name == exhibit.file; });
+    CHECK_MESSAGE(is_known, name);
+    ++made;
+  }
+  CHECK(made == gallery.size());
+  double slowest = 0;
+  std::uint64_t largest = 0;
+  for (const Exhibit& exhibit : gallery) {
+    CAPTURE(exhibit.file);
+    const Look seen = look_from_outside(files / exhibit.file);
+    CHECK(seen.is_alive);
+    CHECK(seen.seconds < most_seconds);
+    CHECK(seen.peak_bytes < most_memory);
+    for (const char* part : exhibit.parts) CHECK(seen.has(part));
+    for (const std::string& line : seen.lines) {
+      const bool is_plain = std::all_of(line.begin(), line.end(),
+                                        [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
+      CHECK_MESSAGE(is_plain, printable(line));
+    }
+    slowest = std::max(slowest, seen.seconds);
+    largest = std::max(largest, seen.peak_bytes);
+  }
+  MESSAGE(fmt::format("{} files; the slowest took {:.3f} s, the largest look {:.1f} MiB", gallery.size(), slowest,
+                      static_cast<double>(largest) / (1 << 20)));
+}
+
+TEST_CASE("the reader itself stays small") {
+  const Gallery& files = gallery_files();
+  for (const Exhibit& exhibit : gallery) {
+    CAPTURE(exhibit.file);
+    try {
+      ForeignHdf5Options options;
+      options.deadline = std::chrono::milliseconds(static_cast<int>(most_seconds * 1000));
+      const auto file = ForeignHdf5::open(files / exhibit.file, options);
+      CHECK(file->cost().reader_peak_bytes < most_memory);
+    } catch (const Error&) {
+      // Told in the other test.
+    }
+  }
+}
+
+TEST_CASE("a reader that is missing, no program, silent, or of another build is told in words") {
+  const Gallery& files = gallery_files();
+  const std::string good = files / "soft_cycle.h5";
+  const auto open_with = [&good](const std::string& reader) {
+    ForeignHdf5Options options;
+    options.reader = reader;
+    options.deadline = std::chrono::milliseconds(300);
+    (void)ForeignHdf5::open(good, options);
+  };
+  const TemporaryDirectory scripts;
+  const auto script = [&scripts](std::string_view name, std::string_view text) {
+    const std::string path = scripts / name;
+    write_text(path, fmt::format("#!/bin/sh\n{}\n", text));
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  };
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(files / "nowhere"); }), "starting the program"));
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(good); }), "starting the program"));
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(script("fails", "exit 127")); }),
+            "does not start here (it ended early (exit status 127))"));
+  CHECK(has(words_of(ErrorKind::timeout, [&] { open_with(script("sleeps", "exec sleep 100")); }), "within 300 ms of work"));
+  CHECK(has(words_of(ErrorKind::version, [&] { open_with(script("other", "printf 'MUSTER-HDF5-0\\n...' >&4")); }),
+            "another build"));
+  CHECK(has(words_of(ErrorKind::corrupt,
+                     [&] { open_with(script("crashes", "printf 'MUSTER-HDF5-1\\n\\001\\007' >&4; kill -SEGV $$")); }),
+            "it crashed (SIGSEGV)"));
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { open_with(script("lies", "printf 'MUSTER-HDF5-1\\n\\377' >&4")); }),
+            "contradicts its format"));
+  CHECK(has(words_of(ErrorKind::corrupt,
+                     [&] { open_with(script("talks", "while :; do printf 'MUSTER-HDF5-1\\n\\001\\007' ; done >&4")); }),
+            "contradicts its format"));
+}
+
+TEST_CASE("what is no regular file") {
+  const Gallery& files = gallery_files();
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)ForeignHdf5::open(files.path()); }), "a directory"));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { (void)ForeignHdf5::open(files / "nothing.h5"); }), "opening"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "no regular file"));
+  CHECK(is_hdf5_file(files / "soft_cycle.h5"));
+  CHECK_FALSE(is_hdf5_file(files / "text.h5"));
+}
+
+}  // namespace
