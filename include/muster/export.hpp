@@ -25,6 +25,9 @@ std::string_view to_string(Writers writers) noexcept;
 
 struct ShardOptions {
   bool force = false;  ///< replace `out` where it is a directory with a model or shards
+  /// `out` is a workspace, made where it is not there: each rank's shard is its state of generation 1 of a new job.
+  bool to_workspace = false;
+  std::optional<int> zstd_level = {};  ///< of states; none: not compressed
   ProgressCallback progress = {};
 };
 
@@ -32,6 +35,7 @@ struct ShardReport {
   std::uint64_t tensors = 0;        ///< of the model
   std::uint64_t bytes = 0;          ///< of its tensors
   std::uint64_t bytes_written = 0;  ///< of the shards' tensors: repeated and padded ones counted
+  std::string job = {};             ///< of a workspace: the new job's nonce, 32 digits
   double seconds = 0;
 };
 
@@ -40,6 +44,10 @@ struct ShardReport {
 /// whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded with
 /// zeros; its true size stands in each shard's metadata (docs/plans.md). Local; several threads. Holds some MiB,
 /// whatever the model's size.
+///
+/// To a workspace: states have the metadata of shards as their config (docs/inspecting.md); files that are no weights
+/// lie beside them; one that is there and other is Error(argument), unless forced. The job has a generation when all
+/// its states are there; what was written before a failure is removed.
 ///
 /// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, a layout that the
 /// plan does not know; Error(not_found | corrupt | io | no_space) from reading and writing.

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <chrono>
 #include <filesystem>
-#include <mutex>
 
 #include "muster/error.hpp"
 #include "muster/safetensors.hpp"
@@ -15,6 +14,7 @@
 #include "muster/state_file.hpp"
 #include "src/checkpoint/metadata_config.hpp"
 #include "src/core/parallel.hpp"
+#include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/state_source.hpp"
 #include "src/inspect/tensor_source.hpp"
@@ -23,28 +23,6 @@ namespace muster::inspect {
 namespace {
 
 constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
-
-/// Tells the progress of several threads one after the other.
-class Reporter {
- public:
-  Reporter(const ProgressCallback& progress, std::uint64_t total) : progress_(progress), total_(total) {}
-  void add(std::uint64_t bytes) {
-    if (!progress_) return;
-    const std::lock_guard lock(mutex_);
-    done_ += bytes;
-    progress_({done_, total_, seconds()});
-  }
-  [[nodiscard]] double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  }
-
- private:
-  const ProgressCallback& progress_;
-  std::uint64_t total_;
-  std::uint64_t done_ = 0;
-  std::mutex mutex_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
 
 struct Piece {
   std::size_t tensor = 0;
@@ -55,7 +33,7 @@ struct Piece {
 /// Calls write(tensor, offset, bytes) for all bytes of all tensors. `in_order`: those of one tensor one after the
 /// other, by one thread; else any piece at any time.
 template <class Write>
-void for_each_piece(const TensorSource& source, bool in_order, Reporter& reporter, Write&& write) {
+void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& progress, Write&& write) {
   const std::vector<TensorEntry>& tensors = source.tensors();
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -71,7 +49,7 @@ void for_each_piece(const TensorSource& source, bool in_order, Reporter& reporte
     for (std::uint64_t at = 0; at < piece.bytes; at += piece_bytes) {
       const std::uint64_t length = std::min(piece_bytes, piece.bytes - at);
       write(piece.tensor, piece.offset + at, source.read(piece.tensor, piece.offset + at, length)->bytes());
-      reporter.add(length);
+      progress.add(length);
     }
   });
 }
@@ -82,9 +60,9 @@ Config config_of(const TensorSource& source) {
   return config_from_metadata(source.metadata());
 }
 
-void write_safetensors(const TensorSource& source, const std::string& out, Reporter& reporter) {
+void write_safetensors(const TensorSource& source, const std::string& out, ProgressCounter& progress) {
   SafetensorsWriter writer(out, source.tensors(), metadata_from_config(config_of(source)));
-  for_each_piece(source, false, reporter,
+  for_each_piece(source, false, progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(source.tensors()[tensor].name, offset, bytes);
                  });
@@ -92,7 +70,7 @@ void write_safetensors(const TensorSource& source, const std::string& out, Repor
 }
 
 void write_state(const TensorSource& source, const std::string& out, const ConvertOptions& options,
-                 Reporter& reporter) {
+                 ProgressCounter& progress) {
   std::vector<StateFileWriter::Entry> entries;
   for (const TensorEntry& entry : source.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
   StateFileOptions state;
@@ -100,7 +78,7 @@ void write_state(const TensorSource& source, const std::string& out, const Conve
   if (const auto* from = dynamic_cast<const StateSource*>(&source)) state.info = from->file().info();
   StateFileWriter writer(out, config_of(source), std::move(entries), state);
   // Pieces that do not end with a chunk must come in their order.
-  for_each_piece(source, options.zstd_level.has_value(), reporter,
+  for_each_piece(source, options.zstd_level.has_value(), progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(tensor, offset, bytes);
                  });
@@ -158,14 +136,15 @@ ConvertReport convert(const std::string& in, const std::string& out, const Conve
     ++report.tensors;
     report.bytes += entry.bytes;
   }
-  Reporter reporter(options.progress, report.bytes);
+  const auto begin = std::chrono::steady_clock::now();
+  ProgressCounter progress(options.progress, report.bytes);
   if (format == FileFormat::safetensors)
-    write_safetensors(*source, out, reporter);
+    write_safetensors(*source, out, progress);
   else
-    write_state(*source, out, options, reporter);
+    write_state(*source, out, options, progress);
   std::error_code error;
   report.stored_bytes = std::filesystem::file_size(out, error);
-  report.seconds = reporter.seconds();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }
 

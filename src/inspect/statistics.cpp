@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include "src/core/parallel.hpp"
+#include "src/core/progress_counter.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/tensor_source.hpp"
 
@@ -322,7 +322,8 @@ class Work {
  public:
   Work(const TensorSource& source, const std::vector<std::size_t>& tensors, std::size_t bins,
        const ProgressCallback& progress)
-      : source_(source), tensors_(tensors), bins_(bins), progress_(progress) {
+      : source_(source), tensors_(tensors), bins_(bins) {
+    std::uint64_t total = 0;
     out_.reserve(tensors.size());
     for (const std::size_t tensor : tensors) {
       const TensorEntry& entry = source.tensors()[tensor];
@@ -331,9 +332,10 @@ class Work {
       std::vector<Piece>& pieces = is_narrow(entry.dtype) ? narrow_ : wide_;
       for (std::uint64_t at = 0; at < entry.bytes; at += piece_bytes)
         pieces.push_back({place, at, std::min(piece_bytes, entry.bytes - at)});
-      total_ += entry.bytes * (is_narrow(entry.dtype) ? 1 : 2);
+      total += entry.bytes * (is_narrow(entry.dtype) ? 1 : 2);
     }
     ends_.resize(out_.size());
+    progress_.emplace(progress, total);
   }
 
   std::vector<TensorStatistics> run() {
@@ -349,10 +351,7 @@ class Work {
     parallel_for(pieces.size(), workers_, [&](std::size_t index, std::size_t worker) {
       const Piece& piece = pieces[index];
       use(index, worker, source_.read(tensors_[piece.place], piece.offset, piece.bytes)->bytes());
-      if (!progress_) return;
-      const std::lock_guard lock(mutex_);
-      done_ += piece.bytes;
-      progress_({done_, total_, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count()});
+      progress_->add(piece.bytes);
     });
   }
 
@@ -428,17 +427,13 @@ class Work {
   const TensorSource& source_;
   const std::vector<std::size_t>& tensors_;
   std::size_t bins_;
-  ProgressCallback progress_;
+  std::optional<ProgressCounter> progress_;
   std::size_t workers_ = copy_workers();
   std::vector<TensorStatistics> out_;
   /// Bits of the smallest and the largest value of each wide tensor that has two.
   std::vector<std::optional<std::pair<std::uint64_t, std::uint64_t>>> ends_;
   std::vector<Piece> narrow_;
   std::vector<Piece> wide_;
-  std::mutex mutex_;
-  std::uint64_t done_ = 0;
-  std::uint64_t total_ = 0;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace
