@@ -330,6 +330,9 @@ void samples(const std::string& folder) {
       const hid_t create = MUST(H5Pcreate(H5P_DATASET_CREATE));
       MUST(H5Pset_virtual(create, Maker::space({4}), "other.h5", "x", Maker::space({4})));
       file.dataset("virtual", H5T_STD_U8LE, {4}, create);
+      const hid_t edges = with_deflate(Maker::chunked({4, 4}));
+      MUST(H5Pset_chunk_opts(edges, H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS));
+      file.filled("edges", H5T_STD_U16LE, {10, 11}, edges);
     }
     // Enough of them that a group gets an index.
     for (int i = 0; i < 40; ++i) file.dataset(("many/t" + std::to_string(i)).c_str(), H5T_STD_U8LE, {1});
