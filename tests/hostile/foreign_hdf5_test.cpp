@@ -155,6 +155,7 @@ const std::vector<Exhibit> gallery = {
     {"external_storage.h5", {"issue stolen: its elements are in another file, which is not opened"}},
     {"virtual.h5", {"issue stolen: a virtual dataset"}},
     {"chunk_bomb.h5", {"issue bomb: claims 1099511627776 bytes, more than 1024 times the"}},
+    {"one_chunk_bomb.h5", {"issue bomb: its chunks have 67108864 bytes, more than 8 times the"}},
     {"dense_bomb.h5",
      {"tensor bomb", "unreadable bomb: ", "its zlib stream has more than the 8388608 bytes that belong there"}},
     {"huge_chunk.h5", {"issue huge: its chunks have 2147483648 bytes, more than the 67108864"}},

@@ -185,6 +185,14 @@ void storage(const std::string& folder) {
     MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
   }
   {
+    const Maker file(folder + "one_chunk_bomb.h5", H5F_LIBVER_V110);
+    const hsize_t chunk = hsize_t{64} << 20;
+    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {chunk}, with_deflate(Maker::chunked({chunk})));
+    const std::string zeros = deflated(chunk);
+    const hsize_t at = 0;
+    MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
+  }
+  {
     const Maker file(folder + "dense_bomb.h5", H5F_LIBVER_V110);
     const hsize_t chunk = hsize_t{8} << 20;
     const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {4 * chunk}, with_deflate(Maker::chunked({chunk})));
