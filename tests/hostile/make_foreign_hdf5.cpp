@@ -178,7 +178,7 @@ void storage(const std::string& folder) {
   }
   {
     const Maker file(folder + "chunk_bomb.h5", H5F_LIBVER_V110);
-    const hsize_t chunk = hsize_t{32} << 20;
+    const hsize_t chunk = hsize_t{4} << 20;
     const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {hsize_t{1} << 40}, with_deflate(Maker::chunked({chunk})));
     const std::string zeros = deflated(chunk);
     const hsize_t at = 0;
