@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view signature("\x89HDF\r\n\x1a\n", 8);
 constexpr std::uint64_t first_user_block = 512;
-constexpr std::uint64_t cached_bytes = std::uint64_t{32} << 20;
+constexpr std::uint64_t cached_bytes = std::uint64_t{16} << 20;
 constexpr int slower_by = 5;
 constexpr std::string_view program_name = "muster-hdf5-reader";
 

@@ -269,7 +269,7 @@ def texts_and_refusals(folder):
              "lists": "variable length", "array": "compound", "null": "no shape", "named": "named datatype",
              "soft": 'soft link to "/config"', "external": "other.h5 : /x", "lzf": "lzf (32000)",
              "scale": "scale-offset", "blosc": "blosc (32001)", "bitshuffle": "bitshuffle (32008)",
-             "lz4": "lz4 (32004)", "virtual": "virtual dataset", "elsewhere": "in 1 other files", "long": "too long"}
+             "lz4": "lz4 (32004)", "virtual": "virtual dataset", "elsewhere": "in another file", "long": "too long"}
     for name, text in words.items():
         refused(found, name, text)
     check(any("1 of its attributes" in line for line in found["words"][""]), found["words"])
