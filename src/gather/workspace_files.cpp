@@ -29,7 +29,8 @@ constexpr std::uint64_t longest_name = 255;
 /// A part of a stream that the first rank has to take.
 class FileObligation final : public Obligation {
  public:
-  FileObligation(std::string path, bool is_network) : path_(std::move(path)), is_network_(is_network) {}
+  FileObligation(std::string path, bool is_network)
+      : path_(std::move(path)), is_network_(is_network), pauses_(is_network) {}
   [[nodiscard]] bool is_given_back() const noexcept override {
     const std::size_t slash = path_.find_last_of('/');
     const std::string name = path_.substr(slash + 1);
@@ -42,11 +43,10 @@ class FileObligation final : public Obligation {
     }
   }
   bool wait(Clock::time_point deadline) const override {
-    workspace::Pauses pauses(is_network_);
     while (!is_given_back()) {
       if (Clock::now() >= deadline) return false;
-      pauses.sleep();
-      if (!is_network_ || !pauses.is_patient()) continue;
+      pauses_.sleep();
+      if (!is_network_ || !pauses_.is_patient()) continue;
       try {
         workspace::refresh(path_.substr(0, path_.find_last_of('/')));
       } catch (const Error&) {
@@ -59,6 +59,7 @@ class FileObligation final : public Obligation {
  private:
   std::string path_;
   bool is_network_;
+  mutable workspace::Pauses pauses_;  // they grow from one wait to the next
 };
 
 }  // namespace

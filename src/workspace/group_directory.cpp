@@ -164,11 +164,14 @@ void GroupDirectory::beat() {
 }
 
 void GroupDirectory::publish(const std::string& name, std::span<const std::byte> bytes) {
+  if (!bytes.empty()) return workspace::publish(options_.path, name, bytes);
   // An empty file is whole when it is there.
-  if (bytes.empty())
+  try {
     os::write_new_file(path_of(name), {});
-  else
-    workspace::publish(options_.path, name, bytes);
+  } catch (const Error& error) {
+    // Nobody else makes it: an answer was lost, and the request repeated.
+    if (error.os_error() != EEXIST) throw;
+  }
 }
 
 bool GroupDirectory::publish_first(const std::string& name, std::span<const std::byte> bytes) {
