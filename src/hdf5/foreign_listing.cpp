@@ -219,8 +219,10 @@ void ForeignListing::dataset(hid_t id, const std::string& path, ObjectToRead& mo
     const haddr_t offset = H5Dget_offset(id);
     const hsize_t stored = H5Dget_storage_size(id);
     H5Eclear2(H5E_DEFAULT);
-    const bool is_written = offset != HADDR_UNDEF && *bytes != 0;
-    if (is_written && stored != *bytes)
+    // What was never written has no storage; its offset is not always told as undefined, a user block may be added to
+    // it.
+    const bool is_written = stored != 0 && *bytes != 0;
+    if (is_written && (stored != *bytes || offset == HADDR_UNDEF))
       return report_.issue(path, IssueCode::dataset_damaged, stored, "its storage is not as large as its shape");
     record.number(static_cast<std::uint64_t>(StorageLayout::contiguous));
     record.number(is_written ? offset : 0).number(is_written ? *bytes : 0);

@@ -48,10 +48,11 @@ void bound_metadata_cache(hid_t access) {
   H5AC_cache_config_t cache{};
   cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
   if (H5Pget_mdc_config(access, &cache) < 0) return;
-  cache.max_size = std::size_t{4} << 20;
-  cache.min_size = std::size_t{1} << 19;
+  // It counts bytes in the file: what libhdf5 makes of a small header in memory is ten times as large.
+  cache.max_size = std::size_t{1} << 20;
+  cache.min_size = std::size_t{1} << 18;
   cache.set_initial_size = true;
-  cache.initial_size = std::size_t{2} << 20;
+  cache.initial_size = std::size_t{1} << 19;
   H5Pset_mdc_config(access, &cache);
 }
 

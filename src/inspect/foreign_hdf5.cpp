@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <csignal>
 #include <cstring>
 #include <limits>
@@ -26,7 +27,8 @@ namespace {
 
 constexpr std::string_view signature("\x89HDF\r\n\x1a\n", 8);
 constexpr std::uint64_t first_user_block = 512;
-constexpr std::uint64_t cached_bytes = std::uint64_t{32} << 20;
+constexpr std::uint64_t cached_bytes = std::uint64_t{16} << 20;
+constexpr int slower_by = 5;
 constexpr std::string_view program_name = "muster-hdf5-reader";
 
 bool has_signature(const os::ReadableFile& file) {
@@ -52,6 +54,19 @@ std::string how_it_ended(const os::SubprocessResult& result) {
     return fmt::format("it was killed after {} ms", result.wall.count() / 1000);
   if (result.end == os::SubprocessEnd::too_much) return "it said more than it may";
   return fmt::format("it ended early (exit status {})", result.status);
+}
+
+std::chrono::milliseconds usual_deadline() {
+  constexpr std::chrono::milliseconds usual(2000);
+  constexpr double longest = 86'400;
+  const std::optional<std::string> text = os::environment("MUSTER_HDF5_TIMEOUT");
+  if (!text) return usual;
+  double seconds = 0;
+  const auto [end, status] = std::from_chars(text->data(), text->data() + text->size(), seconds);
+  if (status != std::errc() || end != text->data() + text->size() || !(seconds > 0) || seconds > longest)
+    throw Error(ErrorKind::argument,
+                fmt::format("MUSTER_HDF5_TIMEOUT is {}: it must be seconds, more than 0", in_quotes(*text)));
+  return std::chrono::milliseconds(std::max<std::int64_t>(static_cast<std::int64_t>(seconds * 1000), 1));
 }
 
 /// Elements from big to little endian: of the halves, where they are complex.
@@ -94,10 +109,11 @@ void ForeignHdf5::Contents::list(const ForeignHdf5Options& options) {
     fail(ErrorKind::unsupported,
          "the program muster-hdf5-reader, which reads HDF5 files of others, is not there: install it (it comes with "
          "Muster's HDF5 part), or name it by MUSTER_HDF5_READER");
-  const auto seconds = std::chrono::ceil<std::chrono::seconds>(options.deadline).count() + 1;
+  const std::chrono::milliseconds deadline = options.deadline.value_or(usual_deadline());
+  const auto seconds = std::chrono::ceil<std::chrono::seconds>(deadline).count() + 1;
   const os::SubprocessResult result =
       os::run_subprocess({program, std::to_string(seconds), options.insist_on_seccomp ? "insist" : "accept"},
-                         file.descriptor(), {options.deadline, hdf5::most_report_bytes});
+                         file.descriptor(), {deadline, slower_by * deadline, hdf5::most_report_bytes});
   cost = {result.wall, result.output.size(), result.peak_bytes, false};
   ForeignReport report;
   try {
@@ -129,9 +145,9 @@ void ForeignHdf5::Contents::list(const ForeignHdf5Options& options) {
   } else if (!report.is_listed) {
     if (result.end == os::SubprocessEnd::timed_out)
       fail(ErrorKind::timeout,
-           fmt::format("libhdf5 did not come to an end within {} ms: it is very large, or was made to keep its reader "
-                       "busy",
-                       options.deadline.count()));
+           fmt::format("libhdf5 did not come to an end within {} ms of work and {} on the clock: it is very large, or "
+                       "was made to keep its reader busy (MUSTER_HDF5_TIMEOUT=SECONDS gives it more time)",
+                       deadline.count(), result.wall.count() / 1000));
     // 127: the program loader could not start it. Nothing said: it never came to the file.
     if (result.end == os::SubprocessEnd::exited && report.fence == 0 && result.output.empty())
       fail(ErrorKind::unsupported,

@@ -24,8 +24,9 @@
 namespace muster::inspect {
 
 struct ForeignHdf5Options {
-  /// Of the listing: the other program is killed after it.
-  std::chrono::milliseconds deadline{2000};
+  /// Of the other program, in CPU time; on the clock it may take five times as long, where the machine is busy or the
+  /// file on a slow server. It is killed then. None: MUSTER_HDF5_TIMEOUT, in seconds, or 2 s.
+  std::optional<std::chrono::milliseconds> deadline = {};
   /// Refuse to go on where the kernel offers no seccomp; else that is one of the issues, and limits alone have to do.
   bool insist_on_seccomp = false;
   /// A tensor of more than 64 MiB that claims more than this many times the file's length is refused.

@@ -23,6 +23,9 @@ using hdf5::ForeignRecord;
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;
 // Smaller tensors need no justification by the file's length.
 constexpr std::uint64_t least_suspicious = std::uint64_t{64} << 20;
+// Decoding takes memory of two chunks at once. Larger ones are for files that are large themselves.
+constexpr std::uint64_t least_suspicious_chunk = std::uint64_t{16} << 20;
+constexpr std::uint64_t largest_chunk_expansion = 8;
 
 [[noreturn]] void throw_report(const std::string& what) {
   throw Error(ErrorKind::corrupt, "the report of muster-hdf5-reader contradicts its format (" + what + ")");
@@ -201,6 +204,10 @@ class Parser {
       const std::uint64_t id = cursor.number();
       tensor.filters.push_back({id, cursor.number()});
     }
+    if (tensor.chunk_bytes > least_suspicious_chunk &&
+        tensor.chunk_bytes / largest_chunk_expansion > limits_.file_bytes)
+      problem(tensor, fmt::format("its chunks have {} bytes, more than {} times the {} of the file: refused",
+                                  tensor.chunk_bytes, largest_chunk_expansion, limits_.file_bytes));
     if (!can_decode(tensor.filters)) problem(tensor, "went through more than one compression");
     tensor.partial_chunks_unfiltered = (cursor.number() & hdf5::chunk_partial_unfiltered) != 0;
     const std::uint64_t count = cursor.number_below(hdf5::most_chunks + 1, "a number of chunks of");

@@ -75,7 +75,8 @@ std::string issue_words(IssueCode code, std::uint64_t number, std::string_view w
     case IssueCode::virtual_dataset:
       return "a virtual dataset: its elements are in other files or datasets, which are not opened";
     case IssueCode::external_storage:
-      return fmt::format("its elements are in {} other files, which are not opened", number);
+      return number == 1 ? std::string("its elements are in another file, which is not opened")
+                         : fmt::format("its elements are in {} other files, which are not opened", number);
     case IssueCode::element_type:
       return fmt::format("no tensor: its elements are {}", printable(words));
     case IssueCode::dataspace:

@@ -87,8 +87,6 @@ class WritableFile {
   static WritableFile open(const std::string& place, std::string name);
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  /// For asking only: the file keeps it.
-  [[nodiscard]] int descriptor() const noexcept { return fd_.get(); }
   /// Takes the space now, where the file system can: a full disk is known before the work. Sets the length.
   void reserve(std::uint64_t bytes);
   /// All of `bytes`. From several threads at once, too.

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "src/os/fd.hpp"
+
 namespace muster::os {
 
 struct FileSystem {
@@ -16,5 +18,7 @@ struct FileSystem {
 
 /// Throws Error(not_found | io).
 FileSystem file_system_of(const std::string& path);
+/// Of an open file, which messages call `path`.
+FileSystem file_system_of(const Fd& file, const std::string& path);
 
 }  // namespace muster::os

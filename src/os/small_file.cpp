@@ -38,9 +38,7 @@ FileStatus status_of(const struct stat& status) {
   facts.bytes = static_cast<std::uint64_t>(status.st_size);
   facts.changed =
       std::chrono::system_clock::time_point(std::chrono::duration_cast<std::chrono::system_clock::duration>(since));
-  facts.device = status.st_dev;
-  facts.inode = status.st_ino;
-  facts.links = status.st_nlink;
+  facts.identity = {status.st_dev, status.st_ino};
   facts.is_directory = S_ISDIR(status.st_mode);
   facts.is_regular = S_ISREG(status.st_mode);
   facts.is_link = S_ISLNK(status.st_mode);
@@ -120,15 +118,14 @@ std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t mo
   return bytes;
 }
 
-FileStatus write_new_file(const std::string& path, std::span<const std::byte> bytes, Durable durable) {
+FileIdentity write_new_file(const std::string& path, std::span<const std::byte> bytes, Durability durability) {
   WritableFile file = WritableFile::create(path, path);
   try {
     file.write_at(0, bytes);
-    if (durable == Durable::yes) file.sync();
-    struct stat status {};
-    if (::fstat(file.descriptor(), &status) != 0) throw errno_error("asking about", errno, path);
+    if (durability == Durability::synced) file.sync();
+    const FileIdentity identity = file.identity();
     file.close();
-    return status_of(status);
+    return identity;
   } catch (...) {
     ::unlink(path.c_str());
     throw;

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "src/os/file.hpp"
+
 namespace muster::os {
 
 struct DirectoryEntry {
@@ -23,9 +25,7 @@ std::vector<DirectoryEntry> list_directory(const std::string& path);
 struct FileStatus {
   std::uint64_t bytes = 0;
   std::chrono::system_clock::time_point changed;
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-  std::uint64_t links = 1;
+  FileIdentity identity;
   bool is_directory = false;
   bool is_regular = false;
   bool is_link = false;
@@ -38,10 +38,10 @@ std::optional<FileStatus> file_status(const std::string& path, Links links = Lin
 /// The whole of a file. Throws Error(not_found | io), and Error(corrupt) where it is longer than `most`.
 std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t most);
 
-enum class Durable : bool { no, yes };
-/// Creates a file that must not be there, with these bytes; nothing stays where it fails. Durable: fsynced. Returns
-/// what the file is, so that it can be told again under another name. Throws Error(no_space | io | not_found).
-FileStatus write_new_file(const std::string& path, std::span<const std::byte> bytes, Durable durable);
+/// Creates a file that must not be there, with these bytes; nothing stays where it fails. Returns which file it is,
+/// whatever its name. Throws Error(no_space | io | not_found).
+FileIdentity write_new_file(const std::string& path, std::span<const std::byte> bytes,
+                            Durability durability = Durability::unsynced);
 
 /// Throws Error(io | not_found).
 void rename_file(const std::string& from, const std::string& to);

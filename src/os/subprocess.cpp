@@ -10,12 +10,14 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "src/os/fault.hpp"
@@ -72,11 +74,14 @@ class RunningChild {
     else
       ::kill(pid_, SIGKILL);
   }
-  /// False where it still runs at the deadline.
-  bool wait_until(Clock::time_point deadline) const noexcept {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    return !process_ || wait_for_exit(process_, std::max(left, std::chrono::milliseconds(0)));
+  /// CPU time of the process; none where the kernel does not tell.
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> cpu_time() const noexcept {
+    clockid_t clock{};
+    timespec time{};
+    if (::clock_getcpuclockid(pid_, &clock) != 0 || ::clock_gettime(clock, &time) != 0) return std::nullopt;
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
   }
+  [[nodiscard]] const Fd& process() const noexcept { return process_; }
   void take(SubprocessResult& result) noexcept {
     int status = 0;
     rusage used{};
@@ -141,16 +146,50 @@ pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& 
   return pid;
 }
 
+/// When a program has had its time.
+class Deadline {
+ public:
+  Deadline(const SubprocessLimits& limits, Clock::time_point began)
+      : cpu_(limits.deadline),
+        end_(began + std::max(limits.deadline, limits.longest)),
+        next_(began + limits.deadline) {}
+
+  /// Waits until there is something to read, or the process has ended. False at the deadline.
+  bool wait_for(const Fd& what, const RunningChild& child) {
+    for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_ - Clock::now());
+      pollfd wanted{what.get(), POLLIN, 0};
+      const int ready = ::poll(&wanted, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000)));
+      if (ready < 0 && errno != EINTR) throw errno_error("waiting for a program");
+      // One that never stops talking has no more time than others.
+      if (has_passed(child)) return false;
+      if (ready > 0) return true;
+    }
+  }
+
+ private:
+  /// No program takes more CPU time than time passes, so the next look is when it could have taken all of it.
+  bool has_passed(const RunningChild& child) {
+    const auto now = Clock::now();
+    if (now < next_) return false;
+    const std::optional<std::chrono::nanoseconds> used = child.cpu_time();
+    if (now >= end_ || !used || *used >= cpu_) return true;
+    constexpr std::chrono::milliseconds least(5);
+    next_ = std::min(end_, now + std::max<std::chrono::nanoseconds>(cpu_ - *used, least));
+    return false;
+  }
+
+  std::chrono::nanoseconds cpu_;
+  Clock::time_point end_;
+  Clock::time_point next_;
+};
+
 /// True at the end of what the program says; false at the deadline, or where it says too much.
-bool read_all(const Fd& pipe, Clock::time_point deadline, std::uint64_t most, SubprocessResult& result) {
+bool read_all(const Fd& pipe, const RunningChild& child, Deadline& deadline, std::uint64_t most,
+              SubprocessResult& result) {
   constexpr std::size_t piece = std::size_t{64} << 10;
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    pollfd wanted{pipe.get(), POLLIN, 0};
-    const int ready = ::poll(&wanted, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000)));
-    if (ready < 0 && errno != EINTR) throw errno_error("waiting for the program's report");
-    if (ready <= 0) {
-      if (Clock::now() < deadline) continue;
+    if (!deadline.wait_for(pipe, child)) {
       result.end = SubprocessEnd::timed_out;
       return false;
     }
@@ -159,14 +198,9 @@ bool read_all(const Fd& pipe, Clock::time_point deadline, std::uint64_t most, Su
     const ssize_t got = ::read(pipe.get(), result.output.data() + had, piece);
     result.output.resize(had + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
     if (got == 0) return true;
-    if (got < 0 && errno != EINTR) throw errno_error("reading the program's report");
+    if (got < 0 && errno != EINTR) throw errno_error("reading a program's report");
     if (result.output.size() > most) {
       result.end = SubprocessEnd::too_much;
-      return false;
-    }
-    // One that never stops talking must not keep us past its time.
-    if (Clock::now() >= deadline) {
-      result.end = SubprocessEnd::timed_out;
       return false;
     }
   }
@@ -177,7 +211,7 @@ bool read_all(const Fd& pipe, Clock::time_point deadline, std::uint64_t most, Su
 SubprocessResult run_subprocess(const std::vector<std::string>& command, const Fd& input,
                                 const SubprocessLimits& limits) {
   const auto began = Clock::now();
-  const auto deadline = began + limits.deadline;
+  Deadline deadline(limits, began);
   std::array<int, 2> ends{};
   const int injected = fault("pipe", command[0]);
   if (injected != 0 || ::pipe2(ends.data(), O_CLOEXEC) != 0)
@@ -192,9 +226,9 @@ SubprocessResult run_subprocess(const std::vector<std::string>& command, const F
     RunningChild child(start(command, file, report));
     // Ours, or the pipe never ends.
     report.reset();
-    const bool has_ended = read_all(near_end, deadline, limits.output_bytes, result);
+    const bool has_ended = read_all(near_end, child, deadline, limits.output_bytes, result);
     const SubprocessEnd why = result.end;
-    const bool is_over = has_ended && child.wait_until(deadline);
+    const bool is_over = has_ended && (!child.process() || deadline.wait_for(child.process(), child));
     if (!is_over) child.kill();
     child.take(result);
     if (!is_over) result.end = has_ended ? SubprocessEnd::timed_out : why;

@@ -18,14 +18,17 @@ inline constexpr int subprocess_input = 3;
 inline constexpr int subprocess_output = 4;
 
 struct SubprocessLimits {
+  /// Of CPU time: a busy machine or a slow server is not the program's fault.
   std::chrono::milliseconds deadline{2000};
+  /// Of time on the clock; where it is shorter than the deadline, that.
+  std::chrono::milliseconds longest{0};
   std::uint64_t output_bytes = std::uint64_t{16} << 20;
 };
 
 enum class SubprocessEnd : std::uint8_t {
   exited,     ///< `status` is what it returned
   signalled,  ///< `status` is the signal
-  timed_out,  ///< killed at the deadline
+  timed_out,  ///< killed when its time was over
   too_much,   ///< killed when it said more than it may
   unknown,    ///< the host program takes all its children's ends, or ignores them
 };
@@ -40,8 +43,8 @@ struct SubprocessResult {
 
 /// Starts `command[0]` (a path) with nothing of this process's environment but what names libraries and sanitizers'
 /// options, no descriptors but those above, no signal blocked or ignored; reads until it has closed the pipe, and waits
-/// for its end, both until the deadline. Whatever happens, the process has ended when this returns. Safe in a process
-/// with threads. Throws Error(unsupported) where the program is not there or is not a program, Error(io) where
+/// for its end, both until one of the limits. Whatever happens, the process has ended when this returns. Safe in a
+/// process with threads. Throws Error(unsupported) where the program is not there or is not a program, Error(io) where
 /// no pipe or process can be had. Faults: "spawn", "pipe".
 SubprocessResult run_subprocess(const std::vector<std::string>& command, const Fd& input,
                                 const SubprocessLimits& limits);

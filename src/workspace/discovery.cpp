@@ -52,7 +52,7 @@ bool Pauses::is_patient() const noexcept {
 bool refresh(const std::string& directory) {
   const std::string probe = directory + "/" + probe_name();
   try {
-    os::write_new_file(probe, {}, os::Durable::no);
+    os::write_new_file(probe, {});
     os::remove_file(probe);
     return true;
   } catch (const Error& error) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "src/os/process.hpp"
 #include "src/workspace/discovery.hpp"
@@ -16,6 +17,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using sync::Watchdog;
+
+// How much later than a rank's end its last files may be seen on a network file system, with probes.
+constexpr milliseconds longest_delay{500};
 
 class FileLiveness final : public PeerLiveness {
  public:
@@ -138,12 +142,21 @@ void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed&
   const bool is_network = directory_->options().is_network;
   Pauses pauses(is_network);
   Watchdog watchdog = this->watchdog(options);
+  // What a rank did before it ended may come to be seen after its end.
+  const auto is_done_after_all = [&] {
+    const Clock::time_point end = Clock::now() + (is_network ? longest_delay : milliseconds(0));
+    for (;;) {
+      if (done(*look(is_network))) return true;
+      if (Clock::now() >= end) return false;
+      std::this_thread::sleep_for(Watchdog::slice);
+    }
+  };
   Clock::time_point checked = Clock::now();
   for (;;) {
     if (done(*look(is_network && pauses.is_patient()))) return;
     watchdog.check_failure();
     if (Clock::now() - checked >= Watchdog::slice) {
-      watchdog.check([&] { return done(*look(is_network)); }, needed, awaited);
+      watchdog.check(is_done_after_all, needed, awaited);
       checked = Clock::now();
     }
     pauses.sleep();

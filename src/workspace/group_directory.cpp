@@ -164,11 +164,14 @@ void GroupDirectory::beat() {
 }
 
 void GroupDirectory::publish(const std::string& name, std::span<const std::byte> bytes) {
+  if (!bytes.empty()) return workspace::publish(options_.path, name, bytes);
   // An empty file is whole when it is there.
-  if (bytes.empty())
-    os::write_new_file(path_of(name), {}, os::Durable::no);
-  else
-    workspace::publish(options_.path, name, bytes);
+  try {
+    os::write_new_file(path_of(name), {});
+  } catch (const Error& error) {
+    // Nobody else makes it: an answer was lost, and the request repeated.
+    if (error.os_error() != EEXIST) throw;
+  }
 }
 
 bool GroupDirectory::publish_first(const std::string& name, std::span<const std::byte> bytes) {
@@ -200,7 +203,7 @@ void GroupDirectory::renew(const std::string& from, const std::string& to) const
   } catch (const Error& error) {
     if (error.os_error() != ENOENT) throw;
     // Never there, or renamed by a request whose answer was lost.
-    if (!os::file_status(path_of(to))) os::write_new_file(path_of(to), {}, os::Durable::no);
+    if (!os::file_status(path_of(to))) os::write_new_file(path_of(to), {});
   }
 }
 

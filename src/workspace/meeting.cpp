@@ -37,7 +37,7 @@ void enter(const std::string& directory, const std::string& file) {
   for (int turn = 0;; ++turn) {
     try {
       os::make_directory_if_absent(directory);
-      os::write_new_file(directory + "/" + file, {}, os::Durable::no);
+      os::write_new_file(directory + "/" + file, {});
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found || turn == 10) throw;
@@ -106,7 +106,7 @@ std::string Meeting::text_of(const std::string& file) const {
 void Meeting::write(const std::string& name, const std::string& text) {
   own_files_.push_back(name);
   if (text.empty())
-    os::write_new_file(path_ + "/" + name, {}, os::Durable::no);
+    os::write_new_file(path_ + "/" + name, {});
   else
     publish(path_, name, std::as_bytes(std::span(text)));
 }
@@ -306,7 +306,7 @@ Meeting::Job Meeting::take(const std::string& file) {
   }
   if (options_.rank == 0) return job;
   const std::string own = job.directory + "/" + member_name(options_.rank, os::own_identity());
-  patiently(own, {.deadline = deadline_}, [&] { os::write_new_file(own, {}, os::Durable::no); });
+  patiently(own, {.deadline = deadline_}, [&] { os::write_new_file(own, {}); });
   return job;
 }
 

@@ -12,8 +12,8 @@ namespace {
 /// A file under its growing name; gone with its owner unless it got another one.
 class Growing {
  public:
-  Growing(const std::string& directory, std::span<const std::byte> bytes, os::Durable durable)
-      : path_(directory + "/" + growing_name()), facts_(os::write_new_file(path_, bytes, durable)) {}
+  Growing(const std::string& directory, std::span<const std::byte> bytes, os::Durability durability)
+      : path_(directory + "/" + growing_name()), identity_(os::write_new_file(path_, bytes, durability)) {}
   Growing(const Growing&) = delete;
   Growing& operator=(const Growing&) = delete;
   ~Growing() {
@@ -37,7 +37,7 @@ class Growing {
  private:
   [[nodiscard]] bool is_ours(const std::string& target) const {
     const auto there = os::file_status(target);
-    return there && there->device == facts_.device && there->inode == facts_.inode;
+    return there && there->identity == identity_;
   }
   void remove() const noexcept {
     try {
@@ -48,20 +48,20 @@ class Growing {
   }
 
   std::string path_;
-  os::FileStatus facts_;
+  os::FileIdentity identity_;
   bool is_there_ = true;
 };
 
 }  // namespace
 
 void publish(const std::string& directory, const std::string& name, std::span<const std::byte> bytes,
-             os::Durable durable) {
-  Growing(directory, bytes, durable).rename(directory + "/" + name);
+             os::Durability durability) {
+  Growing(directory, bytes, durability).rename(directory + "/" + name);
 }
 
 bool publish_first(const std::string& directory, const std::string& name, std::span<const std::byte> bytes) {
   const std::string target = directory + "/" + name;
-  Growing growing(directory, bytes, os::Durable::no);
+  Growing growing(directory, bytes, os::Durability::unsynced);
   try {
     return growing.link(target);
   } catch (const Error& error) {
@@ -69,7 +69,7 @@ bool publish_first(const std::string& directory, const std::string& name, std::s
   }
   // No second names on this file system: then creation decides, and whoever reads it too early reads it again.
   try {
-    os::write_new_file(target, bytes, os::Durable::no);
+    os::write_new_file(target, bytes);
     return true;
   } catch (const Error& error) {
     if (error.os_error() == EEXIST) return false;

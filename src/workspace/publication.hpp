@@ -18,7 +18,7 @@ namespace muster::workspace {
 
 /// Throws Error(no_space | io | not_found).
 void publish(const std::string& directory, const std::string& name, std::span<const std::byte> bytes,
-             os::Durable durable = os::Durable::no);
+             os::Durability durability = os::Durability::unsynced);
 
 /// Likewise, but never in place of a file that is there: false then. Exactly one of several that try at the same time
 /// gets true.

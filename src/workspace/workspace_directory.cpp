@@ -47,7 +47,8 @@ void require_directory(const std::string& path) {
   const auto status = os::file_status(path, os::Links::followed);
   if (status && !status->is_directory) refuse(path, "it is a file; name a directory");
   if (status) return;
-  if (os::file_status(path)) refuse(path, "it is a link to what is not there");
+  const auto itself = os::file_status(path);
+  if (itself && itself->is_link) refuse(path, "it is a link to what is not there");
   make_directories(path);
 }
 

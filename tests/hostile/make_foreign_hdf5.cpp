@@ -178,8 +178,16 @@ void storage(const std::string& folder) {
   }
   {
     const Maker file(folder + "chunk_bomb.h5", H5F_LIBVER_V110);
-    const hsize_t chunk = hsize_t{32} << 20;
+    const hsize_t chunk = hsize_t{4} << 20;
     const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {hsize_t{1} << 40}, with_deflate(Maker::chunked({chunk})));
+    const std::string zeros = deflated(chunk);
+    const hsize_t at = 0;
+    MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
+  }
+  {
+    const Maker file(folder + "one_chunk_bomb.h5", H5F_LIBVER_V110);
+    const hsize_t chunk = hsize_t{64} << 20;
+    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {chunk}, with_deflate(Maker::chunked({chunk})));
     const std::string zeros = deflated(chunk);
     const hsize_t at = 0;
     MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
@@ -330,6 +338,9 @@ void samples(const std::string& folder) {
       const hid_t create = MUST(H5Pcreate(H5P_DATASET_CREATE));
       MUST(H5Pset_virtual(create, Maker::space({4}), "other.h5", "x", Maker::space({4})));
       file.dataset("virtual", H5T_STD_U8LE, {4}, create);
+      const hid_t edges = with_deflate(Maker::chunked({4, 4}));
+      MUST(H5Pset_chunk_opts(edges, H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS));
+      file.filled("edges", H5T_STD_U16LE, {10, 11}, edges);
     }
     // Enough of them that a group gets an index.
     for (int i = 0; i < 40; ++i) file.dataset(("many/t" + std::to_string(i)).c_str(), H5T_STD_U8LE, {1});

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What h5py writes is read by ours: every layout, filter and type that is not refused, and refusals with their words.
-Arguments: our peer program.
+"""What h5py writes is read by ours: every layout, filter and type that is not refused, and refusals with their words. And
+state files, which are ours, are read by h5py, h5ls, h5dump, h5repack and h5diff. Arguments: our peer program.
 
 Exit status: 0, 1, or 77 where h5py, hdf5plugin or numpy cannot be imported (skipped)."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -268,10 +269,125 @@ def texts_and_refusals(folder):
              "lists": "variable length", "array": "compound", "null": "no shape", "named": "named datatype",
              "soft": 'soft link to "/config"', "external": "other.h5 : /x", "lzf": "lzf (32000)",
              "scale": "scale-offset", "blosc": "blosc (32001)", "bitshuffle": "bitshuffle (32008)",
-             "lz4": "lz4 (32004)", "virtual": "virtual dataset", "elsewhere": "in 1 other files", "long": "too long"}
+             "lz4": "lz4 (32004)", "virtual": "virtual dataset", "elsewhere": "in another file", "long": "too long"}
     for name, text in words.items():
         refused(found, name, text)
     check(any("1 of its attributes" in line for line in found["words"][""]), found["words"])
+
+
+def written(dtype, shape):
+    """The bytes that the peer gives a tensor of a state file."""
+    sixteen = dtype in ("F16", "BF16", "I16", "U16")
+    bits = {"BOOL": 8, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F4": 4, "U4": 4, "I4": 4}
+    count = int(numpy.prod(shape, dtype=int))
+    i = numpy.arange((count * (16 if sixteen else bits.get(dtype, 8)) + 7) // 8)
+    value = numpy.where(i % 2 == 0, i // 2, i // 512) if sixteen else i + i // 256 * 7
+    return ((value % 2 if dtype == "BOOL" else value) & 255).astype("u1").tobytes()
+
+
+NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+         "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
+BYTES = ["F8_E4M3", "F8_E8M0"]
+PACKED = ["F4", "U4", "I4"]
+OTHERS = {"model.layers.0.weight": ("F32", (300, 1000)), "a%2Fb": ("U8", (3,)), "100%25": ("U8", (3,)),
+          "%2E%2E": ("U8", (3,)), "\u00fc \"quoted\"%0A": ("U8", (3,))}
+
+
+def state_tensors():
+    """Link names, dtypes and shapes of what the peer writes."""
+    for dtype in [*NUMPY, "BF16", "F8_E5M2", *BYTES, *PACKED]:
+        yield dtype, dtype, (256, 256) if dtype in ("F16", "BF16", "I16", "U16") else (7, 11)
+        yield dtype + ".scalar", dtype, ()
+        yield dtype + ".empty", dtype, (0, 5)
+    for name, (dtype, shape) in OTHERS.items():
+        yield name, dtype, shape
+
+
+def same(a, b):
+    """Equal, or both no number."""
+    return a.shape == b.shape and bool(numpy.all((a == b) | ((a != a) & (b != b))))
+
+
+def read_by_h5py(path):
+    with h5py.File(path) as file:
+        check(json.loads(file["config"][()]) == {"hidden": 64, "name": "\u00fc"}, file["config"][()])
+        weights = file["weights"]
+        for name, dtype, shape in state_tensors():
+            dataset = weights[name]
+            raw = written(dtype, shape)
+            label = dataset.attrs["dtype"]
+            check((label.decode() if isinstance(label, bytes) else label) == dtype, f"{name}: {label}")
+            if dtype in PACKED:
+                check(dataset[...].tobytes() == raw and tuple(dataset.attrs["shape"]) == shape, name)
+                continue
+            check(dataset.shape == shape, f"{name}: {dataset.shape}")
+            array = dataset[()]
+            if dtype in NUMPY:
+                check(array.tobytes() == raw and array.dtype == numpy.dtype(NUMPY[dtype]), f"{name}: {array.dtype}")
+            elif dtype == "BF16":
+                expected = (numpy.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+                check(array.dtype == "<f4" and same(numpy.asarray(array), expected), name)
+            elif dtype == "F8_E5M2":
+                expected = (numpy.frombuffer(raw, "u1").astype("<u2") << 8).view("<f2").reshape(shape)
+                check(same(numpy.asarray(array).astype("f4"), expected.astype("f4")), name)
+            else:
+                check(array.dtype == "u1" and array.tobytes() == raw, name)
+
+
+def tool(*command):
+    """What one of HDF5's prints, which finds hdf5plugin's zstd."""
+    plugins = {"HDF5_PLUGIN_PATH": hdf5plugin.PLUGIN_PATH}
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **plugins})
+    check(result.returncode == 0, f"{' '.join(command)}: exit status {result.returncode} {result.stdout} {result.stderr}")
+    return result.stdout
+
+
+def ours_again(path, prefix="weights/"):
+    """A copy that another tool made: no state any more, but all of it is read."""
+    opened = subprocess.run([peer, "open", path], capture_output=True, text=True)
+    check(opened.returncode == 2, f"{path} is taken for a state file: {opened.stdout}")
+    found = listing(path)
+    for name, dtype, shape in state_tensors():
+        tensor = found["by_name"].get(prefix + name)
+        check(tensor is not None, f"{name}: {found['words']}")
+        check(tensor["dtype"] == dtype and tuple(tensor["shape"]) == shape, f"{name}: {tensor}")
+        for piece in PIECES:
+            with open(os.path.join(found["dump"], f"{tensor['number']}.{piece}"), "rb") as file:
+                check(file.read() == written(dtype, shape), f"{name} in pieces of {piece}: other elements")
+    return opened.stderr
+
+
+def theirs_read_ours(folder, level):
+    path = os.path.join(folder, f"state{len(level)}.h5")
+    run("make", path, *level)
+    check(run("open", path) == f"{len(list(state_tensors()))} tensors\n", "other tensors")
+    read_by_h5py(path)
+    if shutil.which("h5ls") is None:
+        print("h5ls, h5dump, h5repack and h5diff are not installed: they were NOT tried", file=sys.stderr)
+        return
+    listed = tool("h5ls", "-r", path)
+    for name, dtype, shape in state_tensors():
+        if name.isascii() and dtype not in PACKED:
+            extent = "SCALAR" if shape == () else ", ".join(map(str, shape))
+            check(f"/weights/{name} " in listed and f"{{{extent}}}" in listed, f"h5ls has no {name}")
+    check("DATASET" in tool("h5dump", "-H", path), "h5dump shows nothing")
+    for name in ["model.layers.0.weight", "F32", "U16", "I64", "F8_E4M3"]:
+        raw = os.path.join(folder, "raw")
+        tool("h5dump", "-b", "LE", "-o", raw, "-d", "/weights/" + name, path)
+        dtype, shape = next((d, s) for n, d, s in state_tensors() if n == name)
+        with open(raw, "rb") as file:
+            check(file.read() == written(dtype, shape), f"h5dump of {name}: other elements")
+    # Of all datasets it cannot: those without elements are in its way.
+    some = ",".join("/weights/" + name for name in ["model.layers.0.weight", "BF16", "F64", "F4", "F8_E4M3", "C64"])
+    for filters in [[], ["-f", some + ":SHUF", "-f", some + ":GZIP=1"]]:
+        copy = os.path.join(folder, f"repacked{len(level)}{len(filters)}.h5")
+        tool("h5repack", *filters, path, copy)
+        # The catalogue and the config are as they were, and so are all tensors.
+        tool("h5diff", path, copy)
+        read_by_h5py(copy)
+        words = ours_again(copy)
+        check("corrupt: " in words and copy in words, words)
+    print("a state file that h5repack copied:", words.strip())
 
 
 with tempfile.TemporaryDirectory(prefix="muster-test-") as temporary:
@@ -281,5 +397,7 @@ with tempfile.TemporaryDirectory(prefix="muster-test-") as temporary:
     parts_of_chunks(temporary)
     compact(temporary)
     texts_and_refusals(temporary)
+    theirs_read_ours(temporary, [])
+    theirs_read_ours(temporary, ["1"])
 print(f"{checks} checks with h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, hdf5plugin {hdf5plugin.version}, "
       f"numpy {numpy.__version__}")

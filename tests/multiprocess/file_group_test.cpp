@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of ranks that share nothing but a directory: how they meet, work together, fail, and what they leave.
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -444,4 +445,54 @@ TEST_CASE("a forked child does not take part, and takes nothing along") {
   });
   all_well(ranks.wait());
   CHECK(is_clean(directory));
+}
+
+TEST_CASE("a rank whose process cannot be seen from here is lost when it is silent, and not before") {
+  // A process namespace of its own is as good as another host: who lives in it cannot be told from outside.
+  const TemporaryDirectory directory;
+  SharedWords words;
+  Ranks ranks(2, [&](int rank) {
+    if (rank == 1) {
+      if (::unshare(CLONE_NEWPID) != 0) {
+        words[2] = 1;  // not allowed here
+        return;
+      }
+      const pid_t child = ::fork();
+      if (child != 0) {
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        return;
+      }
+    }
+    while (rank == 0 && words[2] == 0 && words[3] == 0) std::this_thread::sleep_for(1ms);
+    if (words[2] != 0) return;
+    words[3] = 1;
+    const auto group = file_group(options_of(directory, rank, 2));
+    group->barrier();
+    RANK_CHECK(os::life_of(os::own_identity()) == os::Life::alive);
+    if (rank == 1) {
+      // Longer than it may be silent: its heart beats.
+      std::this_thread::sleep_for(1300ms);
+      group->barrier();
+      ::kill(::getpid(), SIGKILL);
+      ::_exit(9);
+    }
+    group->barrier();
+    const auto since = std::chrono::steady_clock::now();
+    try {
+      group->barrier();
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 1);
+      RANK_CHECK(std::strstr(error.what(), "has been silent for") != nullptr);
+      const auto waited = std::chrono::steady_clock::now() - since;
+      RANK_CHECK(waited > 900ms && waited < 4s);
+      return;
+    }
+    throw RankFailure("nothing was thrown");
+  });
+  const auto all = ranks.wait();
+  if (words[2] != 0)
+    MESSAGE("skipped: no process namespace can be made here");
+  else
+    CHECK_MESSAGE(all[0].ok(), all[0].words);
 }

@@ -111,9 +111,13 @@ std::string unique_key() {
          std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + "-" + std::to_string(++next);
 }
 
-GroupOf::GroupOf(int size) : size_(size), key_(unique_key()) {
+bool over_shared_memory() {
   const char* kind = std::getenv("MUSTER_TEST_GROUP");
-  if (kind != nullptr && std::strcmp(kind, "file") == 0) workspace_ = std::make_unique<TemporaryDirectory>();
+  return kind == nullptr || std::strcmp(kind, "file") != 0;
+}
+
+GroupOf::GroupOf(int size) : size_(size), key_(unique_key()) {
+  if (!over_shared_memory()) workspace_ = std::make_unique<TemporaryDirectory>();
 }
 
 std::shared_ptr<SyncGroup> GroupOf::join(int rank, std::chrono::milliseconds timeout) const {

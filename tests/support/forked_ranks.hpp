@@ -59,6 +59,10 @@ class Ranks {
   std::vector<int> pipes_;
 };
 
+/// Whether the groups of tests share memory: false where MUSTER_TEST_GROUP is "file". What is about that memory
+/// itself (leases, budgets, pools) returns at once then.
+bool over_shared_memory();
+
 /// A key that no other test has.
 std::string unique_key();
 

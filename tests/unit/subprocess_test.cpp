@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs that are given one open file and give bytes back.
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "muster/error.hpp"
+#include "src/os/fault.hpp"
+#include "src/os/file.hpp"
+#include "src/os/subprocess.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+os::SubprocessResult shell(const std::string& script, os::SubprocessLimits limits = {.deadline = 5s}) {
+  static const TemporaryDirectory folder;
+  write_text(folder / "input", "the input");
+  const auto file = os::ReadableFile::open(folder / "input");
+  return os::run_subprocess({"/bin/sh", "-c", script}, file.descriptor(), limits);
+}
+
+std::string text_of(const os::SubprocessResult& result) {
+  return {reinterpret_cast<const char*>(result.output.data()), result.output.size()};
+}
+
+TEST_CASE("a program has the file, the pipe and nothing else") {
+  ::setenv("MUSTER_SECRET", "told", 1);
+  const os::SubprocessResult result =
+      shell("cat <&3 >&4; echo \"[$MUSTER_SECRET]\" >&4; ls /proc/self/fd | wc -l >&4; exit 7");
+  CHECK(result.end == os::SubprocessEnd::exited);
+  CHECK(result.status == 7);
+  // Standard ones, 3, 4, and that of ls itself.
+  CHECK(text_of(result).starts_with("the input[]\n"));
+  CHECK(result.peak_bytes != 0);
+  CHECK(result.wall < 5s);
+}
+
+TEST_CASE("blocked and ignored signals are not handed on") {
+  ::signal(SIGTERM, SIG_IGN);
+  const os::SubprocessResult result = shell("kill -TERM $$; echo alive >&4");
+  ::signal(SIGTERM, SIG_DFL);
+  CHECK(result.end == os::SubprocessEnd::signalled);
+  CHECK(result.status == SIGTERM);
+  CHECK(result.output.empty());
+}
+
+TEST_CASE("one that does not end is killed, and what it said until then is kept") {
+  const auto began = std::chrono::steady_clock::now();
+  const os::SubprocessResult silent = shell("echo some >&4; exec sleep 100", {.deadline = 200ms});
+  CHECK(silent.end == os::SubprocessEnd::timed_out);
+  CHECK(text_of(silent) == "some\n");
+  // It has closed the pipe and goes on.
+  CHECK(shell("exec 4>&-; exec sleep 100", {.deadline = 200ms}).end == os::SubprocessEnd::timed_out);
+  // It never stops talking.
+  const os::SubprocessResult talking = shell("while :; do echo word; sleep 0.01; done >&4", {.deadline = 200ms});
+  CHECK(talking.end == os::SubprocessEnd::timed_out);
+  CHECK(std::chrono::steady_clock::now() - began < 5s);
+}
+
+TEST_CASE("a program that waits for others has longer than one that works") {
+  // 100 ms of work or a second on the clock.
+  const os::SubprocessLimits limits{.deadline = 100ms, .longest = 1s};
+  const os::SubprocessResult waiting = shell("sleep 0.3; echo done >&4", limits);
+  CHECK(waiting.end == os::SubprocessEnd::exited);
+  CHECK(text_of(waiting) == "done\n");
+  CHECK(shell("exec sleep 100", limits).end == os::SubprocessEnd::timed_out);
+  // Killed for its work, not by the clock: however busy the machine is, it had at least that much.
+  const os::SubprocessResult working = shell("while :; do :; done", {.deadline = 100ms, .longest = 60s});
+  CHECK(working.end == os::SubprocessEnd::timed_out);
+  CHECK(working.wall >= 100ms);
+  CHECK(working.wall < 30s);
+}
+
+TEST_CASE("one that says too much is killed") {
+  const os::SubprocessResult result = shell("exec cat /dev/zero >&4", {.deadline = 20s, .output_bytes = 1 << 20});
+  CHECK(result.end == os::SubprocessEnd::too_much);
+  CHECK(result.output.size() < (1 << 20) + (1 << 17));
+}
+
+TEST_CASE("a host program that takes its children's ends itself does no harm") {
+  ::signal(SIGCHLD, SIG_IGN);
+  const os::SubprocessResult result = shell("echo said >&4");
+  ::signal(SIGCHLD, SIG_DFL);
+  CHECK(result.end == os::SubprocessEnd::unknown);
+  CHECK(text_of(result) == "said\n");
+}
+
+TEST_CASE("a program that cannot be started is told in words") {
+  const TemporaryDirectory folder;
+  write_text(folder / "input", "");
+  const auto file = os::ReadableFile::open(folder / "input");
+  const auto run = [&](const std::string& program) { (void)os::run_subprocess({program}, file.descriptor(), {}); };
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { run(folder / "nothing"); }), "starting the program"));
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { run(folder / "input"); }), "EACCES"));
+  os::set_fault_hook([](std::string_view call, std::string_view) { return call == "spawn" ? EAGAIN : 0; });
+  CHECK(has(words_of(ErrorKind::io, [&] { run("/bin/true"); }), "EAGAIN"));
+  os::set_fault_hook([](std::string_view call, std::string_view) { return call == "pipe" ? EMFILE : 0; });
+  CHECK(has(words_of(ErrorKind::io, [&] { run("/bin/true"); }), "EMFILE"));
+  os::set_fault_hook(nullptr);
+}
+
+TEST_CASE("the library knows where it is") {
+  CHECK(os::own_directory().starts_with('/'));
+}
+
+}  // namespace
