@@ -27,16 +27,16 @@ void add_diff_command(CLI::App& app, int& status) {
   command->add_option("B", arguments->b, "The other one; it may have its tensors in other files or shards")
       ->required()
       ->type_name(source_type);
-  command->add_option("--plan", arguments->plan, "How shards are merged: auto, a built-in plan or a JSON file")
-      ->type_name("NAME|FILE");
+  add_source_options(*command, arguments->source);
   command->add_flag("--json", arguments->json, "JSON for programs");
   command->footer(
       "Tensors are compared by name, dtype, shape and bits; between directories JSON files by value and all others\n"
-      "byte by byte. Configs are compared where one side is a state. Shards are merged while they are read, so that no "
-      "model has to be in memory. Exit status: 0 the\n"
-      "same, 1 different, 2 cannot be compared.\n\n"
-      "Examples:\n  muster diff model/ exported/\n  muster diff shards/ model/ --plan auto\n  muster diff before.h5 "
-      "workspace/ --rank 2");
+      "byte by byte. Configs are compared where one side is a state. Shards are merged while they are read, so that "
+      "no\n"
+      "model has to be in memory. Exit status: 0 the same, 1 different, 2 cannot be compared.\n\n"
+      "Examples:\n  muster diff model/ exported/\n"
+      "  muster diff shards/ model/ --plan auto\n"
+      "  muster diff before.h5 workspace/ --rank 2");
   command->callback([arguments, &status] {
     const inspect::DiffReport report = inspect::diff_models(arguments->a, arguments->b, arguments->source);
     print(arguments->json ? inspect::diff_json(report) : inspect::diff_text(report));

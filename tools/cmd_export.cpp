@@ -210,9 +210,8 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_flag("--json", arguments->json, "Print JSON");
   command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
   command->footer(
-      "As a rank of a job (muster run -n P) each rank reads its own shards, r, r + P, ... Started alone it starts "
-      "local\n"
-      "ranks itself.\n\n"
+      "As a rank of a job (muster run -n P) each rank reads its own shards, r, r + P, ... Started alone it starts\n"
+      "local ranks itself.\n\n"
       "Examples:\n  muster export shards/ --plan auto --out model/\n"
       "  muster export shards/ --plan moe --dry-run\n"
       "  muster export /shared/workspace --plan auto --out model/\n"

@@ -62,9 +62,8 @@ void add_shard_command(CLI::App& app, int& status) {
       ->type_name("METHOD");
   command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
   command->footer(
-      "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so "
-      "that\n"
-      "muster export gives the same bytes back.\n\n"
+      "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"
+      "that muster export gives the same bytes back.\n\n"
       "Examples:\n  muster shard model/ --ranks 4 --plan auto --out shards/\n"
       "  muster shard model/ --ranks 4 --plan auto --workspace --out /shared/workspace\n"
       "  muster shard mixtral/ --layout tp=2,pp=2,ep=2 --plan moe --out shards/");

@@ -16,6 +16,8 @@ class ArrayFormat {
   explicit ArrayFormat(DType dtype) : dtype_(dtype) {}
   void note(std::uint64_t bits);
   [[nodiscard]] std::string text(std::uint64_t bits) const;
+  /// Whether any value has a minus sign.
+  [[nodiscard]] bool has_sign() const noexcept { return has_sign_; }
 
  private:
   [[nodiscard]] bool is_scientific() const noexcept;

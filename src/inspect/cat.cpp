@@ -162,15 +162,14 @@ class Printer {
     const auto text_of = [&](std::int64_t element) {
       std::string text = formats[0].text(reader_.bits(static_cast<std::uint64_t>(element) * parts));
       if (parts == 2) {
-        // Blanks before and behind the number would part it from its sign and its unit.
-        std::string imaginary = formats[1].text(reader_.bits(static_cast<std::uint64_t>(element) * 2 + 1));
+        // Its sign always, in the column that negative ones have for it; its unit right behind the digits.
+        const std::string imaginary = formats[1].text(reader_.bits(static_cast<std::uint64_t>(element) * 2 + 1));
         const std::size_t begin = imaginary.find_first_not_of(' ');
         const std::size_t end = imaginary.find_last_not_of(' ') + 1;
         const bool is_signed = imaginary[begin] == '-';
-        const std::size_t real_end = text.find_last_not_of(' ') + 1;
-        const std::size_t blanks = text.size() - real_end + begin + imaginary.size() - end + (is_signed ? 1 : 0);
-        text = text.substr(0, real_end) + (is_signed ? "" : "+") + imaginary.substr(begin, end - begin) + "j" +
-               std::string(blanks, ' ');
+        const std::size_t blanks = !is_signed && begin > 0 && formats[1].has_sign() ? begin - 1 : begin;
+        text += std::string(blanks, ' ') + (is_signed ? "" : "+") + imaginary.substr(begin, end - begin) + "j" +
+                imaginary.substr(end);
       }
       return text;
     };

@@ -164,7 +164,7 @@ void diff_file(const std::string& name, const DiffReport& whole, std::vector<Fil
       std::vector<ConfigDiff> places;
       const std::uint64_t count = find_places(*left, *right, "", most_places, places);
       std::string words;
-      for (const ConfigDiff& place : places) words += (words.empty() ? "" : ", ") + to_string(place);
+      for (const ConfigDiff& place : places) words += (words.empty() ? "" : ", ") + words_of(place);
       if (count > most_places) words += fmt::format(" and {} more", count - most_places);
       if (count != 0) out.push_back({.name = name, .detail = std::move(words)});
       return;
@@ -217,7 +217,7 @@ void diff_configs(const TensorSource& a, const TensorSource& b, DiffReport& repo
 
 }  // namespace
 
-std::string to_string(const ConfigDiff& diff) {
+std::string words_of(const ConfigDiff& diff) {
   const auto text = [](const std::string& side) { return side.empty() ? std::string("nothing") : side; };
   return fmt::format("{}: {} / {}", diff.place.empty() ? "the whole" : diff.place, text(diff.a), text(diff.b));
 }

@@ -37,7 +37,7 @@ struct ConfigDiff {
 };
 
 /// "PLACE: A / B".
-std::string to_string(const ConfigDiff& diff);
+std::string words_of(const ConfigDiff& diff);
 
 struct DiffReport {
   std::string a;

@@ -68,7 +68,7 @@ std::string diff_text(const DiffReport& report) {
                    diff.kind == DiffKind::values ? printable(diff.detail) : kind_name(diff.kind));
   }
   for (const ConfigDiff& diff : report.config_diffs)
-    fmt::format_to(std::back_inserter(out), "config {}\n", printable(to_string(diff)));
+    fmt::format_to(std::back_inserter(out), "config {}\n", printable(words_of(diff)));
   if (report.config_differences > report.config_diffs.size())
     fmt::format_to(std::back_inserter(out), "and {} more places of the config\n",
                    report.config_differences - report.config_diffs.size());

@@ -106,7 +106,7 @@ Finding seccomp() {
 Finding job() {
   std::string set;
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-                           "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MUSTER_JOB"})
+                           "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MUSTER_JOB", "MUSTER_WORKSPACE"})
     if (const auto value = os::environment(name)) set += fmt::format("{}{}={}", set.empty() ? "" : " ", name, *value);
   if (set.empty())
     return {"job", Health::good, "not a rank of a job: neither muster run's nor torchrun's variables are set"};

@@ -8,6 +8,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
+#include "src/checkpoint/metadata_config.hpp"
 #include "src/checkpoint/workspace_states.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/state_source.hpp"
@@ -51,7 +52,11 @@ class ModelSource : public TensorSource {
     return {.file = model_.file_of(tensor).path(), .stored_bytes = model_.tensors()[tensor].bytes};
   }
   [[nodiscard]] std::optional<std::string> config_text() const override {
-    if (!is_directory_) return std::nullopt;
+    if (!is_directory_) {
+      // What a state's config became when it was converted.
+      if (!model_.metadata().contains(std::string(config_metadata_key))) return std::nullopt;
+      return to_json(config_from_metadata(model_.metadata()));
+    }
     const std::optional<Config> config = read_model_config(model_.path());
     if (!config) return std::nullopt;
     return to_json(*config);

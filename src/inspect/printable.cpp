@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -41,6 +42,9 @@ bool is_dangerous(char32_t code) noexcept {
 }  // namespace
 
 std::string printable(std::string_view text) {
+  // Nearly all names are plain: they are looked through once and copied whole.
+  if (std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~' && c != '\\'; }))
+    return std::string(text);
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {

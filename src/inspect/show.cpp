@@ -80,10 +80,14 @@ std::vector<TextTable::Column> columns_of(const Listing& listing) {
 
 void append_table(std::string& out, const Listing& listing, const OutputStyle& style) {
   TextTable table(columns_of(listing), 0);
+  // Layers repeat: most tensors have the shape of an earlier one, and making its text is the dearest part of a row.
+  std::map<std::pair<Shape, std::uint64_t>, std::pair<std::string, std::string>> made;
   for (std::size_t place = 0; place < listing.chosen.size(); ++place) {
     const TensorEntry& entry = listing.tensors[listing.chosen[place]];
-    std::vector<std::string> cells = {printable(entry.name), std::string(to_string(entry.dtype)),
-                                      to_string(entry.shape), human_bytes(entry.bytes)};
+    const auto [texts, is_new] = made.try_emplace({entry.shape, entry.bytes});
+    if (is_new) texts->second = {to_string(entry.shape), human_bytes(entry.bytes)};
+    std::vector<std::string> cells = {printable(entry.name), std::string(to_string(entry.dtype)), texts->second.first,
+                                      texts->second.second};
     if (listing.is_compressed) {
       cells.push_back(human_bytes(listing.details[place].stored_bytes));
       cells.push_back(ratio(entry.bytes, listing.details[place].stored_bytes));
@@ -244,7 +248,7 @@ std::string show_json(const TensorSource& source, const std::string& path, const
                         {"dtype", Config(to_string(entry.dtype))},
                         {"shape", Config(std::move(shape))},
                         {"bytes", Config(entry.bytes)},
-                        {"file", detail.file.empty() ? Config() : Config(json_text(detail.file))},
+                        {"file", detail.file.empty() ? Config() : Config(json_text(std::string(detail.file)))},
                         {"offset", Config(entry.offset)},
                         {"stored_bytes", Config(detail.stored_bytes)},
                         {"compressed", Config(detail.is_compressed)},

@@ -28,23 +28,28 @@ std::vector<std::size_t> chosen(const TensorSource& source, const std::string& p
   return places;
 }
 
-std::string short_number(double value) {
-  return fmt::format("{:.5g}", value);
+/// `digits`: significant ones of real numbers, and of integers where all of them would be too long.
+std::string short_number(double value, int digits) {
+  return fmt::format("{:.{}g}", value, digits);
 }
 
-std::string short_number(const Config& value) {
+std::string short_number(const Config& value, int digits, std::size_t longest) {
+  std::string text;
   switch (value.type()) {
     case Config::Type::null:
       return "-";
     case Config::Type::boolean:
       return value.as_bool() ? "true" : "false";
     case Config::Type::integer:
-      return fmt::to_string(value.as_int());
+      text = fmt::to_string(value.as_int());
+      break;
     case Config::Type::unsigned_integer:
-      return fmt::to_string(value.as_uint());
+      text = fmt::to_string(value.as_uint());
+      break;
     default:
-      return short_number(value.as_double());
+      return short_number(value.as_double(), digits);
   }
+  return text.size() <= longest ? text : short_number(value.as_double(), digits);
 }
 
 std::string percent(std::uint64_t part, std::uint64_t whole) {
@@ -110,26 +115,31 @@ std::string stats_text(const TensorSource& source, const StatsOptions& options) 
   const std::vector<TensorStatistics> all = of_chosen(source, options);
   std::string out;
   const bool is_alone = all.size() == 1;
-  TextTable table({{"NAME"},
-                   {"DTYPE"},
-                   {"VALUES", Align::right},
-                   {"MIN", Align::right},
-                   {"MAX", Align::right},
-                   {"MEAN", Align::right},
-                   {"DEVIATION", Align::right},
-                   {"ZEROS", Align::right},
-                   {"NAN", Align::right},
-                   {"INF", Align::right}},
-                  0);
+  // A narrow terminal has room for names only where the numbers are short.
+  constexpr std::size_t narrow = 110;
+  const bool is_narrow = options.style.width != 0 && options.style.width < narrow;
+  const int digits = is_narrow ? 4 : 5;
+  const std::size_t longest = is_narrow ? 10 : 20;
+  std::vector<TextTable::Column> columns = {{"NAME"}, {"DTYPE"}};
+  if (!is_narrow) columns.push_back({"VALUES", Align::right});
+  for (const char* title : {"MIN", "MAX", "MEAN", is_narrow ? "DEV" : "DEVIATION", "ZEROS", "NAN", "INF"})
+    columns.push_back({title, Align::right});
+  TextTable table(std::move(columns), 0);
   std::uint64_t bytes = 0;
   std::uint64_t values = 0;
   std::uint64_t suspicious = 0;
   for (const TensorStatistics& tensor : all) {
     const bool has_numbers = tensor.finite() != 0;
-    table.add({printable(tensor.tensor.name), std::string(to_string(tensor.tensor.dtype)),
-               fmt::to_string(tensor.values), short_number(tensor.minimum), short_number(tensor.maximum),
-               has_numbers ? short_number(tensor.mean) : "-", has_numbers ? short_number(tensor.deviation) : "-",
-               percent(tensor.zeros, tensor.values), fmt::to_string(tensor.nans), fmt::to_string(tensor.infinities)});
+    std::vector<std::string> cells = {printable(tensor.tensor.name), std::string(to_string(tensor.tensor.dtype))};
+    if (!is_narrow) cells.push_back(fmt::to_string(tensor.values));
+    cells.push_back(short_number(tensor.minimum, digits, longest));
+    cells.push_back(short_number(tensor.maximum, digits, longest));
+    cells.push_back(has_numbers ? short_number(tensor.mean, digits) : "-");
+    cells.push_back(has_numbers ? short_number(tensor.deviation, digits) : "-");
+    cells.push_back(percent(tensor.zeros, tensor.values));
+    cells.push_back(fmt::to_string(tensor.nans));
+    cells.push_back(fmt::to_string(tensor.infinities));
+    table.add(std::move(cells));
     bytes += tensor.tensor.bytes;
     values += tensor.values;
     suspicious += tensor.nans + tensor.infinities != 0 ? 1 : 0;

@@ -52,7 +52,7 @@ std::unique_ptr<PieceBytes> MergedSource::read(std::size_t tensor, std::uint64_t
 TensorDetail MergedSource::detail(std::size_t tensor) const {
   const MergedTensor& merged = tensors_[tensor];
   TensorDetail detail;
-  std::set<std::string> files;
+  std::set<std::string_view> files;
   for (const AssemblySource& source : merged.sources) {
     detail.stored_bytes += source.nbytes();
     files.insert(source.file);

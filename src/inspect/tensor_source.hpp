@@ -45,7 +45,7 @@ class PieceBytes {
 
 /// What a source knows of a tensor beside its name, dtype, shape and bytes.
 struct TensorDetail {
-  std::string file = {};           ///< that it is in; empty where it is in several
+  std::string_view file = {};      ///< that it is in, as long as the source; empty where it is in several
   std::uint64_t stored_bytes = 0;  ///< in the file
   bool is_compressed = false;
   std::optional<std::uint64_t> checksum = {};  ///< XXH3-64 of its elements, as the file says

@@ -48,10 +48,12 @@ void TextTable::add(std::vector<std::string> cells) {
 
 void TextTable::append_to(std::string& out, const OutputStyle& style) const {
   std::vector<std::size_t> widths;
+  std::vector<std::size_t> lengths;  // of all cells, titles first, row by row
+  lengths.reserve((rows_.size() + 1) * columns_.size());
   std::size_t whole = 0;
-  for (const Column& column : columns_) widths.push_back(columns(column.title));
+  for (const Column& column : columns_) widths.push_back(lengths.emplace_back(columns(column.title)));
   for (const std::vector<std::string>& row : rows_)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns(row[i]));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], lengths.emplace_back(columns(row[i])));
   for (const std::size_t width : widths) whole += width;
   whole += gap * (widths.size() - 1);
   if (style.width != 0 && whole > style.width) {
@@ -60,12 +62,13 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
     const std::size_t room = style.width > others ? style.width - others : 0;
     flexible = std::min(flexible, std::max(least_flexible, room));
   }
+  std::size_t next = 0;  // of the lengths
   const auto append_row = [&](const auto& cell_of) {
     std::size_t spaces = 0;  // owed: none are written at the end of a line
     for (std::size_t i = 0; i < columns_.size(); ++i) {
       const std::string& whole_cell = cell_of(i);
       std::string shortened;
-      std::size_t length = columns(whole_cell);
+      std::size_t length = lengths[next++];
       const bool is_long = length > widths[i];
       if (is_long) {
         shortened = shorten(whole_cell, widths[i]);

@@ -28,7 +28,10 @@ void verify_one(const std::string& path, const std::string& name, bool with_chec
     }
     if (!with_checksums) return;
     for (const StateProblem& problem : file.check(progress))
-      verification.add(Defect::checksum, name, problem.tensor, fmt::format("{}: {}", in_quotes(name), problem.words));
+      verification.add(Defect::checksum, name, problem.tensor,
+                       problem.tensor.empty() ? fmt::format("{}: {}", in_quotes(name), problem.words)
+                                              : fmt::format("the tensor {} in {}: {}", in_quotes(problem.tensor),
+                                                            in_quotes(name), problem.words));
     report.checked += file.tensors().size();
   } catch (const Error& error) {
     // What is not there, or of another version, was not verified.

@@ -58,26 +58,52 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return out;
 }
 
-std::string job_line(const SurveyJob& job, TimePoint now, const OutputStyle& style) {
-  std::string line = fmt::format(
-      "job {}: {}, {}, newest {}{}; ", job.nonce, counted(static_cast<std::uint64_t>(job.world_size), "rank"),
-      human_bytes(job.bytes), age_text(age_of(job.changed, now)), age_of(job.changed, now).count() < 1 ? "" : " ago");
+std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& style) {
+  const std::chrono::seconds age = age_of(job.changed, now);
+  const std::string line = fmt::format("job {}: {}, {}, newest {}{}\n", job.nonce,
+                                       counted(static_cast<std::uint64_t>(job.world_size), "rank"),
+                                       human_bytes(job.bytes), age_text(age), age.count() < 1 ? "" : " ago");
   if (job.common_generation != 0)
-    line += coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", job.common_generation));
-  else if (!job.missing_ranks.empty())
-    line += coloured(
-        style, Colour::bad,
-        fmt::format("no complete state of rank{} {}", plural(job.missing_ranks.size()), ranks_text(job.missing_ranks)));
-  else
-    line += coloured(style, Colour::warning, "no generation is complete on all ranks");
-  return line + "\n";
+    return line +
+           coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", job.common_generation)) +
+           "\n";
+  if (!job.missing_ranks.empty())
+    return line +
+           coloured(style, Colour::bad,
+                    fmt::format("no complete state of rank{} {}", plural(job.missing_ranks.size()),
+                                ranks_text(job.missing_ranks))) +
+           "\n";
+  return line + coloured(style, Colour::warning, "no generation is complete on all ranks") + "\n";
 }
 
-void add_state(TextTable& table, const SurveyState& state, TimePoint now, bool is_kept) {
-  table.add({fmt::to_string(state.rank), fmt::format("{}{}", is_kept ? "kept " : "", state.generation),
-             state.complete ? "complete" : "not complete", state.complete ? fmt::to_string(state.tensors) : "-",
-             state.complete ? human_bytes(state.tensor_bytes) : "-", human_bytes(state.entry.bytes),
-             age_text(age_of(state.entry.changed, now)), printable(state.problem)});
+std::string generation_text(const SurveyState& state) {
+  return fmt::format("{}{}", state.entry.name && state.entry.name->kind == workspace::NameKind::kept ? "kept " : "",
+                     state.generation);
+}
+
+void append_states(std::string& out, const SurveyJob& job, TimePoint now, const OutputStyle& style) {
+  TextTable table({{"RANK", Align::right},
+                   {"GENERATION", Align::right},
+                   {"STATE"},
+                   {"TENSORS", Align::right},
+                   {"TENSOR BYTES", Align::right},
+                   {"SIZE", Align::right},
+                   {"AGE", Align::right}},
+                  2);
+  std::string problems;
+  for (const std::vector<SurveyState>* states : {&job.states, &job.kept}) {
+    for (const SurveyState& state : *states) {
+      table.add({fmt::to_string(state.rank), generation_text(state), state.complete ? "complete" : "not complete",
+                 state.complete ? fmt::to_string(state.tensors) : "-",
+                 state.complete ? human_bytes(state.tensor_bytes) : "-", human_bytes(state.entry.bytes),
+                 age_text(age_of(state.entry.changed, now))});
+      if (!state.problem.empty())
+        fmt::format_to(std::back_inserter(problems), "rank {}, generation {}: {}\n", state.rank, generation_text(state),
+                       printable(state.problem));
+    }
+  }
+  if (!table.empty()) table.append_to(out, style);
+  out += problems;
 }
 
 void append_entries(std::string& out, const std::vector<SurveyEntry>& entries, std::string_view title, TimePoint now,
@@ -187,19 +213,8 @@ std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& 
     out +=
         coloured(style, Colour::warning, "no muster-workspace.json: taken for a workspace by its files' names") + "\n";
   for (const SurveyJob& job : survey.jobs) {
-    out += "\n" + job_line(job, now, style);
-    TextTable table({{"RANK", Align::right},
-                     {"GENERATION", Align::right},
-                     {"STATE"},
-                     {"TENSORS", Align::right},
-                     {"TENSOR BYTES", Align::right},
-                     {"SIZE", Align::right},
-                     {"AGE", Align::right},
-                     {""}},
-                    7);
-    for (const SurveyState& state : job.states) add_state(table, state, now, false);
-    for (const SurveyState& state : job.kept) add_state(table, state, now, true);
-    if (!table.empty()) table.append_to(out, style);
+    out += "\n" + job_lines(job, now, style);
+    append_states(out, job, now, style);
     append_entries(out, job.passing, "in passing", now, style);
   }
   append_entries(out, survey.temporary, "temporary (muster gc removes what nobody can need)", now, style);
@@ -236,23 +251,37 @@ std::string survey_json(const Survey& survey, TimePoint now) {
 
 std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& style) {
   std::string out;
-  TextTable table({{"VERDICT"}, {"FILE"}, {"KIND"}, {"SIZE", Align::right}, {"AGE", Align::right}, {"REASON"}}, 1);
   std::uint64_t failed = 0;
+  // On a terminal a reason has a line of its own: names and reasons beside each other have no room.
+  const bool is_narrow = style.width != 0;
+  std::vector<TextTable::Column> columns = {{"VERDICT"}, {"FILE"}, {"SIZE", Align::right}, {"AGE", Align::right}};
+  if (!is_narrow) columns.push_back({"REASON"});
+  TextTable table(std::move(columns), 1);
   for (const GcItem& item : report.items) {
-    table.add({std::string(verdict_text(item.verdict)), printable(item.file),
-               std::string(workspace::to_string(item.kind)), human_bytes(item.bytes), age_text(item.age),
-               printable(item.reason)});
+    std::vector<std::string> cells = {std::string(verdict_text(item.verdict)), printable(item.file),
+                                      human_bytes(item.bytes), age_text(item.age)};
+    if (!is_narrow) cells.push_back(printable(item.reason));
+    table.add(std::move(cells));
     failed += item.verdict == GcVerdict::failed ? 1 : 0;
   }
   if (!table.empty()) {
-    table.append_to(out, style);
+    std::string rows;
+    table.append_to(rows, style);
+    std::size_t begin = rows.find('\n') + 1;
+    out += rows.substr(0, begin);
+    for (const GcItem& item : report.items) {
+      const std::size_t end = rows.find('\n', begin) + 1;
+      out += rows.substr(begin, end - begin);
+      begin = end;
+      if (is_narrow) out += "         " + coloured(style, Colour::faint, printable(item.reason)) + "\n";
+    }
     out += '\n';
   }
-  fmt::format_to(std::back_inserter(out), "{}, {}{}\n", counted(report.removed_files, "file"),
-                 human_bytes(report.removed_bytes),
-                 report.removed_files == 0 ? " to remove"
-                 : is_dry_run              ? " would go: --yes removes them"
-                                           : " removed");
+  if (report.removed_files == 0)
+    out += "nothing to remove\n";
+  else
+    fmt::format_to(std::back_inserter(out), "{}, {} {}\n", counted(report.removed_files, "file"),
+                   human_bytes(report.removed_bytes), is_dry_run ? "would go: --yes removes them" : "removed");
   if (failed != 0) out += coloured(style, Colour::bad, counted(failed, "failure")) + "\n";
   return out;
 }

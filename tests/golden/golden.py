@@ -7,6 +7,7 @@
 With MUSTER_ACCEPT_GOLDEN=1 the files are written anew: look at the difference before you commit it. Also holds the keys
 of all JSON output against the tables of the document.
 """
+import difflib
 import fcntl
 import json
 import os
@@ -44,13 +45,14 @@ CASES = {
             "cat state.h5 rotation odd codes[::2] --json", "cat shared rank1/embed.weight[0]"],
     "diff": ["diff state.h5 state.h5", "diff state.h5 other.h5", "diff state.h5 other.h5 --json",
              "diff model state.h5", "diff jobs jobs --job 1011", "diff shared jobs", "diff state.h5 nowhere.h5"],
-    "verify": ["verify state.h5", "verify state.h5 compressed.h5 model", "verify torn.h5", "verify shared",
+    "verify": ["verify state.h5", "verify state.h5 compressed.h5 model", "verify torn.h5", "verify changed.h5", "verify shared",
                "verify shared --headers-only", "verify jobs --json", "verify state.h5 jobs --json",
                "verify newer", "verify nowhere state.h5"],
     "gc": ["gc shared", "gc shared --older-than 2d", "gc shared --older-than 5d --json", "gc shared --older-than old",
            "gc plain", "gc state.h5", "gc newer"],
     "convert": ["convert state.h5 new.safetensors", "convert new.safetensors back.h5 --compress zstd",
-                "diff state.h5 back.h5", "convert state.h5 new.safetensors", "convert state.h5 new.bin",
+                "diff state.h5 back.h5", "show new.safetensors --config layers.1",
+                "convert state.h5 new.safetensors", "convert state.h5 new.bin",
                 "convert state.h5 other.safetensors --compress zstd", "convert state.h5 other.h5 --compress lz4",
                 "convert model model.h5", "convert state.h5 ./state.h5 --force", "convert nowhere.h5 a.safetensors",
                 "convert torn.h5 a.safetensors", "convert state.h5 new.safetensors --force"],
@@ -68,7 +70,7 @@ JSON_CASES = {
     "stats": ["stats state.h5 --json"],
     "cat": ["cat state.h5 embed.weight --json"],
     "diff": ["diff state.h5 other.h5 --json", "diff model plain_model --json"],
-    "verify": ["verify state.h5 --json", "verify torn.h5 --json", "verify shared state.h5 --json"],
+    "verify": ["verify state.h5 --json", "verify changed.h5 --json", "verify shared state.h5 --json"],
     "gc": ["gc shared --json"],
     "doctor": ["doctor shared --json"],
 }
@@ -216,6 +218,8 @@ def main():
                 file.write("{}\n")
             age_everything(inside)
             for name, lines in CASES.items():
+                if kind == "terminal" and name in ("help", "man"):
+                    continue  # the same
                 text = transcript(run, program, lines, inside, env)
                 path = os.path.join(golden, f"{name}.{kind}.txt")
                 if accept:
@@ -228,12 +232,9 @@ def main():
                 except FileNotFoundError:
                     wanted = ""
                 if text != wanted:
-                    fresh = os.path.join(tempfile.gettempdir(), f"muster-golden-{os.getpid()}-{name}.{kind}.txt")
-                    with open(fresh, "w", encoding="utf-8") as file:
-                        file.write(text)
                     failures.append(f"{name}.{kind}.txt")
-                    subprocess.run(["diff", "-u", path, fresh], check=False)
-                    os.remove(fresh)
+                    sys.stdout.writelines(difflib.unified_diff(wanted.splitlines(True), text.splitlines(True), path,
+                                                               "what is printed"))
             if kind == "pipe":
                 failures += check_keys(program, inside, env, document)
     finally:

@@ -15,6 +15,7 @@
 #include "muster/safetensors.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
+#include "src/os/identity.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/workspace_directory.hpp"
 
@@ -138,6 +139,15 @@ void make(const std::string& work) {
     return text.substr(0, text.size() / 2);
   }());
 
+  // One bit of one tensor.
+  const StateFile whole = StateFile::open(work + "/state.h5");
+  write_text(work + "/changed.h5", [&] {
+    std::ifstream file(work + "/state.h5", std::ios::binary);
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    text[whole.tensors().front().offset + 20] ^= 1;
+    return text;
+  }());
+
   const std::string shared = work + "/shared";
   workspace::prepare_workspace(shared);
   for (const std::uint64_t generation : {1U, 2U})
@@ -150,7 +160,11 @@ void make(const std::string& work) {
                                                  .world_size = 2,
                                                  .generation = 3});
   fs::copy_file(work + "/torn.h5", shared + "/" + torn);
-  write_text(shared + "/.growing-0123456789abcdef@elsewhere.0123456789abcdef.77.12345.4026531836", "unfinished");
+  const std::string growing =
+      workspace::file_name({.kind = workspace::NameKind::growing,
+                            .random = "0123456789abcdef",
+                            .writer = os::ProcessIdentity{"elsewhere", "0123456789abcdef", 77, 12345, 4026531836}});
+  write_text(shared + "/" + growing, "unfinished");
   write_text(shared + "/notes.txt", "not ours\n");
 
   const std::string jobs = work + "/jobs";

@@ -138,14 +138,14 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
     const std::string shards = work / ("shards-" + std::to_string(ranks));
     shard_model(model, shards, "auto", ParallelLayout{.tensor = ranks});
     CHECK(is_shards_directory(shards));
-    DiffReport report = diff_models(model, shards, "auto");
+    DiffReport report = diff_models(model, shards, {.plan = "auto"});
     CHECK(report.is_same());
     CHECK(report.tensors == 5);
     CHECK(report.files == 1);
     CHECK_FALSE(report.metadata_differs);
-    CHECK(diff_models(shards, work / "shards-1", "llama").is_same());
+    CHECK(diff_models(shards, work / "shards-1", {.plan = "llama"}).is_same());
     CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model); }), "--plan"));
-    CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model, "bert"); }), "no rule matches"));
+    CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model, {.plan = "bert"}); }), "no rule matches"));
   }
   CHECK_FALSE(is_shards_directory(model));
 
@@ -153,10 +153,10 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
   std::filesystem::create_directory(other);
   write_model_file(other + "/model.safetensors", tensors(7));
   test::write_text(other + "/config.json", R"({"model_type": "llama"})");
-  const DiffReport report = diff_models(other, work / "shards-4", "auto");
+  const DiffReport report = diff_models(other, work / "shards-4", {.plan = "auto"});
   REQUIRE(report.tensor_diffs.size() == 1);
   CHECK(report.tensor_diffs[0].name == "model.layers.0.self_attn.o_proj.weight");
   CHECK(report.tensor_diffs[0].values.elements > 260'000);
   std::filesystem::remove(work / "shards-4/rank-00002-of-00004.safetensors");
-  CHECK(has(words_of(ErrorKind::not_found, [&] { diff_models(other, work / "shards-4", "auto"); }), "rank-00002"));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { diff_models(other, work / "shards-4", {.plan = "auto"}); }), "rank-00002"));
 }
