@@ -131,7 +131,7 @@ struct InFile {
   Bytes expected;
 
   InFile(const Shape& extents, const Shape& chunk, std::mt19937& random, bool is_sparse) {
-    tensor.name = "t";
+    tensor.name.assign(1, 't');
     tensor.dtype = DType::u16;
     tensor.item_bytes = 2;
     tensor.shape = tensor.stored_shape = extents;
