@@ -37,6 +37,8 @@ struct ExportArguments {
   std::string writers = "owners";
   std::uint64_t max_shard_size = ExportOptions().max_shard_size;
   std::uint64_t memory_budget = ExportOptions().memory_budget;
+  std::string job;
+  std::optional<std::uint64_t> generation;
   int jobs = 0;
   bool force = false;
   bool resume = false;
@@ -59,6 +61,8 @@ ExportOptions options_of(const ExportArguments& arguments) {
   if (!arguments.ranks.empty()) options.to = ParallelLayout::parse(arguments.ranks);
   options.resume = arguments.resume;
   options.checksums = arguments.checksums;
+  options.job = arguments.job;
+  options.generation = arguments.generation;
   options.progress = progress_bar();
   return options;
 }
@@ -127,6 +131,8 @@ std::vector<std::string> command_line(const ExportArguments& arguments) {
   if (!arguments.layout.empty()) command.push_back("--layout=" + arguments.layout);
   if (!arguments.ranks.empty()) command.push_back("--ranks=" + arguments.ranks);
   if (!arguments.report.empty()) command.push_back("--report=" + arguments.report);
+  if (!arguments.job.empty()) command.push_back("--job=" + arguments.job);
+  if (arguments.generation) command.push_back("--generation=" + std::to_string(*arguments.generation));
   if (arguments.force) command.emplace_back("--force");
   if (arguments.resume) command.emplace_back("--resume");
   if (arguments.checksums) command.emplace_back("--checksums");
@@ -139,7 +145,7 @@ int export_with_own_ranks(const ExportArguments& arguments) {
   // What can be known before is said once, here, and not by a job.
   check_output(arguments.out, arguments.force);
   plan_export(arguments.shards, arguments.plan, options_of(arguments));
-  const int shards = count_shards(arguments.shards);
+  const int shards = count_shards(arguments.shards, arguments.job);
   const int jobs = std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(), shards);
   if (jobs == 1) return export_with(*single_group(), arguments);
   LaunchOptions options;
@@ -165,7 +171,9 @@ void add_export_command(CLI::App& app, int& status) {
         ->check(CLI::PositiveNumber)
         ->type_name("SIZE");
   };
-  command->add_option("shards", arguments->shards, "The directory with rank-00000-of-0000N.safetensors ...")
+  command
+      ->add_option("shards", arguments->shards,
+                   "A directory with rank-00000-of-0000N.safetensors ..., or a workspace with a state of each rank")
       ->required()
       ->type_name("SHARDS_DIR");
   command->add_option("--plan", arguments->plan, plan_help)->required()->type_name("NAME|FILE");
@@ -183,6 +191,13 @@ void add_export_command(CLI::App& app, int& status) {
       ->type_name("first|owners");
   size("--memory-budget", arguments->memory_budget, "Memory of all ranks together for bytes on their way", "256MiB");
   size("--max-shard-size", arguments->max_shard_size, "Bytes of tensors in one file: 5GB, 500MB, 2GiB", "5GB");
+  command->add_option("--job", arguments->job, "Of a workspace with several jobs: how its number begins")
+      ->type_name("PREFIX");
+  command
+      ->add_option("--generation", arguments->generation,
+                   "Of a workspace: this generation; else the newest that all ranks have")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("G");
   command->add_option("-j,--jobs", arguments->jobs, "Own ranks to start; as many as cores, at most one a shard")
       ->check(CLI::Range(1, 4096))
       ->type_name("P");
@@ -200,6 +215,7 @@ void add_export_command(CLI::App& app, int& status) {
       "ranks itself.\n\n"
       "Examples:\n  muster export shards/ --plan auto --out model/\n"
       "  muster export shards/ --plan moe --dry-run\n"
+      "  muster export /shared/workspace --plan auto --out model/\n"
       "  muster export shards4/ --plan llama --ranks 8 --out shards8/\n"
       "  muster run -n 4 -- muster export shards/ --plan llama --writers first --out model/");
   command->callback([arguments, &status] {

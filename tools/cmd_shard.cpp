@@ -9,6 +9,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "src/inspect/convert.hpp"
 #include "tools/commands.hpp"
 #include "tools/progress_bar.hpp"
 
@@ -20,22 +21,29 @@ struct ShardArguments {
   std::string out;
   std::string plan;
   std::string ranks;
+  std::string compress = "none";
+  bool workspace = false;
   bool force = false;
 };
 
 void shard(const ShardArguments& arguments) {
   const ParallelLayout layout = ParallelLayout::parse(arguments.ranks);
   const ShardReport report = shard_model(arguments.model, arguments.out, arguments.plan, layout,
-                                         {.force = arguments.force, .progress = progress_bar()});
+                                         {.force = arguments.force,
+                                          .to_workspace = arguments.workspace,
+                                          .zstd_level = inspect::parse_compression(arguments.compress),
+                                          .progress = progress_bar()});
   fmt::print("{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n", report.tensors,
              static_cast<double>(report.bytes) / 1e6, layout.ranks(), static_cast<double>(report.bytes_written) / 1e6,
              report.seconds, static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
+  if (!report.job.empty()) fmt::print("job {}, generation 1\n", report.job);
 }
 
 }  // namespace
 
 void add_shard_command(CLI::App& app, int& status) {
-  CLI::App* command = app.add_subcommand("shard", "Cut a checkpoint into one safetensors file a rank");
+  CLI::App* command =
+      app.add_subcommand("shard", "Cut a checkpoint into one file a rank, or into the states of a workspace");
   auto arguments = std::make_shared<ShardArguments>();
   command->add_option("model", arguments->model, "The checkpoint: a directory in HuggingFace's layout")
       ->required()
@@ -47,12 +55,18 @@ void add_shard_command(CLI::App& app, int& status) {
       ->type_name("LAYOUT");
   command->add_option("--plan", arguments->plan, plan_help)->required()->type_name("NAME|FILE");
   command->add_option("-o,--out", arguments->out, "The directory to make")->required()->type_name("DIR");
+  command->add_flag("--workspace", arguments->workspace,
+                    "DIR is a workspace: each shard is a rank's state of a new job");
+  command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
+      ->capture_default_str()
+      ->type_name("METHOD");
   command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so "
       "that\n"
       "muster export gives the same bytes back.\n\n"
       "Examples:\n  muster shard model/ --ranks 4 --plan auto --out shards/\n"
+      "  muster shard model/ --ranks 4 --plan auto --workspace --out /shared/workspace\n"
       "  muster shard mixtral/ --layout tp=2,pp=2,ep=2 --plan moe --out shards/");
   command->callback([arguments, &status] {
     shard(*arguments);

@@ -1,62 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster show: what is in a safetensors file or a model directory.
+// muster show: what is in a file, a model's directory or a workspace.
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
-#include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "src/inspect/show.hpp"
 #include "tools/commands.hpp"
+#include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
 
 struct ShowArguments {
   std::string path;
+  inspect::SourceOptions source;
   inspect::ShowOptions options;
-  std::string order = "offset";
+  std::string order;
+  std::string config;
+  bool is_config = false;
+  bool is_tree = false;
+  bool is_table = false;
+  bool issues = false;
   bool json = false;
 };
 
-// A pipe has no width: names stay whole for whoever searches them.
-std::size_t terminal_width() {
-  struct winsize size {};
-  return ::isatty(STDOUT_FILENO) != 0 && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+std::string shown(const ShowArguments& arguments) {
+  using inspect::ShowOrder;
+  using inspect::ShowView;
+  const auto source = inspect::open_source(arguments.path, arguments.source);
+  if (arguments.is_config) return inspect::show_config(*source, arguments.path, arguments.config);
+  inspect::ShowOptions options = arguments.options;
+  // People on a terminal want to see what belongs together; scripts want a line a tensor.
+  const bool is_tree = arguments.is_tree || (options.style.width != 0 && !arguments.is_table);
+  options.view = is_tree ? ShowView::tree : ShowView::table;
+  options.order = arguments.order == "name"            ? ShowOrder::name
+                  : arguments.order == "size"          ? ShowOrder::size
+                  : arguments.order.empty() && is_tree ? ShowOrder::natural
+                                                       : ShowOrder::offset;
+  options.has_issues = arguments.issues;
+  if (arguments.json) return inspect::show_json(*source, arguments.path, options);
+  if (arguments.issues) return inspect::issues_text(inspect::find_issues(*source), options.style);
+  return inspect::show_text(*source, arguments.path, options);
 }
 
 }  // namespace
 
 void add_show_command(CLI::App& app, int& status) {
-  CLI::App* command = app.add_subcommand("show", "List the tensors of a safetensors file or a model directory");
+  CLI::App* command = app.add_subcommand("show", "List tensors: names, dtypes, shapes and sizes; or print the config");
   auto arguments = std::make_shared<ShowArguments>();
-  arguments->options.width = terminal_width();
-  command->add_option("path", arguments->path, "A safetensors file, or a directory in HuggingFace's layout")
-      ->required()
-      ->type_name("FILE|DIR");
+  arguments->options.style = output_style();
+  command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
   command->add_option("--pattern", arguments->options.pattern, "Only names that match, * for anything")
       ->type_name("GLOB");
-  command->add_option("--sort", arguments->order, "name, size (largest first) or offset (as in the file)")
+  command
+      ->add_option("--sort", arguments->order,
+                   "By name, by size (largest first) or as in the file (the default of a table)")
       ->check(CLI::IsMember({"name", "size", "offset"}).description(""))
-      ->capture_default_str()
-      ->type_name("ORDER");
-  command->add_option("--width", arguments->options.width, "Columns (the terminal's); 0 leaves names whole")
+      ->type_name("name|size|offset");
+  auto* tree = command->add_flag("--tree", arguments->is_tree, "By the dots in names (the default on a terminal)");
+  command->add_flag("--table", arguments->is_table, "A line a tensor (the default in a pipe)")->excludes(tree);
+  command->add_flag("--unfold", arguments->options.is_unfolded,
+                    "A tree with all layers, also where they are alike but for their number");
+  auto* config =
+      command
+          ->add_option("--config", arguments->config, "Print the config, or the part of it at a place: layers.0.name")
+          ->expected(0, 1)
+          ->type_name("[PLACE]");
+  command->add_flag("--issues", arguments->issues, "What may be wrong, as far as headers tell");
+  add_source_options(*command, arguments->source);
+  command->add_option("--width", arguments->options.style.width, "Columns (the terminal's); 0 leaves names whole")
       ->type_name("N");
+  add_ascii_option(*command, arguments->options.style);
   command->add_flag("--json", arguments->json, "JSON for programs");
   command->footer(
       "Only headers are read, so that a large model takes no longer than a small one.\n\n"
       "Examples:\n  muster show model/ --pattern '*.mlp.*' --sort size\n"
+      "  muster show workspace/ --rank 2 --config layers.0\n"
       "  muster show model.safetensors --json | jq '.tensors[].name'");
-  command->callback([arguments, &status] {
-    using inspect::ShowOrder;
-    arguments->options.order = arguments->order == "name"   ? ShowOrder::name
-                               : arguments->order == "size" ? ShowOrder::size
-                                                            : ShowOrder::offset;
-    const std::string text = arguments->json ? inspect::show_json(arguments->path, arguments->options)
-                                             : inspect::show_text(arguments->path, arguments->options);
-    std::fwrite(text.data(), 1, text.size(), stdout);
+  command->callback([arguments, config, &status] {
+    arguments->is_config = config->count() != 0;
+    print(shown(*arguments));
     status = 0;
   });
 }

@@ -3,46 +3,73 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "muster/error.hpp"
 #include "muster/verify.hpp"
+#include "src/inspect/printable.hpp"
+#include "src/inspect/text_table.hpp"
 #include "src/inspect/verify_output.hpp"
 #include "tools/commands.hpp"
 #include "tools/progress_bar.hpp"
+#include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
 
 struct VerifyArguments {
-  std::string path;
+  std::vector<std::string> paths;
   bool headers_only = false;
   bool write_checksums = false;
   bool json = false;
 };
 
-int verify_path(const VerifyArguments& arguments) {
-  if (arguments.write_checksums) {
-    const std::uint64_t count = write_checksums(arguments.path, progress_bar());
-    fmt::print("{} checksum{} written\n", count, count == 1 ? "" : "s");
-    return 0;
+int write_all_checksums(const VerifyArguments& arguments) {
+  for (const std::string& path : arguments.paths) {
+    const std::uint64_t count = write_checksums(path, progress_bar());
+    print(fmt::format("{} written\n", inspect::counted(count, "checksum")));
   }
-  const VerifyReport report =
-      verify(arguments.path, {.checksums = !arguments.headers_only, .progress = progress_bar()});
-  const std::string text = arguments.json ? inspect::verify_json(report) : inspect::verify_text(report);
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  return report.is_good() ? 0 : 1;
+  return 0;
+}
+
+int verify_all(const VerifyArguments& arguments) {
+  constexpr int cannot = 2;
+  int status = 0;
+  std::vector<VerifyReport> reports;
+  for (const std::string& path : arguments.paths) {
+    try {
+      reports.push_back(verify(path, {.checksums = !arguments.headers_only, .progress = progress_bar()}));
+    } catch (const Error& error) {
+      // The others can be verified, whatever this one is.
+      if (arguments.paths.size() == 1) throw;
+      std::fprintf(stderr, "muster: %s\n", error.what());
+      status = cannot;
+      continue;
+    }
+    const VerifyReport& report = reports.back();
+    if (!report.is_good()) status = std::max(status, 1);
+    if (arguments.json) continue;
+    if (arguments.paths.size() > 1) print(inspect::printable(path) + "\n");
+    print(inspect::verify_text(report));
+  }
+  if (arguments.json)
+    print(arguments.paths.size() == 1 ? inspect::verify_json(reports.front()) : inspect::verify_json(reports));
+  return status;
 }
 
 }  // namespace
 
 void add_verify_command(CLI::App& app, int& status) {
-  CLI::App* command = app.add_subcommand("verify", "Find all that is wrong with a checkpoint, shards or a file");
+  CLI::App* command =
+      app.add_subcommand("verify", "Find all that is wrong with files, checkpoints, shards or workspaces");
   auto arguments = std::make_shared<VerifyArguments>();
-  command->add_option("path", arguments->path, "A directory in HuggingFace's layout, one with shards, or a file")
+  command->add_option("paths", arguments->paths, "Files, models' directories, workspaces, directories with shards")
       ->required()
-      ->type_name("FILE|DIR");
+      ->type_name(source_type);
   auto* headers =
       command->add_flag("--headers-only", arguments->headers_only, "Do not read tensors for their checksums");
   auto* write = command->add_flag("--write-checksums", arguments->write_checksums,
@@ -51,9 +78,13 @@ void add_verify_command(CLI::App& app, int& status) {
   write->excludes(headers)->excludes(json);
   command->footer(
       "The index against the files, sizes and headers, numbers without holes, and all tensors against their checksums\n"
-      "where there are some. Exit status: 0 good, 1 problems, 2 cannot be verified.\n\n"
-      "Examples:\n  muster verify --write-checksums model/\n  muster verify model/ --json | jq -r '.problems[].words'");
-  command->callback([arguments, &status] { status = verify_path(*arguments); });
+      "where there are some. Of a workspace: every state, ranks that lack one, and what was left behind. Exit status:\n"
+      "0 good, 1 problems, 2 something cannot be verified.\n\n"
+      "Examples:\n  muster verify --write-checksums model/\n  muster verify workspace/ state.h5\n  muster verify "
+      "model/ --json | jq -r '.problems[].words'");
+  command->callback([arguments, &status] {
+    status = arguments->write_checksums ? write_all_checksums(*arguments) : verify_all(*arguments);
+  });
 }
 
 }  // namespace muster::tools

@@ -12,11 +12,24 @@ namespace muster::tools {
 inline constexpr const char* plan_help =
     "A built-in plan (llama, gpt-neox, bert, moe), auto (by config.json), or a JSON file";
 
+/// What can be looked into, for every command that has a path of it.
+inline constexpr const char* source_help =
+    "A safetensors, state or other HDF5 file, a model's directory, a workspace, or shards of ranks";
+inline constexpr const char* source_type = "FILE|DIR";
+
 void add_run_command(CLI::App& app, int& status);
+void add_ls_command(CLI::App& app, int& status);
 void add_show_command(CLI::App& app, int& status);
+void add_stats_command(CLI::App& app, int& status);
+void add_cat_command(CLI::App& app, int& status);
 void add_diff_command(CLI::App& app, int& status);
 void add_verify_command(CLI::App& app, int& status);
+void add_convert_command(CLI::App& app, int& status);
 void add_shard_command(CLI::App& app, int& status);
 void add_export_command(CLI::App& app, int& status);
+void add_gc_command(CLI::App& app, int& status);
+void add_doctor_command(CLI::App& app, int& status);
+void add_completion_command(CLI::App& app, int& status);
+void add_man_command(CLI::App& app, int& status);
 
 }  // namespace muster::tools

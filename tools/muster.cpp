@@ -31,24 +31,20 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   int status = 0;
-#ifdef MUSTER_COMMAND_RUN
   muster::tools::add_run_command(app, status);
-#endif
-#ifdef MUSTER_COMMAND_SHOW
+  muster::tools::add_ls_command(app, status);
   muster::tools::add_show_command(app, status);
-#endif
-#ifdef MUSTER_COMMAND_DIFF
+  muster::tools::add_stats_command(app, status);
+  muster::tools::add_cat_command(app, status);
   muster::tools::add_diff_command(app, status);
-#endif
-#ifdef MUSTER_COMMAND_VERIFY
   muster::tools::add_verify_command(app, status);
-#endif
-#ifdef MUSTER_COMMAND_SHARD
+  muster::tools::add_convert_command(app, status);
   muster::tools::add_shard_command(app, status);
-#endif
-#ifdef MUSTER_COMMAND_EXPORT
   muster::tools::add_export_command(app, status);
-#endif
+  muster::tools::add_gc_command(app, status);
+  muster::tools::add_doctor_command(app, status);
+  muster::tools::add_completion_command(app, status);
+  muster::tools::add_man_command(app, status);
   try {
     app.parse(argc, argv);
     // What was printed must have arrived: a full disk behind a redirection is a failure.

@@ -25,6 +25,9 @@ std::string_view to_string(Writers writers) noexcept;
 
 struct ShardOptions {
   bool force = false;  ///< replace `out` where it is a directory with a model or shards
+  /// `out` is a workspace, made where it is not there: each rank's shard is its state of generation 1 of a new job.
+  bool to_workspace = false;
+  std::optional<int> zstd_level = {};  ///< of states; none: not compressed
   ProgressCallback progress = {};
 };
 
@@ -32,6 +35,7 @@ struct ShardReport {
   std::uint64_t tensors = 0;        ///< of the model
   std::uint64_t bytes = 0;          ///< of its tensors
   std::uint64_t bytes_written = 0;  ///< of the shards' tensors: repeated and padded ones counted
+  std::string job = {};             ///< of a workspace: the new job's nonce, 32 digits
   double seconds = 0;
 };
 
@@ -41,14 +45,19 @@ struct ShardReport {
 /// zeros; its true size stands in each shard's metadata (docs/plans.md). Local; several threads. Holds some MiB,
 /// whatever the model's size.
 ///
+/// To a workspace: states have the metadata of shards as their config (docs/inspecting.md); files that are no weights
+/// lie beside them; one that is there and other is Error(argument), unless forced. The job has a generation when all
+/// its states are there; what was written before a failure is removed.
+///
 /// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, a layout that the
 /// plan does not know; Error(not_found | corrupt | io | no_space) from reading and writing.
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
-/// The N of a directory with rank-00000-of-0000N.safetensors. Throws Error(not_found) where there is none or where one
-/// is missing (it is named), Error(argument) where the files are of sets of different sizes. Local.
-int count_shards(const std::string& shards_dir);
+/// The N of a directory with rank-00000-of-0000N.safetensors, or the ranks of a workspace's job. Throws
+/// Error(not_found) where there is none or where one is missing (it is named), Error(argument) where the files are of
+/// sets of different sizes. Local.
+int count_shards(const std::string& shards_dir, const std::string& job = {});
 
 /// All of these count on rank 0 alone.
 struct ExportOptions {
@@ -62,6 +71,10 @@ struct ExportOptions {
   /// failure leaves what there is for the next one.
   bool resume = false;
   bool checksums = false;  ///< write muster.checksums.json beside the checkpoint, for `muster verify`
+  /// Of a workspace, and then the same on all ranks: how the job's nonce begins, and which generation; none: the newest
+  /// one of which all of the job's ranks have a complete state.
+  std::string job = {};
+  std::optional<std::uint64_t> generation = {};
   ProgressCallback progress = {};
 };
 

@@ -27,6 +27,7 @@ enum class Route : std::uint8_t {
   automatic,  ///< the policy chooses (MUSTER_ROUTE, where set, forces one)
   local,      ///< nobody's bytes move: the lists have one rank each
   shm,        ///< shared memory of one host
+  workspace,  ///< state files in a directory that all ranks see
 };
 std::string_view to_string(Route route) noexcept;
 
@@ -49,6 +50,12 @@ struct GatherOptions {
       std::numeric_limits<std::uint64_t>::max();  ///< free bytes this rank's pool keeps for the next exchange
   bool check_leases =
       false;  ///< debug: hash arena tensors when gathered and when released, and log who wrote them between
+  /// A directory that all ranks see, made where it is not there: bytes go through state files in it. Given on all
+  /// members of a list or on none; the paths may be spelled differently, what they lead to may not differ.
+  std::string workspace_path = {};
+  /// Over a workspace: what every member gave stays there as a state file, durable, for inspection. The same on all.
+  bool keep_files = false;
+  std::optional<int> zstd_level = {};  ///< over a workspace: files are compressed; none: not
 };
 
 /// One step of an exchange on this rank.

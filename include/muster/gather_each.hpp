@@ -69,6 +69,10 @@ struct StreamOptions {
   std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
   std::stop_token stop = {};                              ///< cancels this rank, and so poisons the group
   bool check_leases = false;                              ///< as in GatherOptions
+  /// As in GatherOptions. Then memory_budget bounds what each sender has in files, and what a consumer keeps holds no
+  /// sender up: a part is the first rank's own when it is consumed.
+  std::string workspace_path = {};
+  std::optional<int> zstd_level = {};  ///< as in GatherOptions
 };
 
 /// What a stream did on this rank.

@@ -68,8 +68,9 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
 /// Error(io).
 std::optional<Config> read_model_config(const std::string& directory);
 
-/// Files of a model directory that are no weights: all but *.safetensors, *.safetensors.index.json and
-/// muster.checksums.json at its top, those in folders too; without .git, .cache and what unfinished writers left.
+/// Files of a model directory that are no weights: all but *.safetensors, *.safetensors.index.json,
+/// muster.checksums.json and what belongs to a workspace at its top, those in folders too; without .git, .cache and
+/// what unfinished writers left.
 /// Relative, sorted. Throws Error(not_found | io).
 std::vector<std::string> carried_files(const std::string& directory);
 

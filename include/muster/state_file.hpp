@@ -62,8 +62,10 @@ struct StateProblem {
 class StateFile {
  public:
   /// Two reads: the commit mark and the catalogue; both are checked against their checksums and the file's length.
-  /// Throws Error(not_found | io); Error(corrupt) where it is no state file, is not complete or contradicts itself
-  /// (nothing is allocated that the file's own length does not justify); Error(version) where a newer Muster wrote it.
+  /// Throws Error(not_found | io); Error(argument) where it is no regular file; Error(corrupt) where it is no state
+  /// file, is not complete or contradicts itself (nothing is allocated that the file's own length does not justify);
+  /// Error(version) where a newer Muster wrote it. os_error() is ENODATA where the file is shorter than its mark says
+  /// or has none (yet), and ESTALE where a server says so: on network file systems either may pass.
   static StateFile open(const std::string& path, FileAccess access = FileAccess::automatic);
   /// Whether a file begins with the magic of a commit mark: complete or not. Throws Error(not_found | io).
   static bool is_state_file(const std::string& path);
@@ -83,7 +85,7 @@ class StateFile {
 
   /// A tensor: of the mapping, or of fresh memory where the file is read or the tensor is compressed (then several
   /// threads work). Elements are not compared with the checksum: check() does. Throws Error(not_found) past the end,
-  /// Error(corrupt) on chunks that do not decode, Error(io), Error(no_space).
+  /// Error(corrupt) on chunks that are not what was written, Error(io), Error(no_space).
   [[nodiscard]] Tensor tensor(std::size_t index) const;
   [[nodiscard]] Tensor tensor(std::string_view name) const;
   /// Bytes [offset, offset + target.size()) of a tensor's elements, whatever it is stored as. Throws Error(argument)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether a checkpoint, a directory of shards or a safetensors file is whole: everything that is wrong with it, not
+// Whether a checkpoint, a directory of shards, a workspace or a file is whole: everything that is wrong with it, not
 // only the first thing. The format of the checksums beside a checkpoint: docs/inspecting.md.
 
 #include <cstdint>
@@ -21,6 +21,7 @@ enum class Defect : std::uint8_t {
   index,      ///< the index is none, or says what is not so
   numbering,  ///< files or ranks are numbered with holes, or by different counts
   disagree,   ///< shards differ in what must be the same
+  left,       ///< in a workspace: what a process that is gone has left
   checksum,   ///< a tensor's bytes are not those that were written, or the checksums are none of these tensors
 };
 std::string_view to_string(Defect defect) noexcept;
@@ -33,15 +34,15 @@ struct VerifyProblem {
 };
 
 /// What it was taken for.
-enum class VerifiedKind : std::uint8_t { checkpoint, shards, file };
+enum class VerifiedKind : std::uint8_t { checkpoint, shards, file, state, workspace };
 
 struct VerifyReport {
   std::string path;
   VerifiedKind kind = VerifiedKind::checkpoint;
-  std::uint64_t files = 0;                   ///< safetensors files that could be opened
+  std::uint64_t files = 0;                   ///< with tensors, that could be opened
   std::uint64_t tensors = 0;                 ///< in them
   std::uint64_t bytes = 0;                   ///< of these
-  bool has_checksums = false;                ///< beside a checkpoint
+  bool has_checksums = false;                ///< beside a checkpoint, or in state files
   std::uint64_t checked = 0;                 ///< tensors whose bytes were read and compared with their checksum
   std::vector<VerifyProblem> problems = {};  ///< at most 10,000
   std::uint64_t problems_left_out = 0;       ///< beyond these
@@ -55,16 +56,20 @@ struct VerifyOptions {
 };
 
 /// `path`: a directory in HuggingFace's layout (with rank-00000-of-0000N.safetensors and no model beside them: shards
-/// of ranks), or one file, in whatever state. Local. Opens nothing outside it and allocates what the files' own headers
-/// justify. Tensors are read in pieces by several threads, so that memory is some MiB.
+/// of ranks), a workspace, or one file: safetensors, state or other HDF5, in whatever state. Local. Opens nothing
+/// outside it and allocates what the files' own headers justify. Tensors are read in pieces by several threads, so that
+/// memory is some MiB.
 ///
 /// A checkpoint is good where the index and the files say the same of every tensor, no name is in two files, no file is
 /// left over, metadata.total_size is the tensors' bytes, numbered files are all there, and checksums, where there are
 /// some, are those of all tensors. Shards are good where all ranks are there, their metadata agrees with their names
 /// and with each other, and ranks that have the same part of a model in common have the same names, dtypes and numbers
-/// of dimensions.
+/// of dimensions. A state file is good where its commit mark, its catalogue and all tensors are what was written; a
+/// workspace where that is so of all its states, each job has one of every rank, and nothing is left by processes that
+/// are gone.
 ///
-/// Throws Error(not_found) where there is nothing to verify, Error(io) where a directory cannot be read.
+/// Throws Error(not_found) where there is nothing to verify, Error(io) where a directory cannot be read, Error(version)
+/// where a newer Muster made it.
 VerifyReport verify(const std::string& path, const VerifyOptions& options = {});
 
 /// Makes muster.checksums.json beside a checkpoint, replacing an older one; returns the number of tensors. Local.

@@ -37,9 +37,14 @@ struct WorkspaceState {
   std::string path;              ///< the file it came from
 };
 
+namespace detail {
+struct WorkspaceGenerations;
+}
+
 /// H5, H6. All calls are local: there is no barrier inside. So a rank that has written knows nothing of the others, and
 /// a reader may get the state before the last one: it asks for `at_least` a generation it has heard of (by a message or
-/// a barrier of the group after writing). One thread at a time.
+/// a barrier of the group after writing). One thread at a time. Copies, and later objects of the same group and
+/// directory, go on counting generations where the earlier ones were.
 class NFSWorkspace {
  public:
   /// Not initialised: writing and reading are Error(argument).
@@ -55,7 +60,8 @@ class NFSWorkspace {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
   /// This rank's next state: there as a whole, or not at all. `config` may have tensors at its leaves, too: they become
-  /// weights by split(), and then `weights` must be empty. Returns its generation (1, 2, ...). Throws Error(argument)
+  /// weights by split(), and then `weights` must be empty. With `weights`, the config is written as it is. Returns its
+  /// generation: 1, 2, ...; a write that failed may leave one out. Throws Error(argument)
   /// where not initialised and on names twice; Error(no_space | io).
   std::uint64_t write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights = {});
 
@@ -65,10 +71,13 @@ class NFSWorkspace {
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t at_least = 0);
 
  private:
+  void require_initialized() const;
+  void forget_earlier() const;
+
   std::string path_;
   std::shared_ptr<SyncGroup> group_;
   WorkspaceOptions options_;
-  std::uint64_t generation_ = 0;
+  std::shared_ptr<detail::WorkspaceGenerations> generations_;
 };
 
 struct FileGroupOptions {

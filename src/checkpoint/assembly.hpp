@@ -29,11 +29,15 @@
 
 namespace muster {
 
-/// A contiguous tensor of this process. `file`: where it is a mapping of a file, the file's path, so that it is read in
-/// large pieces and not kept in memory; else empty.
+/// A contiguous tensor of this process: in its memory, mapped, or in a file that is read when it is wanted.
 struct AssemblySource {
-  Tensor tensor;
-  std::string file;
+  Tensor tensor = {};     ///< of nothing where `read` is set
+  std::string file = {};  ///< of a mapping: the file's path, so that it is read in large pieces and not kept in memory
+  /// Fills the target with the tensor's bytes from an offset on. Any thread, several at once.
+  std::function<void(std::uint64_t offset, std::span<std::byte> target)> read = {};
+  std::uint64_t bytes_to_read = 0;  ///< all of the tensor's, where `read` is set
+
+  [[nodiscard]] std::uint64_t nbytes() const noexcept { return read ? bytes_to_read : tensor.nbytes(); }
 };
 
 /// Where a file of the plan is while it grows, and what messages call it.

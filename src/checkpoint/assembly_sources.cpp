@@ -32,11 +32,16 @@ const AssemblySource& SourceReader::source(std::uint32_t tensor) const {
 }
 
 SourceReader::Use SourceReader::use(const AssemblySource& source, std::uint64_t begin, std::uint64_t bytes) const {
-  const std::uint64_t size = source.tensor.nbytes();
+  const std::uint64_t size = source.nbytes();
   if (begin > size || bytes > size - begin) refuse();
+  if (source.read) {
+    std::vector<std::byte> part(bytes);
+    source.read(begin, part);
+    return Use(std::move(part));
+  }
   const std::span<const std::byte> part(source.tensor.data() + begin, bytes);
   if (!source.file.empty()) os::populate_mapped(part, source.file);
-  return {part, !source.file.empty()};
+  return Use(part, !source.file.empty());
 }
 
 SourceReader::Use SourceReader::use(const CopyStep& copy) const {
@@ -66,7 +71,7 @@ TensorHash SourceReader::hash(std::uint32_t set, std::uint32_t tensor) const {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   if (!state) throw std::bad_alloc();
   XXH3_128bits_reset(state.get());
-  const std::uint64_t size = source.tensor.nbytes();
+  const std::uint64_t size = source.nbytes();
   for (std::uint64_t at = 0; at < size; at += hashed_at_once) {
     const Use part = use(source, at, std::min(size - at, hashed_at_once));
     XXH3_128bits_update(state.get(), part.bytes().data(), part.bytes().size());

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "src/checkpoint/assembly.hpp"
 
@@ -19,14 +21,16 @@ class SourceReader {
   class Use {
    public:
     Use(std::span<const std::byte> bytes, bool is_mapped) : bytes_(bytes), is_mapped_(is_mapped) {}
+    explicit Use(std::vector<std::byte> read) : read_(std::move(read)), bytes_(read_) {}
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
 
    private:
+    std::vector<std::byte> read_;
     std::span<const std::byte> bytes_;
-    bool is_mapped_;
+    bool is_mapped_ = false;
   };
 
   /// All from the first to the last byte of a copy. Throws Error(corrupt) where it is outside its tensor, Error(io)

@@ -61,7 +61,9 @@ class Export {
       : shards_dir_(shards_dir), out_(out), plan_(plan), group_(group), options_(options) {}
 
   ExportReport run() {
-    agree_on(group_, "export: opening the shards", [&] { shards_.emplace(shards_dir_, group_.rank(), group_.size()); });
+    agree_on(group_, "export: opening the shards", [&] {
+      shards_.emplace(shards_dir_, group_.rank(), group_.size(), StateChoice{{}, options_.generation, options_.job});
+    });
     std::vector<ShardListing> listings = gather_listings();
     agree_on(group_, "export: planning", [&] {
       if (is_first()) prepare(std::move(listings));

@@ -18,6 +18,7 @@
 #include "src/checkpoint/checksums.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster {
 namespace {
@@ -57,6 +58,8 @@ void collect_carried(const std::string& directory, const std::string& below, int
   for (const fs::directory_entry& entry : entries_of(directory)) {
     const std::string name = entry.path().filename().string();
     std::error_code error;
+    // What a workspace has of its own belongs to no model.
+    if (depth == 0 && workspace::parse_name(name)) continue;
     if (entry.is_directory(error)) {
       // Git's and HuggingFace's own book-keeping.
       if (name != ".git" && name != ".cache")

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -20,7 +21,10 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/shard_workspace.hpp"
+#include "src/checkpoint/workspace_states.hpp"
 #include "src/core/parallel.hpp"
+#include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -31,8 +35,55 @@ constexpr std::uint64_t window_bytes = 8 << 20;
 std::vector<AssemblySource> sources_of(const ModelDir& model) {
   std::vector<AssemblySource> sources;
   for (std::size_t i = 0; i < model.tensors().size(); ++i)
-    sources.push_back({model.tensor(i), model.file_of(i).path()});
+    sources.push_back({.tensor = model.tensor(i), .file = model.file_of(i).path()});
   return sources;
+}
+
+}  // namespace
+
+namespace {
+
+/// A model, and what each rank gets of it.
+struct ShardJob {
+  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout)
+      : model(ModelDir::open(model_dir)),
+        config(read_model_config(model_dir)),
+        plan(MergePlan::load(plan_name, config ? &*config : nullptr)) {
+    std::vector<NamedSpec> tensors;
+    for (const TensorEntry& entry : model.tensors()) {
+      tensors.push_back({entry.name, {entry.dtype, entry.shape}});
+      ++report.tensors;
+      report.bytes += entry.bytes;
+    }
+    outputs = shard_outputs(arrange_model(plan, tensors), plan, layout, model.metadata());
+    sources = sources_of(model);
+  }
+
+  ModelDir model;
+  std::optional<Config> config;
+  MergePlan plan;
+  ExportOutputs outputs;
+  std::vector<AssemblySource> sources;
+  ShardReport report;
+};
+
+void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ShardOptions& options) {
+  const std::vector<RankSources> ranks(1);
+  const AssemblyPlan assembly =
+      plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
+  job.report.bytes_written = assembly.bytes;
+  OutputDirectory output(out, options.force);
+  std::vector<FileTarget> targets;
+  for (const FilePlan& file : assembly.files) targets.push_back(grow_file(output.partial(), file));
+  ProgressCounter counter(options.progress, assembly.bytes);
+  std::uint64_t before = 0;
+  std::function<void(std::uint64_t)> progress;
+  if (options.progress) progress = [&](std::uint64_t bytes) { counter.add(bytes - std::exchange(before, bytes)); };
+  assemble(
+      *single_group(), assembly.processes.front(), job.sources, targets, {window_bytes},
+      [&](std::uint32_t file) { finish_file(assembly.files[file], targets[file]); }, progress);
+  copy_carried_files(model_dir, output.partial());
+  output.commit();
 }
 
 }  // namespace
@@ -40,41 +91,26 @@ std::vector<AssemblySource> sources_of(const ModelDir& model) {
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan_name,
                         const ParallelLayout& layout, const ShardOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-  check_output(out, options.force);
-  check_not_source(model_dir, out);
-  const ModelDir model = ModelDir::open(model_dir);
-  const std::optional<Config> config = read_model_config(model_dir);
-  const MergePlan plan = MergePlan::load(plan_name, config ? &*config : nullptr);
-  ShardReport report;
-  std::vector<NamedSpec> tensors;
-  for (const TensorEntry& entry : model.tensors()) {
-    tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-    ++report.tensors;
-    report.bytes += entry.bytes;
+  if (!options.to_workspace) {
+    if (options.zstd_level)
+      throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
+    check_output(out, options.force);
   }
-  const Arrangement arrangement = arrange_model(plan, tensors);
-  const ExportOutputs outputs = shard_outputs(arrangement, plan, layout, model.metadata());
-  const std::vector<RankSources> ranks(1);
-  const AssemblyPlan assembly = plan_assembly(outputs.files, outputs.equal, ranks, {1, Writers::owners, window_bytes});
-  report.bytes_written = assembly.bytes;
-
-  OutputDirectory output(out, options.force);
-  std::vector<FileTarget> targets;
-  for (const FilePlan& file : assembly.files) targets.push_back(grow_file(output.partial(), file));
-  std::function<void(std::uint64_t)> progress;
-  if (options.progress) progress = [&](std::uint64_t bytes) { options.progress({bytes, assembly.bytes, seconds()}); };
-  const std::vector<AssemblySource> sources = sources_of(model);
-  assemble(
-      *single_group(), assembly.processes.front(), sources, targets, {window_bytes},
-      [&](std::uint32_t file) { finish_file(assembly.files[file], targets[file]); }, progress);
-  copy_carried_files(model_dir, output.partial());
-  output.commit();
-  report.seconds = seconds();
-  return report;
+  check_not_source(model_dir, out);
+  ShardJob job(model_dir, plan_name, layout);
+  if (options.to_workspace) {
+    WorkspaceShards written = write_shards_to_workspace(job.outputs.files, job.sources, model_dir, out, options);
+    job.report.bytes_written = written.bytes;
+    job.report.job = std::move(written.job);
+  } else {
+    write_files(job, model_dir, out, options);
+  }
+  job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return std::move(job.report);
 }
 
-int count_shards(const std::string& shards_dir) {
+int count_shards(const std::string& shards_dir, const std::string& job) {
+  if (is_workspace_directory(shards_dir)) return choose_states(shards_dir, {.job = job}).world_size;
   std::set<int> sizes;
   std::set<int> found;
   std::error_code error;

@@ -8,6 +8,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "src/checkpoint/metadata_config.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -42,7 +43,8 @@ Config to_config(const ShardListing& listing) {
                          {"tensors", std::move(tensors)},
                          {"padded", std::move(padded)},
                          {"layout", listing.layout ? Config(to_string(*listing.layout)) : Config()},
-                         {"identity", listing.identity}});
+                         {"identity", listing.identity},
+                         {"set", listing.set}});
 }
 
 ShardListing listing_from_config(const Config& config) {
@@ -62,11 +64,20 @@ ShardListing listing_from_config(const Config& config) {
   if (const Config& layout = config.at("layout"); layout.is_string())
     listing.layout = ParallelLayout::parse(layout.as_string());
   listing.identity = config.at("identity").as_string();
+  listing.set = config.at("set").as_string();
   return listing;
 }
 
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given) {
   const auto count = static_cast<int>(listings.size());
+  // Each process looks at the workspace by itself: one that goes on meanwhile shows them different things.
+  for (const ShardListing& listing : listings)
+    if (listing.set != listings.front().set)
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("the workspace changed meanwhile: rank {}'s state is of {}, rank {}'s of {}; try again, "
+                              "or choose a generation",
+                              listings.front().rank, listings.front().set, listing.rank, listing.set),
+                  {.rank = listing.rank});
   if (given) {
     if (given->ranks() != count)
       throw Error(ErrorKind::argument, fmt::format("the layout {} is for {} ranks, and there are {} shards",
@@ -84,37 +95,73 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
   return said.value_or(ParallelLayout{.tensor = count});
 }
 
-ShardSet::ShardSet(const std::string& directory, int process, int processes) : count_(count_shards(directory)) {
+ShardSet::ShardSet(const std::string& directory, int process, int processes, const StateChoice& choice) {
+  if (is_workspace_directory(directory))
+    open_states(directory, process, processes, choice);
+  else
+    open_files(directory, process, processes);
+}
+
+void ShardSet::open_files(const std::string& directory, int process, int processes) {
+  count_ = count_shards(directory);
   for (int rank = process; rank < count_; rank += processes) {
     const std::string path = directory + "/" + shard_file_name(rank, count_);
     const SafetensorsFile& file = files_.emplace_back(SafetensorsFile::open(path));
     ShardListing listing{rank, {}, {}, identity_of(path)};
-    try {
-      if (auto facts = parse_shard_facts(file.metadata())) {
-        if (facts->rank != rank || facts->ranks != count_)
-          throw Error(ErrorKind::corrupt,
-                      fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up", facts->rank,
-                                  facts->ranks));
-        listing.tensors.padded = std::move(facts->padded);
-        listing.layout = facts->layout;
-      }
-    } catch (const Error& error) {
-      throw error.with_context(fmt::format("shard {}", in_quotes(path)));
-    }
     for (const TensorEntry& entry : file.tensors())
       listing.tensors.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-    listings_.push_back(std::move(listing));
+    add(std::move(listing), file.metadata(), path);
   }
-  if (files_.empty()) return;
-  metadata_ = files_.front().metadata();
-  metadata_.erase(std::string(shard_metadata_key));
+}
+
+void ShardSet::open_states(const std::string& workspace, int process, int processes, const StateChoice& choice) {
+  const ChosenStates chosen = choose_common_states(workspace, choice);
+  count_ = chosen.world_size;
+  for (int rank = process; rank < count_; rank += processes) {
+    const ChosenState& state = chosen.states[static_cast<std::size_t>(rank)];
+    const StateFile& file = states_.emplace_back(StateFile::open(state.path));
+    ShardListing listing{
+        rank, {}, {}, identity_of(state.path), fmt::format("job {}, generation {}", chosen.job, state.generation)};
+    for (const StateTensor& tensor : file.tensors())
+      listing.tensors.tensors.push_back({tensor.name, {tensor.dtype, tensor.shape}});
+    Metadata metadata = metadata_from_config(file.config());
+    // A config of the user's own is none of a checkpoint's metadata.
+    metadata.erase(std::string(config_metadata_key));
+    add(std::move(listing), metadata, state.path);
+  }
+}
+
+void ShardSet::add(ShardListing listing, const Metadata& metadata, const std::string& path) {
+  try {
+    if (auto facts = parse_shard_facts(metadata)) {
+      if (facts->rank != listing.rank || facts->ranks != count_)
+        throw Error(ErrorKind::corrupt, fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up",
+                                                    facts->rank, facts->ranks));
+      listing.tensors.padded = std::move(facts->padded);
+      listing.layout = facts->layout;
+    }
+  } catch (const Error& error) {
+    throw error.with_context(fmt::format("shard {}", in_quotes(path)));
+  }
+  if (listings_.empty()) {
+    metadata_ = metadata;
+    metadata_.erase(std::string(shard_metadata_key));
+  }
+  listings_.push_back(std::move(listing));
 }
 
 std::vector<AssemblySource> ShardSet::sources() const {
   std::vector<AssemblySource> sources;
   for (const SafetensorsFile& file : files_)
     for (std::size_t index = 0; index < file.tensors().size(); ++index)
-      sources.push_back({file.tensor(index), file.path()});
+      sources.push_back({.tensor = file.tensor(index), .file = file.path()});
+  // Read, not mapped: compressed ones have no bytes to map, and those on network file systems had better not be.
+  for (const StateFile& file : states_)
+    for (std::size_t index = 0; index < file.tensors().size(); ++index)
+      sources.push_back({.file = file.path(),
+                         .read = [file, index](std::uint64_t offset,
+                                               std::span<std::byte> target) { file.read(index, offset, target); },
+                         .bytes_to_read = file.tensors()[index].bytes});
   return sources;
 }
 

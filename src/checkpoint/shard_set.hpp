@@ -9,9 +9,11 @@
 
 #include "muster/config.hpp"
 #include "muster/safetensors.hpp"
+#include "muster/state_file.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/workspace_states.hpp"
 
 namespace muster {
 
@@ -21,6 +23,7 @@ struct ShardListing {
   RankTensors tensors;
   std::optional<ParallelLayout> layout;  ///< that it says it was cut for
   std::string identity;                  ///< tells the file from others and from itself before a change
+  std::string set = {};                  ///< of a workspace: the job and the generation, the same for all ranks
 };
 
 Config to_config(const ShardListing& listing);
@@ -32,11 +35,12 @@ ShardListing listing_from_config(const Config& config);
 /// same.
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
 
-/// The shards that one process reads: rank, rank + processes, ...
+/// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, or the
+/// states of a workspace that all ranks have (choose_common_states).
 class ShardSet {
  public:
-  /// Maps them. Throws Error(not_found | corrupt | io | argument) that names the file.
-  ShardSet(const std::string& directory, int process, int processes);
+  /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
+  ShardSet(const std::string& directory, int process, int processes, const StateChoice& choice = {});
 
   /// Of all processes' shards.
   [[nodiscard]] int count() const noexcept { return count_; }
@@ -47,8 +51,13 @@ class ShardSet {
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
 
  private:
+  void open_files(const std::string& directory, int process, int processes);
+  void open_states(const std::string& workspace, int process, int processes, const StateChoice& choice);
+  void add(ShardListing listing, const Metadata& metadata, const std::string& path);
+
   int count_ = 0;
   std::vector<SafetensorsFile> files_;
+  std::vector<StateFile> states_;
   std::vector<ShardListing> listings_;
   Metadata metadata_;
 };

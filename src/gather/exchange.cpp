@@ -104,6 +104,7 @@ class Run {
       throw make_error(*objection, records, words, group_);
     }
     ExchangeReport& report = state_->report;
+    report.rounds += settle_proofs(call_, records, proof_.get());
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!transfer_) return;
       choose(records);
@@ -150,8 +151,9 @@ class Run {
         record_.payload_bytes += tensor.nbytes();
         return std::optional(core::Place{});
       });
-    Chosen chosen = choose_own_route(record_);
+    Chosen chosen = choose_own_route(call_, record_);
     choice_ = std::move(chosen.choice);
+    proof_ = chosen.driver->prove(call_, record_);
     transfer_ = chosen.driver->begin(call_);
     transfer_->offer(record_);
   }
@@ -166,6 +168,7 @@ class Run {
   [[nodiscard]] std::string self_text(const Objection& objection) const {
     using Reason = Objection::Reason;
     if (objection.reason == Reason::lists) return list_text(ranks_);
+    if (objection.reason == Reason::routes) return route_text(options_);
     if (call_.value == nullptr) return {};
     if (objection.reason == Reason::kinds)
       return call_.merge == nullptr ? kind_text(*call_.value) : merge_text(*call_.merge, spec_of(*call_.value));
@@ -181,7 +184,8 @@ class Run {
   }
 
   void close(std::span<const Record> records, const std::optional<Error>& trouble) {
-    const bool moved = std::ranges::any_of(records, [](const Record& record) { return record.moving_bytes != 0; });
+    const bool moved =
+        std::ranges::any_of(records, [](const Record& record) { return record.moving_bytes != 0 || record.closes; });
     if (!moved) {
       if (!trouble) return;
       // Only names travelled, in one round: the others are gone already, and hear of it at their next call.
@@ -204,6 +208,7 @@ class Run {
   Call call_;
   Record record_;
   Choice choice_;
+  std::unique_ptr<Proof> proof_;
   std::unique_ptr<Transfer> transfer_;
   std::shared_ptr<detail::ExchangeState> state_ = std::make_shared<detail::ExchangeState>();
 };

@@ -7,6 +7,7 @@
 //  2. Round 1: all ranks of the group give their records. Every rank draws the same conclusions from them (record.hpp).
 //  Where one has failed or they disagree, a further round
 //     carries everyone's words, and all throw the same error; the group stays usable.
+//     Where a route has something to show first (route.hpp: Proof), a round follows that says whether all ranks saw it.
 //  3. Move: the route carries bytes from the senders to the first rank of each list. A failure becomes the status of
 //  round 2.
 //  4. Round 2, where bytes of any list moved: as round 1. From here on the result counts.

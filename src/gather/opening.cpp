@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <set>
 
+#include "src/core/quoted.hpp"
+
 namespace muster::gather {
 namespace {
 
@@ -27,6 +29,11 @@ std::string list_text(std::span<const int> ranks) {
   return fmt::format("[{}]", fmt::join(ranks.begin(), ranks.end(), ", "));
 }
 
+std::string route_text(const GatherOptions& options) {
+  return options.workspace_path.empty() ? std::string(to_string(forced_route(options)))
+                                        : fmt::format("workspace ({})", in_quotes(options.workspace_path));
+}
+
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record) {
   check_list(ranks, *call.group);
   if (options.pipeline_depth < 1) throw Error(ErrorKind::argument, "pipeline_depth must be at least 1");
@@ -43,14 +50,31 @@ bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& 
   return true;
 }
 
-Chosen choose_own_route(const Record& record) {
+Chosen choose_own_route(const Call& call, const Record& record) {
   std::vector<Route> preference;
   for (const auto& driver : RouteTable::instance().drivers()) preference.push_back(driver->route());
   Chosen chosen;
   chosen.choice = choose_route(record.list_length, record.routes, record.forced, preference);
   chosen.driver = RouteTable::instance().find(chosen.choice.route);
-  if (chosen.choice.reason.empty()) chosen.choice.reason = chosen.driver->reason();
+  if (chosen.choice.reason.empty()) chosen.choice.reason = chosen.driver->reason(call);
   return chosen;
+}
+
+std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof) {
+  if (std::ranges::none_of(records, &Record::proves)) return 0;
+  SyncGroup& group = *call.group;
+  const std::optional<Error> trouble = attempt(group, [&] {
+    if (proof != nullptr) proof->check(records);
+  });
+  ClosingRecord mine;
+  if (trouble) mine.status = status_of(trouble->kind());
+  const auto closing = round_of(group, mine, call.wait("gather: proving"));
+  if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) {
+    if (proof != nullptr) proof->commit();
+    return 1;
+  }
+  const auto words = round_of(group, trouble ? words_of(*trouble) : Words{}, call.wait("gather: failing"));
+  throw make_closing_error(closing, words, group);
 }
 
 void check_choice(const Call& call, const Choice& choice, std::span<const Record> records) {

@@ -16,6 +16,9 @@ namespace muster::gather {
 /// "[0, 2, 1]".
 std::string list_text(std::span<const int> ranks);
 
+/// What a rank forces, for a message: "workspace", "automatic".
+std::string route_text(const GatherOptions& options);
+
 /// Checks the list and writes it, this rank's place in it and the routes that it could use into call and record. False
 /// where this rank is not in the list: then it only takes part in the rounds. Throws Error(argument).
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);
@@ -25,7 +28,7 @@ struct Chosen {
   Choice choice;
   const RouteDriver* driver = nullptr;
 };
-Chosen choose_own_route(const Record& record);
+Chosen choose_own_route(const Call& call, const Record& record);
 
 /// After round 1: throws Error(unsupported) where another member of the list cannot use this route.
 void check_choice(const Call& call, const Choice& choice, std::span<const Record> records);
@@ -37,6 +40,10 @@ std::vector<T> round_of(SyncGroup& group, const T& mine, const WaitOptions& wait
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), wait);
   return all;
 }
+
+/// The round between opening and moving, where a rank of any list needs one; `proof` may be null. Returns how many
+/// rounds that took. Throws what failed, on all ranks alike.
+std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof);
 
 /// Runs local work whose failure must reach the other ranks instead of leaving the call.
 template <class Work>

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "src/gather/route.hpp"
 #include "src/os/process.hpp"
@@ -19,6 +20,8 @@ std::string_view to_string(Route route) noexcept {
       return "local";
     case Route::shm:
       return "shm";
+    case Route::workspace:
+      return "workspace";
   }
   return "unknown";
 }
@@ -26,9 +29,11 @@ std::string_view to_string(Route route) noexcept {
 namespace gather {
 namespace {
 
+constexpr std::array routes_to_force = {Route::automatic, Route::local, Route::shm, Route::workspace};
+
 std::string names_of(std::uint8_t routes) {
   std::string names;
-  for (const Route route : {Route::local, Route::shm})
+  for (const Route route : routes_to_force)
     if ((routes & route_bit(route)) != 0) names += (names.empty() ? "" : ", ") + std::string(to_string(route));
   return names.empty() ? "none" : names;
 }
@@ -39,9 +44,14 @@ bool RouteDriver::moves(const TensorView& tensor) const {
   return !tensor.is_contiguous() || !detail::ArenaCore::find(tensor.data(), tensor.nbytes());
 }
 
+std::unique_ptr<Proof> RouteDriver::prove(const Call&, Record&) const {
+  return nullptr;
+}
+
 RouteTable::RouteTable() {
   add(make_local_route());
   add(make_shm_route());
+  add(make_workspace_route());
 }
 
 RouteTable& RouteTable::instance() {
@@ -68,10 +78,10 @@ Choice choose_route(std::uint32_t length, std::uint8_t routes, Route forced, std
   }
   for (const Route route : preference)
     if ((routes & route_bit(route)) != 0) return {route, {}};
-  throw Error(
-      ErrorKind::unsupported,
-      fmt::format("no route reaches all {} ranks of the list: they share no memory, and this build has no other way",
-                  length));
+  throw Error(ErrorKind::unsupported, fmt::format("no route reaches all {} ranks of the list: they share no memory, "
+                                                  "and no workspace_path is given (a directory "
+                                                  "that all of them see)",
+                                                  length));
 }
 
 std::uint8_t usable_routes(const Call& call) {
@@ -82,12 +92,20 @@ std::uint8_t usable_routes(const Call& call) {
 }
 
 Route forced_route(const GatherOptions& options) {
+  if (!options.workspace_path.empty()) {
+    if (options.route != Route::automatic && options.route != Route::workspace)
+      throw Error(ErrorKind::argument, fmt::format("workspace_path is given, and the route '{}' is forced: one of them",
+                                                   to_string(options.route)));
+    return Route::workspace;
+  }
+  if (options.keep_files || options.zstd_level)
+    throw Error(ErrorKind::argument, "keep_files and zstd_level need a workspace_path: other routes have no files");
   if (options.route != Route::automatic) return options.route;
   const auto name = os::environment("MUSTER_ROUTE");
   if (!name) return Route::automatic;
-  for (const Route route : {Route::automatic, Route::local, Route::shm})
+  for (const Route route : routes_to_force)
     if (*name == to_string(route)) return route;
-  throw Error(ErrorKind::argument, "MUSTER_ROUTE is '" + *name + "': it must be automatic, local or shm");
+  throw Error(ErrorKind::argument, "MUSTER_ROUTE is '" + *name + "': it must be automatic, local, shm or workspace");
 }
 
 }  // namespace gather

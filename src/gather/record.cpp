@@ -182,8 +182,11 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
                        each_rank(objection.ranks, words),
                    details_of(first, nullptr, group));
     case Reason::routes:
-      return Error(ErrorKind::rank_mismatch,
-                   "the ranks of one list force different routes (GatherOptions::route, MUSTER_ROUTE)", nobody);
+      return Error(
+          ErrorKind::rank_mismatch,
+          "the ranks of one list force different routes (GatherOptions::route and workspace_path, MUSTER_ROUTE): " +
+              each_rank(objection.ranks, words),
+          nobody);
     case Reason::memory: {
       std::uint64_t needed = 0;
       const Record* tightest = nullptr;

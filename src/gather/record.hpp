@@ -20,7 +20,7 @@ namespace muster::gather {
 enum class Operation : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
 const char* to_string(Operation operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 2;
+inline constexpr std::uint32_t record_version = 3;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
 /// Fixed width: what a rank costs the control plane, however much it has to send.
@@ -47,7 +47,9 @@ struct Record {
   std::uint8_t merge = 0;        // which kind: 1 + Merge::index()
   std::uint64_t segment_id = 0;  // 0: a new one
   std::uint32_t use = 0;
-  std::uint32_t reserved_too = 0;
+  bool closes = false;  // a second round is needed although this rank has nothing to move
+  bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
+  std::uint16_t reserved_too = 0;
   std::array<std::uint64_t, 3> facts{};  // what an operation adds: merge_record.hpp, stream_budget.hpp
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");

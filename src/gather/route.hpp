@@ -28,6 +28,7 @@ struct Call {
   const GatherOptions* options = nullptr;
   std::uint64_t number =
       0;  ///< of the exchange in its group: tells what belongs to it from what an earlier, failed one left behind
+  bool is_part = false;  ///< of a stream: obligations, not a closing round, tell that its bytes have been taken
 
   [[nodiscard]] bool is_member() const noexcept { return position != no_position; }
   [[nodiscard]] bool is_first() const noexcept { return position == 0; }
@@ -68,6 +69,17 @@ class Transfer {
   [[nodiscard]] virtual std::uint64_t pool_bytes() const noexcept = 0;
 };
 
+/// What a route has to make sure of, on all ranks of a list together, before bytes move. Made before round 1, where it
+/// says in the record that a round for it is needed.
+class Proof {
+ public:
+  virtual ~Proof() = default;
+  /// On members. What it throws becomes the status of that round.
+  virtual void check(std::span<const Record> records) = 0;
+  /// Every rank is well.
+  virtual void commit() noexcept = 0;
+};
+
 class RouteDriver {
  public:
   virtual ~RouteDriver() = default;
@@ -75,7 +87,9 @@ class RouteDriver {
   /// Whether this rank could take part over this route. Local; cheap.
   [[nodiscard]] virtual bool is_usable(const Call& call) const = 0;
   /// Why it is chosen, for explain().
-  [[nodiscard]] virtual std::string reason() const = 0;
+  [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
+  /// Null where there is nothing to prove. May throw as Transfer::offer.
+  virtual std::unique_ptr<Proof> prove(const Call& call, Record& record) const;
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
   /// Whether the route copies this tensor's bytes: false where it only names them, wherever they are.
   [[nodiscard]] virtual bool moves(const TensorView& tensor) const;
@@ -123,5 +137,6 @@ inline std::uint8_t route_bit(Route route) noexcept {
 
 std::unique_ptr<RouteDriver> make_local_route();
 std::unique_ptr<RouteDriver> make_shm_route();
+std::unique_ptr<RouteDriver> make_workspace_route();
 
 }  // namespace muster::gather

@@ -65,7 +65,7 @@ class ShmRoute final : public RouteDriver {
     return call.group->descriptor_channel() != nullptr &&
            std::ranges::all_of(call.list, [&](int rank) { return call.group->shares_memory(rank); });
   }
-  [[nodiscard]] std::string reason() const override { return "all ranks of the list share memory"; }
+  [[nodiscard]] std::string reason(const Call&) const override { return "all ranks of the list share memory"; }
   std::unique_ptr<Transfer> begin(const Call& call) const override {
     if (call.operation == Operation::merge) return make_shm_merge(call);
     return std::make_unique<ShmTransfer>(call);

@@ -44,6 +44,8 @@ class Run {
     call_.part_options.stop = options.stop;
     call_.part_options.pipeline_depth = options.pipeline_depth;
     call_.part_options.check_leases = options.check_leases;
+    call_.part_options.workspace_path = options.workspace_path;
+    call_.part_options.zstd_level = options.zstd_level;
   }
 
   StreamReport operator()() {
@@ -75,6 +77,7 @@ class Run {
           round<Words>(failure ? words_of(*failure) : words_of(self_text(*objection)), "gather_each: failing");
       throw make_error(*objection, records_, words, group_);
     }
+    report_.rounds += settle_proofs(call_.entry, records_, proof_.get());
     const StreamShare share = agree_on_share(record_, records_);
     if (!call_.entry.is_member()) return;
     call_.part_bytes = share.part_bytes;
@@ -108,14 +111,16 @@ class Run {
     if (state_->companion)
       for (const auto& driver : RouteTable::instance().drivers())
         record_.facts[fact_pooled] += driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
-    Chosen chosen = choose_own_route(record_);
+    Chosen chosen = choose_own_route(call_.entry, record_);
     choice_ = std::move(chosen.choice);
     call_.driver = chosen.driver;
+    proof_ = chosen.driver->prove(call_.entry, record_);
   }
 
   [[nodiscard]] std::string self_text(const Objection& objection) const {
     using Reason = Objection::Reason;
     if (objection.reason == Reason::lists) return list_text(ranks_);
+    if (objection.reason == Reason::routes) return route_text(call_.part_options);
     if (objection.reason == Reason::kinds)
       return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
     return {};
@@ -196,6 +201,7 @@ class Run {
   Record record_;
   std::vector<Record> records_;
   Choice choice_;
+  std::unique_ptr<Proof> proof_;
   StreamReport report_;
 };
 
@@ -220,6 +226,7 @@ Call StreamCall::part_call(std::uint64_t layer, std::uint32_t part, const Config
   call.value = value;
   call.group = companion;
   call.number = (layer << 32) + part;
+  call.is_part = true;
   return call;
 }
 

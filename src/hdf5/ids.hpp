@@ -38,7 +38,9 @@ class Id {
   }
   [[nodiscard]] hid_t get() const noexcept { return id_; }
   /// Reports what closing reports: a file's structures are written then.
-  void close(const char* call) { checked(H5Idec_ref(std::exchange(id_, -1)), call); }
+  void close(const char* call) {
+    if (id_ >= 0) checked(H5Idec_ref(std::exchange(id_, -1)), call);
+  }
 
  private:
   hid_t id_ = -1;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -39,6 +40,9 @@ constexpr std::size_t few_links = 8;
 
 // H5F_ACC_TRUNC without its macro, which ends the program where the loaded release is another one.
 constexpr unsigned truncate = 0x0002U;
+
+// Taken as it is used.
+constexpr std::size_t cache_bytes = std::size_t{64} << 20;
 
 /// Property lists that all files of one process's calls share.
 class Lists {
@@ -81,7 +85,32 @@ class Maker {
     return {state_.superblock(), state_.structures(), {}};
   }
 
+  /// After a failure: false where libhdf5 still holds on to the file, and so to this.
+  bool give_up() noexcept {
+    state_.abandon();
+    try {
+      file_.close("H5Fclose");
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
  private:
+  // Structures live in memory anyway: writing them out and reading them back is for nothing.
+  static void keep_all_in_cache(hid_t access) {
+    H5AC_cache_config_t cache{};
+    cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+    checked(H5Pget_mdc_config(access, &cache), "H5Pget_mdc_config");
+    cache.set_initial_size = true;
+    cache.initial_size = cache_bytes;
+    cache.max_size = cache_bytes;
+    cache.incr_mode = H5C_incr__off;
+    cache.flash_incr_mode = H5C_flash_incr__off;
+    cache.decr_mode = H5C_decr__off;
+    checked(H5Pset_mdc_config(access, &cache), "H5Pset_mdc_config");
+  }
+
   void create_file() {
     const Id creation(H5Pcreate(H5P_FILE_CREATE), "H5Pcreate");
     checked(H5Pset_userblock(creation.get(), plan_.user_block_bytes), "H5Pset_userblock");
@@ -89,6 +118,7 @@ class Maker {
     const Id access(H5Pcreate(H5P_FILE_ACCESS), "H5Pcreate");
     checked(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110), "H5Pset_libver_bounds");
     checked(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), "H5Pset_fclose_degree");
+    keep_all_in_cache(access.get());
     driver_.use_for(access.get(), state_);
     file_ = Id(H5Fcreate("muster-metadata", truncate, creation.get(), access.get()), "H5Fcreate");
   }
@@ -178,9 +208,10 @@ class Maker {
     checked(H5Awrite(attribute.get(), type, value), "H5Awrite");
   }
 
-  void put_text(hid_t object, const char* name, std::string_view text) const {
-    const Id type = text_type(text.size());
-    put_attribute(object, name, type.get(), scalar_.get(), text.data());
+  void put_text(hid_t object, const char* name, std::string_view text) {
+    std::optional<Id>& type = text_types_.at(text.size());
+    if (!type) type.emplace(text_type(text.size()));
+    put_attribute(object, name, type->get(), scalar_.get(), text.data());
   }
 
   void put_number(hid_t object, const char* name, std::uint64_t value) const {
@@ -207,7 +238,8 @@ class Maker {
   std::optional<RegisteredZstd> zstd_;
   Lists lists_;
   Id scalar_{H5Screate(H5S_SCALAR), "H5Screate"};
-  std::array<std::optional<Id>, 256> types_;
+  std::array<std::optional<Id>, 256> types_;      // by dtype
+  std::array<std::optional<Id>, 64> text_types_;  // by length: names of dtypes and the like
   Id file_;
 };
 
@@ -237,7 +269,13 @@ extern "C" __attribute__((visibility("default"))) bool muster_hdf5_make_metadata
   try {
     check_version();
     const QuietErrors quiet;
-    result = Maker(plan).make();
+    auto maker = std::make_unique<Maker>(plan);
+    try {
+      result = maker->make();
+    } catch (const std::exception&) {
+      if (!maker->give_up()) static_cast<void>(maker.release());
+      throw;
+    }
     return true;
   } catch (const std::exception& failure) {
     result.failure = failure.what();

@@ -52,7 +52,7 @@ struct DriverCalls {
   static herr_t close(H5FD_t* base) {
     const std::unique_ptr<DriverFile> file(&file_of(base));
     DriverState& state = *file->state;
-    if (file->end < state.metadata_offset_) return 0;
+    if (state.is_abandoned_ || file->end < state.metadata_offset_) return 0;
     try {
       // What was given out is what the file has, written or not.
       state.structures_.resize(file->end - state.metadata_offset_);
@@ -71,8 +71,8 @@ struct DriverCalls {
   static haddr_t alloc(H5FD_t* base, H5FD_mem_t type, hid_t, hsize_t size) {
     DriverFile& file = file_of(base);
     DriverState& state = *file.state;
-    if (type == H5FD_MEM_DRAW) {
-      if (state.next_bytes_ == 0 || state.next_bytes_ != size) return HADDR_UNDEF;
+    // Very long names are raw data to libhdf5, too: what no place was told for is a structure.
+    if (type == H5FD_MEM_DRAW && state.next_bytes_ == size) {
       state.next_bytes_ = 0;
       return state.next_offset_;
     }
@@ -111,8 +111,10 @@ struct DriverCalls {
   }
 
   static herr_t write(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, const void* source) {
-    if (type == H5FD_MEM_DRAW) return 0;  // the caller writes elements himself
     DriverState& state = *file_of(base).state;
+    if (state.is_abandoned_) return 0;
+    // Elements are the caller's to write.
+    if (type == H5FD_MEM_DRAW && address < state.metadata_offset_) return 0;
     const bool is_superblock = address < state.metadata_offset_;
     const std::uint64_t begin = is_superblock ? state.superblock_offset_ : state.metadata_offset_;
     std::vector<std::byte>& target = is_superblock ? state.superblock_ : state.structures_;

@@ -17,13 +17,16 @@ class DriverState {
   DriverState(std::uint64_t superblock_offset, std::uint64_t metadata_offset)
       : superblock_offset_(superblock_offset), metadata_offset_(metadata_offset) {}
 
-  /// The next raw data that libhdf5 makes room for lies there. Any other size, or no place told, is refused.
+  /// The next raw data of this size that libhdf5 makes room for lies there, before metadata_offset. At least a byte.
   void place_next(std::uint64_t offset, std::uint64_t bytes) noexcept {
     next_offset_ = offset;
     next_bytes_ = bytes;
   }
   /// Whether what was told has been used.
   [[nodiscard]] bool is_placed() const noexcept { return next_bytes_ == 0; }
+
+  /// The file will not be used: whatever libhdf5 still does on the way to closing it succeeds and is forgotten.
+  void abandon() noexcept { is_abandoned_ = true; }
 
   [[nodiscard]] const std::vector<std::byte>& superblock() const noexcept { return superblock_; }
   /// From metadata_offset to the end of the file.
@@ -35,6 +38,7 @@ class DriverState {
   std::uint64_t metadata_offset_;
   std::uint64_t next_offset_ = 0;
   std::uint64_t next_bytes_ = 0;
+  bool is_abandoned_ = false;
   std::vector<std::byte> superblock_;
   std::vector<std::byte> structures_;
 };

@@ -15,6 +15,7 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/metadata_config.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/parallel.hpp"
 #include "src/inspect/tensor_source.hpp"
@@ -110,31 +111,35 @@ std::string excerpt(const Config& value) {
 }
 
 constexpr std::size_t most_places = 3;
+constexpr std::size_t most_config_diffs = 1000;
 
-/// The first few places where two trees differ: "hidden_size: 768 / 1024". Counts all.
-void find_places(const Config& a, const Config& b, const std::string& path, std::string& text, std::size_t& count) {
+/// Places where two trees differ, the first `most` of them; returns how many there are.
+std::uint64_t find_places(const Config& a, const Config& b, const std::string& path, std::size_t most,
+                          std::vector<ConfigDiff>& out) {
+  std::uint64_t count = 0;
   const auto note = [&](const std::string& where, const std::string& left, const std::string& right) {
-    if (count++ < most_places)
-      text += fmt::format("{}{}: {} / {}", text.empty() ? "" : ", ", where.empty() ? "the whole" : where, left, right);
+    ++count;
+    if (out.size() < most) out.push_back({where, left, right});
   };
   if (a.is_object() && b.is_object()) {
     const std::string below = path.empty() ? "" : path + ".";
     for (const auto& [key, value] : a.as_object()) {
       const Config* other = b.as_object().find(key);
       if (other == nullptr)
-        note(below + key, excerpt(value), "nothing");
+        note(below + key, excerpt(value), "");
       else
-        find_places(value, *other, below + key, text, count);
+        count += find_places(value, *other, below + key, most, out);
     }
     for (const auto& [key, value] : b.as_object()) {
-      if (a.as_object().find(key) == nullptr) note(below + key, "nothing", excerpt(value));
+      if (a.as_object().find(key) == nullptr) note(below + key, "", excerpt(value));
     }
   } else if (a.is_array() && b.is_array() && a.size() == b.size()) {
     for (std::size_t i = 0; i < a.size(); ++i)
-      find_places(a.at(i), b.at(i), fmt::format("{}[{}]", path, i), text, count);
+      count += find_places(a.at(i), b.at(i), fmt::format("{}[{}]", path, i), most, out);
   } else if (!(a == b)) {
     note(path, excerpt(a), excerpt(b));
   }
+  return count;
 }
 
 std::optional<Config> parse(std::span<const std::byte> bytes) {
@@ -156,11 +161,12 @@ void diff_file(const std::string& name, const DiffReport& whole, std::vector<Fil
     const std::optional<Config> left = parse(x);
     const std::optional<Config> right = left ? parse(y) : std::nullopt;
     if (right) {
-      std::string places;
-      std::size_t count = 0;
-      find_places(*left, *right, "", places, count);
-      if (count > most_places) places += fmt::format(" and {} more", count - most_places);
-      if (count != 0) out.push_back({.name = name, .detail = std::move(places)});
+      std::vector<ConfigDiff> places;
+      const std::uint64_t count = find_places(*left, *right, "", most_places, places);
+      std::string words;
+      for (const ConfigDiff& place : places) words += (words.empty() ? "" : ", ") + to_string(place);
+      if (count > most_places) words += fmt::format(" and {} more", count - most_places);
+      if (count != 0) out.push_back({.name = name, .detail = std::move(words)});
       return;
     }
   }
@@ -189,14 +195,40 @@ void diff_files(DiffReport& report) {
   }
 }
 
+/// What stands for a source's config beside a state's.
+std::optional<Config> config_of(const TensorSource& source) {
+  if (source.kind() == "safetensors" || source.kind() == "hdf5") return config_from_metadata(source.metadata());
+  const std::optional<std::string> text = source.config_text();
+  if (!text) return std::nullopt;
+  return parse_json(*text);
+}
+
+void diff_configs(const TensorSource& a, const TensorSource& b, DiffReport& report) {
+  const auto is_state = [](const TensorSource& source) {
+    return source.kind() == "state" || source.kind() == "workspace";
+  };
+  if (!is_state(a) && !is_state(b)) return;
+  const std::optional<Config> left = config_of(a);
+  const std::optional<Config> right = left ? config_of(b) : std::nullopt;
+  if (!right) return;
+  report.has_configs = true;
+  report.config_differences = find_places(*left, *right, "", most_config_diffs, report.config_diffs);
+}
+
 }  // namespace
 
-DiffReport diff_models(const std::string& a, const std::string& b, const std::string& plan) {
+std::string to_string(const ConfigDiff& diff) {
+  const auto text = [](const std::string& side) { return side.empty() ? std::string("nothing") : side; };
+  return fmt::format("{}: {} / {}", diff.place.empty() ? "the whole" : diff.place, text(diff.a), text(diff.b));
+}
+
+DiffReport diff_models(const std::string& a, const std::string& b, const SourceOptions& options) {
   DiffReport report{.a = a, .b = b};
-  const std::unique_ptr<TensorSource> left = open_source(a, plan);
-  const std::unique_ptr<TensorSource> right = open_source(b, plan);
+  const std::unique_ptr<TensorSource> left = open_source(a, options);
+  const std::unique_ptr<TensorSource> right = open_source(b, options);
   diff_tensors(*left, *right, report);
-  report.metadata_differs = left->metadata() != right->metadata();
+  diff_configs(*left, *right, report);
+  report.metadata_differs = !report.has_configs && left->metadata() != right->metadata();
   std::error_code error;
   if (std::filesystem::is_directory(a, error) && std::filesystem::is_directory(b, error)) diff_files(report);
   return report;

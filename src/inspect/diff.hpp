@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What `muster diff` says of two safetensors files, model directories or directories with the shards of ranks.
+// What `muster diff` says of two files, model directories, workspaces or directories with the shards of ranks.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "muster/safetensors.hpp"
+#include "src/inspect/tensor_source.hpp"
 #include "src/inspect/values.hpp"
 
 namespace muster::inspect {
@@ -28,6 +29,16 @@ struct FileDiff {
   std::string detail = {};  ///< where, and what on both sides
 };
 
+/// A place where two configs differ.
+struct ConfigDiff {
+  std::string place;  ///< "layers[0].hidden_size"; empty: the whole
+  std::string a;      ///< JSON, shortened; empty: nothing is there
+  std::string b;
+};
+
+/// "PLACE: A / B".
+std::string to_string(const ConfigDiff& diff);
+
 struct DiffReport {
   std::string a;
   std::string b;
@@ -36,22 +47,29 @@ struct DiffReport {
   std::uint64_t files = 0;                    ///< carried files on both sides
   std::vector<TensorDiff> tensor_diffs = {};  ///< not in b or of another type, other values, not in a
   std::vector<FileDiff> file_diffs = {};      ///< by name
+  bool has_configs = false;                   ///< both sides have one, and one of them is a state
+  std::vector<ConfigDiff> config_diffs = {};  ///< at most 1000
+  std::uint64_t config_differences = 0;       ///< of these, and beyond
   bool metadata_differs = false;              ///< of the files' headers; told, but no difference: it names the writer
 
-  [[nodiscard]] bool is_same() const noexcept { return tensor_diffs.empty() && file_diffs.empty(); }
+  [[nodiscard]] bool is_same() const noexcept {
+    return tensor_diffs.empty() && file_diffs.empty() && config_differences == 0;
+  }
 };
 
-/// Tensors by name, bit for bit, however they are spread over files; carried files where both are directories. Memory
-/// is that of a few pieces of some MiB. Shards are merged by `plan` (a name, "auto", a file) while they are read, each
-/// with its own directory's config.json. Throws like open_source; Error(rank_mismatch) where ranks that must have the
-/// same values do not.
-DiffReport diff_models(const std::string& a, const std::string& b, const std::string& plan = {});
+/// Tensors by name, bit for bit, however they are spread over files; carried files where both are directories; configs
+/// where a state is among them, a safetensors file's metadata being its config (metadata_config.hpp). Memory is that of
+/// a few pieces of some MiB. Shards and the states of ranks are merged by `options.plan` (a name, "auto", a file) while
+/// they are read, each with its own directory's config.json. Throws like open_source; Error(rank_mismatch) where ranks
+/// that must have the same values do not.
+DiffReport diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {});
 
 /// A line for each difference and one for the whole. Lines end with '\n'.
 std::string diff_text(const DiffReport& report);
 
-/// {"same", "tensors", "bytes", "files", "metadata_differs", "tensor_differences": [{"name", "kind", "a", "b",
-/// "elements", ...}], "file_differences": [{"name", "kind", "detail"}]}; numbers that are not finite are strings.
+/// {"same", "tensors", "bytes", "files", "config", "metadata_differs", "tensor_differences": [{"name", "kind", "a",
+/// "b", "elements", ...}], "file_differences": [{"name", "kind", "detail"}], "config_differences": [{"place", "a",
+/// "b"}], "config_differences_in_all"}; numbers that are not finite are strings.
 std::string diff_json(const DiffReport& report);
 
 }  // namespace muster::inspect

@@ -3,13 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <iterator>
 
 #include "muster/state.hpp"
-#include "src/core/utf8.hpp"
 #include "src/inspect/diff.hpp"
+#include "src/inspect/elements.hpp"
 #include "src/inspect/printable.hpp"
+#include "src/inspect/text_table.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -41,20 +41,6 @@ std::string_view kind_name(DiffKind kind) noexcept {
   return "values";
 }
 
-std::string_view plural(std::uint64_t count) {
-  return count == 1 ? "" : "s";
-}
-
-// JSON has neither NaN nor infinity.
-Config number(double value) {
-  if (std::isfinite(value)) return value;
-  return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
-}
-
-std::string utf8(const std::string& text) {
-  return core::is_utf8(text) ? text : printable(text);
-}
-
 }  // namespace
 
 std::string diff_text(const DiffReport& report) {
@@ -81,16 +67,25 @@ std::string diff_text(const DiffReport& report) {
     fmt::format_to(std::back_inserter(out), "file {}: {}\n", printable(diff.name),
                    diff.kind == DiffKind::values ? printable(diff.detail) : kind_name(diff.kind));
   }
+  for (const ConfigDiff& diff : report.config_diffs)
+    fmt::format_to(std::back_inserter(out), "config {}\n", printable(to_string(diff)));
+  if (report.config_differences > report.config_diffs.size())
+    fmt::format_to(std::back_inserter(out), "and {} more places of the config\n",
+                   report.config_differences - report.config_diffs.size());
   if (report.metadata_differs)
     out += "note: the headers have different metadata (muster show), which is no difference\n";
   const std::string compared =
-      fmt::format("{} tensor{}, {}{}", report.tensors, plural(report.tensors), human_bytes(report.bytes),
+      fmt::format("{} tensor{}, {}{}{}", report.tensors, plural(report.tensors), human_bytes(report.bytes),
+                  report.has_configs ? ", the config" : "",
                   report.files == 0 ? "" : fmt::format(", {} other file{}", report.files, plural(report.files)));
   if (report.is_same()) {
     out += fmt::format("same: {}\n", compared);
   } else {
-    out += fmt::format("different: {} tensor{} and {} other file{} (compared: {})\n", report.tensor_diffs.size(),
+    out += fmt::format("different: {} tensor{} and {} other file{}{} (compared: {})\n", report.tensor_diffs.size(),
                        plural(report.tensor_diffs.size()), report.file_diffs.size(), plural(report.file_diffs.size()),
+                       report.config_differences == 0
+                           ? ""
+                           : fmt::format(", {} of the config", counted(report.config_differences, "place")),
                        compared);
   }
   return out;
@@ -100,31 +95,40 @@ std::string diff_json(const DiffReport& report) {
   ConfigArray tensors;
   tensors.reserve(report.tensor_diffs.size());
   for (const TensorDiff& diff : report.tensor_diffs) {
-    Config item = Config::object({{"name", Config(diff.name)}, {"kind", Config(kind_name(diff.kind))}});
+    Config item = Config::object({{"name", Config(json_text(diff.name))}, {"kind", Config(kind_name(diff.kind))}});
     if (diff.kind != DiffKind::only_in_b) item["a"] = Config(type_of(diff.a));
     if (diff.kind != DiffKind::only_in_a) item["b"] = Config(type_of(diff.b));
     if (diff.kind == DiffKind::values) {
       item["elements"] = Config(diff.values.elements);
       item["nans"] = Config(diff.values.nans);
-      item["absolute"] = number(diff.values.absolute);
-      item["relative"] = number(diff.values.relative);
+      item["absolute"] = json_number(diff.values.absolute);
+      item["relative"] = json_number(diff.values.relative);
     }
     tensors.push_back(std::move(item));
   }
   ConfigArray files;
   for (const FileDiff& diff : report.file_diffs) {
-    files.push_back(Config::object(
-        {{"name", Config(utf8(diff.name))}, {"kind", Config(kind_name(diff.kind))}, {"detail", Config(diff.detail)}}));
+    files.push_back(Config::object({{"name", Config(json_text(diff.name))},
+                                    {"kind", Config(kind_name(diff.kind))},
+                                    {"detail", Config(diff.detail)}}));
   }
+  ConfigArray places;
+  for (const ConfigDiff& diff : report.config_diffs)
+    places.push_back(Config::object({{"place", Config(json_text(diff.place))},
+                                     {"a", diff.a.empty() ? Config() : Config(diff.a)},
+                                     {"b", diff.b.empty() ? Config() : Config(diff.b)}}));
   return printable_json(to_json(Config::object({{"same", Config(report.is_same())},
-                                                {"a", Config(utf8(report.a))},
-                                                {"b", Config(utf8(report.b))},
+                                                {"a", Config(json_text(report.a))},
+                                                {"b", Config(json_text(report.b))},
                                                 {"tensors", Config(report.tensors)},
                                                 {"bytes", Config(report.bytes)},
                                                 {"files", Config(report.files)},
+                                                {"config", Config(report.has_configs)},
                                                 {"metadata_differs", Config(report.metadata_differs)},
                                                 {"tensor_differences", Config(std::move(tensors))},
-                                                {"file_differences", Config(std::move(files))}}),
+                                                {"file_differences", Config(std::move(files))},
+                                                {"config_differences", Config(std::move(places))},
+                                                {"config_differences_in_all", Config(report.config_differences)}}),
                                 2)) +
          "\n";
 }

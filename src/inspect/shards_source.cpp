@@ -19,7 +19,8 @@ namespace {
 /// All tensors of all ranks.
 class Shards {
  public:
-  explicit Shards(const std::string& directory) : set_(directory, 0, 1), sources_(set_.sources()) {
+  Shards(const std::string& directory, const StateChoice& choice)
+      : set_(directory, 0, 1, choice), sources_(set_.sources()) {
     for (const ShardListing& listing : set_.listings()) {
       first_.push_back(count_);
       count_ += listing.tensors.tensors.size();
@@ -38,12 +39,10 @@ class Shards {
 };
 
 MergedTensor merged_from(const ArrangedTensor& arranged, const Shards& shards) {
-  MergedTensor merged{arranged.name, arranged.layout, {}, {}, {}};
+  MergedTensor merged{arranged.name, arranged.layout, {}, {}};
   const auto place_of = [&](const SourceRef& ref) {
-    const AssemblySource& source = shards.at(ref);
-    merged.sources.push_back(source.tensor);
+    merged.sources.push_back(shards.at(ref));
     merged.ranks.push_back(ref.rank);
-    merged.files.push_back(source.file);
     return merged.sources.size() - 1;
   };
   for (const SourceRef& ref : arranged.sources) place_of(ref);
@@ -67,16 +66,16 @@ bool is_shards_directory(const std::string& path) {
   return has_shards;
 }
 
-std::unique_ptr<TensorSource> open_shards(const std::string& directory, const std::string& plan_name) {
-  if (plan_name.empty())
+std::unique_ptr<TensorSource> open_shards(const std::string& directory, const SourceOptions& options) {
+  if (options.plan.empty())
     throw Error(ErrorKind::argument,
                 fmt::format("reading {}: it has the shards of ranks, which are compared with --plan: auto, a built-in "
                             "plan's name or a file",
                             in_quotes(directory)),
                 {.path = directory});
   const std::optional<Config> config = read_model_config(directory);
-  const MergePlan plan = MergePlan::load(plan_name, config ? &*config : nullptr);
-  const Shards shards(directory);
+  const MergePlan plan = MergePlan::load(options.plan, config ? &*config : nullptr);
+  const Shards shards(directory, options.states);
   const ParallelLayout layout = layout_of(shards.set().listings(), {});
   std::vector<RankTensors> ranks;
   for (const ShardListing& listing : shards.set().listings()) ranks.push_back(listing.tensors);

@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <vector>
 
-#include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
-#include "src/core/utf8.hpp"
+#include "src/checkpoint/arrangement.hpp"
+#include "src/core/checksum.hpp"
+#include "src/inspect/name_tree.hpp"
+#include "src/inspect/names.hpp"
 #include "src/inspect/printable.hpp"
 
 namespace muster::inspect {
@@ -20,149 +21,259 @@ namespace {
 struct Total {
   std::uint64_t tensors = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t stored_bytes = 0;
 };
 
-/// What is shown: some of the model's tensors, in the order that was asked for.
+/// What is shown: some of the source's tensors, in the order that was asked for.
 struct Listing {
-  Listing(const std::string& path, const ShowOptions& options) : model(ModelDir::open(path)) {
-    const std::vector<TensorEntry>& tensors = model.tensors();
-    chosen.reserve(tensors.size());
-    if (options.pattern.empty()) {
-      for (std::size_t i = 0; i < tensors.size(); ++i) chosen.push_back(i);
-    } else {
-      const TensorPattern pattern = TensorPattern::glob(options.pattern);
-      for (std::size_t i = 0; i < tensors.size(); ++i)
-        if (pattern.matches(tensors[i].name)) chosen.push_back(i);
+  Listing(const TensorSource& from, const ShowOptions& options)
+      : source(from), tensors(from.tensors()), chosen(matching(from, options.pattern)) {
+    switch (options.order) {
+      case ShowOrder::natural:
+        std::sort(chosen.begin(), chosen.end(),
+                  [&](std::size_t a, std::size_t b) { return natural_less(tensors[a].name, tensors[b].name); });
+        break;
+      case ShowOrder::name:
+        std::sort(chosen.begin(), chosen.end(),
+                  [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
+        break;
+      case ShowOrder::size:
+        std::stable_sort(chosen.begin(), chosen.end(),
+                         [&](std::size_t a, std::size_t b) { return tensors[a].bytes > tensors[b].bytes; });
+        break;
+      case ShowOrder::offset:
+        break;
     }
-    if (options.order == ShowOrder::name)
-      std::sort(chosen.begin(), chosen.end(),
-                [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
-    if (options.order == ShowOrder::size)
-      std::stable_sort(chosen.begin(), chosen.end(),
-                       [&](std::size_t a, std::size_t b) { return tensors[a].bytes > tensors[b].bytes; });
+    details.reserve(chosen.size());
     for (const std::size_t i : chosen) {
+      const TensorDetail& detail = details.emplace_back(source.detail(i));
+      is_compressed = is_compressed || detail.is_compressed;
       for (Total* total : {&all, &by_dtype[tensors[i].dtype]}) {
         ++total->tensors;
         total->bytes += tensors[i].bytes;
+        total->stored_bytes += detail.stored_bytes;
       }
     }
   }
 
-  ModelDir model;
+  const TensorSource& source;
+  const std::vector<TensorEntry>& tensors;
   std::vector<std::size_t> chosen;
+  std::vector<TensorDetail> details;  // of the chosen ones
   Total all;
   std::map<DType, Total> by_dtype;
+  bool is_compressed = false;
 };
 
-std::string_view plural(std::uint64_t count) {
-  return count == 1 ? "" : "s";
+std::string ratio(std::uint64_t bytes, std::uint64_t stored) {
+  return stored == 0 ? "-" : fmt::format("{:.2f}", static_cast<double>(bytes) / static_cast<double>(stored));
 }
 
-// JSON has no bytes: a path that is no text is shown as on a terminal.
-std::string utf8(const std::string& path) {
-  return core::is_utf8(path) ? path : printable(path);
+std::vector<TextTable::Column> columns_of(const Listing& listing) {
+  std::vector<TextTable::Column> columns = {{"NAME"}, {"DTYPE"}, {"SHAPE"}, {"SIZE", Align::right}};
+  if (listing.is_compressed) {
+    columns.push_back({"STORED", Align::right});
+    columns.push_back({"RATIO", Align::right});
+  }
+  return columns;
 }
 
-void append_table(std::string& out, const Listing& listing, std::size_t width) {
-  struct Row {
-    std::string name;
-    std::string_view dtype;
-    std::string shape;
-    std::string bytes;
-  };
-  std::vector<Row> rows = {{"NAME", "DTYPE", "SHAPE", "SIZE"}};
-  rows.reserve(listing.chosen.size() + 1);
-  for (const std::size_t i : listing.chosen) {
-    const TensorEntry& entry = listing.model.tensors()[i];
-    rows.push_back({printable(entry.name), to_string(entry.dtype), to_string(entry.shape), human_bytes(entry.bytes)});
+void append_table(std::string& out, const Listing& listing, const OutputStyle& style) {
+  TextTable table(columns_of(listing), 0);
+  for (std::size_t place = 0; place < listing.chosen.size(); ++place) {
+    const TensorEntry& entry = listing.tensors[listing.chosen[place]];
+    std::vector<std::string> cells = {printable(entry.name), std::string(to_string(entry.dtype)),
+                                      to_string(entry.shape), human_bytes(entry.bytes)};
+    if (listing.is_compressed) {
+      cells.push_back(human_bytes(listing.details[place].stored_bytes));
+      cells.push_back(ratio(entry.bytes, listing.details[place].stored_bytes));
+    }
+    table.add(std::move(cells));
   }
-  std::size_t name_width = 0;
-  std::size_t dtype_width = 0;
-  std::size_t shape_width = 0;
-  std::size_t bytes_width = 0;
-  for (const Row& row : rows) {
-    name_width = std::max(name_width, columns(row.name));
-    dtype_width = std::max(dtype_width, row.dtype.size());
-    shape_width = std::max(shape_width, row.shape.size());
-    bytes_width = std::max(bytes_width, row.bytes.size());
+  table.append_to(out, style);
+}
+
+struct Glyphs {
+  std::string_view inner;
+  std::string_view last;
+  std::string_view below_inner;
+  std::string_view below_last;
+  std::string_view range;
+};
+constexpr Glyphs drawn = {"\u251c\u2500 ", "\u2514\u2500 ", "\u2502  ", "   ", "\u2013"};
+constexpr Glyphs ascii = {"|- ", "`- ", "|  ", "   ", "-"};
+
+class TreeRows {
+ public:
+  TreeRows(const Listing& listing, const OutputStyle& style, TextTable& table)
+      : listing_(listing), glyphs_(style.is_unicode ? drawn : ascii), table_(table) {
+    place_of_.resize(listing.tensors.size());
+    for (std::size_t place = 0; place < listing.chosen.size(); ++place) place_of_[listing.chosen[place]] = place;
   }
-  const std::size_t others = dtype_width + shape_width + bytes_width + 6;
-  constexpr std::size_t least_name = 12;
-  if (width != 0) name_width = std::min(name_width, std::max(least_name, width > others ? width - others : 0));
-  for (const Row& row : rows) {
-    const std::string name = shorten(row.name, name_width);
-    out += name;
-    out.append(name_width - std::min(name_width, columns(name)), ' ');
-    fmt::format_to(std::back_inserter(out), "  {:<{}}  {:<{}}  {:>{}}\n", row.dtype, dtype_width, row.shape,
-                   shape_width, row.bytes, bytes_width);
+
+  void add(const std::vector<NameNode>& nodes, const std::string& before) {
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      const bool is_last = i + 1 == nodes.size();
+      // The first level needs no lines.
+      const bool is_top = before.empty() && depth_ == 0;
+      add(nodes[i], is_top ? "" : before + std::string(is_last ? glyphs_.last : glyphs_.inner));
+      ++depth_;
+      add(nodes[i].children, is_top ? "" : before + std::string(is_last ? glyphs_.below_last : glyphs_.below_inner));
+      --depth_;
+    }
   }
+
+ private:
+  void add(const NameNode& node, const std::string& before) {
+    std::string label = printable(node.label);
+    if (node.alike > 1) {
+      const std::size_t end = std::min(label.find_first_of("./"), label.size());
+      label = fmt::format("{}{}{}{}", label.substr(0, end), glyphs_.range, node.last, label.substr(end));
+    }
+    std::vector<std::string> cells = {before + label};
+    const std::string each = node.alike > 1 ? fmt::format("{} x ", node.alike) : "";
+    std::uint64_t stored = 0;
+    if (node.tensor) {
+      const TensorEntry& entry = listing_.tensors[*node.tensor];
+      stored = listing_.details[place_of_[*node.tensor]].stored_bytes;
+      cells.emplace_back(to_string(entry.dtype));
+      cells.push_back(to_string(entry.shape));
+      cells.push_back(each + human_bytes(entry.bytes));
+    } else {
+      cells.emplace_back();
+      cells.push_back(counted(node.tensors, "tensor"));
+      cells.push_back(each + human_bytes(node.bytes));
+    }
+    if (listing_.is_compressed) {
+      cells.push_back(node.tensor ? human_bytes(stored) : "");
+      cells.push_back(node.tensor ? ratio(listing_.tensors[*node.tensor].bytes, stored) : "");
+    }
+    table_.add(std::move(cells));
+  }
+
+  const Listing& listing_;
+  const Glyphs& glyphs_;
+  TextTable& table_;
+  std::vector<std::size_t> place_of_;  // of a tensor among the chosen ones
+  int depth_ = 0;
+};
+
+void append_tree(std::string& out, const Listing& listing, const ShowOptions& options) {
+  TextTable table(columns_of(listing), 0);
+  const NameNode root = name_tree(listing.tensors, listing.chosen, !options.is_unfolded);
+  TreeRows(listing, options.style, table).add(root.children, "");
+  table.append_to(out, options.style);
+}
+
+std::string fact_text(const Config& value) {
+  return value.is_string() ? printable(value.as_string()) : printable(to_json(value));
+}
+
+Config total_json(const Total& total) {
+  return Config::object({{"tensors", Config(total.tensors)},
+                         {"bytes", Config(total.bytes)},
+                         {"stored_bytes", Config(total.stored_bytes)}});
+}
+
+ConfigArray issues_array(const std::vector<SourceIssue>& issues) {
+  ConfigArray out;
+  for (const SourceIssue& issue : issues)
+    out.push_back(Config::object({{"kind", Config(issue.kind)},
+                                  {"tensor", issue.tensor.empty() ? Config() : Config(json_text(issue.tensor))},
+                                  {"words", Config(json_text(issue.words))}}));
+  return out;
 }
 
 }  // namespace
 
-std::string show_text(const std::string& path, const ShowOptions& options) {
-  const Listing listing(path, options);
-  const std::size_t files = listing.model.files().size();
-  std::string out = fmt::format("{}: {} tensor{}, {}", printable(path), listing.all.tensors,
-                                plural(listing.all.tensors), human_bytes(listing.all.bytes));
-  if (listing.chosen.size() != listing.model.tensors().size())
-    out += fmt::format(" (of {} tensors)", listing.model.tensors().size());
-  if (files != 1) out += fmt::format(", {} files", files);
+std::string show_text(const TensorSource& source, const std::string& path, const ShowOptions& options) {
+  const Listing listing(source, options);
+  const std::size_t files = source.files().size();
+  std::string out;
+  // Room for all at once: a line is some hundred characters.
+  out.reserve(listing.chosen.size() * 128 + 1024);
+  out += fmt::format("{}: {}, {}", printable(path), counted(listing.all.tensors, "tensor"),
+                     human_bytes(listing.all.bytes));
+  if (listing.chosen.size() != listing.tensors.size()) out += fmt::format(" (of {} tensors)", listing.tensors.size());
+  if (listing.is_compressed)
+    out += fmt::format(", {} stored (ratio {})", human_bytes(listing.all.stored_bytes),
+                       ratio(listing.all.bytes, listing.all.stored_bytes));
+  if (files > 1) out += fmt::format(", {} files", files);
   out += "\n\n";
   if (!listing.chosen.empty()) {
-    append_table(out, listing, options.width);
+    if (options.view == ShowView::tree)
+      append_tree(out, listing, options);
+    else
+      append_table(out, listing, options.style);
     out += '\n';
   }
   for (const auto& [dtype, total] : listing.by_dtype)
-    fmt::format_to(std::back_inserter(out), "{:<8} {} tensor{}, {}\n", to_string(dtype), total.tensors,
-                   plural(total.tensors), human_bytes(total.bytes));
-  for (const auto& [key, value] : listing.model.metadata()) {
-    const std::string line = fmt::format("metadata {}: {}", printable(key), printable(value));
-    out += options.width == 0 ? line : shorten(line, options.width);
+    fmt::format_to(std::back_inserter(out), "{:<8} {}, {}\n", to_string(dtype), counted(total.tensors, "tensor"),
+                   human_bytes(total.bytes));
+  const auto append_line = [&](const std::string& line) {
+    out += options.style.width == 0 ? line : shorten(line, options.style.width);
     out += '\n';
-  }
+  };
+  for (const auto& [key, value] : source.facts()) append_line(fmt::format("{}: {}", key, fact_text(value)));
+  for (const auto& [key, value] : source.metadata())
+    append_line(fmt::format("metadata {}: {}", printable(key), printable(value)));
   return out;
 }
 
-std::string show_json(const std::string& path, const ShowOptions& options) {
-  const Listing listing(path, options);
-  const auto total_json = [](const Total& total) {
-    return Config::object({{"tensors", Config(total.tensors)}, {"bytes", Config(total.bytes)}});
-  };
+std::string show_json(const TensorSource& source, const std::string& path, const ShowOptions& options) {
+  const Listing listing(source, options);
   ConfigArray files;
-  for (const SafetensorsFile& file : listing.model.files()) {
-    std::uint64_t bytes = 0;
-    for (const TensorEntry& entry : file.tensors()) bytes += entry.bytes;
-    files.push_back(Config::object({{"path", Config(utf8(file.path()))},
-                                    {"tensors", Config(std::uint64_t{file.tensors().size()})},
-                                    {"bytes", Config(bytes)}}));
-  }
+  for (const SourceFile& file : source.files())
+    files.push_back(Config::object(
+        {{"path", Config(json_text(file.path))}, {"tensors", Config(file.tensors)}, {"bytes", Config(file.bytes)}}));
   ConfigObject metadata;
-  metadata.reserve(listing.model.metadata().size());
-  for (const auto& [key, value] : listing.model.metadata()) metadata.insert(key, Config(value));
+  const std::map<std::string, std::string> all_metadata = source.metadata();
+  metadata.reserve(all_metadata.size());
+  for (const auto& [key, value] : all_metadata) metadata.insert(json_text(key), Config(json_text(value)));
+  ConfigObject facts;
+  for (auto& [key, value] : source.facts()) facts.insert(key, value);
   ConfigArray tensors;
   tensors.reserve(listing.chosen.size());
-  for (const std::size_t i : listing.chosen) {
-    const TensorEntry& entry = listing.model.tensors()[i];
+  for (std::size_t place = 0; place < listing.chosen.size(); ++place) {
+    const TensorEntry& entry = listing.tensors[listing.chosen[place]];
+    const TensorDetail& detail = listing.details[place];
     ConfigArray shape;
     for (const std::int64_t extent : entry.shape) shape.emplace_back(extent);
-    tensors.push_back(Config::object({{"name", Config(entry.name)},
-                                      {"dtype", Config(to_string(entry.dtype))},
-                                      {"shape", Config(std::move(shape))},
-                                      {"bytes", Config(entry.bytes)},
-                                      {"file", Config(utf8(listing.model.file_of(i).path()))},
-                                      {"offset", Config(entry.offset)}}));
+    tensors.push_back(
+        Config::object({{"name", Config(json_text(entry.name))},
+                        {"dtype", Config(to_string(entry.dtype))},
+                        {"shape", Config(std::move(shape))},
+                        {"bytes", Config(entry.bytes)},
+                        {"file", detail.file.empty() ? Config() : Config(json_text(detail.file))},
+                        {"offset", Config(entry.offset)},
+                        {"stored_bytes", Config(detail.stored_bytes)},
+                        {"compressed", Config(detail.is_compressed)},
+                        {"checksum", detail.checksum ? Config(checksum_text(*detail.checksum)) : Config()}}));
   }
   Config totals = total_json(listing.all);
   totals["dtypes"] = Config::object();
   for (const auto& [dtype, total] : listing.by_dtype) totals["dtypes"][to_string(dtype)] = total_json(total);
-  return printable_json(to_json(Config::object({{"path", Config(utf8(path))},
-                                                {"files", Config(std::move(files))},
-                                                {"metadata", Config(std::move(metadata))},
-                                                {"tensors", Config(std::move(tensors))},
-                                                {"totals", std::move(totals)}}),
-                                2)) +
-         "\n";
+  Config out = Config::object({{"path", Config(json_text(path))},
+                               {"kind", Config(source.kind())},
+                               {"facts", Config(std::move(facts))},
+                               {"files", Config(std::move(files))},
+                               {"metadata", Config(std::move(metadata))},
+                               {"tensors", Config(std::move(tensors))},
+                               {"totals", std::move(totals)}});
+  if (options.has_issues) out["issues"] = issues_array(find_issues(source));
+  return printable_json(to_json(out, 2)) + "\n";
+}
+
+std::string show_text(const std::string& path, const ShowOptions& options) {
+  return show_text(*open_source(path), path, options);
+}
+
+std::string show_json(const std::string& path, const ShowOptions& options) {
+  return show_json(*open_source(path), path, options);
+}
+
+std::string issues_json(const std::vector<SourceIssue>& issues) {
+  return printable_json(to_json(Config::object({{"issues", Config(issues_array(issues))}}), 2)) + "\n";
 }
 
 }  // namespace muster::inspect

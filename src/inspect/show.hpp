@@ -1,30 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What `muster show` says of a safetensors file or a model directory. Only headers are read.
+// What `muster show` says of a file, a directory or a workspace. Only headers are read.
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "src/inspect/tensor_source.hpp"
+#include "src/inspect/text_table.hpp"
 
 namespace muster::inspect {
 
 enum class ShowOrder : std::uint8_t {
-  offset,  ///< as they lie in the files
+  natural,  ///< by name, numbers in names by their value: what a tree is best in
+  offset,   ///< as they lie in the files
   name,
   size,  ///< largest first
+};
+
+enum class ShowView : std::uint8_t {
+  table,  ///< a line a tensor
+  tree,   ///< by the dots and slashes in names; neighbours that are alike but for their number are one
 };
 
 struct ShowOptions {
   std::string pattern = {};  ///< only tensors whose names match (TensorPattern::glob); empty: all
   ShowOrder order = ShowOrder::offset;
-  std::size_t width = 0;  ///< columns; longer names lose their middle; 0: as wide as it gets
+  ShowView view = ShowView::table;
+  bool is_unfolded = false;  ///< a tree with all of those that are alike
+  bool has_issues = false;   ///< JSON: with "issues"
+  OutputStyle style = {};
 };
 
-/// A table, totals by dtype, metadata. Lines end with '\n'. Throws like ModelDir::open and TensorPattern::glob.
-std::string show_text(const std::string& path, const ShowOptions& options = {});
+/// A table or a tree, totals by dtype, metadata. Lines end with '\n'. Throws like TensorPattern::glob and as the
+/// source's own.
+std::string show_text(const TensorSource& source, const std::string& path, const ShowOptions& options = {});
 
-/// {"path", "files": [{"path", "bytes", "tensors"}], "metadata": {}, "tensors": [{"name", "dtype", "shape", "bytes",
-/// "file", "offset"}], "totals": {"tensors", "bytes", "dtypes": {DTYPE: {"tensors", "bytes"}}}}
+/// One JSON object; its keys are in docs/inspecting.md. Throws likewise.
+std::string show_json(const TensorSource& source, const std::string& path, const ShowOptions& options = {});
+
+/// The same of a path. Throws also as open_source.
+std::string show_text(const std::string& path, const ShowOptions& options = {});
 std::string show_json(const std::string& path, const ShowOptions& options = {});
+
+/// The config, or the part of it at `place`: keys and numbers of items with dots between them ("layers.0.hidden_size";
+/// keys may have dots). Indented JSON text and '\n'. Throws Error(not_found) where there is no config or nothing at
+/// that place (with what there is), Error(corrupt | io).
+std::string show_config(const TensorSource& source, const std::string& path, const std::string& place);
+
+/// What may be wrong, as far as headers tell: what the source found itself, and tensors that are empty, not aligned, of
+/// odd names, or of the same bytes as another one.
+std::vector<SourceIssue> find_issues(const TensorSource& source);
+
+/// A line an issue and one for the whole.
+std::string issues_text(const std::vector<SourceIssue>& issues, const OutputStyle& style);
+/// {"issues": [{"kind", "tensor", "words"}]}.
+std::string issues_json(const std::vector<SourceIssue>& issues);
 
 }  // namespace muster::inspect

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors to be looked at, wherever they come from: a model's files, or the shards of ranks, merged while they are
-// read.
+// Tensors to be looked at, wherever they come from: a model's files, a state file, any other HDF5 file, the states of a
+// workspace, or the shards of ranks, merged while they are read.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +12,15 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "muster/config.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "muster/tensor.hpp"
-#include "src/merge/layout.hpp"
+#include "src/checkpoint/merged_tensor.hpp"
+#include "src/checkpoint/workspace_states.hpp"
 #include "src/merge/rows.hpp"
 
 namespace muster::inspect {
@@ -40,6 +43,28 @@ class PieceBytes {
   bool is_mapped_ = false;
 };
 
+/// What a source knows of a tensor beside its name, dtype, shape and bytes.
+struct TensorDetail {
+  std::string file = {};           ///< that it is in; empty where it is in several
+  std::uint64_t stored_bytes = 0;  ///< in the file
+  bool is_compressed = false;
+  std::optional<std::uint64_t> checksum = {};  ///< XXH3-64 of its elements, as the file says
+};
+
+/// A file that a source reads.
+struct SourceFile {
+  std::string path;
+  std::uint64_t bytes = 0;    ///< of its tensors
+  std::uint64_t tensors = 0;  ///< in it
+};
+
+/// Something that may be wrong, or that is not shown.
+struct SourceIssue {
+  std::string kind;         ///< a word that a program can branch on
+  std::string tensor = {};  ///< empty: the whole
+  std::string words = {};
+};
+
 /// Immutable; thread-safe.
 class TensorSource {
  public:
@@ -53,16 +78,20 @@ class TensorSource {
                                                          std::uint64_t length) const = 0;
   /// What stands in the headers beside the tensors.
   [[nodiscard]] virtual std::map<std::string, std::string> metadata() const = 0;
-};
 
-/// A tensor of the model and where its parts are.
-struct MergedTensor {
-  std::string name;
-  merge::Layout layout;
-  std::vector<Tensor> sources;                                  ///< contiguous; those that the layout speaks of
-  std::vector<int> ranks;                                       ///< whose each of them is, for messages
-  std::vector<std::string> files;                               ///< that each of them is a mapping of
-  std::vector<std::pair<std::size_t, std::size_t>> equal = {};  ///< pairs of sources that must be bit for bit equal
+  /// "safetensors", "model", "shards", "state", "workspace", "hdf5".
+  [[nodiscard]] virtual std::string_view kind() const noexcept { return "hdf5"; }
+  /// None where a source knows nothing of files.
+  [[nodiscard]] virtual std::vector<SourceFile> files() const { return {}; }
+  [[nodiscard]] virtual TensorDetail detail(std::size_t tensor) const {
+    return {.stored_bytes = tensors()[tensor].bytes};
+  }
+  /// The config's JSON text, where there is a config beside the tensors. Throws Error(corrupt | io).
+  [[nodiscard]] virtual std::optional<std::string> config_text() const { return std::nullopt; }
+  /// Whose state it is and the like, in the order in which people want it.
+  [[nodiscard]] virtual std::vector<std::pair<std::string, Config>> facts() const { return {}; }
+  /// What the reader itself found.
+  [[nodiscard]] virtual std::vector<SourceIssue> reader_issues() const { return {}; }
 };
 
 /// Merges what is read, when it is read: memory is that of the pieces.
@@ -75,12 +104,10 @@ class MergedSource : public TensorSource {
   [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
                                                  std::uint64_t length) const override;
   [[nodiscard]] std::map<std::string, std::string> metadata() const override { return metadata_; }
+  [[nodiscard]] std::string_view kind() const noexcept override { return "shards"; }
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
 
  private:
-  void copy(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset,
-            std::span<std::byte> target) const;
-  void compare(const MergedTensor& tensor, std::uint64_t offset, std::uint64_t length) const;
-
   std::vector<MergedTensor> tensors_;
   std::vector<merge::Rows> rows_;
   std::vector<TensorEntry> entries_;
@@ -88,12 +115,23 @@ class MergedSource : public TensorSource {
   std::map<std::string, std::string> metadata_;
 };
 
-/// The shards of all ranks of a directory, merged by a plan. Throws as open_source.
-std::unique_ptr<TensorSource> open_shards(const std::string& directory, const std::string& plan);
+/// What of a path is meant, where it has more than one thing.
+struct SourceOptions {
+  std::string plan = {};    ///< merges shards and the states of ranks
+  StateChoice states = {};  ///< of a workspace
+};
 
-/// A file, a directory in HuggingFace's layout, or one with the shards of all ranks, which `plan` merges. Throws as
-/// ModelDir::open and MergePlan::load; Error(argument) where shards have no plan, or a tensor has no rule in it.
-std::unique_ptr<TensorSource> open_source(const std::string& path, const std::string& plan);
+/// A safetensors file, a state file, any other HDF5 file, a directory in HuggingFace's layout, one with the shards of
+/// all ranks, which the plan merges, or a workspace. Of a workspace: the newest complete state of each rank of a job;
+/// with a plan merged like shards, else each tensor as "rank2/NAME", unless there is one rank or one is asked for.
+/// Throws as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load; Error(argument)
+/// where shards have no plan, a tensor has no rule in it, or several jobs could be meant; Error(not_found) where there
+/// is no such job, rank or generation.
+std::unique_ptr<TensorSource> open_source(const std::string& path, const SourceOptions& options = {});
+
+/// The shards of all ranks of a directory, or the states of a workspace that all ranks have, merged by the plan. Throws
+/// as open_source.
+std::unique_ptr<TensorSource> open_shards(const std::string& directory, const SourceOptions& options);
 
 /// Whether a directory has shards of ranks, and no model.
 bool is_shards_directory(const std::string& path);

@@ -49,6 +49,14 @@ void verify_index(const std::string& directory, const std::string& index_name, c
 /// where there are such files.
 bool verify_numbering(const std::vector<std::string>& names, Verification& verification);
 
+/// One state file: its commit mark and catalogue, and every tensor and chunk against its checksum. Throws Error(version
+/// | not_found).
+VerifyReport verify_state_file(const std::string& path, const VerifyOptions& options);
+
+/// All complete states of a workspace, and what in it is torn or left behind. Throws as workspace::survey;
+/// Error(version).
+VerifyReport verify_workspace(const std::string& path, const VerifyOptions& options);
+
 /// rank-00002-of-00004.safetensors and nothing else.
 void verify_shards(const std::string& directory, const std::vector<std::string>& names, Verification& verification);
 

@@ -10,13 +10,16 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "muster/state_file.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/workspace_states.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
+#include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/verification.hpp"
 
 namespace muster {
@@ -144,6 +147,8 @@ VerifyReport verify_directory(const std::string& directory, const VerifyOptions&
     else if (is_index_name(name))
       indexes.push_back(std::move(name));
   }
+  if (weights.empty() && indexes.empty() && is_workspace_directory(directory))
+    return verify_workspace(directory, options);
   if (weights.empty() && indexes.empty())
     throw Error(ErrorKind::not_found,
                 fmt::format("verifying {}: there is no *.safetensors in it", in_quotes(directory)),
@@ -164,9 +169,24 @@ VerifyReport verify_directory(const std::string& directory, const VerifyOptions&
   return report;
 }
 
-VerifyReport verify_file(const std::string& path) {
+VerifyReport verify_file(const std::string& path, const VerifyOptions& options) {
+  if (StateFile::is_state_file(path)) return verify_state_file(path, options);
   VerifyReport report{.path = path, .kind = VerifiedKind::file};
   Verification verification(report);
+  if (is_hdf5_file(path)) {
+    try {
+      const std::unique_ptr<ForeignHdf5> file = ForeignHdf5::open(path);
+      ++report.files;
+      for (const TensorEntry& entry : file->tensors()) {
+        ++report.tensors;
+        report.bytes += entry.bytes;
+      }
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::unsupported) throw;
+      verification.add(Defect::file, fs::path(path).filename().string(), "", error.what());
+    }
+    return report;
+  }
   const fs::path whole(path);
   verification.open_all(whole.parent_path().string(), {whole.filename().string()});
   return report;
@@ -234,6 +254,8 @@ std::string_view to_string(Defect defect) noexcept {
       return "numbering";
     case Defect::disagree:
       return "disagree";
+    case Defect::left:
+      return "left";
     case Defect::checksum:
       break;
   }
@@ -245,7 +267,8 @@ VerifyReport verify(const std::string& path, const VerifyOptions& options) {
   const auto status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status))
     throw Error(ErrorKind::not_found, fmt::format("verifying {}: it is not there", in_quotes(path)), {.path = path});
-  return std::filesystem::is_directory(status) ? inspect::verify_directory(path, options) : inspect::verify_file(path);
+  return std::filesystem::is_directory(status) ? inspect::verify_directory(path, options)
+                                               : inspect::verify_file(path, options);
 }
 
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress) {

@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "muster/state.hpp"
-#include "src/core/utf8.hpp"
 #include "src/inspect/printable.hpp"
+#include "src/inspect/text_table.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -18,18 +18,14 @@ std::string_view kind_name(VerifiedKind kind) noexcept {
       return "checkpoint";
     case VerifiedKind::shards:
       return "shards";
+    case VerifiedKind::state:
+      return "state";
+    case VerifiedKind::workspace:
+      return "workspace";
     case VerifiedKind::file:
       break;
   }
   return "file";
-}
-
-std::string counted(std::uint64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
-Config text(const std::string& words) {
-  return core::is_utf8(words) ? words : printable(words);
 }
 
 }  // namespace
@@ -53,28 +49,40 @@ std::string verify_text(const VerifyReport& report) {
   return out;
 }
 
-std::string verify_json(const VerifyReport& report) {
+namespace {
+
+Config report_json(const VerifyReport& report) {
   ConfigArray problems;
   problems.reserve(report.problems.size());
   for (const VerifyProblem& problem : report.problems) {
     Config item = Config::object({{"defect", Config(to_string(problem.defect))}});
-    if (!problem.file.empty()) item["file"] = text(problem.file);
-    if (!problem.tensor.empty()) item["tensor"] = text(problem.tensor);
-    item["words"] = text(problem.words);
+    if (!problem.file.empty()) item["file"] = json_text(problem.file);
+    if (!problem.tensor.empty()) item["tensor"] = json_text(problem.tensor);
+    item["words"] = json_text(problem.words);
     problems.push_back(std::move(item));
   }
-  return printable_json(to_json(Config::object({{"good", Config(report.is_good())},
-                                                {"path", text(report.path)},
-                                                {"kind", Config(kind_name(report.kind))},
-                                                {"files", Config(report.files)},
-                                                {"tensors", Config(report.tensors)},
-                                                {"bytes", Config(report.bytes)},
-                                                {"has_checksums", Config(report.has_checksums)},
-                                                {"checked", Config(report.checked)},
-                                                {"problems", Config(std::move(problems))},
-                                                {"problems_left_out", Config(report.problems_left_out)}}),
-                                2)) +
-         "\n";
+  return Config::object({{"good", Config(report.is_good())},
+                         {"path", Config(json_text(report.path))},
+                         {"kind", Config(kind_name(report.kind))},
+                         {"files", Config(report.files)},
+                         {"tensors", Config(report.tensors)},
+                         {"bytes", Config(report.bytes)},
+                         {"has_checksums", Config(report.has_checksums)},
+                         {"checked", Config(report.checked)},
+                         {"problems", Config(std::move(problems))},
+                         {"problems_left_out", Config(report.problems_left_out)}});
+}
+
+}  // namespace
+
+std::string verify_json(const VerifyReport& report) {
+  return printable_json(to_json(report_json(report), 2)) + "\n";
+}
+
+std::string verify_json(const std::vector<VerifyReport>& reports) {
+  ConfigArray all;
+  for (const VerifyReport& report : reports) all.push_back(report_json(report));
+  return printable_json(to_json(Config::object({{"reports", Config(std::move(all))}}), 2)) + "\n";
 }
 
 }  // namespace muster::inspect

@@ -3,6 +3,7 @@
 // What `muster verify` says.
 
 #include <string>
+#include <vector>
 
 #include "muster/verify.hpp"
 
@@ -14,5 +15,8 @@ std::string verify_text(const VerifyReport& report);
 /// {"good", "path", "kind", "files", "tensors", "bytes", "has_checksums", "checked", "problems": [{"defect", "file",
 /// "tensor", "words"}], "problems_left_out"}.
 std::string verify_json(const VerifyReport& report);
+
+/// {"reports": [...]}, each like that.
+std::string verify_json(const std::vector<VerifyReport>& reports);
 
 }  // namespace muster::inspect

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include <utility>
 
 #include "src/os/fault.hpp"
+#include "src/os/file_system.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::os {
@@ -25,11 +25,6 @@ constexpr std::string_view partial_mark = ".partial-";
 constexpr std::size_t nonce_bytes = 8;
 // One call reads or writes at most this much: Linux's own limit is a little below 2 GiB.
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
-
-// f_type of statfs: NFS, SMB (three), Ceph, 9p, Lustre, BeeGFS, OrangeFS, GPFS, AFS, FUSE, Coda, OCFS2, VirtualBox.
-constexpr auto remote_file_systems = std::to_array<std::uint32_t>(
-    {0x00006969, 0x0000517b, 0xfe534d42, 0xff534d42, 0x00c36400, 0x01021997, 0x0bd00bd0, 0x19830326, 0x20030528,
-     0x47504653, 0x5346414f, 0x65735546, 0x73757245, 0x7461636f, 0x786f4256});
 
 // True where the seam lets this call fail; errno is set then.
 bool is_faulty(std::string_view call, const std::string& path) noexcept {
@@ -122,9 +117,11 @@ void ReadableFile::read_at(std::uint64_t offset, std::span<std::byte> target) co
 }
 
 bool ReadableFile::is_remote() const noexcept {
-  struct statfs system {};
-  if (::fstatfs(fd_.get(), &system) != 0) return true;
-  return std::ranges::find(remote_file_systems, static_cast<std::uint32_t>(system.f_type)) != remote_file_systems.end();
+  try {
+    return file_system_of(fd_, path_).is_network;
+  } catch (const Error&) {
+    return true;
+  }
 }
 
 std::shared_ptr<const MappedFile> ReadableFile::map() const {

@@ -84,6 +84,7 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
     std::ranges::copy(stored.first(target.size()), target.begin());
     return true;
   }
+  if (item > 1 && chunk_bytes % item != 0) return false;
   const bool is_direct = item <= 1 && target.size() == chunk_bytes;
   std::span<std::byte> whole = target;
   if (!is_direct) {
@@ -97,7 +98,11 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
   if (ZSTD_isError(size) != 0 || size != chunk_bytes) return false;
   if (is_direct) return true;
   if (item > 1) {
-    unshuffle(whole, item, target.size() / item, target.data());
+    const std::size_t elements = target.size() / item;
+    unshuffle(whole, item, elements, target.data());
+    // Of an element that is cut: its bytes stand in as many columns.
+    for (std::size_t byte = elements * item; byte < target.size(); ++byte)
+      target[byte] = whole[byte % item * (chunk_bytes / item) + elements];
   } else {
     std::ranges::copy(whole.first(target.size()), target.begin());
   }

@@ -124,7 +124,13 @@ class Committing {
                                                {"world_size", static_cast<std::uint64_t>(block_.info.world_size)},
                                                {"generation", block_.info.generation}},
                                      .datasets = datasets};
-    structures_ = make_metadata(plan);
+    try {
+      structures_ = make_metadata(plan);
+    } catch (const Error& error) {
+      throw Error(error.kind(),
+                  fmt::format("writing the state file {}: {}", in_quotes(state_.file.path()), error.what()),
+                  {.path = state_.file.path()});
+    }
     structures_offset_ = plan.metadata_offset;
     block_.file_bytes = structures_offset_ + structures_.structures.size();
   }

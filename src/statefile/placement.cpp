@@ -62,7 +62,7 @@ class Placing {
       refuse(fmt::format("tensor {} has {} dimensions; {} are possible", in_quotes(entry.name), entry.shape.size(),
                          largest_rank));
     StateTensor tensor{.name = std::move(entry.name), .dtype = entry.dtype, .shape = std::move(entry.shape)};
-    tensor.bytes = byte_size(tensor.dtype, tensor.shape);
+    tensor.bytes = bytes_of(tensor);
     Chunking chunking;
     if (options_.zstd_level && tensor.bytes >= least_compressed) {
       const ChunkGrid grid = ChunkGrid::make(tensor.dtype, tensor.shape, options_.chunk_bytes);
@@ -75,6 +75,14 @@ class Placing {
     }
     result_.catalogue.tensors.push_back(std::move(tensor));
     result_.catalogue.chunking.push_back(chunking);
+  }
+
+  std::uint64_t bytes_of(const StateTensor& tensor) const {
+    try {
+      return byte_size(tensor.dtype, tensor.shape);
+    } catch (const Error& error) {
+      refuse(fmt::format("tensor {}: {}", in_quotes(tensor.name), error.what()));
+    }
   }
 
   std::uint64_t take(const StateTensor& tensor) {

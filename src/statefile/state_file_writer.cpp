@@ -13,8 +13,11 @@ namespace muster {
 namespace statefile {
 namespace {
 
-// What a thread writes at once, and then sums while the processor still has it.
-constexpr std::uint64_t piece_bytes = std::uint64_t{1} << 20;
+// Of a strided tensor: what is put together in memory at once.
+constexpr std::uint64_t gathered_bytes = write_block;
+
+// HDF5 has 32 bits for the length of a string.
+constexpr std::size_t largest_config = std::size_t{1} << 31;
 
 }  // namespace
 
@@ -30,6 +33,11 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
         return os::OutputFile(path, options.temporary.empty() ? os::partial_name(path) : options.temporary);
       }()),
       temporary(file.temporary()) {
+  if (config_text.size() > largest_config)
+    throw Error(ErrorKind::argument,
+                fmt::format("writing the state file {}: a config of {} bytes is too large for HDF5; {} are possible",
+                            in_quotes(path), config_text.size(), largest_config),
+                {.path = path});
   targets = std::make_unique<TensorTarget[]>(catalogue.tensors.size());
   // A disk that is too small is known before the work.
   file.reserve(data_end);
@@ -68,7 +76,10 @@ ChunkGrid WriterState::grid(std::size_t index) const {
 }
 
 void WriterState::write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
-  file.write_at(catalogue.tensors[index].offset + offset, bytes);
+  const std::uint64_t at = catalogue.tensors[index].offset + offset;
+  file.write_at(at, bytes);
+  // The disk begins while other pieces are still copied and summed: half of the way is done when fdatasync is called.
+  if (options.durable) file.start_writeback(at, bytes.size());
   targets[index].count(bytes.size());
 }
 
@@ -78,10 +89,14 @@ void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span
     refuse(tensor, fmt::format("{} bytes at {} are past the end of its {}", bytes.size(), offset, tensor.bytes));
   if (bytes.empty()) return;
   if (tensor.compressed) return write_compressed(index, offset, bytes);
-  for (std::uint64_t at = 0; at < bytes.size(); at += piece_bytes) {
-    const auto piece = bytes.subspan(at, std::min<std::uint64_t>(piece_bytes, bytes.size() - at));
-    write_plain(index, offset + at, piece);
-    targets[index].add_to_checksum(offset + at, piece, tensor.bytes);
+  // Block by block: each is summed while the processor still has it.
+  while (!bytes.empty()) {
+    const std::uint64_t room = write_block - (tensor.offset + offset) % write_block;
+    const auto piece = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
+    write_plain(index, offset, piece);
+    targets[index].add_to_checksum(offset, piece, tensor.bytes);
+    offset += piece.size();
+    bytes = bytes.subspan(piece.size());
   }
 }
 
@@ -91,6 +106,7 @@ void WriterState::write_chunk(std::size_t index, const ChunkGrid& grid, std::uin
   const ChunkEncoder::Encoded encoded = encoder.encode(elements, grid.chunk_bytes(), itemsize(tensor.dtype));
   const std::uint64_t offset = data_end.fetch_add(encoded.bytes.size());
   file.write_at(offset, encoded.bytes);
+  if (options.durable) file.start_writeback(offset, encoded.bytes.size());
   catalogue.chunks[catalogue.chunking[index].first_chunk + chunk] = {
       offset, static_cast<std::uint32_t>(encoded.bytes.size()), encoded.is_raw ? raw_filter_mask(tensor.dtype) : 0,
       tensor_checksum(encoded.bytes)};
@@ -168,7 +184,7 @@ void StateFileWriter::write(std::size_t index, const TensorView& tensor) {
   if (tensor.is_contiguous()) return state_->write_piece(index, 0, tensor.bytes());
   std::vector<std::byte> buffer;
   const auto item = static_cast<std::int64_t>(itemsize(tensor.dtype()));
-  const std::int64_t step = static_cast<std::int64_t>(statefile::piece_bytes) / item;
+  const std::int64_t step = static_cast<std::int64_t>(statefile::gathered_bytes) / item;
   for (std::int64_t begin = 0; begin < tensor.elements(); begin += step) {
     const std::int64_t end = std::min(begin + step, tensor.elements());
     buffer.resize(static_cast<std::size_t>((end - begin) * item));

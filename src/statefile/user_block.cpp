@@ -31,6 +31,7 @@ constexpr std::size_t at_catalogue = 64;  // offset, bytes, checksum
 constexpr std::size_t at_config = 88;     // offset, bytes, checksum
 constexpr std::size_t at_superblock_checksum = 112;
 constexpr std::size_t at_metadata_checksum = 120;
+constexpr std::size_t at_zeros = 128;
 constexpr std::size_t at_own_checksum = user_block_bytes - 8;
 
 static_assert(std::tuple_size_v<SyncGroup::Nonce> == at_generation - at_job);
@@ -38,6 +39,10 @@ static_assert(std::tuple_size_v<SyncGroup::Nonce> == at_generation - at_job);
 [[noreturn]] void refuse(const std::string& path, const std::string& words, int os_error = 0) {
   throw Error(ErrorKind::corrupt, fmt::format("opening the state file {}: {}", in_quotes(path), words),
               {.path = path, .os_error = os_error});
+}
+
+bool is_zero(std::span<const std::byte> bytes) noexcept {
+  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 bool is_inside(const Extent& extent, std::uint64_t file_bytes) noexcept {
@@ -74,10 +79,8 @@ bool has_magic(std::span<const std::byte> head) noexcept {
 }
 
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path) {
-  const bool is_zero = std::ranges::all_of(head.first(std::min<std::size_t>(head.size(), user_block_bytes)),
-                                           [](std::byte byte) { return byte == std::byte{0}; });
-  if (is_zero && !head.empty())
-    refuse(path, "its commit mark is empty: whoever wrote it has not finished, and may never");
+  if (!head.empty() && is_zero(head.first(std::min(head.size(), user_block_bytes))))
+    refuse(path, "its commit mark is empty: whoever wrote it has not finished, and may never", ENODATA);
   if (!has_magic(head)) {
     if (head.size() < magic.size())
       refuse(path, fmt::format("it has {} bytes, and no state file is that short", file_bytes), ENODATA);
@@ -97,6 +100,8 @@ UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_
                 {.path = path});
   if (load<std::uint32_t>(block, at_block_bytes) != user_block_bytes)
     refuse(path, "its commit mark has another length than 4096");
+  if (!is_zero(block.subspan(at_zeros, at_own_checksum - at_zeros)))
+    refuse(path, "its commit mark has bits that this version does not know");
   std::ranges::copy(block.subspan(at_job, result.info.job.size()), result.info.job.begin());
   result.info.generation = load<std::uint64_t>(block, at_generation);
   const auto rank = load<std::uint32_t>(block, at_rank);

@@ -45,8 +45,8 @@ std::array<std::byte, user_block_bytes> encode_user_block(const UserBlock& block
 bool has_magic(std::span<const std::byte> head) noexcept;
 
 /// `head`: the first head_bytes of a file of `file_bytes`, or all of it where it is shorter. Whatever comes back lies
-/// inside the file. Throws Error(corrupt) with os_error() ENODATA where the file is shorter than it says, as network
-/// file systems may show it for a while; Error(corrupt | version) else.
+/// inside the file. Throws Error(corrupt) with os_error() ENODATA where the file is shorter than it says or has no
+/// mark, as network file systems may show it for a while; Error(corrupt | version) else.
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path);
 
 }  // namespace muster::statefile

@@ -22,25 +22,28 @@ namespace muster {
 namespace statefile {
 namespace {
 
-constexpr std::uint64_t piece_bytes = std::uint64_t{2} << 20;
-// Smaller tensors are put together in memory, as long as the run of them is no longer than a piece.
+// Smaller tensors are put together in memory, those of a block.
 constexpr std::uint64_t least_alone = std::uint64_t{64} << 10;
 
 /// The checksum of a contiguous tensor whose pieces are finished in any order.
 class PiecesInOrder {
  public:
-  /// Cut into chunks where there is a grid, else every piece_bytes.
-  PiecesInOrder(std::span<const std::byte> bytes, std::optional<ChunkGrid> grid)
-      : bytes_(bytes), grid_(std::move(grid)), done_(grid_ ? grid_->count() : (bytes.size() - 1) / piece_bytes + 1) {}
+  /// Cut into chunks where there is a grid, else where blocks of the file begin; `offset` is the tensor's in the file.
+  PiecesInOrder(std::span<const std::byte> bytes, std::optional<ChunkGrid> grid, std::uint64_t offset)
+      : bytes_(bytes),
+        grid_(std::move(grid)),
+        into_block_(offset % write_block),
+        done_(grid_ ? grid_->count() : (into_block_ + bytes.size() - 1) / write_block + 1) {}
 
   [[nodiscard]] std::uint64_t count() const noexcept { return done_.size(); }
   [[nodiscard]] const std::optional<ChunkGrid>& grid() const noexcept { return grid_; }
   [[nodiscard]] std::uint64_t begin(std::uint64_t piece) const noexcept {
-    return grid_ ? grid_->begin(piece) : piece * piece_bytes;
+    if (grid_) return grid_->begin(piece);
+    return piece == 0 ? 0 : piece * write_block - into_block_;
   }
   [[nodiscard]] std::span<const std::byte> at(std::uint64_t piece) const noexcept {
     const std::uint64_t first = begin(piece);
-    return bytes_.subspan(first, grid_ ? grid_->bytes(piece) : std::min(piece_bytes, bytes_.size() - first));
+    return bytes_.subspan(first, grid_ ? grid_->bytes(piece) : std::min(begin(piece + 1), bytes_.size()) - first);
   }
 
   /// True when that was the last one of all.
@@ -64,6 +67,7 @@ class PiecesInOrder {
  private:
   std::span<const std::byte> bytes_;
   std::optional<ChunkGrid> grid_;
+  std::uint64_t into_block_;
   std::mutex mutex_;
   std::vector<bool> done_;
   std::uint64_t next_ = 0;
@@ -115,7 +119,7 @@ class WritingAll {
       } else {
         std::optional<ChunkGrid> grid;
         if (entries[i].compressed) grid = state_.grid(i);
-        sums_[i].emplace(tensors_[i].bytes(), std::move(grid));
+        sums_[i].emplace(tensors_[i].bytes(), std::move(grid), entries[i].offset);
         for (std::uint64_t number = 0; number < sums_[i]->count(); ++number) tasks_.push_back({Kind::piece, i, number});
       }
     }
@@ -125,7 +129,7 @@ class WritingAll {
     const StateTensor& entry = state_.catalogue.tensors[index];
     if (!tasks_.empty() && tasks_.back().kind == Kind::run && tasks_.back().tensor + tasks_.back().number == index) {
       const std::uint64_t begin = state_.catalogue.tensors[tasks_.back().tensor].offset;
-      if (entry.offset + entry.bytes - begin <= piece_bytes) {
+      if (entry.offset / write_block == begin / write_block) {
         ++tasks_.back().number;
         return;
       }

@@ -30,6 +30,10 @@
 namespace muster {
 namespace statefile {
 
+/// Writes end where these begin in the file: the page cache takes such a block in one piece then, which makes writing
+/// several times cheaper, and touching a mapping of it a page fault a block.
+inline constexpr std::uint64_t write_block = std::uint64_t{2} << 20;
+
 struct WriterState {
   WriterState(const std::string& path, const Config& config, std::vector<StateFileWriter::Entry> entries,
               const StateFileOptions& options);

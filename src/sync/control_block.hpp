@@ -15,6 +15,7 @@
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "src/os/shared_memory.hpp"
+#include "src/sync/pulse.hpp"
 
 namespace muster::sync {
 
@@ -64,7 +65,7 @@ struct alignas(64) ControlHeader {
 };
 
 /// Maps a control block and finds the parts in it: header, cells, records (two a rank), rings.
-class ControlBlock {
+class ControlBlock final : public Pulse {
  public:
   /// Fresh memory for `size` ranks; give `memory()` to the others.
   static std::shared_ptr<ControlBlock> create(int size);
@@ -77,15 +78,24 @@ class ControlBlock {
   [[nodiscard]] std::byte* record(std::uint32_t round, int rank) const noexcept;
   [[nodiscard]] std::byte* ring(int rank) const noexcept;
 
-  /// Makes `cause` the group's failure unless it has one; wakes every waiting rank.
-  void poison(const Error& cause) noexcept;
-  [[nodiscard]] std::optional<Error> failure() const;
-  [[nodiscard]] bool has_failure() const noexcept {
+  void poison(const Error& cause) noexcept override;
+  [[nodiscard]] std::optional<Error> failure() const override;
+  [[nodiscard]] bool has_failure() const noexcept override {
     return header().failure.state.load(std::memory_order_acquire) != 0;
   }
 
+  [[nodiscard]] bool has_left(int rank) const override { return cell(rank).left.load(std::memory_order_acquire) != 0; }
+  [[nodiscard]] std::uint64_t progress_of(int rank) const override {
+    return cell(rank).progress.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint32_t awaited_by(int rank) const override {
+    return cell(rank).waits_for.load(std::memory_order_relaxed);
+  }
+  void tell_awaited(int self, std::uint32_t awaited) noexcept override {
+    cell(self).waits_for.store(awaited, std::memory_order_relaxed);
+  }
   void set_phase(int rank, std::string_view phase) noexcept;
-  [[nodiscard]] std::string phase(int rank) const;
+  [[nodiscard]] std::string phase(int rank) const override;
 
  private:
   ControlBlock(os::Fd memory, int size);

@@ -6,8 +6,6 @@
 #include <algorithm>
 
 #include "muster/log.hpp"
-#include "src/os/pidfd.hpp"
-#include "src/os/process.hpp"
 
 namespace muster::sync {
 namespace {
@@ -21,17 +19,17 @@ double seconds(Clock::duration time) {
 }  // namespace
 
 Watchdog::~Watchdog() {
-  if (has_told_) parent_->cell(self_).waits_for.store(0, std::memory_order_relaxed);
+  if (has_told_) parent_->tell_awaited(self_, 0);
 }
 
 void Watchdog::tell(int awaited) {
   if (parent_ == nullptr) return;
   has_told_ = true;
-  parent_->cell(self_).waits_for.store(static_cast<std::uint32_t>(awaited) + 1, std::memory_order_relaxed);
+  parent_->tell_awaited(self_, static_cast<std::uint32_t>(awaited) + 1);
 }
 
 Watchdog::Chain Watchdog::chain_of(int rank) const {
-  const ControlBlock& pulse = parent_ == nullptr ? control_ : *parent_;
+  const Pulse& pulse = parent_ == nullptr ? group_ : *parent_;
   std::vector<bool> seen(peers_.ranks.size());
   Chain chain{0, rank};
   for (int at = rank;;) {
@@ -40,33 +38,27 @@ Watchdog::Chain Watchdog::chain_of(int rank) const {
     if (seen[index]) return {chain.progress, rank};
     seen[index] = true;
     chain.end = at;
-    const RankCell& cell = pulse.cell(at);
-    chain.progress += cell.progress.load(std::memory_order_relaxed);
-    const std::uint32_t next = cell.waits_for.load(std::memory_order_relaxed);
+    chain.progress += pulse.progress_of(at);
+    const std::uint32_t next = pulse.awaited_by(at);
     if (next == 0) return chain;
     at = static_cast<int>(next - 1);
   }
 }
 
 void Watchdog::fail(const Error& cause) {
-  control_.poison(cause);
+  group_.poison(cause);
   // Another rank may have been first: all throw the same cause.
-  throw control_.failure().value_or(cause);
+  throw group_.failure().value_or(cause);
 }
 
 std::string Watchdog::describe(int rank) const {
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-  const char* state = "alive";
-  if (os::has_exited(peers_.pidfds[static_cast<std::size_t>(rank)]))
-    state = "dead";
-  else if (os::process_state(info.pid) == os::ProcessState::stopped)
-    state = "stopped";
-  return fmt::format("rank {} (host {}, pid {}, {}, last seen in '{}')", rank, info.host, info.pid, state,
-                     control_.phase(rank));
+  return fmt::format("rank {} (host {}, pid {}, {}, last seen in '{}')", rank, info.host, info.pid,
+                     peers_.state_of(rank), group_.phase(rank));
 }
 
 void Watchdog::check_failure() {
-  if (control_.has_failure()) throw *control_.failure();
+  if (group_.has_failure()) throw *group_.failure();
   if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->failure());
   if (options_.stop.stop_requested()) {
     const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
@@ -98,16 +90,15 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
   bool any_moves = false;
   for (int rank = 0; rank < size; ++rank) {
     if (rank == self_ || (parent_ == nullptr && !needed(rank))) continue;
-    const RankCell& cell = control_.cell(rank);
-    const bool left = cell.left.load(std::memory_order_acquire) != 0;
-    if (left || os::has_exited(peers_.pidfds[static_cast<std::size_t>(rank)])) {
+    const bool left = group_.has_left(rank);
+    const std::optional<std::string> end = left ? "left the group" : peers_.end_of(rank);
+    if (end) {
       if (done()) return;
       check_failure();
       const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
       fail(Error(ErrorKind::peer_lost,
                  fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'; it was last seen in '{}'", rank,
-                             info.host, info.pid, left ? "left the group" : "died", self_, options_.phase,
-                             control_.phase(rank)),
+                             info.host, info.pid, *end, self_, options_.phase, group_.phase(rank)),
                  {.rank = rank, .pid = info.pid, .host = info.host}));
     }
     if (!awaited(rank)) continue;

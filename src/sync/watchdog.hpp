@@ -8,16 +8,9 @@
 #include <vector>
 
 #include "muster/sync_group.hpp"
-#include "src/os/fd.hpp"
-#include "src/sync/control_block.hpp"
+#include "src/sync/pulse.hpp"
 
 namespace muster::sync {
-
-/// Who the ranks are and how to see that one has ended. The same for a group and its duplicates.
-struct Peers {
-  std::vector<RankInfo> ranks;
-  std::vector<os::Fd> pidfds;  // of each rank, made by that rank itself
-};
 
 /// One wait of one rank. It begins when it is made.
 /// In companion groups ranks wait for each other in chains: a rank that waits moves as long as the one it waits for
@@ -29,9 +22,9 @@ class Watchdog {
   static constexpr std::chrono::milliseconds slice{20};
 
   /// `parent`: of a companion group, else null (SyncGroup::companion).
-  Watchdog(ControlBlock& control, ControlBlock* parent, const Peers& peers, int self, const WaitOptions& options,
+  Watchdog(Pulse& group, Pulse* parent, const Peers& peers, int self, const WaitOptions& options,
            std::chrono::milliseconds timeout)
-      : control_(control), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
+      : group_(group), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
 
   /// Throws (and poisons the group) where the wait cannot succeed: the group has failed, the caller cancelled, a rank
   /// that `needed` names is dead or has left, or none of those that `awaited` names made progress until the deadline.
@@ -56,8 +49,8 @@ class Watchdog {
   [[nodiscard]] Chain chain_of(int rank) const;
   [[noreturn]] void time_out(const std::vector<int>& missing);
 
-  ControlBlock& control_;
-  ControlBlock* parent_;
+  Pulse& group_;
+  Pulse* parent_;
   const Peers& peers_;
   int self_;
   const WaitOptions& options_;

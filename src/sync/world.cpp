@@ -9,6 +9,7 @@
 
 #include "muster/sync_group.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/distant_world.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster {
@@ -35,6 +36,11 @@ std::string text_of(const char* name) {
   return os::environment(name).value_or("");
 }
 
+sync::DistantWorldMaker& distant_maker() {
+  static sync::DistantWorldMaker maker;
+  return maker;
+}
+
 std::shared_ptr<SyncGroup> world_of_environment() {
   if (!os::environment("RANK") && !os::environment("WORLD_SIZE")) return single_group();
   const int rank = required_number("RANK");
@@ -42,12 +48,15 @@ std::shared_ptr<SyncGroup> world_of_environment() {
   if (size < 1 || rank >= size)
     throw Error(ErrorKind::argument,
                 fmt::format("the environment says rank {} in a world of {} ranks, which cannot be", rank, size));
-  if (const auto local = os::environment("LOCAL_WORLD_SIZE"); local && number_of("LOCAL_WORLD_SIZE", *local) != size)
+  const auto local = os::environment("LOCAL_WORLD_SIZE");
+  const bool all_here = local && number_of("LOCAL_WORLD_SIZE", *local) == size;
+  const auto workspace = os::environment("MUSTER_WORKSPACE");
+  if (local && !all_here && (!workspace || !distant_maker()))
     throw Error(
         ErrorKind::unsupported,
         fmt::format(
-            "{} of {} ranks are on this host (LOCAL_WORLD_SIZE, WORLD_SIZE): ranks of several hosts need a group "
-            "that reaches them, set by set_world()",
+            "{} of {} ranks are on this host (LOCAL_WORLD_SIZE, WORLD_SIZE): ranks of several hosts need a directory "
+            "that all of them see, named by MUSTER_WORKSPACE, or a group that reaches them, set by set_world()",
             *local, size));
   if (size == 1) return single_group();
   std::string key;
@@ -63,6 +72,9 @@ std::shared_ptr<SyncGroup> world_of_environment() {
                 "by `muster run` "
                 "or torchrun, or set MUSTER_JOB to the same random word on all of them");
   }
+  // Who names a workspace and does not say that all ranks are here has ranks elsewhere.
+  if (workspace && !all_here && distant_maker())
+    return distant_maker()({.directory = *workspace, .key = key, .rank = rank, .size = size});
   return local_group({.key = key, .rank = rank, .size = size, .timeout = {}});
 }
 
@@ -93,6 +105,10 @@ void set_world(std::shared_ptr<SyncGroup> group) {
 }
 
 namespace sync {
+
+void set_distant_world_maker(DistantWorldMaker maker) {
+  distant_maker() = std::move(maker);
+}
 
 std::chrono::milliseconds default_timeout() {
   const auto text = os::environment("MUSTER_TIMEOUT");

@@ -2,12 +2,13 @@
 // A program outside of the project: it sees what is installed, and nothing else.
 #include <muster/error.hpp>
 #include <muster/launch.hpp>
+#include <muster/state_file.hpp>
 #include <muster/version.hpp>
 
 #include <cstdio>
 #include <string>
 
-int main() {
+int main(int, char** arguments) {
   // An exception crosses the library's border as its own type.
   try {
     muster::launch_local({});
@@ -16,6 +17,10 @@ int main() {
     if (error.kind() != muster::ErrorKind::argument) return 1;
   }
   if (muster::launch_local({"true"}, {.ranks = 2}) != 0) return 1;
+  // What is loaded only when it is needed is found, wherever the library lies.
+  const muster::Tensor tensor = muster::Tensor::allocate(muster::DType::f32, {3});
+  muster::write_state_file(arguments[1], {}, {{{"weight", tensor}}});
+  if (muster::StateFile::open(arguments[1]).tensors().size() != 1) return 1;
   std::printf("%s\n", std::string(muster::version()).c_str());
   return 0;
 }

@@ -23,13 +23,13 @@ read -ra libs < <(pkg-config --libs muster)
 sanitize=$(meson introspect "$build" --buildoptions |
   python3 -c 'import json, sys; print([o["value"] for o in json.load(sys.stdin) if o["name"] == "b_sanitize"][0])')
 [ "$sanitize" = none ] || cflags+=("-fsanitize=$sanitize")
-"$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/main.cpp" -o "$place/consumer" "${libs[@]}"
-
 library=$(find "$place" -name 'libmuster.so' -printf '%h')
+"$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/main.cpp" -o "$place/consumer" "${libs[@]}" "-Wl,-rpath,$library"
+
 program=$(find "$place" -name muster -type f -path '*bin*')
-export LD_LIBRARY_PATH=$library
-said=$("$place/consumer")
+said=$("$place/consumer" "$place/state.h5")
 [ "$said" = "$version" ]
+export LD_LIBRARY_PATH=$library
 said=$("$program" --version)
 [ "$said" = "muster $version" ]
 private=$(find "$place" -path '*include*' -name '*.hpp' -not -path '*/include/muster/*')

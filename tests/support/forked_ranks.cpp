@@ -11,10 +11,12 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "muster/workspace.hpp"
 
 namespace muster::test {
 namespace {
@@ -109,7 +111,23 @@ std::string unique_key() {
          std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + "-" + std::to_string(++next);
 }
 
+bool over_shared_memory() {
+  const char* kind = std::getenv("MUSTER_TEST_GROUP");
+  return kind == nullptr || std::strcmp(kind, "file") != 0;
+}
+
+GroupOf::GroupOf(int size) : size_(size), key_(unique_key()) {
+  if (!over_shared_memory()) workspace_ = std::make_unique<TemporaryDirectory>();
+}
+
 std::shared_ptr<SyncGroup> GroupOf::join(int rank, std::chrono::milliseconds timeout) const {
+  if (workspace_)
+    return file_group({.directory = workspace_->path().string(),
+                       .key = key_,
+                       .rank = rank,
+                       .size = size_,
+                       .timeout = timeout,
+                       .heartbeat = std::chrono::milliseconds(100)});
   return local_group({.key = key_, .rank = rank, .size = size_, .timeout = timeout});
 }
 

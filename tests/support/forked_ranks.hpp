@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/sync_group.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace muster::test {
 
@@ -58,19 +59,25 @@ class Ranks {
   std::vector<int> pipes_;
 };
 
+/// Whether the groups of tests share memory: false where MUSTER_TEST_GROUP is "file". What is about that memory
+/// itself (leases, budgets, pools) returns at once then.
+bool over_shared_memory();
+
 /// A key that no other test has.
 std::string unique_key();
 
-/// The group that ranks forked by one test make: call before the fork, use in each rank.
+/// The group that ranks forked by one test make: call before the fork, use in each rank. A local one, or over files
+/// where MUSTER_TEST_GROUP is "file".
 class GroupOf {
  public:
-  explicit GroupOf(int size) : size_(size), key_(unique_key()) {}
+  explicit GroupOf(int size);
   [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank,
                                                 std::chrono::milliseconds timeout = std::chrono::seconds(20)) const;
 
  private:
   int size_;
   std::string key_;
+  std::unique_ptr<TemporaryDirectory> workspace_;  // none for a local group
 };
 
 /// All ranks of a group, `first` in front.

@@ -107,7 +107,7 @@ TEST_CASE("show: no line is longer than the terminal") {
               {{std::string(200, 'a') + ".weight", tensor_of<float>(DType::f32, {1}, {1})},
                {"\u00fc" + std::string(100, 'b'), tensor_of<float>(DType::f32, {1, 1}, {1})}},
               {{"key", std::string(300, 'v')}});
-  std::istringstream lines(show_text(path, {.width = 80}));
+  std::istringstream lines(show_text(path, {.style = {.width = 80}}));
   std::string line;
   std::getline(lines, line);  // the path is the user's
   int count = 0;

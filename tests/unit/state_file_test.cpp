@@ -1,32 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/state_file.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "src/core/checksum.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/state_files.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
 using namespace muster::test;
+namespace fs = std::filesystem;
 
 namespace {
-
-// Values as weights have them: compressible, but not trivially.
-Tensor weights(Shape shape, unsigned seed) {
-  Tensor tensor = Tensor::allocate(DType::f32, std::move(shape));
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, 0.02F);
-  auto* values = reinterpret_cast<float*>(tensor.mutable_data());
-  for (std::int64_t i = 0; i < tensor.view().elements(); ++i) values[i] = normal(random);
-  return tensor;
-}
 
 /// One of everything: all dtypes, shapes of all kinds, sizes around what changes places.
 std::vector<NamedTensor> gallery() {
@@ -41,25 +38,14 @@ std::vector<NamedTensor> gallery() {
     all.emplace_back("rows." + name, pattern(dtype, {37, 64}, ++seed));
     all.emplace_back("large." + name, pattern(dtype, {300, 1024}, ++seed));
   }
-  all.emplace_back("weights", weights({256, 512}, 7));
-  all.emplace_back("zeros", Tensor::copy_of(TensorView(DType::f32, {400, 100}, std::vector<float>(40'000).data())));
+  all.emplace_back("weights", normal_weights({256, 512}, 7));
+  all.emplace_back("zeros", zeros({400, 100}));
   all.emplace_back("thirty-two dimensions", pattern(DType::u8, Shape(32, 1), ++seed));
   return all;
 }
 
-const Config& some_config() {
-  static const Config config = parse_json(R"({"quantizer": {"bits": 8, "name": "Gewicht é"}, "list": [1, 2.5, null]})");
-  return config;
-}
-
-void check_same(const StateFile& file, std::span<const NamedTensor> expected) {
-  REQUIRE(file.tensors().size() == expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    CAPTURE(expected[i].first);
-    CHECK(file.tensors()[i].name == expected[i].first);
-    CHECK(file.find(expected[i].first) == i);
-    CHECK(bitwise_equal(file.tensor(i), expected[i].second));
-  }
+std::vector<NamedTensor> one(Shape shape = {100, 100}, std::uint64_t seed = 3) {
+  return {{"weight", pattern(DType::f32, std::move(shape), seed)}};
 }
 
 }  // namespace
@@ -78,20 +64,393 @@ TEST_CASE("what is written is read") {
     CHECK(StateFile::is_state_file(path));
     for (const FileAccess access : {FileAccess::map, FileAccess::read, FileAccess::automatic}) {
       const StateFile file = StateFile::open(path, access);
+      CHECK(file.path() == path);
       CHECK(file.info().generation == 7);
       CHECK(file.info().rank == 3);
       CHECK(file.info().world_size == 5);
       CHECK(file.info().job == options.info.job);
-      CHECK(file.file_bytes() == std::filesystem::file_size(path));
+      CHECK(file.file_bytes() == fs::file_size(path));
       CHECK(file.format_version() == 1);
       CHECK(file.config() == some_config());
-      check_same(file, all);
+      CHECK(holds(file, all));
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        CAPTURE(all[i].first);
+        const StateTensor& entry = file.tensors()[i];
+        CHECK(file.find(all[i].first) == i);
+        CHECK(entry.dtype == all[i].second.dtype());
+        CHECK(entry.shape == all[i].second.shape());
+        CHECK(entry.bytes == all[i].second.nbytes());
+        CHECK(entry.checksum == tensor_checksum(all[i].second.bytes()));
+        CHECK(entry.offset % 64 == 0);
+        if (!entry.compressed && entry.bytes >= 65536) CHECK(entry.offset % 4096 == 0);
+      }
+      CHECK_FALSE(file.find("not there").has_value());
       CHECK(file.check().empty());
-      CHECK(file.load().weights.size() == all.size());
-      const StateTensor& named = file.tensors()[file.find("weights").value()];
-      CHECK(named.compressed == compressed);
-      CHECK((named.stored_bytes < named.bytes || !compressed));
+      const State state = file.load();
+      CHECK(state.config == some_config());
+      CHECK(state.weights.size() == all.size());
+      const StateTensor& weights = file.tensors()[file.find("weights").value()];
+      CHECK(weights.compressed == compressed);
+      if (compressed) CHECK(weights.stored_bytes < weights.bytes * 95 / 100);
     }
   }
   CHECK(work.count() == 2);
+}
+
+TEST_CASE("a state without tensors, without config, of one byte") {
+  const TemporaryDirectory work;
+  write_state_file(work / "none", {}, {});
+  CHECK(StateFile::open(work / "none").tensors().empty());
+  CHECK(StateFile::open(work / "none").config().is_null());
+  CHECK(StateFile::open(work / "none").check().empty());
+  const std::vector<NamedTensor> byte = {{"b", pattern(DType::u8, {1}, 9)}};
+  write_state_file(work / "byte", true, byte, {.zstd_level = 3});
+  CHECK(holds(StateFile::open(work / "byte"), byte));
+  CHECK_FALSE(StateFile::open(work / "byte").tensors()[0].compressed);
+}
+
+TEST_CASE("names are what they are") {
+  const TemporaryDirectory work;
+  std::vector<NamedTensor> all;
+  for (const char* name : {"a/b", "/", ".", "..", "...", "./x", "%", "%2F", "a%2Fb", "\n", "\x1b[31mred", "\x7f", " ",
+                           "\xc3\xa9\xe6\xbc\xa2", "layers.0.weight", "config", "weights/config", "\"quoted\"", "\\"})
+    all.emplace_back(name, pattern(DType::u8, {8}, all.size()));
+  all.emplace_back(std::string(4096, '/'), pattern(DType::u8, {8}, 100));
+  write_state_file(work / "file", {}, all);
+  CHECK(holds(StateFile::open(work / "file"), all));
+  for (int i = 0; i < 40; ++i) all.emplace_back(fmt::format("{}{}", std::string(4000, '%'), i), all[0].second);
+  write_state_file(work / "file", {}, all);
+  CHECK(holds(StateFile::open(work / "file"), all));
+
+  const auto refused = [&](const std::string& name) {
+    const auto words = words_of(ErrorKind::argument, [&] {
+      write_state_file(work / "refused", {}, std::vector<NamedTensor>{{name, all[0].second}});
+    });
+    CHECK(has(words, "refused"));
+  };
+  refused("");
+  refused(std::string("a\0b", 3));
+  refused("\xff");
+  refused(std::string(4097, 'a'));
+  const std::vector<NamedTensor> twice = {all[0], all[1], all[0]};
+  CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "refused", {}, twice); }), "\"a/b\""));
+  CHECK(work.count() == 1);
+}
+
+TEST_CASE("options that cannot be are refused, and leave nothing") {
+  const TemporaryDirectory work;
+  const auto refused = [&](const StateFileOptions& options, std::string_view words) {
+    CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, one(), options); }), words));
+  };
+  refused({.zstd_level = 0}, "level 0");
+  refused({.zstd_level = 23}, "level 23");
+  refused({.zstd_level = 1, .chunk_bytes = 0}, "64 MiB");
+  refused({.zstd_level = 1, .chunk_bytes = (64 << 20) + 1}, "64 MiB");
+  refused({.info = {.rank = 1}}, "rank 1 of 1");
+  refused({.info = {.rank = -1}}, "rank -1");
+  refused({.info = {.world_size = 0}}, "of 0");
+  const std::vector<NamedTensor> deep = {{"deep", pattern(DType::u8, Shape(33, 1), 1)}};
+  CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, deep); }), "33 dimensions"));
+  const Config with_tensor = one()[0].second;
+  CHECK_THROWS_AS(write_state_file(work / "f", with_tensor, {}), Error);
+  CHECK(has(words_of(ErrorKind::argument,
+                     [&] {
+                       StateFileWriter(work / "f", {}, {{"huge", DType::f64, {std::int64_t{1} << 59}}, {"b"}});
+                     }),
+            "huge"));
+  words_of(ErrorKind::not_found, [&] { write_state_file(work / "no/such/folder", {}, one()); });
+  CHECK(work.count() == 0);
+}
+
+TEST_CASE("strided tensors are written as they read") {
+  const TemporaryDirectory work;
+  const Tensor base = normal_weights({700, 900}, 5);
+  const Tensor small = pattern(DType::i16, {20, 30}, 8);
+  const std::vector<NamedTensor> all = {
+      {"transposed", Tensor(base.view().transposed(), base.owner())},
+      {"part", Tensor(base.view().slice(1, 100, 850), base.owner())},
+      {"rows", Tensor(base.view().slice(0, 100, 650), base.owner())},
+      {"small", Tensor(small.view().transposed(), small.owner())},
+      {"backwards", Tensor(TensorView(DType::i16, {600}, small.data() + 2 * 599, {-1}), small.owner())},
+      {"broadcast", Tensor(TensorView(DType::f32, {300, 900}, base.data(), {0, 1}), base.owner())},
+  };
+  for (const bool compressed : {false, true}) {
+    StateFileOptions options;
+    if (compressed) options.zstd_level = 1;
+    if (compressed) options.chunk_bytes = 100'000;
+    write_state_file(work / "all", {}, all, options);
+    CHECK(holds(StateFile::open(work / "all"), all));
+    CHECK(StateFile::open(work / "all").check().empty());
+    StateFileWriter writer(work / "each", {}, entries_of(all), options);
+    for (std::size_t i = 0; i < all.size(); ++i) writer.write(i, all[i].second);
+    writer.commit();
+    CHECK(read_text(work / "each").size() == read_text(work / "all").size());
+    CHECK(holds(StateFile::open(work / "each"), all));
+  }
+}
+
+TEST_CASE("uncompressed files of one state are the same bytes") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> all = gallery();
+  write_state_file(work / "a", some_config(), all);
+  write_state_file(work / "b", some_config(), all, {.durable = false});
+  CHECK(read_text(work / "a") == read_text(work / "b"));
+}
+
+TEST_CASE("pieces in any order, from several threads") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> all = {{"a", pattern(DType::bf16, {1000, 321}, 1)},
+                                        {"b", normal_weights({64, 64, 16}, 2)}};
+  for (const bool compressed : {false, true}) {
+    CAPTURE(compressed);
+    StateFileOptions options;
+    if (compressed) options.zstd_level = 1;
+    if (compressed) options.chunk_bytes = 64'200;  // 100 rows of a
+    // Ascending, odd pieces.
+    {
+      StateFileWriter writer(work / "ascending", {}, entries_of(all), options);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const auto bytes = all[i].second.bytes();
+        for (std::size_t at = 0; at < bytes.size(); at += 7777)
+          writer.write(i, at, bytes.subspan(at, std::min<std::size_t>(7777, bytes.size() - at)));
+      }
+      writer.commit();
+      CHECK(holds(StateFile::open(work / "ascending"), all));
+      CHECK(StateFile::open(work / "ascending").check().empty());
+    }
+    // Descending, at the chunks' borders; the sums are read back.
+    {
+      StateFileWriter writer(work / "descending", {}, entries_of(all), options);
+      const auto bytes = all[0].second.bytes();
+      for (std::size_t at = bytes.size(); at > 0; at -= 64'200)
+        writer.write(0, at - 64'200, bytes.subspan(at - 64'200, 64'200));
+      writer.write(1, all[1].second);
+      writer.commit();
+      CHECK(holds(StateFile::open(work / "descending"), all));
+      CHECK(StateFile::open(work / "descending").check().empty());
+    }
+    // From four threads at once.
+    {
+      StateFileWriter writer(work / "threads", {}, entries_of(all), options);
+      std::vector<std::thread> threads;
+      for (std::size_t t = 0; t < 4; ++t)
+        threads.emplace_back([&, t] {
+          const auto bytes = all[0].second.bytes();
+          for (std::size_t chunk = t; chunk < 10; chunk += 4)
+            writer.write(0, chunk * 64'200, bytes.subspan(chunk * 64'200, 64'200));
+          if (t == 0) writer.write(1, all[1].second);
+        });
+      for (std::thread& thread : threads) thread.join();
+      writer.commit();
+      CHECK(holds(StateFile::open(work / "threads"), all));
+      CHECK(StateFile::open(work / "threads").check().empty());
+    }
+    if (!compressed) CHECK(read_text(work / "threads") == read_text(work / "ascending"));
+    if (compressed) {
+      StateFileWriter writer(work / "refused", {}, entries_of(all), options);
+      const auto bytes = all[0].second.bytes();
+      writer.write(0, 64'200, bytes.subspan(64'200, 1000));
+      CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 0, bytes.first(1000)); }), "ascending"));
+      CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 66'000, bytes.first(1000)); }), "ascending"));
+    }
+  }
+  CHECK(work.count() == 3);
+}
+
+TEST_CASE("bytes that other processes write") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> all = {{"theirs", pattern(DType::f32, {300, 300}, 1)},
+                                        {"ours", pattern(DType::u8, {1000}, 2)},
+                                        {"none", pattern(DType::u8, {0}, 3)}};
+  StateFileWriter writer(work / "file", {}, entries_of(all), {.temporary = work / "growing"});
+  CHECK(writer.temporary_path() == work / "growing");
+  CHECK(fs::exists(work / "growing"));
+  const int fd = ::open(writer.temporary_path().c_str(), O_WRONLY | O_CLOEXEC);
+  REQUIRE(fd >= 0);
+  const auto bytes = all[0].second.bytes();
+  CHECK(::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(writer.place(0).value())) ==
+        static_cast<ssize_t>(bytes.size()));
+  ::close(fd);
+  writer.written_elsewhere(0);
+  writer.write(1, all[1].second);
+  CHECK_THROWS_AS(writer.written_elsewhere(1), Error);
+  writer.written_elsewhere(2);
+  writer.commit();
+  CHECK(holds(StateFile::open(work / "file"), all));
+  CHECK(StateFile::open(work / "file").check().empty());
+  CHECK(work.count() == 1);
+  StateFileWriter compressed(work / "file", {}, entries_of(all), {.zstd_level = 1});
+  CHECK_FALSE(compressed.place(0).has_value());
+  CHECK_THROWS_AS(compressed.written_elsewhere(0), Error);
+  CHECK(compressed.place(1).has_value());  // too small to be compressed
+}
+
+TEST_CASE("a writer that does not commit leaves what was there") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> before = one();
+  const std::vector<NamedTensor> after = one({100, 100}, 4);
+  write_state_file(work / "file", {}, before);
+  {
+    StateFileWriter writer(work / "file", {}, entries_of(after));
+    writer.write_all(std::vector<TensorView>{after[0].second});
+    CHECK(holds(StateFile::open(work / "file"), before));
+  }
+  {
+    StateFileWriter writer(work / "file", {}, entries_of(after));
+    writer.write(0, 0, after[0].second.bytes().first(100));
+    CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "100 of its 40000 bytes"));
+  }
+  CHECK(holds(StateFile::open(work / "file"), before));
+  CHECK(work.count() == 1);
+  const StateFile old = StateFile::open(work / "file");
+  const Tensor kept = old.tensor(0);
+  write_state_file(work / "file", {}, after);
+  CHECK(holds(StateFile::open(work / "file"), after));
+  // Who has the earlier one open has it still.
+  CHECK(bitwise_equal(kept, before[0].second));
+  CHECK(holds(old, before));
+}
+
+TEST_CASE("a writer's wrong use is told") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> all = one();
+  StateFileWriter first(work / "file", {}, entries_of(all));
+  StateFileWriter writer = std::move(first);
+  const auto bytes = all[0].second.bytes();
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(1, 0, bytes); }), "no number 1"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 1, bytes); }), "past the end"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, ~0ULL, bytes); }), "past the end"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, pattern(DType::f32, {10}, 1)); }), "F32 [100, 100]"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write_all({}); }), "1 tensors were announced"));
+  writer.write(0, all[0].second);
+  writer.commit();
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "finished already"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 0, bytes); }), "finished already"));
+  CHECK(has(words_of(ErrorKind::io, [&] { StateFileWriter(work / "x", {}, {}, {.temporary = work / "file"}); }),
+            "EEXIST"));
+  CHECK(holds(StateFile::open(work / "file"), all));
+}
+
+TEST_CASE("ranges of a tensor") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> all = {{"a", normal_weights({50, 7, 33}, 1)}, {"b", pattern(DType::u8, {5000}, 2)}};
+  std::mt19937 random(1);
+  for (const int level : {0, 1}) {
+    StateFileOptions options{.chunk_bytes = 2048};
+    if (level != 0) options.zstd_level = level;
+    write_state_file(work / "file", {}, all, options);
+    for (const FileAccess access : {FileAccess::map, FileAccess::read}) {
+      const StateFile file = StateFile::open(work / "file", access);
+      for (int i = 0; i < 300; ++i) {
+        const std::size_t index = random() % 2;
+        const auto bytes = all[index].second.bytes();
+        const std::size_t begin = random() % (bytes.size() + 1);
+        const std::size_t size = random() % (bytes.size() - begin + 1);
+        std::vector<std::byte> part(size);
+        file.read(index, begin, part);
+        CHECK(std::ranges::equal(part, bytes.subspan(begin, size)));
+      }
+      std::vector<std::byte> part(10);
+      words_of(ErrorKind::argument, [&] { file.read(1, 4991, part); });
+      words_of(ErrorKind::argument, [&] { file.read(1, ~0ULL, part); });
+      words_of(ErrorKind::argument, [&] { file.read(2, 0, part); });
+    }
+  }
+}
+
+TEST_CASE("files that are no state files") {
+  const TemporaryDirectory work;
+  const auto refused = [&](ErrorKind kind, const std::string& path) {
+    return words_of(kind, [&] { return StateFile::open(path); });
+  };
+  refused(ErrorKind::not_found, work / "nothing");
+  CHECK_THROWS_AS(StateFile::is_state_file(work / "nothing"), Error);
+  CHECK(has(refused(ErrorKind::argument, work.path().string()), "directory"));
+  write_text(work / "empty", "");
+  refused(ErrorKind::corrupt, work / "empty");
+  CHECK_FALSE(StateFile::is_state_file(work / "empty"));
+  write_text(work / "text", "some text that is no state");
+  CHECK(has(refused(ErrorKind::corrupt, work / "text"), "no state file"));
+  CHECK_FALSE(StateFile::is_state_file(work / "text"));
+  write_text(work / "zeros", std::string(10'000, '\0'));
+  CHECK(has(refused(ErrorKind::corrupt, work / "zeros"), "not finished"));
+  write_state_file(work / "file", {}, one());
+  std::string bytes = read_text(work / "file");
+  const StateFile file = StateFile::open(work / "file");
+  CHECK(has(words_of(ErrorKind::not_found, [&] { return file.tensor("other"); }), "\"other\""));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { return file.tensor(1); }), "no number 1"));
+  write_text(work / "longer", bytes + "x");
+  CHECK(has(refused(ErrorKind::corrupt, work / "longer"), "h5repack"));
+  write_text(work / "shorter", bytes.substr(0, bytes.size() - 1));
+  try {
+    StateFile::open(work / "shorter");
+    FAIL("opened");
+  } catch (const Error& error) {
+    CHECK(error.os_error() == ENODATA);
+    CHECK(error.path() == work / "shorter");
+  }
+}
+
+TEST_CASE("a newer version is told apart from damage") {
+  const TemporaryDirectory work;
+  write_state_file(work / "file", {}, one());
+  std::string bytes = read_text(work / "file");
+  bytes[8] = 2;
+  const std::uint64_t sum = tensor_checksum(std::as_bytes(std::span(bytes)).first(4088));
+  std::memcpy(bytes.data() + 4088, &sum, 8);
+  write_text(work / "newer", bytes);
+  CHECK(has(words_of(ErrorKind::version, [&] { StateFile::open(work / "newer"); }), "version 2"));
+  CHECK(StateFile::is_state_file(work / "newer"));
+}
+
+TEST_CASE("check sees what changed after the file was opened") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> all = one();
+  write_state_file(work / "file", some_config(), all);
+  const StateFile file = StateFile::open(work / "file");
+  const std::string bytes = read_text(work / "file");
+  const auto problems_with = [&](std::size_t at) {
+    const int fd = ::open((work / "file").c_str(), O_WRONLY | O_CLOEXEC);
+    const char changed = static_cast<char>(bytes[at] ^ 1);
+    CHECK(::pwrite(fd, &changed, 1, static_cast<off_t>(at)) == 1);
+    std::vector<StateProblem> problems = file.check();
+    CHECK(::pwrite(fd, &bytes[at], 1, static_cast<off_t>(at)) == 1);
+    ::close(fd);
+    return problems;
+  };
+  CHECK(file.check().empty());
+  const auto in_tensor = problems_with(file.tensors()[0].offset + 500);
+  REQUIRE(in_tensor.size() == 1);
+  CHECK(in_tensor[0].tensor == "weight");
+  CHECK(problems_with(100).size() == 1);
+  const auto in_config = problems_with(bytes.find("Gewicht"));
+  REQUIRE(in_config.size() == 1);
+  CHECK(has(in_config[0].words, "config"));
+  CHECK(problems_with(bytes.size() - 1).size() == 1);
+  CHECK(problems_with(5000).size() == 1);
+  std::uint64_t told = 0;
+  CHECK(file.check([&](const Progress& progress) {
+              told = progress.bytes;
+              CHECK(progress.total_bytes == 40'000);
+            })
+            .empty());
+  CHECK(told == 40'000);
+}
+
+TEST_CASE("ten thousand small tensors cost little") {
+  const TemporaryDirectory work;
+  std::vector<NamedTensor> all;
+  std::size_t names = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    all.emplace_back(fmt::format("model.layers.{}.mlp.experts.{}.down_proj.weight", i / 20, i % 20),
+                     pattern(DType::bf16, {32}, static_cast<std::uint64_t>(i)));
+    names += all.back().first.size();
+  }
+  write_state_file(work / "file", {}, all, {.durable = false});
+  const StateFile file = StateFile::open(work / "file");
+  CHECK(holds(file, all));
+  const std::size_t catalogue = 64 + 10'000 * (64 + 8) + names;
+  const std::size_t overhead = file.file_bytes() - 10'000 * 64 - catalogue;
+  CHECK(overhead < 10'000 * 400);
+  MESSAGE("bytes of each small tensor beside its elements and its entry: " << overhead / 10'000);
 }

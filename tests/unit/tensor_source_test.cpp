@@ -28,7 +28,7 @@ namespace {
 // Parts of a tensor as `parts` ranks have them.
 MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& whole, int parts) {
   const merge::Cut cut = merge::cut(merge, {whole.dtype(), whole.shape()}, parts);
-  MergedTensor merged{name, {}, {}, {}, {}};
+  MergedTensor merged{name, {}, {}, {}};
   std::vector<TensorSpec> specs;
   for (int part = 0; part < parts; ++part) {
     Tensor shard = Tensor::allocate(cut.part.dtype, cut.part.shape);
@@ -38,9 +38,8 @@ MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& w
       for (std::uint64_t row = 0; row < r.rows; ++row)
         std::memcpy(shard.mutable_data() + r.to + row * r.to_stride, whole.data() + r.from + row * r.from_stride,
                     r.bytes);
-    merged.sources.push_back(shard);
+    merged.sources.push_back({.tensor = shard});
     merged.ranks.push_back(part);
-    merged.files.emplace_back();
     specs.push_back(cut.part);
   }
   std::optional<std::int64_t> true_size;
@@ -90,7 +89,7 @@ TEST_CASE("the largest and the sum are made window by window") {
     return tensor;
   };
   for (const bool is_max : {true, false}) {
-    MergedTensor merged{"t", {}, {make({1, 5, -3}), make({2, 4, -8})}, {0, 1}, {"", ""}};
+    MergedTensor merged{"t", {}, {{.tensor = make({1, 5, -3})}, {.tensor = make({2, 4, -8})}}, {0, 1}};
     merged.layout = merge::join(is_max ? max() : sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
     std::vector<MergedTensor> tensors;
     tensors.push_back(std::move(merged));
@@ -105,12 +104,11 @@ TEST_CASE("the largest and the sum are made window by window") {
 TEST_CASE("ranks that must be equal and are not are told when the place is read") {
   const Tensor whole = test::pattern(DType::f32, {64}, 1);
   MergedTensor merged = cut_up("t", same(), whole, 3);
-  merged.sources[2].mutable_data()[100] ^= std::byte{1};
+  merged.sources[2].tensor.mutable_data()[100] ^= std::byte{1};
   MergedTensor parts = cut_up("p", concat(0), whole, 2);
-  parts.sources.push_back(Tensor::copy_of(parts.sources[1]));
-  parts.sources[2].mutable_data()[127] ^= std::byte{1};
+  parts.sources.push_back({.tensor = Tensor::copy_of(parts.sources[1].tensor)});
+  parts.sources[2].tensor.mutable_data()[127] ^= std::byte{1};
   parts.ranks.push_back(3);
-  parts.files.emplace_back();
   parts.equal = {{1, 2}};
   std::vector<MergedTensor> tensors;
   tensors.push_back(std::move(merged));

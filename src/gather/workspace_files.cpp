@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/gather/workspace_files.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "muster/state_file.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/small_file.hpp"
+#include "src/workspace/discovery.hpp"
+#include "src/workspace/names.hpp"
+
+namespace muster::gather {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Before the file's name.
+struct MessageHeader {
+  std::uint64_t exchange = 0;
+  std::uint32_t is_written = 0;
+  std::uint32_t reserved = 0;
+};
+constexpr std::uint64_t longest_name = 255;
+
+/// A part of a stream that the first rank has to take.
+class FileObligation final : public Obligation {
+ public:
+  FileObligation(std::string path, bool is_network)
+      : path_(std::move(path)), is_network_(is_network), pauses_(is_network) {}
+  [[nodiscard]] bool is_given_back() const noexcept override {
+    const std::size_t slash = path_.find_last_of('/');
+    const std::string name = path_.substr(slash + 1);
+    try {
+      // Listed, not asked for: what a client knows of a name may be old.
+      const auto entries = os::list_directory(path_.substr(0, slash));
+      return std::ranges::find(entries, name, &os::DirectoryEntry::name) == entries.end();
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+  bool wait(Clock::time_point deadline) const override {
+    while (!is_given_back()) {
+      if (Clock::now() >= deadline) return false;
+      pauses_.sleep();
+      if (!is_network_ || !pauses_.is_patient()) continue;
+      try {
+        workspace::refresh(path_.substr(0, path_.find_last_of('/')));
+      } catch (const Error&) {
+        // The next listing says what is wrong.
+      }
+    }
+    return true;
+  }
+
+ private:
+  std::string path_;
+  bool is_network_;
+  mutable workspace::Pauses pauses_;  // they grow from one wait to the next
+};
+
+}  // namespace
+
+void SentFile::offer(Record& record) {
+  value_ = split(*call_.value);
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : value_.weights) bytes += tensor.nbytes();
+  record.payload_bytes = bytes;
+  if (call_.is_first() && !call_.options->keep_files) return;
+  // A config without tensors is a file, too.
+  record.closes = true;
+  if (call_.is_sender()) record.moving_bytes = bytes;
+}
+
+void SentFile::send() {
+  const bool is_kept = call_.options->keep_files;
+  workspace::Name name{.kind = is_kept ? workspace::NameKind::kept : workspace::NameKind::exchange,
+                       .job = workspace::job_text(call_.group->nonce()),
+                       .rank = call_.group->rank(),
+                       .world_size = call_.group->size(),
+                       .generation = call_.is_part ? ++state_.parts : call_.number};
+  if (!is_kept) name.writer = os::own_identity();
+  const std::string file = workspace::file_name(name);
+  MessageHeader header{.exchange = call_.number};
+  std::vector<std::byte> message(sizeof header);
+  const auto tell = [&] {
+    std::memcpy(message.data(), &header, sizeof header);
+    if (call_.is_sender()) call_.group->send(call_.first(), message, call_.wait("gather: writing"));
+  };
+  try {
+    write(workspace_of(call_, state_).path + "/" + file);
+  } catch (const std::exception&) {
+    tell();
+    throw;
+  }
+  header.is_written = 1;
+  const auto text = std::as_bytes(std::span(file));
+  message.insert(message.end(), text.begin(), text.end());
+  tell();
+}
+
+void SentFile::write(const std::string& path) {
+  StateFileOptions options;
+  const std::string& name = path.substr(path.find_last_of('/') + 1);
+  const auto parsed = workspace::parse_name(name);
+  options.info = {.job = call_.group->nonce(),
+                  .generation = parsed->generation,
+                  .rank = parsed->rank,
+                  .world_size = parsed->world_size};
+  options.zstd_level = call_.options->zstd_level;
+  options.durable = call_.options->keep_files;
+  options.temporary = workspace_of(call_, state_).path + "/" + workspace::growing_name();
+  std::vector<StateFileWriter::Entry> entries;
+  std::vector<TensorView> views;
+  for (const auto& [weight, tensor] : value_.weights) {
+    entries.push_back({weight, tensor.dtype(), tensor.shape()});
+    views.push_back(tensor.view());
+  }
+  StateFileWriter writer(path, value_.config, std::move(entries), options);
+  writer.write_all(views, [&](const Progress&) { call_.group->progress(); });
+  file_ = PassingFile(path);
+  writer.commit();
+}
+
+void SentFile::commit() noexcept {
+  if (call_.options->keep_files)
+    file_.keep();
+  else if (!call_.is_part)
+    file_ = PassingFile();
+}
+
+std::unique_ptr<Obligation> SentFile::obligation() {
+  const workspace::WorkspaceDirectory& directory = workspace_of(call_, state_);
+  auto obligation = std::make_unique<FileObligation>(file_.path(), directory.is_network);
+  state_.under_way.push_back(std::move(file_));
+  // Earlier ones have been given back: this one waited for that.
+  while (state_.under_way.size() > static_cast<std::size_t>(call_.options->pipeline_depth)) {
+    state_.under_way.front().keep();
+    state_.under_way.pop_front();
+  }
+  return obligation;
+}
+
+std::string ReceivedFiles::take_name(int sender) const {
+  MessageHeader header;
+  std::vector<std::byte> message;
+  do {
+    message = call_.group->receive(sender, sizeof header + longest_name, call_.wait("gather: reading"));
+    if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    std::memcpy(&header, message.data(), sizeof header);
+  } while (header.exchange != call_.number);
+  if (header.is_written == 0) return {};
+  return {reinterpret_cast<const char*>(message.data()) + sizeof header, message.size() - sizeof header};
+}
+
+Config ReceivedFiles::read(int sender, const std::string& name) const {
+  const auto parsed = workspace::parse_name(name);
+  const std::string job = workspace::job_text(call_.group->nonce());
+  if (!parsed || parsed->job != job || parsed->rank != sender ||
+      (parsed->kind != workspace::NameKind::exchange && parsed->kind != workspace::NameKind::kept))
+    throw Error(ErrorKind::corrupt, fmt::format("rank {} names {} as its state file", sender, in_quotes(name)));
+  const std::string path = workspace_of(call_, state_).path + "/" + name;
+  Config value;
+  const workspace::Patience patience{.deadline = Clock::now() + call_.options->timeout.value_or(call_.group->timeout()),
+                                     .check = [&] {
+                                       if (const auto failure = call_.group->failure()) throw *failure;
+                                       call_.group->progress();
+                                     }};
+  workspace::patiently(path, patience, [&] {
+    const StateFile file = StateFile::open(path);
+    const StateFileInfo& info = file.info();
+    if (info.job != call_.group->nonce() || info.rank != sender || info.generation != parsed->generation)
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("{} is not what its name says: rank {}, generation {} of job {}", in_quotes(path),
+                              info.rank, info.generation, workspace::job_text(info.job)),
+                  {.path = path});
+    State state{file.config(), {}};
+    state.weights.reserve(file.tensors().size());
+    for (std::size_t i = 0; i < file.tensors().size(); ++i) {
+      state.weights.emplace_back(file.tensors()[i].name, file.tensor(i));
+      call_.group->progress();
+    }
+    value = join(state);
+  });
+  if (call_.is_part) os::remove_file(path);
+  return value;
+}
+
+std::vector<std::optional<Config>> ReceivedFiles::receive(std::span<const Record> records) {
+  std::vector<std::optional<Config>> values(call_.list.size());
+  std::optional<Error> trouble;
+  for (std::size_t position = 1; position < values.size(); ++position) {
+    const int sender = call_.list[position];
+    if (!records[static_cast<std::size_t>(sender)].has_value) continue;
+    const std::string name = take_name(sender);
+    // The sender's own status says why there is none.
+    if (name.empty() || trouble) continue;
+    try {
+      values[position] = read(sender, name);
+    } catch (const Error& error) {
+      if (call_.group->failure()) throw;
+      trouble = error.with_context(
+          fmt::format("reading what rank {} (host {}) wrote", sender, call_.group->info(sender).host));
+    }
+  }
+  if (trouble) throw *trouble;
+  return values;
+}
+
+}  // namespace muster::gather

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The workspace route: what its parts have in common, and what a rank keeps with a group for it.
+//
+//  1. prove: the first time that ranks of a list use a directory together, the first rank puts a token into it before
+//     round 1 and says so in its record. The senders look for it before a byte moves: a directory that is only called
+//     the same on two hosts is refused on all ranks, in a round of its own.
+//  2. move, sender: its tree, split into config and weights, becomes a state file under a name that was never used.
+//     It is whole when it has its name; it is not fsynced unless it is to stay, because it goes as soon as it was read.
+//     The name goes to the first rank through the group. Where writing fails, a message without a name says so: the
+//     first rank must not wait for it.
+//  3. move, first rank: takes every message, even when one of them is bad; opens the names that it was told
+//     (discovery.hpp); maps the files of this host's disks, reads those of a network.
+//  4. commit, after the closing round, which is the acknowledgement: the sender removes its file, or leaves it where
+//     files are kept. Of a stream's parts the first rank removes each as soon as it has it: that is the sender's
+//     credit.
+// What a killed rank leaves has its process in its name, and goes with the next clean-up (gc.hpp).
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "src/gather/route.hpp"
+#include "src/workspace/workspace_directory.hpp"
+
+namespace muster::gather {
+
+/// Removes its file when it goes.
+class PassingFile {
+ public:
+  PassingFile() = default;
+  explicit PassingFile(std::string path) : path_(std::move(path)) {}
+  PassingFile(PassingFile&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  PassingFile& operator=(PassingFile&& other) noexcept {
+    std::swap(path_, other.path_);
+    return *this;
+  }
+  ~PassingFile();
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  void keep() noexcept { path_.clear(); }
+
+ private:
+  std::string path_;
+};
+
+struct WorkspaceRouteState {
+  std::map<std::string, workspace::WorkspaceDirectory> directories;  // by the path as it was given
+  std::set<std::pair<std::string, int>> proved;                      // path, and a rank that sees the same there
+  std::uint64_t parts = 0;                                           // of streams: numbers their files
+  std::deque<PassingFile> under_way;                                 // of streams: what the first rank may not have yet
+};
+std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group);
+
+/// The path that a call goes by: what was given, or the workspace that the group itself lives in. Empty: none.
+std::string workspace_path_of(const Call& call);
+/// Prepared at first use, and cleared of what dead processes of this host left there. Throws as prepare_workspace.
+const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRouteState& state);
+
+std::unique_ptr<Proof> make_workspace_proof(const Call& call, Record& record);
+/// Of configs and tensors, and of the parts of streams.
+std::unique_ptr<Transfer> make_workspace_transfer(const Call& call);
+/// Of merges, where tensors move; unmoved where the merge needs no more.
+std::unique_ptr<Transfer> make_workspace_merge(const Call& call);
+
+}  // namespace muster::gather

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/inspect/cat.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/core/quoted.hpp"
+#include "src/inspect/array_format.hpp"
+#include "src/inspect/elements.hpp"
+#include "src/inspect/names.hpp"
+#include "src/inspect/printable.hpp"
+#include "src/inspect/selection.hpp"
+
+namespace muster::inspect {
+namespace {
+
+constexpr std::int64_t edge_items = 3;
+constexpr std::int64_t most_in_full = 1000;
+constexpr std::size_t flushed_at = std::size_t{64} << 10;
+constexpr std::uint64_t window_bytes = std::uint64_t{64} << 10;
+// Less would decode the same chunk many times.
+constexpr std::uint64_t compressed_window_bytes = std::uint64_t{4} << 20;
+
+struct Target {
+  std::size_t place = 0;
+  std::string slice;  // without its brackets
+};
+
+/// Names may have brackets of their own: a tensor of the whole name comes first.
+Target find_target(const TensorSource& source, const std::string& path, const std::string& what) {
+  if (const std::optional<std::size_t> place = source.find(what)) return {*place, ""};
+  const std::size_t bracket = what.ends_with(']') ? what.rfind('[') : std::string::npos;
+  if (bracket == std::string::npos) return {find_tensor(source, path, what), ""};
+  return {find_tensor(source, path, what.substr(0, bracket)), what.substr(bracket + 1, what.size() - bracket - 2)};
+}
+
+/// Values by their place in the tensor, read in windows.
+class ValueReader {
+ public:
+  ValueReader(const TensorSource& source, std::size_t place)
+      : source_(source), place_(place), entry_(source.tensors()[place]) {
+    window_ = source.detail(place).is_compressed ? compressed_window_bytes : window_bytes;
+  }
+
+  std::uint64_t bits(std::uint64_t value) {
+    const std::uint64_t at = value * static_cast<std::uint64_t>(muster::bits(value_dtype(entry_.dtype))) / 8;
+    if (!piece_ || at < begin_ || at >= begin_ + piece_->bytes().size()) {
+      begin_ = at / window_ * window_;
+      piece_ = source_.read(place_, begin_, std::min(window_, entry_.bytes - begin_));
+    }
+    return value_bits(entry_.dtype, piece_->bytes(), value - values_in(entry_.dtype, begin_));
+  }
+
+ private:
+  const TensorSource& source_;
+  std::size_t place_;
+  TensorEntry entry_;
+  std::uint64_t window_ = window_bytes;
+  std::uint64_t begin_ = 0;
+  std::unique_ptr<PieceBytes> piece_;
+};
+
+/// Collects what is printed and hands it on in larger pieces.
+class Output {
+ public:
+  explicit Output(const Sink& sink) : sink_(sink) {}
+  void add(std::string_view text) {
+    text_ += text;
+    if (text_.size() >= flushed_at) flush();
+  }
+  void flush() {
+    if (!text_.empty()) sink_(text_);
+    text_.clear();
+  }
+
+ private:
+  const Sink& sink_;
+  std::string text_;
+};
+
+/// A selected part of a tensor, dimension by dimension.
+class Printer {
+ public:
+  Printer(const TensorSource& source, const Target& target, const CatOptions& options, const Sink& sink)
+      : source_(source),
+        place_(target.place),
+        entry_(source.tensors()[target.place]),
+        slice_(target.slice),
+        selection_(parse_selection(target.slice, entry_.shape)),
+        reader_(source, target.place),
+        options_(options),
+        out_(sink) {
+    std::int64_t stride = 1;
+    strides_.resize(entry_.shape.size());
+    // Extents beside one of 0 need not be such that their product is a number.
+    if (entry_.bytes != 0)
+      for (std::size_t dim = entry_.shape.size(); dim-- > 0; stride *= entry_.shape[dim]) strides_[dim] = stride;
+    std::int64_t base = 0;
+    for (std::size_t dim = 0; dim < strides_.size(); ++dim) {
+      const SelectedRange& range = selection_.ranges[dim];
+      base += range.begin * strides_[dim];
+      if (range.is_kept) kept_.push_back({range.count, range.step * strides_[dim]});
+    }
+    base_ = base;
+    elements_ = element_count(selection_.shape());
+    is_shortened_ = options.format == CatFormat::text && !options.is_full && elements_ > most_in_full;
+  }
+
+  void print() {
+    switch (options_.format) {
+      case CatFormat::text:
+        print_text();
+        break;
+      case CatFormat::json:
+        print_json();
+        break;
+      case CatFormat::raw:
+        print_raw();
+        break;
+    }
+    out_.flush();
+  }
+
+ private:
+  struct Dim {
+    std::int64_t count = 0;
+    std::int64_t stride = 0;
+  };
+
+  /// Calls use(element) for each one that is printed, row by row.
+  template <class Use>
+  void for_each(std::size_t dim, std::int64_t element, Use& use) const {
+    if (dim == kept_.size()) return use(element);
+    const auto [count, stride] = kept_[dim];
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (is_cut(count) && i == edge_items) i = count - edge_items;
+      for_each(dim + 1, element + i * stride, use);
+    }
+  }
+
+  [[nodiscard]] bool is_cut(std::int64_t count) const noexcept { return is_shortened_ && count > 2 * edge_items; }
+
+  std::string label() const { return printable(entry_.name) + (slice_.empty() ? "" : "[" + printable(slice_) + "]"); }
+
+  // ---- text ----
+
+  void print_text() {
+    out_.add(fmt::format("{}: {} {}\n", label(), to_string(entry_.dtype), to_string(selection_.shape())));
+    const std::uint64_t parts = values_per_element(entry_.dtype);
+    std::vector<ArrayFormat> formats(parts, ArrayFormat(entry_.dtype));
+    auto note = [&](std::int64_t element) {
+      for (std::uint64_t part = 0; part < parts; ++part)
+        formats[part].note(reader_.bits(static_cast<std::uint64_t>(element) * parts + part));
+    };
+    if (elements_ != 0) for_each(0, base_, note);
+    const auto text_of = [&](std::int64_t element) {
+      std::string text = formats[0].text(reader_.bits(static_cast<std::uint64_t>(element) * parts));
+      if (parts == 2) {
+        // Blanks before and behind the number would part it from its sign and its unit.
+        std::string imaginary = formats[1].text(reader_.bits(static_cast<std::uint64_t>(element) * 2 + 1));
+        const std::size_t begin = imaginary.find_first_not_of(' ');
+        const std::size_t end = imaginary.find_last_not_of(' ') + 1;
+        const bool is_signed = imaginary[begin] == '-';
+        const std::size_t real_end = text.find_last_not_of(' ') + 1;
+        const std::size_t blanks = text.size() - real_end + begin + imaginary.size() - end + (is_signed ? 1 : 0);
+        text = text.substr(0, real_end) + (is_signed ? "" : "+") + imaginary.substr(begin, end - begin) + "j" +
+               std::string(blanks, ' ');
+      }
+      return text;
+    };
+    if (kept_.empty()) {
+      const std::string text = text_of(base_);
+      const std::size_t begin = text.find_first_not_of(' ');
+      out_.add(text.substr(begin, text.find_last_not_of(' ') + 1 - begin));
+    } else if (elements_ == 0) {
+      out_.add("[]");
+    } else {
+      print_rows(0, base_, text_of);
+    }
+    out_.add("\n");
+  }
+
+  template <class TextOf>
+  void print_rows(std::size_t dim, std::int64_t element, const TextOf& text_of) {
+    const auto [count, stride] = kept_[dim];
+    out_.add("[");
+    if (dim + 1 == kept_.size()) {
+      print_row(dim, element, text_of);
+    } else {
+      const std::string between = std::string(kept_.size() - dim - 1, '\n') + std::string(dim + 1, ' ');
+      for (std::int64_t i = 0; i < count; ++i) {
+        if (i != 0) out_.add(between);
+        if (is_cut(count) && i == edge_items) {
+          out_.add("...");
+          out_.add(between);
+          i = count - edge_items;
+        }
+        print_rows(dim + 1, element + i * stride, text_of);
+      }
+    }
+    out_.add("]");
+  }
+
+  template <class TextOf>
+  void print_row(std::size_t dim, std::int64_t element, const TextOf& text_of) {
+    constexpr std::size_t default_width = 80;
+    const std::size_t width = options_.style.width == 0 ? default_width : options_.style.width;
+    const auto [count, stride] = kept_[dim];
+    std::size_t column = dim + 1;
+    const auto put = [&](const std::string& text, bool is_first) {
+      // Brackets follow the last one, as many as there are dimensions.
+      if (!is_first && column + 1 + text.size() + kept_.size() > width) {
+        out_.add("\n" + std::string(dim + 1, ' '));
+        column = dim + 1;
+      } else if (!is_first) {
+        out_.add(" ");
+        ++column;
+      }
+      out_.add(text);
+      column += text.size();
+    };
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (is_cut(count) && i == edge_items) {
+        put("...", false);
+        i = count - edge_items;
+      }
+      put(text_of(element + i * stride), i == 0);
+    }
+  }
+
+  // ---- JSON ----
+
+  std::string json_value(std::uint64_t value) {
+    const std::uint64_t word = reader_.bits(value);
+    if (entry_.dtype == DType::boolean) return word != 0 ? "true" : "false";
+    const std::string text = value_text(entry_.dtype, word);
+    const bool is_number = text.find_first_not_of("0123456789+-.e") == std::string::npos;
+    return is_number ? text : "\"" + text + "\"";
+  }
+
+  void print_json() {
+    const auto list = [](const Shape& shape) {
+      ConfigArray items;
+      for (const std::int64_t extent : shape) items.emplace_back(extent);
+      return items;
+    };
+    Config head = Config::object({{"name", Config(json_text(entry_.name))},
+                                  {"dtype", Config(to_string(entry_.dtype))},
+                                  {"shape", Config(list(selection_.shape()))},
+                                  {"slice", slice_.empty() ? Config() : Config(json_text(slice_))}});
+    std::string text = printable_json(to_json(head));
+    text.pop_back();
+    out_.add(text + ",\"values\":");
+    print_json_rows(0, base_);
+    out_.add("}\n");
+  }
+
+  void print_json_rows(std::size_t dim, std::int64_t element) {
+    const auto value = static_cast<std::uint64_t>(element);
+    if (dim == kept_.size()) {
+      if (values_per_element(entry_.dtype) == 2)
+        out_.add("[" + json_value(value * 2) + "," + json_value(value * 2 + 1) + "]");
+      else
+        out_.add(json_value(value));
+      return;
+    }
+    out_.add("[");
+    const auto [count, stride] = kept_[dim];
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (i != 0) out_.add(",");
+      print_json_rows(dim + 1, element + i * stride);
+    }
+    out_.add("]");
+  }
+
+  // ---- raw ----
+
+  void print_raw() {
+    if (elements_ == 0) return;
+    if (selection_.is_whole(entry_.shape)) return print_whole();
+    const std::uint64_t parts = values_per_element(entry_.dtype);
+    const std::size_t size = itemsize(value_dtype(entry_.dtype));
+    std::optional<unsigned> low;  // of a packed pair
+    auto add = [&](std::int64_t element) {
+      for (std::uint64_t part = 0; part < parts; ++part) {
+        const std::uint64_t word = reader_.bits(static_cast<std::uint64_t>(element) * parts + part);
+        if (size != 0) {
+          out_.add({reinterpret_cast<const char*>(&word), size});
+        } else if (!low) {
+          low = static_cast<unsigned>(word);
+        } else {
+          const char byte = static_cast<char>(*low | static_cast<unsigned>(word) << 4);
+          out_.add({&byte, 1});
+          low.reset();
+        }
+      }
+    };
+    for_each(0, base_, add);
+    if (!low) return;
+    const char byte = static_cast<char>(*low);
+    out_.add({&byte, 1});
+  }
+
+  void print_whole() {
+    for (std::uint64_t at = 0; at < entry_.bytes; at += compressed_window_bytes) {
+      const auto piece = source_.read(place_, at, std::min(compressed_window_bytes, entry_.bytes - at));
+      out_.add({reinterpret_cast<const char*>(piece->bytes().data()), piece->bytes().size()});
+    }
+  }
+
+  const TensorSource& source_;
+  std::size_t place_;
+  TensorEntry entry_;
+  std::string slice_;
+  Selection selection_;
+  ValueReader reader_;
+  const CatOptions& options_;
+  Output out_;
+  std::vector<std::int64_t> strides_;
+  std::vector<Dim> kept_;
+  std::int64_t base_ = 0;
+  std::int64_t elements_ = 0;
+  bool is_shortened_ = false;
+};
+
+}  // namespace
+
+void cat(const TensorSource& source, const std::string& path, const std::string& what, const CatOptions& options,
+         const Sink& sink) {
+  Printer(source, find_target(source, path, what), options, sink).print();
+}
+
+}  // namespace muster::inspect

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/inspect/doctor.hpp"
+
+#include <fmt/format.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "muster/version.hpp"
+#include "src/inspect/foreign_hdf5.hpp"
+#include "src/inspect/printable.hpp"
+#include "src/os/machine.hpp"
+#include "src/os/process.hpp"
+#include "src/os/shared_memory.hpp"
+#include "src/statefile/hdf5_library.hpp"
+
+namespace muster::inspect {
+namespace {
+
+constexpr std::uint64_t little_memory = std::uint64_t{1} << 30;
+constexpr std::uint64_t few_files = 1024;
+
+Finding memory() {
+  const os::MemoryFacts facts = os::memory_facts();
+  const os::MemoryHeadroom room = os::memory_headroom(os::Backing::anonymous);
+  Finding finding{
+      "memory", Health::good,
+      fmt::format("{} available of {}", human_bytes(facts.available_bytes), human_bytes(facts.total_bytes))};
+  if (room.limit == os::MemoryLimit::cgroup)
+    finding.value += fmt::format("; the control group allows {} more", human_bytes(room.bytes));
+  if (room.bytes < little_memory) {
+    finding.health = Health::warning;
+    finding.remedy = room.limit == os::MemoryLimit::cgroup ? "give the container or the job a higher memory limit"
+                                                           : "end other programs, or use a smaller memory budget";
+  }
+  return finding;
+}
+
+Finding memfd() {
+  try {
+    os::create_shared_memory(4096, os::Backing::anonymous);
+    return {"memfd", Health::good, "there: shared memory does not depend on /dev/shm"};
+  } catch (const Error& error) {
+    return {"memfd", Health::warning, printable(error.what()),
+            "allow memfd_create in the container's seccomp profile; until then /dev/shm is used"};
+  }
+}
+
+Finding posix_memory() {
+  constexpr std::uint64_t little = std::uint64_t{1} << 30;
+  const auto space = os::space_facts("/dev/shm");
+  if (!space)
+    return {"/dev/shm", Health::note, "not there", "mount a tmpfs there where memfd is not allowed (MUSTER_SHM=posix)"};
+  Finding finding{"/dev/shm", Health::good,
+                  fmt::format("{} free of {}", human_bytes(space->free_bytes), human_bytes(space->total_bytes))};
+  if (space->free_bytes < little) {
+    finding.health = Health::note;
+    finding.remedy = "only used with MUSTER_SHM=posix, and by other libraries: docker run --shm-size makes it larger";
+  }
+  return finding;
+}
+
+Finding limits() {
+  const os::ResourceLimits limits = os::resource_limits();
+  const auto text = [](const std::optional<std::uint64_t>& limit) {
+    return limit ? fmt::to_string(*limit) : std::string("unlimited");
+  };
+  Finding finding{"limits", Health::good,
+                  fmt::format("{} open files, files of {} bytes, address space of {} bytes", text(limits.open_files),
+                              text(limits.file_bytes), text(limits.address_space))};
+  if (limits.open_files && *limits.open_files < few_files) {
+    finding.health = Health::warning;
+    finding.remedy = "raise the number of open files: ulimit -n 4096";
+  }
+  if (limits.file_bytes || limits.address_space) {
+    finding.health = Health::warning;
+    finding.remedy = "large tensors need large files and mappings: ulimit -f unlimited; ulimit -v unlimited";
+  }
+  return finding;
+}
+
+Finding processes() {
+  const int namespaces = os::process_namespaces();
+  if (namespaces <= 1)
+    return {"processes", Health::good, namespaces == 1 ? "in the machine's process namespace" : "namespace not known"};
+  return {"processes", Health::note, fmt::format("in a container: {} process namespaces deep", namespaces),
+          "ranks of one host find each other when they are in one container, or share the network namespace; gc proves "
+          "writers dead only from where they ran"};
+}
+
+Finding pidfd() {
+  if (os::has_pidfd()) return {"pidfd", Health::good, "there: a rank that dies is named within a second"};
+  return {"pidfd", Health::bad, "not there", "Linux 5.3 or newer, and a seccomp profile that allows pidfd_open"};
+}
+
+Finding seccomp() {
+  if (os::has_seccomp())
+    return {"seccomp", Health::good, "there: HDF5 files of others are read by a program that is shut off"};
+  return {"seccomp", Health::warning, "not there",
+          "HDF5 files of others are read under limits alone: look only at those you trust"};
+}
+
+Finding job() {
+  std::string set;
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                           "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MUSTER_JOB"})
+    if (const auto value = os::environment(name)) set += fmt::format("{}{}={}", set.empty() ? "" : " ", name, *value);
+  if (set.empty())
+    return {"job", Health::good, "not a rank of a job: neither muster run's nor torchrun's variables are set"};
+  const bool has_rank = os::environment("RANK").has_value();
+  const bool has_size = os::environment("WORLD_SIZE").has_value();
+  const bool has_key =
+      os::environment("MUSTER_JOB") || (os::environment("MASTER_ADDR") && os::environment("MASTER_PORT"));
+  Finding finding{"job", Health::good, printable(set)};
+  if (has_rank != has_size) {
+    finding.health = Health::bad;
+    finding.remedy = "set both RANK and WORLD_SIZE, or neither";
+  } else if (has_rank && !has_key && os::environment("WORLD_SIZE") != "1") {
+    finding.health = Health::bad;
+    finding.remedy = "start ranks by muster run or torchrun, or set MUSTER_JOB to one random word on all of them";
+  }
+  return finding;
+}
+
+Finding hdf5() {
+  try {
+    statefile::require_hdf5();
+    return {"HDF5", Health::good,
+            fmt::format("libmuster-hdf5 {} can be loaded: state files can be written", version())};
+  } catch (const Error& error) {
+    return {"HDF5", Health::bad, printable(error.what()),
+            "install libmuster-hdf5 and libhdf5 to write state files; reading them works"};
+  }
+}
+
+Finding hdf5_reader() {
+  const std::string program = hdf5_reader_program();
+  if (!program.empty()) return {"HDF5 reader", Health::good, printable(program)};
+  return {"HDF5 reader", Health::warning, "muster-hdf5-reader is not there",
+          "install it, or name it in MUSTER_HDF5_READER, to look into HDF5 files of others"};
+}
+
+Finding hdf5_plugin() {
+  const auto path = os::environment("HDF5_PLUGIN_PATH");
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path.value_or("/usr/local/hdf5/lib/plugin"), error), end;
+       !error && entry != end; entry.increment(error))
+    if (entry->path().filename().string().find("zstd") != std::string::npos)
+      return {"HDF5 plugin", Health::good, printable(entry->path().string())};
+  return {"HDF5 plugin", Health::note, path ? "HDF5_PLUGIN_PATH has no zstd filter" : "HDF5_PLUGIN_PATH is not set",
+          "Muster needs none; other tools read compressed states with HDF5_PLUGIN_PATH at the folder of Python's "
+          "hdf5plugin"};
+}
+
+std::string_view state_text(Health health) {
+  switch (health) {
+    case Health::good:
+      return "ok";
+    case Health::note:
+      return "note";
+    case Health::warning:
+      return "warning";
+    case Health::bad:
+      break;
+  }
+  return "bad";
+}
+
+Colour colour_of(Health health) {
+  switch (health) {
+    case Health::good:
+      return Colour::good;
+    case Health::note:
+      return Colour::faint;
+    case Health::warning:
+      return Colour::warning;
+    case Health::bad:
+      break;
+  }
+  return Colour::bad;
+}
+
+/// Appends words; where a width is given, lines break before it and go on at `indent`.
+void append_wrapped(std::string& out, const std::string& text, std::size_t indent, std::size_t width) {
+  constexpr std::size_t least = 20;
+  std::size_t column = indent;
+  for (std::size_t begin = 0; begin < text.size();) {
+    std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    const std::size_t length = columns(word);
+    if (begin != 0) {
+      if (width >= indent + least && column + 1 + length > width) {
+        out += "\n" + std::string(indent, ' ');
+        column = indent;
+      } else {
+        out += ' ';
+        ++column;
+      }
+    }
+    out += word;
+    column += length;
+    begin = end + 1;
+  }
+  out += '\n';
+}
+
+}  // namespace
+
+std::vector<Finding> examine_machine() {
+  std::vector<Finding> findings;
+  findings.push_back({"muster", Health::good, std::string(version())});
+  findings.push_back(
+      {"system", Health::good,
+       fmt::format("{}, {}", os::kernel_name(), counted(static_cast<std::uint64_t>(os::usable_cores()), "core"))});
+  for (Finding (*examine)() : {memory, memfd, posix_memory, limits, processes, pidfd, seccomp, job})
+    findings.push_back(examine());
+  findings.push_back({"MPI", Health::note, "not in this build", "ranks of several hosts meet through a workspace"});
+  findings.push_back(
+      {"CUDA", Health::note, "not in this build", "copy tensors to host memory before they are gathered"});
+  for (Finding (*examine)() : {hdf5, hdf5_reader, hdf5_plugin}) findings.push_back(examine());
+  findings.push_back({"zstd", Health::good, ZSTD_versionString()});
+  return findings;
+}
+
+std::string findings_text(const std::vector<Finding>& findings, const OutputStyle& style) {
+  constexpr std::size_t state_width = 7;
+  constexpr std::size_t gap = 2;
+  std::size_t name_width = 0;
+  for (const Finding& finding : findings) name_width = std::max(name_width, finding.name.size());
+  const std::size_t indent = state_width + gap + name_width + gap;
+  std::string out;
+  for (const Finding& finding : findings) {
+    const std::string_view state = state_text(finding.health);
+    out += coloured(style, colour_of(finding.health), state) + std::string(state_width + gap - state.size(), ' ');
+    out += finding.name + std::string(name_width + gap - finding.name.size(), ' ');
+    append_wrapped(out, finding.value, indent, style.width);
+    if (finding.remedy.empty()) continue;
+    out += std::string(indent, ' ');
+    append_wrapped(out, "-> " + finding.remedy, indent, style.width);
+  }
+  return out;
+}
+
+std::string findings_json(const std::vector<Finding>& findings) {
+  ConfigArray checks;
+  for (const Finding& finding : findings)
+    checks.push_back(
+        Config::object({{"name", Config(finding.name)},
+                        {"state", Config(state_text(finding.health))},
+                        {"value", Config(json_text(finding.value))},
+                        {"remedy", finding.remedy.empty() ? Config() : Config(json_text(finding.remedy))}}));
+  return printable_json(to_json(
+             Config::object({{"healthy", Config(is_healthy(findings))}, {"checks", Config(std::move(checks))}}), 2)) +
+         "\n";
+}
+
+bool is_healthy(const std::vector<Finding>& findings) {
+  return std::none_of(findings.begin(), findings.end(),
+                      [](const Finding& finding) { return finding.health == Health::bad; });
+}
+
+}  // namespace muster::inspect

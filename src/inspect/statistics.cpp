@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values of at most 16 bits are counted by their bits, and everything else follows from the counts: one pass, and
+// exact. Wider ones take two: moments and range piece by piece, then the bins between the smallest and the largest.
+
+#include "src/inspect/statistics.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "src/core/parallel.hpp"
+#include "src/core/progress_counter.hpp"
+#include "src/inspect/elements.hpp"
+#include "src/inspect/tensor_source.hpp"
+
+namespace muster::inspect {
+namespace {
+
+constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
+// Fewer values are sorted: clearing and searching a table of all patterns would take longer.
+constexpr std::uint64_t least_counted = 8192;
+constexpr std::size_t block = 4096;
+
+bool is_narrow(DType dtype) noexcept {
+  return bits(dtype) <= 16;
+}
+
+struct Piece {
+  std::size_t place = 0;  // of the tensor in the result
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+std::uint64_t values_of(const TensorEntry& entry) {
+  return static_cast<std::uint64_t>(element_count(entry.shape)) * values_per_element(entry.dtype);
+}
+
+/// The last byte of a packed tensor may be half used.
+std::uint64_t values_of(const TensorEntry& entry, const Piece& piece) {
+  return std::min(values_in(entry.dtype, piece.bytes), values_of(entry) - values_in(entry.dtype, piece.offset));
+}
+
+// ---- values of at most 16 bits ----
+
+using PatternCount = std::pair<std::uint32_t, std::uint64_t>;
+
+std::size_t bin_of(double value, double low, double high, std::size_t bins) noexcept {
+  // Halves, because the distance of two large doubles need not be one.
+  const double part = (value / 2 - low / 2) / (high / 2 - low / 2);
+  return std::min(static_cast<std::size_t>(part * static_cast<double>(bins)), bins - 1);
+}
+
+void finish_counts(TensorStatistics& out, const std::vector<PatternCount>& counts, std::size_t bins) {
+  const DType dtype = out.tensor.dtype;
+  std::optional<std::pair<double, std::uint32_t>> low;
+  std::optional<std::pair<double, std::uint32_t>> high;
+  long double sum = 0;
+  for (const auto& [pattern, count] : counts) {
+    const double value = value_of(dtype, pattern);
+    if (std::isnan(value)) {
+      out.nans += count;
+    } else if (std::isinf(value)) {
+      out.infinities += count;
+    } else {
+      if (value == 0) out.zeros += count;
+      if (!low || value < low->first) low = {value, pattern};
+      if (!high || value > high->first) high = {value, pattern};
+      sum += static_cast<long double>(value) * static_cast<long double>(count);
+    }
+  }
+  if (!low) return;
+  const auto finite = static_cast<long double>(out.finite());
+  const long double mean = sum / finite;
+  long double squares = 0;
+  out.histogram = {low->first, high->first, std::vector<std::uint64_t>(low->first < high->first ? bins : 1)};
+  for (const auto& [pattern, count] : counts) {
+    const double value = value_of(dtype, pattern);
+    if (!std::isfinite(value)) continue;
+    squares += (static_cast<long double>(value) - mean) * (static_cast<long double>(value) - mean) *
+               static_cast<long double>(count);
+    out.histogram.counts[low->first < high->first ? bin_of(value, low->first, high->first, bins) : 0] += count;
+  }
+  out.minimum = exact_value(dtype, low->second);
+  out.maximum = exact_value(dtype, high->second);
+  out.mean = static_cast<double>(mean);
+  out.deviation = static_cast<double>(std::sqrt(squares / finite));
+}
+
+std::vector<PatternCount> sorted_counts(DType dtype, std::span<const std::byte> bytes, std::uint64_t values) {
+  std::vector<std::uint32_t> patterns(values);
+  for (std::uint64_t i = 0; i < values; ++i) patterns[i] = static_cast<std::uint32_t>(value_bits(dtype, bytes, i));
+  std::sort(patterns.begin(), patterns.end());
+  std::vector<PatternCount> counts;
+  for (const std::uint32_t pattern : patterns) {
+    if (counts.empty() || counts.back().first != pattern) counts.emplace_back(pattern, 0);
+    ++counts.back().second;
+  }
+  return counts;
+}
+
+using Table = std::vector<std::uint64_t>;  // by pattern
+
+std::vector<PatternCount> taken_from(Table& table) {
+  std::vector<PatternCount> counts;
+  for (std::size_t pattern = 0; pattern < table.size(); ++pattern)
+    if (table[pattern] != 0) counts.emplace_back(static_cast<std::uint32_t>(pattern), table[pattern]);
+  table.clear();
+  return counts;
+}
+
+void count_patterns(DType dtype, std::span<const std::byte> bytes, std::uint64_t values, Table& table) {
+  if (bits(dtype) == 16) {
+    for (std::uint64_t i = 0; i < values; ++i) {
+      std::uint16_t word = 0;
+      std::memcpy(&word, bytes.data() + i * 2, 2);
+      ++table[word];
+    }
+  } else if (bits(dtype) == 8) {
+    // Equal neighbours would wait for each other's count.
+    std::vector<std::uint64_t> other(256);
+    for (std::uint64_t i = 0; i + 1 < values; i += 2) {
+      ++table[std::to_integer<std::size_t>(bytes[i])];
+      ++other[std::to_integer<std::size_t>(bytes[i + 1])];
+    }
+    if (values % 2 != 0) ++table[std::to_integer<std::size_t>(bytes[values - 1])];
+    for (std::size_t i = 0; i < other.size(); ++i) table[i] += other[i];
+  } else {
+    for (std::uint64_t i = 0; i < values; ++i) ++table[value_bits(dtype, bytes, i)];
+  }
+}
+
+/// Counts of tensors that several threads work on at the moment. A thread keeps the counts of its current tensor to
+/// itself until it goes on to the next one, so that no more tables are alive than twice the threads.
+class PatternCounting {
+ public:
+  PatternCounting(std::vector<TensorStatistics>& out, const std::vector<Piece>& pieces, std::size_t workers,
+                  std::size_t bins)
+      : out_(out), bins_(bins), left_(out.size()), shared_(out.size()), workers_(workers) {
+    for (const Piece& piece : pieces) ++left_[piece.place];
+  }
+
+  void count(const Piece& piece, std::span<const std::byte> bytes, std::size_t worker) {
+    TensorStatistics& out = out_[piece.place];
+    const DType dtype = out.tensor.dtype;
+    const std::uint64_t values = values_of(out.tensor, piece);
+    if (values == out.values && values < least_counted)
+      return finish_counts(out, sorted_counts(dtype, bytes, values), bins_);
+    Own& own = workers_[worker];
+    if (own.pieces != 0 && own.place != piece.place) hand_over(own);
+    own.place = piece.place;
+    own.table.resize(std::size_t{1} << bits(dtype));
+    count_patterns(dtype, bytes, values, own.table);
+    ++own.pieces;
+  }
+
+  /// When all pieces are counted.
+  void finish() {
+    for (Own& own : workers_)
+      if (own.pieces != 0) hand_over(own);
+  }
+
+ private:
+  struct Own {
+    std::size_t place = 0;
+    std::size_t pieces = 0;
+    Table table;
+  };
+
+  void hand_over(Own& own) {
+    TensorStatistics& out = out_[own.place];
+    {
+      const std::lock_guard lock(mutex_);
+      Table& shared = shared_[own.place];
+      if (!shared.empty())
+        for (std::size_t i = 0; i < shared.size(); ++i) own.table[i] += shared[i];
+      left_[own.place] -= std::exchange(own.pieces, 0);
+      if (left_[own.place] != 0) {
+        shared = std::exchange(own.table, {});
+        return;
+      }
+      Table().swap(shared);
+    }
+    finish_counts(out, taken_from(own.table), bins_);
+  }
+
+  std::vector<TensorStatistics>& out_;
+  std::size_t bins_;
+  std::mutex mutex_;
+  std::vector<std::size_t> left_;
+  std::vector<Table> shared_;
+  std::vector<Own> workers_;
+};
+
+// ---- wider values ----
+
+/// Number, mean and sum of squared distances from it: two can be put together (Chan, Golub, LeVeque 1979).
+struct Moments {
+  std::uint64_t count = 0;
+  long double mean = 0;
+  long double squares = 0;
+
+  void add(const Moments& other) noexcept {
+    if (other.count == 0) return;
+    const auto mine = static_cast<long double>(count);
+    const auto others = static_cast<long double>(other.count);
+    const long double apart = other.mean - mean;
+    count += other.count;
+    const auto all = static_cast<long double>(count);
+    mean += apart * (others / all);
+    squares += other.squares + apart * apart * (mine * others / all);
+  }
+};
+
+struct PieceFacts {
+  std::uint64_t nans = 0;
+  std::uint64_t infinities = 0;
+  std::uint64_t zeros = 0;
+  std::uint64_t low = 0;  // bits of the smallest and the largest finite value
+  std::uint64_t high = 0;
+  Moments moments = {};
+};
+
+template <class T>
+PieceFacts facts_of(std::span<const std::byte> bytes, std::uint64_t values) {
+  // Sums of f32 fit a double by far; those of f64 and of large integers do not.
+  using Sum = std::conditional_t<std::is_same_v<T, float>, double, long double>;
+  PieceFacts facts;
+  T low = std::numeric_limits<T>::max();
+  T high = std::numeric_limits<T>::lowest();
+  T buffer[block];
+  for (std::uint64_t at = 0; at < values; at += block) {
+    const std::size_t count = std::min<std::uint64_t>(block, values - at);
+    std::memcpy(buffer, bytes.data() + at * sizeof(T), count * sizeof(T));
+    std::size_t kept = count;
+    if constexpr (std::is_floating_point_v<T>) {
+      kept = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        const T value = buffer[i];
+        facts.nans += std::isnan(value) ? 1 : 0;
+        facts.infinities += std::isinf(value) ? 1 : 0;
+        buffer[kept] = value;
+        kept += std::isfinite(value) ? 1 : 0;
+      }
+    }
+    if (kept == 0) continue;
+    Sum sum = 0;
+    for (std::size_t i = 0; i < kept; ++i) {
+      const T value = buffer[i];
+      facts.zeros += value == 0 ? 1 : 0;
+      low = std::min(low, value);
+      high = std::max(high, value);
+      sum += static_cast<Sum>(value);
+    }
+    const Sum mean = sum / static_cast<Sum>(kept);
+    Sum squares = 0;
+    for (std::size_t i = 0; i < kept; ++i)
+      squares += (static_cast<Sum>(buffer[i]) - mean) * (static_cast<Sum>(buffer[i]) - mean);
+    facts.moments.add({kept, static_cast<long double>(mean), static_cast<long double>(squares)});
+  }
+  std::memcpy(&facts.low, &low, sizeof low);
+  std::memcpy(&facts.high, &high, sizeof high);
+  return facts;
+}
+
+template <class T>
+void count_bins(std::span<const std::byte> bytes, std::uint64_t values, T low, T high,
+                std::vector<std::uint64_t>& counts) {
+  // Integers are taken from the lowest first: as doubles, large neighbours would be the same.
+  using Distance = std::conditional_t<std::is_same_v<T, float>, double, long double>;
+  const auto distance = [](T from, T to) -> Distance {
+    if constexpr (std::is_integral_v<T>) {
+      using Unsigned = std::make_unsigned_t<T>;
+      return static_cast<Distance>(static_cast<Unsigned>(static_cast<Unsigned>(to) - static_cast<Unsigned>(from)));
+    } else {
+      return static_cast<Distance>(to) - static_cast<Distance>(from);
+    }
+  };
+  const Distance scale = static_cast<Distance>(counts.size()) / distance(low, high);
+  for (std::uint64_t i = 0; i < values; ++i) {
+    T value;
+    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+    if constexpr (std::is_floating_point_v<T>)
+      if (!std::isfinite(value)) continue;
+    ++counts[std::min(static_cast<std::size_t>(distance(low, value) * scale), counts.size() - 1)];
+  }
+}
+
+/// Calls work(T) with the type that a wide dtype's values have.
+template <class Work>
+auto with_type(DType dtype, Work&& work) {
+  switch (value_dtype(dtype)) {
+    case DType::u32:
+      return work(std::uint32_t{});
+    case DType::i32:
+      return work(std::int32_t{});
+    case DType::u64:
+      return work(std::uint64_t{});
+    case DType::i64:
+      return work(std::int64_t{});
+    case DType::f32:
+      return work(float{});
+    default:
+      return work(double{});
+  }
+}
+
+template <class T>
+T from_bits(std::uint64_t word) noexcept {
+  T value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+class Work {
+ public:
+  Work(const TensorSource& source, const std::vector<std::size_t>& tensors, std::size_t bins,
+       const ProgressCallback& progress)
+      : source_(source), tensors_(tensors), bins_(bins) {
+    std::uint64_t total = 0;
+    out_.reserve(tensors.size());
+    for (const std::size_t tensor : tensors) {
+      const TensorEntry& entry = source.tensors()[tensor];
+      const std::size_t place = out_.size();
+      out_.push_back({.tensor = entry, .values = values_of(entry)});
+      std::vector<Piece>& pieces = is_narrow(entry.dtype) ? narrow_ : wide_;
+      for (std::uint64_t at = 0; at < entry.bytes; at += piece_bytes)
+        pieces.push_back({place, at, std::min(piece_bytes, entry.bytes - at)});
+      total += entry.bytes * (is_narrow(entry.dtype) ? 1 : 2);
+    }
+    ends_.resize(out_.size());
+    progress_.emplace(progress, total);
+  }
+
+  std::vector<TensorStatistics> run() {
+    count_narrow();
+    measure_wide();
+    fill_bins();
+    return std::move(out_);
+  }
+
+ private:
+  template <class Use>
+  void for_each(const std::vector<Piece>& pieces, Use&& use) {
+    parallel_for(pieces.size(), workers_, [&](std::size_t index, std::size_t worker) {
+      const Piece& piece = pieces[index];
+      use(index, worker, source_.read(tensors_[piece.place], piece.offset, piece.bytes)->bytes());
+      progress_->add(piece.bytes);
+    });
+  }
+
+  void count_narrow() {
+    PatternCounting counting(out_, narrow_, workers_, bins_);
+    for_each(narrow_, [&](std::size_t index, std::size_t worker, std::span<const std::byte> bytes) {
+      counting.count(narrow_[index], bytes, worker);
+    });
+    counting.finish();
+  }
+
+  void measure_wide() {
+    std::vector<PieceFacts> facts(wide_.size());
+    for_each(wide_, [&](std::size_t index, std::size_t, std::span<const std::byte> bytes) {
+      const TensorEntry& entry = out_[wide_[index].place].tensor;
+      facts[index] =
+          with_type(entry.dtype, [&]<class T>(T) { return facts_of<T>(bytes, values_of(entry, wide_[index])); });
+    });
+    for (std::size_t begin = 0, end = 0; begin < wide_.size(); begin = end) {
+      while (end < wide_.size() && wide_[end].place == wide_[begin].place) ++end;
+      TensorStatistics& out = out_[wide_[begin].place];
+      with_type(out.tensor.dtype, [&]<class T>(T) { put_together<T>(out, {facts.data() + begin, end - begin}); });
+    }
+  }
+
+  template <class T>
+  void put_together(TensorStatistics& out, std::span<const PieceFacts> facts) {
+    Moments moments;
+    T low = std::numeric_limits<T>::max();
+    T high = std::numeric_limits<T>::lowest();
+    for (const PieceFacts& piece : facts) {
+      out.nans += piece.nans;
+      out.infinities += piece.infinities;
+      out.zeros += piece.zeros;
+      moments.add(piece.moments);
+      low = std::min(low, from_bits<T>(piece.low));
+      high = std::max(high, from_bits<T>(piece.high));
+    }
+    if (moments.count == 0) return;
+    std::uint64_t bits_of_low = 0;
+    std::uint64_t bits_of_high = 0;
+    std::memcpy(&bits_of_low, &low, sizeof low);
+    std::memcpy(&bits_of_high, &high, sizeof high);
+    const DType dtype = value_dtype(out.tensor.dtype);
+    out.minimum = exact_value(dtype, bits_of_low);
+    out.maximum = exact_value(dtype, bits_of_high);
+    out.mean = static_cast<double>(moments.mean);
+    out.deviation = static_cast<double>(std::sqrt(moments.squares / static_cast<long double>(moments.count)));
+    out.histogram = {static_cast<double>(low), static_cast<double>(high),
+                     std::vector<std::uint64_t>(low < high ? bins_ : 1)};
+    if (low < high)
+      ends_[static_cast<std::size_t>(&out - out_.data())] = {bits_of_low, bits_of_high};
+    else
+      out.histogram.counts.front() = moments.count;
+  }
+
+  void fill_bins() {
+    std::mutex mutex;
+    for_each(wide_, [&](std::size_t index, std::size_t, std::span<const std::byte> bytes) {
+      TensorStatistics& out = out_[wide_[index].place];
+      const std::optional<std::pair<std::uint64_t, std::uint64_t>>& ends = ends_[wide_[index].place];
+      if (!ends) return;
+      std::vector<std::uint64_t> counts(bins_);
+      with_type(out.tensor.dtype, [&]<class T>(T) {
+        count_bins<T>(bytes, values_of(out.tensor, wide_[index]), from_bits<T>(ends->first), from_bits<T>(ends->second),
+                      counts);
+      });
+      const std::lock_guard lock(mutex);
+      for (std::size_t i = 0; i < bins_; ++i) out.histogram.counts[i] += counts[i];
+    });
+  }
+
+  const TensorSource& source_;
+  const std::vector<std::size_t>& tensors_;
+  std::size_t bins_;
+  std::optional<ProgressCounter> progress_;
+  std::size_t workers_ = copy_workers();
+  std::vector<TensorStatistics> out_;
+  /// Bits of the smallest and the largest value of each wide tensor that has two.
+  std::vector<std::optional<std::pair<std::uint64_t, std::uint64_t>>> ends_;
+  std::vector<Piece> narrow_;
+  std::vector<Piece> wide_;
+};
+
+}  // namespace
+
+std::vector<TensorStatistics> statistics(const TensorSource& source, const std::vector<std::size_t>& tensors,
+                                         std::size_t bins, const ProgressCallback& progress) {
+  return Work(source, tensors, bins, progress).run();
+}
+
+}  // namespace muster::inspect

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/inspect/statistics_output.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+
+#include "muster/error.hpp"
+#include "muster/plan.hpp"
+#include "muster/state.hpp"
+#include "src/core/quoted.hpp"
+#include "src/inspect/elements.hpp"
+#include "src/inspect/names.hpp"
+#include "src/inspect/printable.hpp"
+#include "src/inspect/tensor_source.hpp"
+
+namespace muster::inspect {
+namespace {
+
+std::vector<std::size_t> chosen(const TensorSource& source, const std::string& pattern) {
+  std::vector<std::size_t> places = matching(source, pattern);
+  if (places.empty() && !source.tensors().empty())
+    throw Error(ErrorKind::not_found,
+                fmt::format("no tensor's name matches {}{}", in_quotes(pattern), near_names(source, pattern)));
+  return places;
+}
+
+std::string short_number(double value) {
+  return fmt::format("{:.5g}", value);
+}
+
+std::string short_number(const Config& value) {
+  switch (value.type()) {
+    case Config::Type::null:
+      return "-";
+    case Config::Type::boolean:
+      return value.as_bool() ? "true" : "false";
+    case Config::Type::integer:
+      return fmt::to_string(value.as_int());
+    case Config::Type::unsigned_integer:
+      return fmt::to_string(value.as_uint());
+    default:
+      return short_number(value.as_double());
+  }
+}
+
+std::string percent(std::uint64_t part, std::uint64_t whole) {
+  if (part == 0 || whole == 0) return "0";
+  const double value = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+  // All is all, and what is there is not nothing.
+  if (part != whole && value > 99.9) return ">99.9 %";
+  return value < 0.1 ? "<0.1 %" : fmt::format("{:.1f} %", value);
+}
+
+/// A bar of `part` of `columns` columns; in eighths of one where it can be drawn.
+std::string bar(double part, std::size_t columns, bool is_unicode) {
+  if (!is_unicode)
+    return std::string(std::max<std::size_t>(part > 0 ? 1 : 0, std::lround(part * static_cast<double>(columns))), '#');
+  constexpr std::array<std::string_view, 8> eighths = {"",       "\u258f", "\u258e", "\u258d",
+                                                       "\u258c", "\u258b", "\u258a", "\u2589"};
+  const auto length = static_cast<std::size_t>(std::lround(part * static_cast<double>(columns) * 8));
+  std::string out;
+  for (std::size_t i = 0; i < length / 8; ++i) out += "\u2588";
+  out += eighths[part > 0 ? std::max<std::size_t>(length % 8, length == 0 ? 1 : 0) : 0];
+  return out;
+}
+
+void append_histogram(std::string& out, const TensorStatistics& tensor, const OutputStyle& style) {
+  const Histogram& histogram = tensor.histogram;
+  if (histogram.counts.empty()) return;
+  const std::uint64_t largest = *std::max_element(histogram.counts.begin(), histogram.counts.end());
+  const double step = (histogram.high / 2 - histogram.low / 2) / static_cast<double>(histogram.counts.size()) * 2;
+  std::vector<std::string> begins;
+  std::vector<std::string> counts;
+  std::size_t begin_width = 0;
+  std::size_t count_width = 0;
+  for (std::size_t i = 0; i < histogram.counts.size(); ++i) {
+    // Around nothing, rounding would leave the like of 1.4e-17.
+    double begin = histogram.low + static_cast<double>(i) * step;
+    if (std::abs(begin) < step * 1e-9) begin = 0;
+    begins.push_back(fmt::format("{:.4g}", begin));
+    counts.push_back(fmt::to_string(histogram.counts[i]));
+    begin_width = std::max(begin_width, begins.back().size());
+    count_width = std::max(count_width, counts.back().size());
+  }
+  constexpr std::size_t most_columns = 60;
+  constexpr std::size_t least_columns = 10;
+  const std::size_t others = begin_width + count_width + 7;
+  const std::size_t columns =
+      style.width == 0 ? most_columns
+                       : std::clamp(style.width > others ? style.width - others : 0, least_columns, most_columns);
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    const double part = static_cast<double>(histogram.counts[i]) / static_cast<double>(largest);
+    const std::string drawn = bar(part, columns, style.is_unicode);
+    fmt::format_to(std::back_inserter(out), "  {:>{}}  {:>{}}{}{}\n", begins[i], begin_width, counts[i], count_width,
+                   drawn.empty() ? "" : "  ", drawn);
+  }
+}
+
+std::vector<TensorStatistics> of_chosen(const TensorSource& source, const StatsOptions& options) {
+  return statistics(source, chosen(source, options.pattern), options.bins, options.progress);
+}
+
+}  // namespace
+
+std::string stats_text(const TensorSource& source, const StatsOptions& options) {
+  const std::vector<TensorStatistics> all = of_chosen(source, options);
+  std::string out;
+  const bool is_alone = all.size() == 1;
+  TextTable table({{"NAME"},
+                   {"DTYPE"},
+                   {"VALUES", Align::right},
+                   {"MIN", Align::right},
+                   {"MAX", Align::right},
+                   {"MEAN", Align::right},
+                   {"DEVIATION", Align::right},
+                   {"ZEROS", Align::right},
+                   {"NAN", Align::right},
+                   {"INF", Align::right}},
+                  0);
+  std::uint64_t bytes = 0;
+  std::uint64_t values = 0;
+  std::uint64_t suspicious = 0;
+  for (const TensorStatistics& tensor : all) {
+    const bool has_numbers = tensor.finite() != 0;
+    table.add({printable(tensor.tensor.name), std::string(to_string(tensor.tensor.dtype)),
+               fmt::to_string(tensor.values), short_number(tensor.minimum), short_number(tensor.maximum),
+               has_numbers ? short_number(tensor.mean) : "-", has_numbers ? short_number(tensor.deviation) : "-",
+               percent(tensor.zeros, tensor.values), fmt::to_string(tensor.nans), fmt::to_string(tensor.infinities)});
+    bytes += tensor.tensor.bytes;
+    values += tensor.values;
+    suspicious += tensor.nans + tensor.infinities != 0 ? 1 : 0;
+  }
+  if (!table.empty()) table.append_to(out, options.style);
+  for (const TensorStatistics& tensor : all) {
+    if (!is_alone && !options.has_histograms) break;
+    out += '\n';
+    if (!is_alone) out += printable(tensor.tensor.name) + "\n";
+    append_histogram(out, tensor, options.style);
+  }
+  fmt::format_to(std::back_inserter(out), "{}{}, {}, {}", all.empty() ? "" : "\n", counted(all.size(), "tensor"),
+                 counted(values, "value"), human_bytes(bytes));
+  if (suspicious != 0)
+    out += ", " + coloured(options.style, Colour::bad, fmt::format("{} with NaN or infinities", suspicious));
+  out += '\n';
+  return out;
+}
+
+std::string stats_json(const TensorSource& source, const StatsOptions& options) {
+  const std::vector<TensorStatistics> all = of_chosen(source, options);
+  ConfigArray tensors;
+  tensors.reserve(all.size());
+  const auto number = [](const Config& value) {
+    return value.type() == Config::Type::real ? json_number(value.as_double()) : value;
+  };
+  for (const TensorStatistics& tensor : all) {
+    ConfigArray shape;
+    for (const std::int64_t extent : tensor.tensor.shape) shape.emplace_back(extent);
+    ConfigArray counts;
+    for (const std::uint64_t count : tensor.histogram.counts) counts.emplace_back(count);
+    const bool has_numbers = tensor.finite() != 0;
+    const auto if_any = [&](double value) { return has_numbers ? json_number(value) : Config(); };
+    tensors.push_back(Config::object({{"name", Config(json_text(tensor.tensor.name))},
+                                      {"dtype", Config(to_string(tensor.tensor.dtype))},
+                                      {"shape", Config(std::move(shape))},
+                                      {"bytes", Config(tensor.tensor.bytes)},
+                                      {"values", Config(tensor.values)},
+                                      {"nans", Config(tensor.nans)},
+                                      {"infinities", Config(tensor.infinities)},
+                                      {"zeros", Config(tensor.zeros)},
+                                      {"minimum", number(tensor.minimum)},
+                                      {"maximum", number(tensor.maximum)},
+                                      {"mean", if_any(tensor.mean)},
+                                      {"deviation", if_any(tensor.deviation)},
+                                      {"histogram", Config::object({{"low", if_any(tensor.histogram.low)},
+                                                                    {"high", if_any(tensor.histogram.high)},
+                                                                    {"counts", Config(std::move(counts))}})}}));
+  }
+  return printable_json(to_json(Config::object({{"tensors", Config(std::move(tensors))}}), 2)) + "\n";
+}
+
+}  // namespace muster::inspect

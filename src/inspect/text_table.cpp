@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/inspect/text_table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "src/core/utf8.hpp"
+#include "src/inspect/printable.hpp"
+
+namespace muster::inspect {
+namespace {
+
+constexpr std::size_t gap = 2;
+constexpr std::size_t least_flexible = 12;
+
+}  // namespace
+
+std::string coloured(const OutputStyle& style, Colour colour, std::string_view text) {
+  if (!style.is_coloured) return std::string(text);
+  const char* code = "0";
+  switch (colour) {
+    case Colour::good:
+      code = "32";
+      break;
+    case Colour::warning:
+      code = "33";
+      break;
+    case Colour::bad:
+      code = "31";
+      break;
+    case Colour::faint:
+      code = "2";
+      break;
+    case Colour::strong:
+      code = "1";
+      break;
+  }
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+TextTable::TextTable(std::vector<Column> columns, std::size_t flexible)
+    : columns_(std::move(columns)), flexible_(flexible) {}
+
+void TextTable::add(std::vector<std::string> cells) {
+  rows_.push_back(std::move(cells));
+}
+
+void TextTable::append_to(std::string& out, const OutputStyle& style) const {
+  std::vector<std::size_t> widths;
+  std::size_t whole = 0;
+  for (const Column& column : columns_) widths.push_back(columns(column.title));
+  for (const std::vector<std::string>& row : rows_)
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns(row[i]));
+  for (const std::size_t width : widths) whole += width;
+  whole += gap * (widths.size() - 1);
+  if (style.width != 0 && whole > style.width) {
+    std::size_t& flexible = widths[flexible_];
+    const std::size_t others = whole - flexible;
+    const std::size_t room = style.width > others ? style.width - others : 0;
+    flexible = std::min(flexible, std::max(least_flexible, room));
+  }
+  const auto append_row = [&](const auto& cell_of) {
+    std::size_t spaces = 0;  // owed: none are written at the end of a line
+    for (std::size_t i = 0; i < columns_.size(); ++i) {
+      const std::string& whole_cell = cell_of(i);
+      std::string shortened;
+      std::size_t length = columns(whole_cell);
+      const bool is_long = length > widths[i];
+      if (is_long) {
+        shortened = shorten(whole_cell, widths[i]);
+        length = columns(shortened);
+      }
+      const std::string& cell = is_long ? shortened : whole_cell;
+      const std::size_t pad = widths[i] - std::min(widths[i], length);
+      if (columns_[i].align == Align::right) spaces += pad;
+      if (length != 0) {
+        out.append(spaces, ' ');
+        out += cell;
+        spaces = 0;
+      }
+      if (columns_[i].align == Align::left) spaces += pad;
+      spaces += gap;
+    }
+    out += '\n';
+  };
+  append_row([&](std::size_t i) -> const std::string& { return columns_[i].title; });
+  for (const std::vector<std::string>& row : rows_)
+    append_row([&](std::size_t i) -> const std::string& { return row[i]; });
+}
+
+std::string_view plural(std::uint64_t count) noexcept {
+  return count == 1 ? "" : "s";
+}
+
+std::string counted(std::uint64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, plural(count));
+}
+
+std::string json_text(const std::string& text) {
+  return core::is_utf8(text) ? text : printable(text);
+}
+
+}  // namespace muster::inspect

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/inspect/workspace_output.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/core/quoted.hpp"
+#include "src/inspect/printable.hpp"
+
+namespace muster::inspect {
+namespace {
+
+using workspace::GcItem;
+using workspace::GcReport;
+using workspace::GcVerdict;
+using workspace::Marked;
+using workspace::Survey;
+using workspace::SurveyEntry;
+using workspace::SurveyJob;
+using workspace::SurveyState;
+using TimePoint = std::chrono::system_clock::time_point;
+
+std::chrono::seconds age_of(TimePoint changed, TimePoint now) {
+  return std::max(std::chrono::duration_cast<std::chrono::seconds>(now - changed), std::chrono::seconds(0));
+}
+
+std::string_view life_text(const SurveyEntry& entry) {
+  switch (entry.writer) {
+    case os::Life::alive:
+      return "alive";
+    case os::Life::dead:
+      return "gone";
+    case os::Life::unknown:
+      break;
+  }
+  return entry.name && entry.name->writer ? "unknown" : "-";
+}
+
+std::string kind_text(const SurveyEntry& entry) {
+  return entry.name ? std::string(workspace::to_string(entry.name->kind)) : "not ours";
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  // Runs of neighbours as "2-5".
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    out += (out.empty() ? "" : ", ") + fmt::to_string(ranks[i]);
+    if (end - i > 1) out += fmt::format("-{}", ranks[end - 1]);
+    i = end;
+  }
+  return out;
+}
+
+std::string job_line(const SurveyJob& job, TimePoint now, const OutputStyle& style) {
+  std::string line = fmt::format(
+      "job {}: {}, {}, newest {}{}; ", job.nonce, counted(static_cast<std::uint64_t>(job.world_size), "rank"),
+      human_bytes(job.bytes), age_text(age_of(job.changed, now)), age_of(job.changed, now).count() < 1 ? "" : " ago");
+  if (job.common_generation != 0)
+    line += coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", job.common_generation));
+  else if (!job.missing_ranks.empty())
+    line += coloured(
+        style, Colour::bad,
+        fmt::format("no complete state of rank{} {}", plural(job.missing_ranks.size()), ranks_text(job.missing_ranks)));
+  else
+    line += coloured(style, Colour::warning, "no generation is complete on all ranks");
+  return line + "\n";
+}
+
+void add_state(TextTable& table, const SurveyState& state, TimePoint now, bool is_kept) {
+  table.add({fmt::to_string(state.rank), fmt::format("{}{}", is_kept ? "kept " : "", state.generation),
+             state.complete ? "complete" : "not complete", state.complete ? fmt::to_string(state.tensors) : "-",
+             state.complete ? human_bytes(state.tensor_bytes) : "-", human_bytes(state.entry.bytes),
+             age_text(age_of(state.entry.changed, now)), printable(state.problem)});
+}
+
+void append_entries(std::string& out, const std::vector<SurveyEntry>& entries, std::string_view title, TimePoint now,
+                    const OutputStyle& style) {
+  if (entries.empty()) return;
+  fmt::format_to(std::back_inserter(out), "\n{}\n", coloured(style, Colour::strong, title));
+  TextTable table({{"FILE"}, {"KIND"}, {"SIZE", Align::right}, {"AGE", Align::right}, {"WRITER"}}, 0);
+  for (const SurveyEntry& entry : entries)
+    table.add({printable(entry.file), kind_text(entry), human_bytes(entry.bytes), age_text(age_of(entry.changed, now)),
+               std::string(life_text(entry))});
+  table.append_to(out, style);
+}
+
+Config entry_json(const SurveyEntry& entry, TimePoint now) {
+  return Config::object({{"file", Config(json_text(entry.file))},
+                         {"kind", Config(kind_text(entry))},
+                         {"bytes", Config(entry.bytes)},
+                         {"files", Config(entry.files)},
+                         {"age_seconds", Config(std::int64_t{age_of(entry.changed, now).count()})},
+                         {"writer", Config(life_text(entry))}});
+}
+
+Config state_json(const SurveyState& state, TimePoint now) {
+  return Config::object({{"file", Config(json_text(state.entry.file))},
+                         {"rank", Config(state.rank)},
+                         {"world_size", Config(state.world_size)},
+                         {"generation", Config(state.generation)},
+                         {"complete", Config(state.complete)},
+                         {"problem", state.problem.empty() ? Config() : Config(json_text(state.problem))},
+                         {"tensors", Config(state.tensors)},
+                         {"tensor_bytes", Config(state.tensor_bytes)},
+                         {"compressed", Config(state.compressed)},
+                         {"bytes", Config(state.entry.bytes)},
+                         {"age_seconds", Config(std::int64_t{age_of(state.entry.changed, now).count()})}});
+}
+
+template <class Items, class Json>
+ConfigArray array_of(const Items& items, TimePoint now, Json&& json) {
+  ConfigArray out;
+  out.reserve(items.size());
+  for (const auto& item : items) out.push_back(json(item, now));
+  return out;
+}
+
+std::string_view marked_text(Marked marked) {
+  switch (marked) {
+    case Marked::by_mark:
+      return "mark";
+    case Marked::by_names:
+      return "names";
+    case Marked::empty:
+      break;
+  }
+  return "empty";
+}
+
+std::string_view verdict_text(GcVerdict verdict) {
+  switch (verdict) {
+    case GcVerdict::remove:
+      return "remove";
+    case GcVerdict::keep:
+      return "keep";
+    case GcVerdict::failed:
+      break;
+  }
+  return "failed";
+}
+
+}  // namespace
+
+std::string age_text(std::chrono::seconds age) {
+  constexpr std::int64_t minute = 60;
+  constexpr std::int64_t hour = 60 * minute;
+  constexpr std::int64_t day = 24 * hour;
+  const std::int64_t seconds = age.count();
+  if (seconds < 1) return "now";
+  if (seconds < 2 * minute) return fmt::format("{} s", seconds);
+  if (seconds < 2 * hour) return fmt::format("{} min", seconds / minute);
+  if (seconds < 2 * day) return fmt::format("{} h", seconds / hour);
+  return fmt::format("{} d", seconds / day);
+}
+
+std::chrono::seconds parse_age(const std::string& text) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  constexpr std::int64_t week = std::int64_t{7} * 24 * 3600;
+  std::int64_t seconds = 0;
+  for (const auto& [name, length] : {std::pair{"", std::int64_t{1}},
+                                     {"s", 1},
+                                     {"min", 60},
+                                     {"h", 3600},
+                                     {"d", std::int64_t{24} * 3600},
+                                     {"w", week}})
+    if (unit == name) seconds = length;
+  constexpr std::int64_t most_years = 1000;
+  if (error != std::errc() || number < 0 || seconds == 0 || number > most_years * 53 * week / seconds)
+    throw Error(ErrorKind::argument,
+                fmt::format("the age {} is none: 90s, 30min, 12h, 2d or 1w, for example", in_quotes(text)));
+  return std::chrono::seconds(number * seconds);
+}
+
+std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& style) {
+  std::string out = fmt::format("{}: {}, {}, {}\n", printable(survey.path), counted(survey.jobs.size(), "job"),
+                                counted(survey.files, "file"), human_bytes(survey.bytes));
+  if (survey.marked == Marked::by_names)
+    out +=
+        coloured(style, Colour::warning, "no muster-workspace.json: taken for a workspace by its files' names") + "\n";
+  for (const SurveyJob& job : survey.jobs) {
+    out += "\n" + job_line(job, now, style);
+    TextTable table({{"RANK", Align::right},
+                     {"GENERATION", Align::right},
+                     {"STATE"},
+                     {"TENSORS", Align::right},
+                     {"TENSOR BYTES", Align::right},
+                     {"SIZE", Align::right},
+                     {"AGE", Align::right},
+                     {""}},
+                    7);
+    for (const SurveyState& state : job.states) add_state(table, state, now, false);
+    for (const SurveyState& state : job.kept) add_state(table, state, now, true);
+    if (!table.empty()) table.append_to(out, style);
+    append_entries(out, job.passing, "in passing", now, style);
+  }
+  append_entries(out, survey.temporary, "temporary (muster gc removes what nobody can need)", now, style);
+  append_entries(out, survey.foreign, "not ours (left alone)", now, style);
+  return out;
+}
+
+std::string survey_json(const Survey& survey, TimePoint now) {
+  ConfigArray jobs;
+  for (const SurveyJob& job : survey.jobs) {
+    ConfigArray missing;
+    for (const int rank : job.missing_ranks) missing.emplace_back(rank);
+    jobs.push_back(Config::object({{"job", Config(job.nonce)},
+                                   {"world_size", Config(job.world_size)},
+                                   {"bytes", Config(job.bytes)},
+                                   {"age_seconds", Config(std::int64_t{age_of(job.changed, now).count()})},
+                                   {"common_generation", Config(job.common_generation)},
+                                   {"missing_ranks", Config(std::move(missing))},
+                                   {"states", Config(array_of(job.states, now, state_json))},
+                                   {"kept", Config(array_of(job.kept, now, state_json))},
+                                   {"passing", Config(array_of(job.passing, now, entry_json))}}));
+  }
+  return printable_json(to_json(Config::object({{"path", Config(json_text(survey.path))},
+                                                {"kind", Config("workspace")},
+                                                {"marked", Config(marked_text(survey.marked))},
+                                                {"files", Config(survey.files)},
+                                                {"bytes", Config(survey.bytes)},
+                                                {"jobs", Config(std::move(jobs))},
+                                                {"temporary", Config(array_of(survey.temporary, now, entry_json))},
+                                                {"foreign", Config(array_of(survey.foreign, now, entry_json))}}),
+                                2)) +
+         "\n";
+}
+
+std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& style) {
+  std::string out;
+  TextTable table({{"VERDICT"}, {"FILE"}, {"KIND"}, {"SIZE", Align::right}, {"AGE", Align::right}, {"REASON"}}, 1);
+  std::uint64_t failed = 0;
+  for (const GcItem& item : report.items) {
+    table.add({std::string(verdict_text(item.verdict)), printable(item.file),
+               std::string(workspace::to_string(item.kind)), human_bytes(item.bytes), age_text(item.age),
+               printable(item.reason)});
+    failed += item.verdict == GcVerdict::failed ? 1 : 0;
+  }
+  if (!table.empty()) {
+    table.append_to(out, style);
+    out += '\n';
+  }
+  fmt::format_to(std::back_inserter(out), "{}, {}{}\n", counted(report.removed_files, "file"),
+                 human_bytes(report.removed_bytes),
+                 report.removed_files == 0 ? " to remove"
+                 : is_dry_run              ? " would go: --yes removes them"
+                                           : " removed");
+  if (failed != 0) out += coloured(style, Colour::bad, counted(failed, "failure")) + "\n";
+  return out;
+}
+
+std::string gc_json(const GcReport& report, bool is_dry_run) {
+  ConfigArray items;
+  for (const GcItem& item : report.items)
+    items.push_back(Config::object({{"file", Config(json_text(item.file))},
+                                    {"kind", Config(workspace::to_string(item.kind))},
+                                    {"bytes", Config(item.bytes)},
+                                    {"files", Config(item.files)},
+                                    {"age_seconds", Config(std::int64_t{item.age.count()})},
+                                    {"verdict", Config(verdict_text(item.verdict))},
+                                    {"reason", Config(json_text(item.reason))}}));
+  return printable_json(to_json(Config::object({{"dry_run", Config(is_dry_run)},
+                                                {"removed_files", Config(report.removed_files)},
+                                                {"removed_bytes", Config(report.removed_bytes)},
+                                                {"items", Config(std::move(items))}}),
+                                2)) +
+         "\n";
+}
+
+}  // namespace muster::inspect

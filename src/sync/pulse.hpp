@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Pulse: what the ranks of a group tell each other beside rounds and messages, as one rank sees it; and how a rank sees
+// that another has ended. What a watchdog looks at, whatever the group is made of.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/sync_group.hpp"
+#include "src/os/fd.hpp"
+
+namespace muster::sync {
+
+class Pulse {
+ public:
+  virtual ~Pulse() = default;
+  /// The group was destroyed there.
+  [[nodiscard]] virtual bool has_left(int rank) const = 0;
+  /// Changes as the rank gets on.
+  [[nodiscard]] virtual std::uint64_t progress_of(int rank) const = 0;
+  /// The rank that this one waits for in a companion group, and 1; 0: for none.
+  [[nodiscard]] virtual std::uint32_t awaited_by(int rank) const = 0;
+  virtual void tell_awaited(int self, std::uint32_t awaited) noexcept = 0;
+  /// What the rank is in.
+  [[nodiscard]] virtual std::string phase(int rank) const = 0;
+
+  /// Makes `cause` the group's failure unless it has one; wakes every waiting rank.
+  virtual void poison(const Error& cause) noexcept = 0;
+  [[nodiscard]] virtual std::optional<Error> failure() const = 0;
+  [[nodiscard]] virtual bool has_failure() const noexcept = 0;
+};
+
+/// Who the ranks are and how to see that one has ended. The same for a group and its duplicates.
+struct Peers {
+  std::vector<RankInfo> ranks;
+  std::vector<os::Fd> pidfds;  // of each rank; none where there is no such thing
+
+  Peers() = default;
+  Peers(Peers&&) = default;
+  Peers& operator=(Peers&&) = default;
+  virtual ~Peers() = default;
+  /// What became of a rank that is no more ("died"); none where it may live. Never waits.
+  [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const;
+  /// "alive", "dead", "stopped": for messages.
+  [[nodiscard]] virtual std::string state_of(int rank) const;
+};
+
+}  // namespace muster::sync

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/workspace/file_group.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "src/os/process.hpp"
+#include "src/workspace/discovery.hpp"
+#include "src/workspace/group_names.hpp"
+
+namespace muster::workspace {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using sync::Watchdog;
+
+// How much later than a rank's end its last files may be seen on a network file system, with probes.
+constexpr milliseconds longest_delay{500};
+
+class FileLiveness final : public PeerLiveness {
+ public:
+  FileLiveness(std::shared_ptr<const GroupDirectory> directory, int rank)
+      : directory_(std::move(directory)), rank_(rank) {}
+  [[nodiscard]] bool is_dead() const noexcept override {
+    try {
+      return directory_->peers().end_of(rank_).has_value();
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+ private:
+  std::shared_ptr<const GroupDirectory> directory_;
+  int rank_;
+};
+
+std::vector<RankInfo> infos_of(const GroupDirectory& directory) {
+  std::vector<RankInfo> infos;
+  for (const GroupMember& member : directory.members()) infos.push_back(member.info);
+  return infos;
+}
+
+}  // namespace
+
+/// Tells the others what this rank is in, for their messages.
+class FileGroup::Phase {
+ public:
+  Phase(GroupPulse& pulse, const WaitOptions& options) : pulse_(pulse) { pulse_.set_phase(options.phase); }
+  ~Phase() { pulse_.set_phase("its own work"); }
+  Phase(const Phase&) = delete;
+  Phase& operator=(const Phase&) = delete;
+
+ private:
+  GroupPulse& pulse_;
+};
+
+FileGroup::FileGroup(std::shared_ptr<Heart> heart, std::shared_ptr<GroupPulse> parent, int number, Nonce nonce,
+                     milliseconds timeout)
+    : SyncGroup(heart->directory()->options().rank, infos_of(*heart->directory()), nonce, timeout),
+      heart_(std::move(heart)),
+      directory_(heart_->directory()),
+      parent_(std::move(parent)),
+      pulse_(GroupPulse::create(directory_, number)),
+      number_(number),
+      sent_(static_cast<std::size_t>(size())),
+      received_(static_cast<std::size_t>(size())) {}
+
+FileGroup::~FileGroup() {
+  // A forked child's copy goes silently: its parent is still in the group.
+  if (!is_owner_process()) {
+    heart_->abandon();
+    return;
+  }
+  try {
+    directory_->publish(left_name(number_, rank()), {});
+    if (number_ == 0) return;
+    // The last one out takes the group's files along; those of the first group go with the directory.
+    const auto all = directory_->look(directory_->options().is_network);
+    for (int rank = 0; rank < size(); ++rank)
+      if (!all->has(left_name(number_, rank))) return;
+    for (const std::string& name : all->with_prefix(group_prefix(number_))) directory_->remove(name);
+  } catch (const std::exception&) {
+    // The others see that this process ends.
+  }
+}
+
+milliseconds FileGroup::timeout_of(const WaitOptions& options) const {
+  return options.timeout.value_or(timeout());
+}
+
+Watchdog FileGroup::watchdog(const WaitOptions& options) const {
+  // Progress is told by heartbeats: what a rank did just now is known here two of them later.
+  return {*pulse_, parent_.get(), directory_->peers(),
+          rank(),  options,       timeout_of(options) + 2 * directory_->options().heartbeat};
+}
+
+std::optional<Error> FileGroup::failure() const {
+  try {
+    // Looks for a failure that others have told since.
+    (void)directory_->recent(directory_->options().is_network ? milliseconds(500) : milliseconds(20));
+  } catch (const Error& error) {
+    pulse_->poison(error);
+  }
+  if (auto own = pulse_->failure()) return own;
+  return parent_ ? parent_->failure() : std::nullopt;
+}
+
+std::shared_ptr<const PeerLiveness> FileGroup::liveness(int rank) const {
+  return std::make_shared<FileLiveness>(directory_, info(rank).rank);
+}
+
+void FileGroup::fail(const Error& cause) {
+  pulse_->poison(cause);
+  throw pulse_->failure().value_or(cause);
+}
+
+template <class Work>
+auto FileGroup::file_work(const Work& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    const RankInfo& own = info(rank());
+    ErrorDetails details = error.details();
+    details.rank = own.rank;
+    details.pid = own.pid;
+    details.host = own.host;
+    fail(Error(error.kind(), fmt::format("rank {} (host {}, pid {}): {}", own.rank, own.host, own.pid, error.what()),
+               details));
+  }
+}
+
+std::shared_ptr<const Snapshot> FileGroup::look(bool with_probe) {
+  return file_work([&] { return directory_->look(with_probe); });
+}
+
+template <class Done, class Needed, class Awaited>
+void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
+  const bool is_network = directory_->options().is_network;
+  Pauses pauses(is_network);
+  Watchdog watchdog = this->watchdog(options);
+  // What a rank did before it ended may come to be seen after its end.
+  const auto is_done_after_all = [&] {
+    const Clock::time_point end = Clock::now() + (is_network ? longest_delay : milliseconds(0));
+    for (;;) {
+      if (done(*look(is_network))) return true;
+      if (Clock::now() >= end) return false;
+      std::this_thread::sleep_for(Watchdog::slice);
+    }
+  };
+  Clock::time_point checked = Clock::now();
+  for (;;) {
+    if (done(*look(is_network && pauses.is_patient()))) return;
+    watchdog.check_failure();
+    if (Clock::now() - checked >= Watchdog::slice) {
+      watchdog.check(is_done_after_all, needed, awaited);
+      checked = Clock::now();
+    }
+    pauses.sleep();
+  }
+}
+
+std::vector<std::byte> FileGroup::round(std::span<const std::byte> record, const WaitOptions& options) {
+  const Phase phase(*pulse_, options);
+  const std::uint64_t number = ++round_;
+  std::vector<std::byte> all;
+  if (rank() == 0) {
+    all = collect(number, record, options);
+  } else {
+    file_work([&] { directory_->publish(round_name(number_, number, rank(), record.size()), record); });
+    all = wait_for_all(number, record.size(), options);
+  }
+  progress();
+  return all;
+}
+
+std::vector<std::byte> FileGroup::collect(std::uint64_t number, std::span<const std::byte> record,
+                                          const WaitOptions& options) {
+  std::vector<std::byte> all(record.size() * static_cast<std::size_t>(size()));
+  if (!record.empty()) std::memcpy(all.data(), record.data(), record.size());
+  std::vector<std::string> names(static_cast<std::size_t>(size()));
+  const auto is_missing = [&](int rank) { return rank != 0 && names[static_cast<std::size_t>(rank)].empty(); };
+  const auto is_complete = [&](const Snapshot& snapshot) {
+    bool complete = true;
+    for (int rank = 1; rank < size(); ++rank) {
+      std::string& name = names[static_cast<std::size_t>(rank)];
+      if (const auto found = snapshot.with_prefix(round_prefix(number_, number, rank)); !found.empty())
+        name = found.front();
+      complete = complete && !name.empty();
+    }
+    return complete;
+  };
+  bool is_told = false;
+  const auto is_awaited = [&](int rank) {
+    // The others name whom they miss by the names that are there: once a wait is long, this rank's as well.
+    if (!is_told) {
+      is_told = true;
+      file_work([&] { directory_->publish(round_name(number_, number, 0, record.size()), {}); });
+    }
+    return is_missing(rank);
+  };
+  wait(
+      options, is_complete, [](int) { return true; }, is_awaited);
+  for (int rank = 1; rank < size(); ++rank) {
+    const std::string& name = names[static_cast<std::size_t>(rank)];
+    const auto length = number_behind(name, round_prefix(number_, number, rank));
+    if (length != record.size())
+      fail(Error(ErrorKind::rank_mismatch,
+                 fmt::format("in '{}' rank 0 gave {} bytes and rank {} gave {}: the ranks are in different calls",
+                             options.phase, record.size(), rank, length.value_or(0)),
+                 {.rank = rank}));
+    const auto bytes = file_work([&] { return directory_->read(name, record.size(), timeout_of(options)); });
+    std::ranges::copy(bytes, all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rank) * record.size()));
+  }
+  const std::string name = all_name(number_, number, record.size());
+  file_work([&] { directory_->publish(name, all); });
+  for (int rank = 1; rank < size(); ++rank) directory_->remove(names[static_cast<std::size_t>(rank)]);
+  if (is_told) directory_->remove(round_name(number_, number, 0, record.size()));
+  if (!last_all_.empty()) directory_->remove(last_all_);
+  last_all_ = name;
+  return all;
+}
+
+std::vector<std::byte> FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, const WaitOptions& options) {
+  const std::string prefix = all_prefix(number_, number);
+  std::string name;
+  std::vector<bool> has_come(static_cast<std::size_t>(size()));
+  const auto is_there = [&](const Snapshot& snapshot) {
+    if (const auto found = snapshot.with_prefix(prefix); !found.empty()) name = found.front();
+    for (int rank = 0; name.empty() && rank < size(); ++rank)
+      has_come[static_cast<std::size_t>(rank)] = !snapshot.with_prefix(round_prefix(number_, number, rank)).empty();
+    return !name.empty();
+  };
+  const auto is_missing = [&](int rank) {
+    const bool all_others = std::count(has_come.begin() + 1, has_come.end(), true) == size() - 1;
+    return rank == 0 ? all_others : !has_come[static_cast<std::size_t>(rank)];
+  };
+  wait(
+      options, is_there, [](int) { return true; }, is_missing);
+  const std::uint64_t theirs = number_behind(name, prefix).value_or(0);
+  if (theirs != length)
+    fail(Error(ErrorKind::rank_mismatch,
+               fmt::format("in '{}' rank {} gave {} bytes and rank 0 gave {}: the ranks are in different calls",
+                           options.phase, rank(), length, theirs),
+               {.rank = 0}));
+  return file_work(
+      [&] { return directory_->read(name, length * static_cast<std::uint64_t>(size()), timeout_of(options)); });
+}
+
+void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+  const std::vector<std::byte> records = round(mine, options);
+  if (!records.empty()) std::memcpy(all.data(), records.data(), records.size());
+}
+
+void FileGroup::do_send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+  const Phase phase(*pulse_, options);
+  const std::uint64_t number = ++sent_[static_cast<std::size_t>(to)];
+  file_work([&] { directory_->publish(message_name(number_, rank(), to, number, message.size()), message); });
+  progress();
+}
+
+std::vector<std::byte> FileGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
+  const Phase phase(*pulse_, options);
+  const std::uint64_t number = ++received_[static_cast<std::size_t>(from)];
+  const std::string prefix = message_prefix(number_, from, rank(), number);
+  std::string name;
+  const auto is_there = [&](const Snapshot& snapshot) {
+    if (const auto found = snapshot.with_prefix(prefix); !found.empty()) name = found.front();
+    return !name.empty();
+  };
+  const auto is_sender = [from](int rank) { return rank == from; };
+  wait(options, is_there, is_sender, is_sender);
+  const std::uint64_t length = number_behind(name, prefix).value_or(most + 1);
+  if (length > most)
+    fail(Error(ErrorKind::corrupt,
+               fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, length, most),
+               {.rank = from}));
+  std::vector<std::byte> message = file_work([&] { return directory_->read(name, length, timeout_of(options)); });
+  directory_->remove(name);
+  progress();
+  return message;
+}
+
+void FileGroup::do_wait_until(const std::function<bool()>& done,
+                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                              const WaitOptions& options) {
+  Watchdog watchdog = this->watchdog(options);
+  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  Clock::time_point looked = Clock::now();
+  while (!done()) {
+    watchdog.check_failure();
+    sleep(Watchdog::slice);
+    const Clock::time_point now = Clock::now();
+    if (done() || now - looked < Watchdog::slice) continue;
+    file_work([&] { return directory_->recent(Watchdog::slice); });
+    watchdog.check(done, is_awaited, is_awaited);
+    looked = now;
+  }
+}
+
+std::shared_ptr<SyncGroup> FileGroup::do_duplicate(const WaitOptions& options, Tie tie) {
+  struct Card {
+    Nonce nonce;
+    std::int32_t number = 0;
+  };
+  Card mine{};
+  os::random_bytes(mine.nonce);
+  if (rank() == 0) mine.number = directory_->next_group();
+  std::vector<Card> cards(static_cast<std::size_t>(size()));
+  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
+  return std::make_shared<FileGroup>(heart_, tie == Tie::companion ? pulse_ : nullptr, cards.front().number,
+                                     cards.front().nonce, timeout());
+}
+
+}  // namespace muster::workspace

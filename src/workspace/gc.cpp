@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/workspace/gc.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "src/os/small_file.hpp"
+#include "src/workspace/group_directory.hpp"
+
+namespace muster::workspace {
+namespace {
+
+using Time = std::chrono::system_clock::time_point;
+
+/// By the clock that files' times are made with.
+Time server_time(const std::string& path) {
+  const std::string probe = path + "/" + probe_name();
+  try {
+    os::write_new_file(probe, {});
+    const auto status = os::file_status(probe);
+    os::remove_file(probe);
+    if (status) return status->changed;
+  } catch (const Error&) {
+    // Read-only: then this host's clock has to do.
+  }
+  return std::chrono::system_clock::now();
+}
+
+std::string age_text(std::chrono::seconds age) {
+  if (age < std::chrono::minutes(2)) return fmt::format("{} s", age.count());
+  if (age < std::chrono::hours(2)) return fmt::format("{} min", age.count() / 60);
+  if (age < std::chrono::hours(48)) return fmt::format("{} h", age.count() / 3600);
+  return fmt::format("{} days", age.count() / 86400);
+}
+
+std::string writer_text(const SurveyEntry& entry) {
+  if (!entry.name->writer) return {};
+  return fmt::format(" (host {}, pid {})", entry.name->writer->host, entry.name->writer->pid);
+}
+
+/// The clean-up of one workspace.
+class Collection {
+ public:
+  Collection(const std::string& path, const GcOptions& options)
+      : path_(path),
+        options_(options),
+        now_(options.older_than ? server_time(path) : std::chrono::system_clock::now()) {}
+
+  GcReport operator()(const Survey& survey) {
+    for (const SurveyEntry& entry : survey.temporary) judge_passing(entry);
+    for (const SurveyJob& job : survey.jobs) {
+      for (const SurveyEntry& entry : job.passing) judge_passing(entry);
+      judge_states(job.states, "a state");
+      judge_states(job.kept, "kept for inspection");
+    }
+    std::ranges::sort(report_.items, {}, &GcItem::file);
+    return std::move(report_);
+  }
+
+ private:
+  [[nodiscard]] std::chrono::seconds age_of(Time changed) const {
+    return std::max(std::chrono::seconds(0), std::chrono::duration_cast<std::chrono::seconds>(now_ - changed));
+  }
+  [[nodiscard]] bool is_old(Time changed) const {
+    return options_.older_than && now_ - changed >= *options_.older_than;
+  }
+
+  void judge_passing(const SurveyEntry& entry) {
+    const bool is_directory = entry.name->kind == NameKind::job || entry.name->kind == NameKind::meeting;
+    if (entry.writer == os::Life::dead) {
+      std::string reason = "its writer" + writer_text(entry) + " is dead";
+      if (is_directory) reason = entry.files == 0 ? "it is empty" : "its ranks have left or are dead";
+      take(entry, reason);
+    } else if (entry.writer == os::Life::alive) {
+      keep(entry, is_directory ? "a rank of it lives on this host" : "its writer" + writer_text(entry) + " lives");
+    } else if (is_old(entry.changed)) {
+      take(entry, fmt::format("nothing in it changed for {}", age_text(age_of(entry.changed))));
+    } else {
+      keep(entry, (is_directory ? "whether its ranks live" : "whether its writer" + writer_text(entry) + " lives") +
+                      " cannot be known from here: only with an age");
+    }
+  }
+
+  void judge_states(const std::vector<SurveyState>& states, const char* what) {
+    if (states.empty()) return;
+    Time newest{};
+    for (const SurveyState& state : states) newest = std::max(newest, state.entry.changed);
+    for (const SurveyState& state : states) {
+      if (is_old(newest))
+        take(state.entry, fmt::format("{}, and the job's newest is {} old", what, age_text(age_of(newest))));
+      else
+        keep(state.entry, std::string(what) + ": only with an age");
+    }
+  }
+
+  GcItem& add(const SurveyEntry& entry, GcVerdict verdict, std::string reason) {
+    report_.items.push_back({.file = entry.file,
+                             .kind = entry.name->kind,
+                             .bytes = entry.bytes,
+                             .files = entry.files,
+                             .age = age_of(entry.changed),
+                             .verdict = verdict,
+                             .reason = std::move(reason)});
+    return report_.items.back();
+  }
+  void keep(const SurveyEntry& entry, std::string reason) { add(entry, GcVerdict::keep, std::move(reason)); }
+
+  void take(const SurveyEntry& entry, std::string reason) {
+    GcItem& item = add(entry, GcVerdict::remove, std::move(reason));
+    if (!options_.dry_run) {
+      try {
+        if (!remove(entry)) throw Error(ErrorKind::io, "something new came into it");
+      } catch (const Error& error) {
+        item.verdict = GcVerdict::failed;
+        item.reason += fmt::format("; but {}", error.what());
+        return;
+      }
+    }
+    report_.removed_bytes += item.bytes;
+    report_.removed_files += item.files;
+  }
+
+  [[nodiscard]] bool remove(const SurveyEntry& entry) const {
+    const std::string path = path_ + "/" + entry.file;
+    if (entry.name->kind != NameKind::job && entry.name->kind != NameKind::meeting) {
+      os::remove_file(path);
+      return true;
+    }
+    remove_group_directory(path);
+    return !os::file_status(path);
+  }
+
+  const std::string& path_;
+  const GcOptions& options_;
+  Time now_;
+  GcReport report_;
+};
+
+}  // namespace
+
+GcReport collect_garbage(const std::string& path, const GcOptions& options) {
+  return Collection(path, options)(survey(path, {.open_states = false}));
+}
+
+std::uint64_t sweep_dead(const std::string& path) noexcept {
+  try {
+    return collect_garbage(path, {.dry_run = false, .older_than = {}}).removed_files;
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+}  // namespace muster::workspace

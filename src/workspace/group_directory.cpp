@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/workspace/group_directory.hpp"
+
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+
+#include "muster/log.hpp"
+#include "src/os/pidfd.hpp"
+#include "src/workspace/discovery.hpp"
+#include "src/workspace/group_names.hpp"
+#include "src/workspace/publication.hpp"
+
+namespace muster::workspace {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// A directory that cannot be listed for so long is a failure of the group.
+constexpr auto longest_trouble = std::chrono::seconds(5);
+// A thread that hangs in a call to a server that does not answer is left behind after this time.
+constexpr auto longest_end = std::chrono::seconds(3);
+
+/// Signals are for the threads of the program.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() noexcept {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+Snapshot::Snapshot(std::vector<std::string> names) : names_(std::move(names)) {
+  std::ranges::sort(names_);
+}
+
+bool Snapshot::has(std::string_view name) const {
+  return std::ranges::binary_search(names_, name, {}, [](const std::string& own) { return std::string_view(own); });
+}
+
+std::span<const std::string> Snapshot::with_prefix(std::string_view prefix) const {
+  const auto begin =
+      std::ranges::lower_bound(names_, prefix, {}, [](const auto& own) { return std::string_view(own); });
+  const auto end = std::find_if_not(begin, names_.end(), [&](const auto& own) { return own.starts_with(prefix); });
+  return {begin, end};
+}
+
+FilePeers::FilePeers(int self, std::span<const GroupMember> members, milliseconds heartbeat, milliseconds lost_after)
+    : self_(self), heartbeat_(heartbeat), lost_after_(lost_after), heard_(members.size()) {
+  for (const GroupMember& member : members) {
+    ranks.push_back(member.info);
+    identities_.push_back(member.identity);
+    const bool is_here = os::life_of(member.identity) != os::Life::unknown;
+    is_here_.push_back(is_here);
+    pidfds.push_back(is_here ? os::open_pidfd(static_cast<pid_t>(member.identity.pid)) : os::Fd());
+    // A process that ended before this may have given its number to another one.
+    if (is_here && os::life_of(member.identity) == os::Life::dead) pidfds.back().reset();
+  }
+}
+
+bool FilePeers::is_dead_here(int rank) const {
+  const auto at = static_cast<std::size_t>(rank);
+  if (!is_here_[at] || rank == self_) return false;
+  return pidfds[at] ? os::has_exited(pidfds[at]) : os::life_of(identities_[at]) == os::Life::dead;
+}
+
+std::optional<std::string> FilePeers::end_of(int rank) const {
+  if (is_dead_here(rank)) return "died";
+  if (is_here_[static_cast<std::size_t>(rank)]) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  const milliseconds silent = heard_[static_cast<std::size_t>(rank)].silent;
+  if (silent <= lost_after_) return std::nullopt;
+  return fmt::format("has been silent for {:.1f} s", std::chrono::duration<double>(silent).count());
+}
+
+std::string FilePeers::state_of(int rank) const {
+  if (is_here_[static_cast<std::size_t>(rank)]) return is_dead_here(rank) ? "dead" : Peers::state_of(rank);
+  const std::lock_guard lock(mutex_);
+  const milliseconds silent = heard_[static_cast<std::size_t>(rank)].silent;
+  if (silent < 3 * heartbeat_) return "alive";
+  return fmt::format("silent for {:.1f} s", std::chrono::duration<double>(silent).count());
+}
+
+void FilePeers::hear(const Snapshot& snapshot) {
+  const std::lock_guard lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  const auto passed = std::min(std::chrono::duration_cast<milliseconds>(now - listened_), 2 * heartbeat_);
+  if (passed == milliseconds::zero()) return;
+  listened_ = passed == 2 * heartbeat_ ? now : listened_ + passed;
+  for (int rank = 0; rank < static_cast<int>(heard_.size()); ++rank) {
+    Heard& heard = heard_[static_cast<std::size_t>(rank)];
+    const auto beats = snapshot.with_prefix(beat_prefix(rank));
+    // While a rename is under way a listing may show both names, or none.
+    const bool is_new = !beats.empty() && beats.back() != heard.beat;
+    if (is_new) heard.beat = beats.back();
+    heard.silent = is_new ? milliseconds::zero() : heard.silent + passed;
+  }
+}
+
+GroupDirectory::GroupDirectory(Options options, std::vector<GroupMember> members)
+    : options_(std::move(options)),
+      members_(std::move(members)),
+      peers_(options_.rank, members_, options_.heartbeat, options_.lost_after) {}
+
+std::shared_ptr<const Snapshot> GroupDirectory::look(bool with_probe, bool is_heartbeat) {
+  std::shared_ptr<const Snapshot> fresh;
+  try {
+    if (with_probe) refresh(options_.path);
+    std::vector<std::string> names;
+    for (os::DirectoryEntry& entry : os::list_directory(options_.path)) names.push_back(std::move(entry.name));
+    fresh = std::make_shared<const Snapshot>(std::move(names));
+  } catch (const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (!trouble_since_) trouble_since_ = Clock::now();
+    if (Clock::now() - *trouble_since_ > longest_trouble)
+      throw error.with_context("the directory of the file group cannot be looked into");
+    return snapshot_;
+  }
+  peers_.hear(*fresh);
+  std::vector<std::shared_ptr<Watcher>> watchers;
+  {
+    const std::lock_guard lock(mutex_);
+    trouble_since_.reset();
+    snapshot_ = fresh;
+    looked_ = Clock::now();
+    std::erase_if(watchers_, [](const auto& watcher) { return watcher.expired(); });
+    for (const auto& watcher : watchers_)
+      if (auto owned = watcher.lock()) watchers.push_back(std::move(owned));
+  }
+  for (const auto& watcher : watchers) watcher->notice(*fresh, is_heartbeat);
+  return fresh;
+}
+
+std::shared_ptr<const Snapshot> GroupDirectory::recent(milliseconds longest_ago) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (Clock::now() - looked_ <= longest_ago) return snapshot_;
+  }
+  return look(false, false);
+}
+
+void GroupDirectory::watch(std::weak_ptr<Watcher> watcher) {
+  const std::lock_guard lock(mutex_);
+  watchers_.push_back(std::move(watcher));
+}
+
+void GroupDirectory::beat() {
+  renew(beat_name(options_.rank, beats_), beat_name(options_.rank, beats_ + 1));
+  ++beats_;
+  look(false, true);
+}
+
+void GroupDirectory::publish(const std::string& name, std::span<const std::byte> bytes) {
+  if (!bytes.empty()) return workspace::publish(options_.path, name, bytes);
+  // An empty file is whole when it is there.
+  try {
+    os::write_new_file(path_of(name), {});
+  } catch (const Error& error) {
+    // Nobody else makes it: an answer was lost, and the request repeated.
+    if (error.os_error() != EEXIST) throw;
+  }
+}
+
+bool GroupDirectory::publish_first(const std::string& name, std::span<const std::byte> bytes) {
+  return workspace::publish_first(options_.path, name, bytes);
+}
+
+void GroupDirectory::read(const std::string& name, std::uint64_t most, milliseconds timeout,
+                          const std::function<void(std::span<const std::byte>)>& accept) const {
+  const std::string path = path_of(name);
+  patiently(path, {.deadline = Clock::now() + timeout}, [&] { accept(os::read_small_file(path, most)); });
+}
+
+std::vector<std::byte> GroupDirectory::read(const std::string& name, std::uint64_t bytes, milliseconds timeout) const {
+  std::vector<std::byte> whole;
+  if (bytes == 0) return whole;
+  read(name, bytes, timeout, [&](std::span<const std::byte> content) {
+    if (content.size() != bytes)
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("{} has {} bytes instead of {}", path_of(name), content.size(), bytes),
+                  {.path = path_of(name)});
+    whole.assign(content.begin(), content.end());
+  });
+  return whole;
+}
+
+void GroupDirectory::renew(const std::string& from, const std::string& to) const {
+  try {
+    os::rename_file(path_of(from), path_of(to));
+  } catch (const Error& error) {
+    if (error.os_error() != ENOENT) throw;
+    // Never there, or renamed by a request whose answer was lost.
+    if (!os::file_status(path_of(to))) os::write_new_file(path_of(to), {});
+  }
+}
+
+void GroupDirectory::remove(const std::string& name) const noexcept {
+  try {
+    os::remove_file(path_of(name));
+  } catch (const std::exception&) {
+    // It goes with the directory.
+  }
+}
+
+struct Heart::Shared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool end_wanted = false;
+  bool ended = false;
+};
+
+void Heart::run(GroupDirectory& directory, Shared& shared) {
+  bool is_well = true;
+  std::unique_lock lock(shared.mutex);
+  while (!shared.end_wanted) {
+    lock.unlock();
+    try {
+      directory.beat();
+      is_well = true;
+    } catch (const std::exception& error) {
+      // The others see the silence; this rank's own waits see why.
+      if (is_well)
+        log(LogLevel::warning, fmt::format("rank {}: heartbeat: {}", directory.options().rank, error.what()));
+      is_well = false;
+    }
+    lock.lock();
+    shared.changed.wait_for(lock, directory.options().heartbeat, [&] { return shared.end_wanted; });
+  }
+  shared.ended = true;
+  shared.changed.notify_all();
+}
+
+Heart::Heart(std::shared_ptr<GroupDirectory> directory)
+    : directory_(std::move(directory)), shared_(std::make_shared<Shared>()) {
+  directory_->beat();
+  const SignalsBlocked blocked;
+  thread_ = std::make_unique<std::thread>([directory = directory_, shared = shared_] { run(*directory, *shared); });
+}
+
+Heart::~Heart() {
+  if (!thread_) return;
+  {
+    std::unique_lock lock(shared_->mutex);
+    shared_->end_wanted = true;
+    shared_->changed.notify_all();
+    if (!shared_->changed.wait_for(lock, longest_end, [&] { return shared_->ended; })) {
+      thread_->detach();
+      return;
+    }
+  }
+  thread_->join();
+  try {
+    const GroupDirectory::Options& options = directory_->options();
+    directory_->publish(gone_name(options.rank), {});
+    const auto all = directory_->look(options.is_network);
+    for (int rank = 0; rank < static_cast<int>(directory_->members().size()); ++rank)
+      if (!all->has(gone_name(rank)) && !directory_->peers().is_dead_here(rank)) return;
+    remove_group_directory(options.path);
+  } catch (const std::exception&) {
+    // A clean-up finds it.
+  }
+}
+
+void Heart::abandon() noexcept {
+  // The thread is the parent's; its object must not be destroyed here.
+  (void)thread_.release();
+}
+
+void remove_group_directory(const std::string& path) noexcept {
+  try {
+    // A second look: a process that is told late of the end may have added a file meanwhile.
+    for (int turn = 0; turn < 3; ++turn) {
+      for (const os::DirectoryEntry& entry : os::list_directory(path))
+        if (!entry.is_directory) os::remove_file(path + "/" + entry.name);
+      if (os::remove_empty_directory(path)) return;
+    }
+  } catch (const std::exception&) {
+    // A clean-up finds it.
+  }
+}
+
+}  // namespace muster::workspace

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The directory of a file group, as one process of the job sees it. All groups of the job (the first, duplicates,
+// companions) are in one directory, so that one listing shows a waiting rank everything.
+//
+//  1. Each process renames its beat as often as was agreed, and lists the directory then: that is how it is seen to
+//  live,
+//     and how it sees others. A rank of this host is seen to be dead by its process, one of another by its silence.
+//  2. A process that lets go of the directory leaves "gone". Whoever finds that all have gone or are dead removes
+//     it.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "src/os/identity.hpp"
+#include "src/os/small_file.hpp"
+#include "src/sync/pulse.hpp"
+
+namespace muster::workspace {
+
+struct GroupMember {
+  RankInfo info;
+  os::ProcessIdentity identity;
+};
+
+/// One listing of the directory.
+class Snapshot {
+ public:
+  Snapshot() = default;
+  explicit Snapshot(std::vector<std::string> names);
+  [[nodiscard]] bool has(std::string_view name) const;
+  /// The names that begin like that, sorted.
+  [[nodiscard]] std::span<const std::string> with_prefix(std::string_view prefix) const;
+
+ private:
+  std::vector<std::string> names_;
+};
+
+/// Ranks whose death is seen by their process where they are on this host, else by their silence.
+class FilePeers final : public sync::Peers {
+ public:
+  FilePeers(int self, std::span<const GroupMember> members, std::chrono::milliseconds heartbeat,
+            std::chrono::milliseconds lost_after);
+  [[nodiscard]] std::optional<std::string> end_of(int rank) const override;
+  [[nodiscard]] std::string state_of(int rank) const override;
+  /// Who has beaten, and who has been silent for how much longer. Only time in which this process looked counts: one
+  /// that was stopped itself has not heard anybody.
+  void hear(const Snapshot& snapshot);
+  /// Proved by the process itself.
+  [[nodiscard]] bool is_dead_here(int rank) const;
+
+ private:
+  struct Heard {
+    std::string beat;
+    std::chrono::milliseconds silent{0};
+  };
+  int self_;
+  std::vector<os::ProcessIdentity> identities_;
+  std::vector<bool> is_here_;
+  std::chrono::milliseconds heartbeat_;
+  std::chrono::milliseconds lost_after_;
+  mutable std::mutex mutex_;
+  std::vector<Heard> heard_;
+  std::chrono::steady_clock::time_point listened_ = std::chrono::steady_clock::now();
+};
+
+/// Thread-safe.
+class GroupDirectory {
+ public:
+  struct Options {
+    std::string workspace;
+    std::string path;
+    int rank = 0;
+    std::chrono::milliseconds heartbeat{1000};
+    std::chrono::milliseconds lost_after{30000};
+    bool is_network = false;
+  };
+  GroupDirectory(Options options, std::vector<GroupMember> members);
+
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+  [[nodiscard]] const FilePeers& peers() const noexcept { return peers_; }
+  [[nodiscard]] const std::vector<GroupMember>& members() const noexcept { return members_; }
+
+  /// Lists now. Where that fails, the last listing; throws once it has failed for five seconds.
+  std::shared_ptr<const Snapshot> look(bool with_probe = false) { return look(with_probe, false); }
+  /// The last listing, or a new one where that is older.
+  std::shared_ptr<const Snapshot> recent(std::chrono::milliseconds longest_ago);
+  /// What is told of each new listing, on the thread that listed; until it dies.
+  class Watcher {
+   public:
+    virtual ~Watcher() = default;
+    virtual void notice(const Snapshot& snapshot, bool is_heartbeat) = 0;
+  };
+  void watch(std::weak_ptr<Watcher> watcher);
+  /// The beat, and a look. Called by one thread at a time.
+  void beat();
+
+  void publish(const std::string& name, std::span<const std::byte> bytes);
+  bool publish_first(const std::string& name, std::span<const std::byte> bytes);
+  /// Of exactly `bytes` bytes; tried again until the deadline (discovery.hpp).
+  [[nodiscard]] std::vector<std::byte> read(const std::string& name, std::uint64_t bytes,
+                                            std::chrono::milliseconds timeout) const;
+  /// Of at most `most` bytes; `accept` throws Error(corrupt) on what may be an old or unfinished file.
+  void read(const std::string& name, std::uint64_t most, std::chrono::milliseconds timeout,
+            const std::function<void(std::span<const std::byte>)>& accept) const;
+  /// Renames `from`, or makes `to` (empty) where that is not there.
+  void renew(const std::string& from, const std::string& to) const;
+  void remove(const std::string& name) const noexcept;
+  /// Rank 0's count of the groups of the job.
+  int next_group() noexcept { return groups_.fetch_add(1) + 1; }
+
+ private:
+  std::shared_ptr<const Snapshot> look(bool with_probe, bool is_heartbeat);
+  [[nodiscard]] std::string path_of(const std::string& name) const { return options_.path + "/" + name; }
+
+  Options options_;
+  std::vector<GroupMember> members_;
+  FilePeers peers_;
+  std::uint64_t beats_ = 0;  // of the thread that beats
+  std::atomic<int> groups_{0};
+  std::mutex mutex_;  // of what follows
+  std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<const Snapshot>();
+  std::chrono::steady_clock::time_point looked_;
+  std::optional<std::chrono::steady_clock::time_point> trouble_since_;
+  std::vector<std::weak_ptr<Watcher>> watchers_;
+};
+
+/// The heartbeat of one process in a directory; shared by its groups. Begins when it is made, and ends, with the
+/// process's part in the directory, when it goes.
+class Heart {
+ public:
+  explicit Heart(std::shared_ptr<GroupDirectory> directory);
+  Heart(const Heart&) = delete;
+  Heart& operator=(const Heart&) = delete;
+  ~Heart();
+  [[nodiscard]] const std::shared_ptr<GroupDirectory>& directory() const noexcept { return directory_; }
+  /// In a forked child: goes without a word, later.
+  void abandon() noexcept;
+
+ private:
+  struct Shared;
+  static void run(GroupDirectory& directory, Shared& shared);
+  std::shared_ptr<GroupDirectory> directory_;
+  std::shared_ptr<Shared> shared_;
+  std::unique_ptr<std::thread> thread_;
+};
+
+/// Removes a file group's directory with all that is in it. What cannot be removed stays.
+void remove_group_directory(const std::string& path) noexcept;
+
+}  // namespace muster::workspace

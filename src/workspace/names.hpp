@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The names in a workspace: built and parsed here and nowhere else. No name is ever used twice, so that no cache
+// between a rank and the directory can show old bytes under a current name.
+//
+//   muster-workspace.json                         the mark: this directory is a workspace, of which version
+//   state-JOB-rR-ofN-gG.h5                        rank R's state number G of the job of N ranks (NFSWorkspace)
+//   kept-JOB-rR-ofN-gG.h5                         what rank R gave to gather number G, left for inspection
+//   exchange-JOB-rR-ofN-gG@WRITER.h5              likewise, gone when the first rank has it
+//   token-JOB-rR-RANDOM@WRITER                    proves that two ranks see one directory
+//   .probe-RANDOM@WRITER                          made and removed at once: makes a server show what is new
+//   .growing-RANDOM@WRITER                        a file that has not got its name yet
+//   job-JOB/                                      a file group: rounds, messages, heartbeats (group_names.hpp)
+//   meeting-KEY/                                  where the ranks of a file group find each other
+//
+// JOB is a group's nonce (32 hexadecimal digits), KEY 16 digits, RANDOM 16 digits. WRITER is HOST,BOOT,PID,START,SPACE:
+// which process it was (os/identity.hpp), so that what it left behind can be proved to be nobody's.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "muster/sync_group.hpp"
+#include "src/os/identity.hpp"
+
+namespace muster::workspace {
+
+enum class NameKind : std::uint8_t { mark, state, kept, exchange, token, probe, growing, job, meeting };
+/// "state", "file group": for people.
+std::string_view to_string(NameKind kind) noexcept;
+
+/// What a name says. Fields that its kind has not stay as they are.
+struct Name {
+  NameKind kind = NameKind::mark;
+  std::string job = {};                            ///< 32 digits
+  int rank = -1;                                   ///< -1: none
+  int world_size = 0;                              ///< 0: none
+  std::uint64_t generation = 0;                    ///< of state, kept and exchange
+  std::string random = {};                         ///< 16 digits; the key of a meeting
+  std::optional<os::ProcessIdentity> writer = {};  ///< of exchange, token, probe, growing
+  friend bool operator==(const Name&, const Name&) = default;
+};
+
+/// The file name (no directory). Pure.
+std::string file_name(const Name& name);
+/// None where it is not one of ours. file_name(*parse_name(n)) == n. Pure.
+std::optional<Name> parse_name(std::string_view file_name);
+
+// Fresh names of this process.
+std::string growing_name();
+std::string probe_name();
+
+/// 32 digits.
+std::string job_text(const SyncGroup::Nonce& nonce);
+/// None where these are not 32 digits.
+std::optional<SyncGroup::Nonce> parse_job(std::string_view text);
+
+/// A process as a part of a name, and back.
+std::string identity_text(const os::ProcessIdentity& identity);
+std::optional<os::ProcessIdentity> parse_identity(std::string_view text);
+
+}  // namespace muster::workspace

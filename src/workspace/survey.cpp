@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/workspace/survey.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "muster/state_file.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/small_file.hpp"
+#include "src/workspace/group_names.hpp"
+#include "src/workspace/workspace_directory.hpp"
+
+namespace muster::workspace {
+namespace {
+
+constexpr std::size_t most_missing = 1024;
+
+bool is_directory_kind(NameKind kind) noexcept {
+  return kind == NameKind::job || kind == NameKind::meeting;
+}
+
+/// What is in the directory of a file group or a meeting, and whether one of its processes may live.
+void look_inside(const std::string& path, SurveyEntry& entry) {
+  std::set<int> gone;
+  std::vector<std::pair<int, os::Life>> writers;
+  entry.bytes = 0;
+  entry.files = 0;
+  for (const os::DirectoryEntry& file : os::list_directory(path)) {
+    if (const auto status = os::file_status(path + "/" + file.name)) {
+      entry.bytes += status->is_regular ? status->bytes : 0;
+      entry.changed = std::max(entry.changed, status->changed);
+      ++entry.files;
+    }
+    if (entry.name->kind == NameKind::meeting) {
+      const auto name = parse_meeting_name(file.name);
+      if (const auto other = parse_name(file.name); other && other->writer)
+        writers.emplace_back(-1, os::life_of(*other->writer));
+      else
+        writers.emplace_back(-1, name ? os::life_of(name->writer) : os::Life::unknown);
+    } else if (const auto member = parse_member_name(file.name)) {
+      writers.emplace_back(member->rank, os::life_of(member->writer));
+    } else if (const auto rank = number_behind(file.name, "gone-")) {
+      gone.insert(static_cast<int>(*rank));
+    }
+  }
+  // A rank that lives and has gone from here needs nothing of it.
+  const auto is = [&](os::Life life) {
+    return [&, life](const auto& writer) { return writer.second == life && !gone.contains(writer.first); };
+  };
+  if (std::ranges::any_of(writers, is(os::Life::alive)))
+    entry.writer = os::Life::alive;
+  else if (std::ranges::any_of(writers, is(os::Life::unknown)))
+    entry.writer = os::Life::unknown;
+  else
+    entry.writer = !writers.empty() || entry.files == 0 ? os::Life::dead : os::Life::unknown;
+}
+
+/// None where it has gone meanwhile.
+std::optional<SurveyEntry> entry_of(const std::string& workspace, const os::DirectoryEntry& file) {
+  const std::string path = workspace + "/" + file.name;
+  const auto status = os::file_status(path);
+  if (!status) return std::nullopt;
+  SurveyEntry entry;
+  entry.file = file.name;
+  entry.name = parse_name(file.name);
+  if (entry.name && (is_directory_kind(entry.name->kind) ? !status->is_directory : !status->is_regular))
+    entry.name.reset();
+  entry.bytes = status->is_regular ? status->bytes : 0;
+  entry.changed = status->changed;
+  if (entry.name && is_directory_kind(entry.name->kind)) {
+    try {
+      look_inside(path, entry);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::not_found) return std::nullopt;
+      throw;
+    }
+  } else if (entry.name && entry.name->writer) {
+    entry.writer = os::life_of(*entry.name->writer);
+  }
+  return entry;
+}
+
+/// None where it has gone meanwhile.
+std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry entry, const SurveyOptions& options) {
+  SurveyState state;
+  state.rank = entry.name->rank;
+  state.world_size = entry.name->world_size;
+  state.generation = entry.name->generation;
+  state.complete = true;
+  const std::string path = workspace + "/" + entry.file;
+  if (options.open_states) {
+    try {
+      const StateFile file = StateFile::open(path, FileAccess::read);
+      state.tensors = file.tensors().size();
+      for (const StateTensor& tensor : file.tensors()) {
+        state.tensor_bytes += tensor.bytes;
+        state.compressed = state.compressed || tensor.compressed;
+      }
+      const StateFileInfo& info = file.info();
+      if (job_text(info.job) != entry.name->job || info.rank != state.rank || info.world_size != state.world_size ||
+          info.generation != state.generation) {
+        state.complete = false;
+        state.problem =
+            fmt::format("it says that it is rank {} of {}, generation {}, of job {}: it was renamed or copied",
+                        info.rank, info.world_size, info.generation, job_text(info.job));
+      }
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::not_found) return std::nullopt;
+      state.complete = false;
+      state.problem = error.what();
+    }
+  }
+  state.entry = std::move(entry);
+  return state;
+}
+
+void conclude(SurveyJob& job) {
+  const auto order = [](const SurveyState& a, const SurveyState& b) {
+    return std::pair(a.rank, a.generation) < std::pair(b.rank, b.generation);
+  };
+  std::ranges::sort(job.states, order);
+  std::ranges::sort(job.kept, order);
+  const auto count = [&](const SurveyEntry& entry) {
+    job.bytes += entry.bytes;
+    job.changed = std::max(job.changed, entry.changed);
+    if (entry.name->world_size > job.world_size) job.world_size = entry.name->world_size;
+  };
+  std::set<int> present;
+  std::map<std::uint64_t, int> generations;
+  for (const SurveyState& state : job.states) {
+    count(state.entry);
+    if (!state.complete) continue;
+    present.insert(state.rank);
+    ++generations[state.generation];
+  }
+  for (const SurveyState& state : job.kept) count(state.entry);
+  for (const SurveyEntry& entry : job.passing) count(entry);
+  for (const auto& [generation, ranks] : generations)
+    if (ranks == job.world_size) job.common_generation = generation;
+  if (job.states.empty()) return;
+  // A name may claim any number of ranks.
+  for (int rank = 0; rank < job.world_size && job.missing_ranks.size() < most_missing; ++rank)
+    if (!present.contains(rank)) job.missing_ranks.push_back(rank);
+}
+
+void require_workspace(const std::string& path, const std::vector<os::DirectoryEntry>& entries, Survey& survey) {
+  const std::string mark = file_name({.kind = NameKind::mark});
+  if (std::ranges::find(entries, mark, &os::DirectoryEntry::name) != entries.end()) {
+    check_mark(path);
+    survey.marked = Marked::by_mark;
+  } else if (entries.empty()) {
+    survey.marked = Marked::empty;
+  } else if (std::ranges::any_of(entries, [](const auto& entry) { return parse_name(entry.name).has_value(); })) {
+    survey.marked = Marked::by_names;
+  } else {
+    throw Error(ErrorKind::argument,
+                fmt::format("{} is no workspace: nothing in it is Muster's (there is {})", in_quotes(path),
+                            in_quotes(entries.front().name)),
+                {.path = path});
+  }
+}
+
+}  // namespace
+
+Survey survey(const std::string& path, const SurveyOptions& options) {
+  const auto status = os::file_status(path, os::Links::followed);
+  if (!status)
+    throw Error(ErrorKind::not_found, fmt::format("there is no workspace {}", in_quotes(path)), {.path = path});
+  if (!status->is_directory)
+    throw Error(ErrorKind::argument, fmt::format("{} is no workspace: it is a file", in_quotes(path)), {.path = path});
+  Survey survey;
+  survey.path = path;
+  const auto entries = os::list_directory(path);
+  require_workspace(path, entries, survey);
+  std::map<std::string, SurveyJob> jobs;
+  const auto job_of = [&](const std::string& nonce) -> SurveyJob& {
+    SurveyJob& job = jobs[nonce];
+    job.nonce = nonce;
+    return job;
+  };
+  for (const os::DirectoryEntry& file : entries) {
+    std::optional<SurveyEntry> entry = entry_of(path, file);
+    if (!entry) continue;
+    survey.bytes += entry->bytes;
+    survey.files += entry->files;
+    if (!entry->name) {
+      survey.foreign.push_back(std::move(*entry));
+      continue;
+    }
+    const NameKind kind = entry->name->kind;
+    const std::string nonce = entry->name->job;
+    if (kind == NameKind::mark) continue;
+    if (kind == NameKind::state || kind == NameKind::kept) {
+      if (auto state = state_of(path, std::move(*entry), options))
+        (kind == NameKind::state ? job_of(nonce).states : job_of(nonce).kept).push_back(std::move(*state));
+    } else if (!nonce.empty()) {
+      job_of(nonce).passing.push_back(std::move(*entry));
+    } else {
+      survey.temporary.push_back(std::move(*entry));
+    }
+  }
+  for (auto& [nonce, job] : jobs) {
+    std::ranges::sort(job.passing, {}, &SurveyEntry::file);
+    conclude(job);
+    survey.jobs.push_back(std::move(job));
+  }
+  std::ranges::stable_sort(survey.jobs, std::ranges::greater{}, &SurveyJob::changed);
+  std::ranges::sort(survey.temporary, {}, &SurveyEntry::file);
+  std::ranges::sort(survey.foreign, {}, &SurveyEntry::file);
+  return survey;
+}
+
+}  // namespace muster::workspace

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the program prints, compared with the files of tests/data/golden: in a terminal of 80 columns and in a pipe.
+
+    golden.py MUSTER MAKE_INPUTS GOLDEN_DIRECTORY DOCUMENT
+
+With MUSTER_ACCEPT_GOLDEN=1 the files are written anew: look at the difference before you commit it. Also holds the keys
+of all JSON output against the tables of the document.
+"""
+import fcntl
+import json
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+# name of the file, then the command lines whose outputs are in it
+CASES = {
+    "ls": ["ls shared", "ls jobs", "ls state.h5", "ls model --json", "ls shared --json", "ls shared --names-only",
+           "ls nowhere", "ls plain", "ls newer"],
+    "show": ["show state.h5", "show state.h5 --tree --ascii", "show state.h5 --table --sort size --pattern layers.*",
+             "show compressed.h5", "show model", "show model --unfold --tree", "show shared", "show shared --rank 1",
+             "show jobs", "show jobs --job 3031", "show jobs --job ff", "show shared --rank 7",
+             "show shared --generation 9", "show hostile.h5", "show torn.h5", "show newer", "show plain",
+             "show compressed.h5 --json", "show model --json --pattern *norm*"],
+    "show_config": ["show state.h5 --config", "show state.h5 --config layers.0", "show state.h5 --config layers.0.bias",
+                    "show state.h5 --config layers.7", "show state.h5 --config nothing",
+                    "show shared --config rank0.scale", "show model --config"],
+    "show_issues": ["show state.h5 --issues", "show hostile.h5 --issues", "show shared --issues",
+                    "show model --issues", "show hostile.h5 --issues --json"],
+    "stats": ["stats state.h5", "stats state.h5 embed.weight", "stats state.h5 odd --bins 4", "stats state.h5 codes",
+              "stats state.h5 counts --ascii", "stats state.h5 layers.*.norm.weight --histogram --bins 3",
+              "stats compressed.h5", "stats state.h5 nothing", "stats state.h5 odd --json --bins 2"],
+    "cat": ["cat state.h5 layers.0.norm.weight", "cat state.h5 embed.weight[:2,::4]", "cat state.h5 embed.weight",
+            "cat state.h5 embed.weight[-1,-1] amax bits codes counts odd rotation empty",
+            "cat state.h5 embed.weight[...,0]", "cat state.h5 embed.weight[40]", "cat state.h5 embed.weight[0,0,0]",
+            "cat state.h5 embed.weight[a]", "cat state.h5 embed.weights", "cat state.h5 amax[0]",
+            "cat state.h5 rotation odd codes[::2] --json", "cat shared rank1/embed.weight[0]"],
+    "diff": ["diff state.h5 state.h5", "diff state.h5 other.h5", "diff state.h5 other.h5 --json",
+             "diff model state.h5", "diff jobs jobs --job 1011", "diff shared jobs", "diff state.h5 nowhere.h5"],
+    "verify": ["verify state.h5", "verify state.h5 compressed.h5 model", "verify torn.h5", "verify shared",
+               "verify shared --headers-only", "verify jobs --json", "verify state.h5 jobs --json",
+               "verify newer", "verify nowhere state.h5"],
+    "gc": ["gc shared", "gc shared --older-than 2d", "gc shared --older-than 5d --json", "gc shared --older-than old",
+           "gc plain", "gc state.h5", "gc newer"],
+    "convert": ["convert state.h5 new.safetensors", "convert new.safetensors back.h5 --compress zstd",
+                "diff state.h5 back.h5", "convert state.h5 new.safetensors", "convert state.h5 new.bin",
+                "convert state.h5 other.safetensors --compress zstd", "convert state.h5 other.h5 --compress lz4",
+                "convert model model.h5", "convert state.h5 ./state.h5 --force", "convert nowhere.h5 a.safetensors",
+                "convert torn.h5 a.safetensors", "convert state.h5 new.safetensors --force"],
+    "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "verify", "convert", "shard",
+                                     "export", "gc", "doctor", "completion", "man")] +
+            ["", "nothing", "show", "completion fish"],
+    "man": ["man"],
+}
+
+# of the outputs whose keys the document must have
+JSON_CASES = {
+    "ls": ["ls shared --json", "ls model --json"],
+    "show": ["show state.h5 --json --issues", "show hostile.h5 --json --issues", "show model --json",
+             "show shared --json"],
+    "stats": ["stats state.h5 --json"],
+    "cat": ["cat state.h5 embed.weight --json"],
+    "diff": ["diff state.h5 other.h5 --json", "diff model plain_model --json"],
+    "verify": ["verify state.h5 --json", "verify torn.h5 --json", "verify shared state.h5 --json"],
+    "gc": ["gc shared --json"],
+    "doctor": ["doctor shared --json"],
+}
+
+
+def skip(words):
+    print("skipped: " + words)
+    sys.exit(77)
+
+
+def run_in_pipe(program, arguments, work, env):
+    done = subprocess.run([program] + arguments, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                          timeout=60)
+    return done.returncode, done.stdout.decode("utf-8", "backslashreplace"), done.stderr.decode(
+        "utf-8", "backslashreplace")
+
+
+def run_in_terminal(program, arguments, work, env):
+    """Standard output alone is the terminal, so that errors stay apart."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen([program] + arguments, cwd=work, env=env, stdin=subprocess.DEVNULL, stdout=follower,
+                               stderr=subprocess.PIPE)
+    os.close(follower)
+    output = b""
+    while True:
+        try:
+            piece = os.read(leader, 65536)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not piece:
+            break
+        output += piece
+    os.close(leader)
+    errors = process.stderr.read().decode("utf-8", "backslashreplace")
+    return process.wait(timeout=60), output.replace(b"\r\n", b"\n").decode("utf-8", "backslashreplace"), errors
+
+
+def normalised(text, work):
+    text = text.replace(os.path.realpath(work), "WORK").replace(work, "WORK")
+    text = re.sub(r'"age_seconds": \d+', '"age_seconds": 0', text)
+    text = re.sub(r"\b\d+\.\d\d s\b", "0.00 s", text)
+    # Terminal escapes as text, so that the files are text as well.
+    return text.replace("\x1b", "\\e")
+
+
+def transcript(run, program, lines, work, env):
+    out = []
+    for line in lines:
+        status, output, errors = run(program, line.split(), work, env)
+        if "\x1b" in output and run is run_in_pipe:
+            raise SystemExit(f"FAILED: escapes in a pipe: muster {line}")
+        if status == 2 and (output or errors.count("\n") != 1) and not line.startswith("verify nowhere"):
+            raise SystemExit(f"FAILED: not one line on standard error: muster {line}: {output}{errors}")
+        out.append(f"$ muster {line}\n{normalised(output, work)}")
+        if errors:
+            out.append("".join(f"! {error}\n" for error in normalised(errors, work).splitlines()))
+        out.append(f"[{status}]\n\n")
+    return "".join(out)
+
+
+def age_everything(work):
+    """All files are three days and two hours old, so that ages are words that stay."""
+    then = time.time() - 74 * 3600
+    for root, _, files in os.walk(work):
+        for name in files:
+            os.utime(os.path.join(root, name), (then, then))
+
+
+def paths_of(value, before, maps, out):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            place = "*" if before in maps else key
+            paths_of(item, f"{before}.{place}" if before else place, maps, out)
+        if not value and before:
+            out.add(before)
+    elif isinstance(value, list):
+        for item in value:
+            paths_of(item, before + "[]" if not isinstance(item, list) else before, maps, out)
+        if not value or not any(isinstance(item, (dict, list)) for item in value):
+            out.discard(before + "[]")
+            out.add(before)
+    else:
+        out.add(before)
+
+
+def documented(document, command):
+    """Keys of the table below "### muster COMMAND --json"."""
+    with open(document, encoding="utf-8") as file:
+        text = file.read()
+    begin = text.find(f"### `muster {command} --json`")
+    if begin < 0:
+        return None
+    section = re.split(r"\n##+ ", text[begin + 4:])[0]
+    keys = set()
+    for row in re.findall(r"^\| (`.*?) \|", section, re.M):
+        keys.update(re.findall(r"`([^`]+)`", row))
+    return keys
+
+
+def check_keys(program, work, env, document):
+    maps = {"metadata", "facts", "totals.dtypes"}
+    bad = []
+    for command, lines in JSON_CASES.items():
+        keys = documented(document, command)
+        if keys is None:
+            bad.append(f"{document} has no section of muster {command} --json")
+            continue
+        seen = set()
+        for line in lines:
+            _, output, errors = run_in_pipe(program, line.split(), work, env)
+            if not output:
+                bad.append(f"muster {line}: {errors}")
+                continue
+            value = json.loads(output)
+            if "reports" in value:
+                for report in value["reports"]:
+                    paths_of(report, "", maps, seen)
+            else:
+                paths_of(value, "", maps, seen)
+        containers = {path for path in seen if any(other.startswith((path + ".", path + "[")) for other in seen)}
+        for path in sorted(seen - containers - keys):
+            bad.append(f"muster {command} --json: {path} is not in {document}")
+        for path in sorted(keys - seen):
+            bad.append(f"{document}: {path} is never in muster {command} --json")
+    return bad
+
+
+def main():
+    program, make_inputs, golden, document = (os.path.abspath(path) for path in sys.argv[1:5])
+    accept = os.environ.get("MUSTER_ACCEPT_GOLDEN") == "1"
+    env = {key: value for key, value in os.environ.items()
+           if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                          "MUSTER_JOB", "NO_COLOR", "MUSTER_FAULT", "LC_CTYPE")}
+    env.update(LC_ALL="C.UTF-8", TERM="xterm-256color", COLUMNS="80")
+    work = tempfile.mkdtemp(prefix="muster-golden-")
+    failures = []
+    try:
+        for kind, run in (("pipe", run_in_pipe), ("terminal", run_in_terminal)):
+            inside = os.path.join(work, kind)
+            os.mkdir(inside)
+            subprocess.run([make_inputs, inside], check=True)
+            shutil.copytree(os.path.join(inside, "model"), os.path.join(inside, "plain_model"))
+            with open(os.path.join(inside, "plain_model", "config.json"), "w", encoding="utf-8") as file:
+                file.write("{}\n")
+            age_everything(inside)
+            for name, lines in CASES.items():
+                text = transcript(run, program, lines, inside, env)
+                path = os.path.join(golden, f"{name}.{kind}.txt")
+                if accept:
+                    with open(path, "w", encoding="utf-8") as file:
+                        file.write(text)
+                    continue
+                try:
+                    with open(path, encoding="utf-8") as file:
+                        wanted = file.read()
+                except FileNotFoundError:
+                    wanted = ""
+                if text != wanted:
+                    fresh = os.path.join(tempfile.gettempdir(), f"muster-golden-{os.getpid()}-{name}.{kind}.txt")
+                    with open(fresh, "w", encoding="utf-8") as file:
+                        file.write(text)
+                    failures.append(f"{name}.{kind}.txt")
+                    subprocess.run(["diff", "-u", path, fresh], check=False)
+                    os.remove(fresh)
+            if kind == "pipe":
+                failures += check_keys(program, inside, env, document)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    for failure in failures:
+        print("FAILED: " + failure)
+    if failures:
+        print("MUSTER_ACCEPT_GOLDEN=1 takes what is printed now, where that is meant")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        skip("golden.py MUSTER MAKE_INPUTS GOLDEN_DIRECTORY DOCUMENT")
+    main()

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of ranks that share nothing but a directory: how they meet, work together, fail, and what they leave.
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/workspace.hpp"
+#include "src/os/identity.hpp"
+#include "src/workspace/file_group.hpp"
+#include "src/workspace/gc.hpp"
+#include "src/workspace/group_names.hpp"
+#include "src/workspace/names.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/kills.hpp"
+#include "tests/support/shared_words.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+void all_well(const std::vector<Ended>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Ended& ended = all[rank];
+    CHECK_MESSAGE(ended.ok(), "rank ", rank, ": status ", ended.exit_status, ", signal ", ended.signal, ": ",
+                  ended.words);
+  }
+}
+
+FileGroupOptions options_of(const TemporaryDirectory& directory, int rank, int size) {
+  return {.directory = directory.path().string(),
+          .key = "test",
+          .rank = rank,
+          .size = size,
+          .timeout = 20s,
+          .heartbeat = 50ms,
+          .lost_after = 1s};
+}
+
+/// Only the mark is left of all jobs.
+bool is_clean(const TemporaryDirectory& directory) {
+  std::size_t others = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
+    if (entry.path().filename() == "muster-workspace.json") continue;
+    MESSAGE("left: " << entry.path().string());
+    ++others;
+  }
+  return others == 0;
+}
+
+/// What a job's process on a host that is not this one would leave.
+os::ProcessIdentity elsewhere(std::int64_t pid = 4711) {
+  return {"elsewhere", "0123456789abcdef", pid, 99, 7};
+}
+
+void touch(const std::string& path) {
+  write_text(path, "");
+}
+
+template <class T>
+std::vector<T> gather(SyncGroup& group, T mine) {
+  std::vector<T> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("rounds, messages and duplicates; nothing is left") {
+  for (const int size : {1, 2, 5}) {
+    CAPTURE(size);
+    const TemporaryDirectory directory;
+    Ranks ranks(size, [&](int rank) {
+      const auto group = file_group(options_of(directory, rank, size));
+      RANK_CHECK(group->kind() == "file" && group->size() == size && group->rank() == rank);
+      for (int other = 0; other < size; ++other) RANK_CHECK(group->shares_memory(other) == (other == rank));
+      RANK_CHECK(group->info(rank).pid == ::getpid());
+      for (int turn = 0; turn < 5; ++turn) {
+        const std::vector<int> all = gather(*group, 100 * turn + rank);
+        for (int other = 0; other < size; ++other)
+          RANK_CHECK(all[static_cast<std::size_t>(other)] == 100 * turn + other);
+        group->barrier();
+      }
+      const std::string key(reinterpret_cast<const char*>(group->nonce().data()), group->nonce().size());
+      std::array<std::byte, 16> nonce = group->nonce();
+      for (const auto& theirs : gather(*group, nonce)) RANK_CHECK(theirs == nonce);
+      const auto copy = group->duplicate();
+      RANK_CHECK(copy->nonce() != group->nonce());
+      // Messages: empty, small, large, several under way, in both groups.
+      const int next = (rank + 1) % size;
+      const int before = (rank + size - 1) % size;
+      for (const auto& some : {group, copy}) {
+        if (size == 1) break;
+        for (const std::size_t bytes : {std::size_t{0}, std::size_t{10}, std::size_t{3} << 20})
+          some->send(next, std::vector<std::byte>(bytes, static_cast<std::byte>(rank)));
+        for (const std::size_t bytes : {std::size_t{0}, std::size_t{10}, std::size_t{3} << 20})
+          RANK_CHECK(some->receive(before, 4 << 20) == std::vector<std::byte>(bytes, static_cast<std::byte>(before)));
+      }
+      copy->barrier();
+    });
+    all_well(ranks.wait());
+    CHECK(is_clean(directory));
+  }
+}
+
+TEST_CASE("one job after the other in one directory, with one key") {
+  const TemporaryDirectory directory;
+  Ranks ranks(3, [&](int rank) {
+    for (int turn = 0; turn < 5; ++turn) file_group(options_of(directory, rank, 3))->barrier();
+  });
+  all_well(ranks.wait());
+  CHECK(is_clean(directory));
+}
+
+TEST_CASE("two jobs with their own keys do not meet") {
+  const TemporaryDirectory directory;
+  Ranks ranks(6, [&](int process) {
+    FileGroupOptions options = options_of(directory, process % 3, 3);
+    options.key = process < 3 ? "a" : "b";
+    const auto group = file_group(options);
+    for (const int theirs : gather(*group, process / 3)) RANK_CHECK(theirs == process / 3);
+  });
+  all_well(ranks.wait());
+  CHECK(is_clean(directory));
+}
+
+TEST_CASE("old hellos, calls and answers of other hosts are not taken for live ranks") {
+  const TemporaryDirectory directory;
+  // A first job makes the meeting's name known.
+  Ranks first(2, [&](int rank) { file_group(options_of(directory, rank, 2))->barrier(); });
+  all_well(first.wait());
+  using Kind = workspace::MeetingName::Kind;
+  const std::string key = "test";
+  std::string meeting;
+  {
+    // The same key makes the same name.
+    Ranks alone(1, [&](int) {
+      FileGroupOptions options = options_of(directory, 0, 2);
+      options.timeout = 100ms;
+      RANK_CHECK(words_of(ErrorKind::timeout, [&] { file_group(options); }).find("rank 1") != std::string::npos);
+    });
+    all_well(alone.wait());
+    for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
+      if (entry.path().filename().string().starts_with("meeting-")) meeting = entry.path().string();
+  }
+  REQUIRE(!meeting.empty());
+  const std::string old_first(16, 'a');
+  const std::string old_second(16, 'b');
+  for (const auto& [rank, token] : {std::pair(0, old_first), std::pair(1, old_second)})
+    touch(meeting + "/" +
+          workspace::meeting_file_name(
+              {.kind = Kind::hello, .version = 1, .rank = rank, .size = 2, .token = token, .writer = elsewhere()}));
+  write_text(meeting + "/" +
+                 workspace::meeting_file_name({.kind = Kind::call, .first_token = old_first, .writer = elsewhere()}),
+             old_second + "\n");
+  touch(meeting + "/" +
+        workspace::meeting_file_name(
+            {.kind = Kind::here, .rank = 1, .token = old_second, .first_token = old_first, .writer = elsewhere()}));
+  Ranks ranks(2, [&](int rank) {
+    const auto group = file_group(options_of(directory, rank, 2));
+    for (int other = 0; other < 2; ++other) RANK_CHECK(group->info(other).host != "elsewhere");
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("who never came is named; double ranks and other sizes are errors on all") {
+  SUBCASE("missing") {
+    const TemporaryDirectory directory;
+    Ranks ranks(2, [&](int process) {
+      FileGroupOptions options = options_of(directory, 2 * process, 4);
+      options.timeout = 400ms;
+      try {
+        (void)file_group(options);
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::timeout);
+        RANK_CHECK(std::strstr(error.what(), "rank 1, rank 3 never came") != nullptr);
+        return;
+      }
+      throw RankFailure("joined");
+    });
+    all_well(ranks.wait());
+  }
+  SUBCASE("rank 0 missing") {
+    const TemporaryDirectory directory;
+    FileGroupOptions options = options_of(directory, 1, 2);
+    options.timeout = 200ms;
+    CHECK(has(words_of(ErrorKind::timeout, [&] { file_group(options); }), "rank 0 never came"));
+    CHECK(is_clean(directory));
+  }
+  SUBCASE("double") {
+    const TemporaryDirectory directory;
+    Ranks ranks(4, [&](int process) {
+      FileGroupOptions options = options_of(directory, std::min(process, 2), 4);
+      options.timeout = 2s;
+      try {
+        (void)file_group(options);
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+        RANK_CHECK(std::strstr(error.what(), "rank 2 is there twice") != nullptr);
+        return;
+      }
+      throw RankFailure("joined");
+    });
+    all_well(ranks.wait());
+  }
+  SUBCASE("sizes") {
+    const TemporaryDirectory directory;
+    Ranks ranks(3, [&](int rank) {
+      FileGroupOptions options = options_of(directory, rank, rank == 2 ? 5 : 3);
+      options.timeout = 2s;
+      try {
+        (void)file_group(options);
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+        RANK_CHECK(std::strstr(error.what(), "one of 5 ranks") != nullptr);
+        return;
+      }
+      throw RankFailure("joined");
+    });
+    all_well(ranks.wait());
+  }
+}
+
+TEST_CASE("a rank that is killed is named by all others within a second") {
+  const TemporaryDirectory directory;
+  SharedWords pids;
+  for (const char* phase : {"barrier", "receive", "wait"}) {
+    CAPTURE(phase);
+    Ranks ranks(3, [&](int rank) {
+      pids[rank] = static_cast<std::uint64_t>(::getpid());
+      const auto group = file_group(options_of(directory, rank, 3));
+      group->barrier();
+      const auto since = std::chrono::steady_clock::now();
+      if (rank == 1) {
+        std::this_thread::sleep_for(100ms);
+        ::kill(::getpid(), SIGKILL);
+      }
+      try {
+        if (std::strcmp(phase, "barrier") == 0) group->barrier();
+        if (std::strcmp(phase, "receive") == 0) (void)group->receive(1, 100);
+        const int on[] = {1};
+        if (std::strcmp(phase, "wait") == 0)
+          group->wait_until([] { return false; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on);
+      } catch (const Error& error) {
+        check_named(error, since, 1, static_cast<pid_t>(pids[1].load()), 1100ms);
+        // From now on every call throws it.
+        RANK_CHECK(group->failure().has_value());
+        try {
+          group->barrier();
+        } catch (const Error& again) {
+          RANK_CHECK(again.kind() == ErrorKind::peer_lost && again.rank() == 1);
+          return;
+        }
+      }
+      throw RankFailure("nothing was thrown");
+    });
+    const auto all = ranks.wait();
+    CHECK(all[1].signal == SIGKILL);
+    for (const int rank : {0, 2})
+      CHECK_MESSAGE(all[static_cast<std::size_t>(rank)].ok(), all[static_cast<std::size_t>(rank)].words);
+  }
+  // The last survivor has removed what the dead rank left.
+  CHECK(is_clean(directory));
+}
+
+TEST_CASE("a rank that leaves, one that is stopped and one that is late are told apart") {
+  SUBCASE("left") {
+    const TemporaryDirectory directory;
+    Ranks ranks(2, [&](int rank) {
+      auto group = file_group(options_of(directory, rank, 2));
+      if (rank == 1) return;
+      try {
+        group->barrier();
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::peer_lost && std::strstr(error.what(), "left the group") != nullptr);
+        return;
+      }
+      throw RankFailure("nothing was thrown");
+    });
+    all_well(ranks.wait());
+    CHECK(is_clean(directory));
+  }
+  SUBCASE("stopped") {
+    const TemporaryDirectory directory;
+    Ranks ranks(2, [&](int rank) {
+      auto group = file_group(options_of(directory, rank, 2));
+      if (rank == 1) ::kill(::getpid(), SIGSTOP);
+      try {
+        group->barrier({.timeout = 300ms, .stop = {}, .phase = "the end"});
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 1);
+        RANK_CHECK(std::strstr(error.what(), "stopped") != nullptr);
+        return;
+      }
+      throw RankFailure("nothing was thrown");
+    });
+    std::this_thread::sleep_for(1500ms);
+    ranks.signal(1, SIGCONT);
+    all_well(ranks.wait());
+  }
+  SUBCASE("late, with its phase") {
+    const TemporaryDirectory directory;
+    Ranks ranks(3, [&](int rank) {
+      auto group = file_group(options_of(directory, rank, 3));
+      try {
+        if (rank == 2) {
+          const int on[] = {0};
+          group->wait_until([] { return false; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on,
+                            {.timeout = 20s, .stop = {}, .phase = "thinking"});
+        } else {
+          group->barrier({.timeout = 400ms, .stop = {}, .phase = "the end"});
+        }
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 2);
+        RANK_CHECK(std::strstr(error.what(), "rank 2") != nullptr);
+        return;
+      }
+      throw RankFailure("nothing was thrown");
+    });
+    all_well(ranks.wait());
+  }
+}
+
+TEST_CASE("progress keeps a wait alive; without it the deadline comes") {
+  const TemporaryDirectory directory;
+  Ranks ranks(2, [&](int rank) {
+    const auto group = file_group(options_of(directory, rank, 2));
+    if (rank == 1)
+      for (int turn = 0; turn < 30; ++turn) {
+        std::this_thread::sleep_for(30ms);
+        group->progress();
+      }
+    group->barrier({.timeout = 250ms, .stop = {}, .phase = "slow work"});
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("different calls are an error on all ranks, and so is what one rank poisons") {
+  const TemporaryDirectory directory;
+  Ranks ranks(3, [&](int rank) {
+    const auto group = file_group(options_of(directory, rank, 3));
+    const auto copy = group->duplicate();
+    try {
+      if (rank == 1)
+        group->barrier();
+      else
+        (void)gather(*group, rank);
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+    }
+    copy->barrier();
+    if (rank == 2)
+      copy->poison(Error(ErrorKind::io, "the disk \"x\" is broken", {.rank = 2, .path = "/x", .os_error = EIO}));
+    try {
+      copy->barrier();
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::io && error.rank() == 2 && error.path() == "/x" && error.os_error() == EIO);
+      RANK_CHECK(std::strcmp(error.what(), "the disk \"x\" is broken") == 0);
+    }
+  });
+  all_well(ranks.wait());
+  CHECK(is_clean(directory));
+}
+
+TEST_CASE("a rank that reads nothing for a while hears of a failure; one that cancels fails all") {
+  const TemporaryDirectory directory;
+  Ranks ranks(2, [&](int rank) {
+    const auto group = file_group(options_of(directory, rank, 2));
+    std::stop_source stop;
+    try {
+      if (rank == 0) {
+        std::thread later([&] {
+          std::this_thread::sleep_for(50ms);
+          stop.request_stop();
+        });
+        later.detach();
+        group->barrier({.timeout = {}, .stop = stop.get_token(), .phase = "barrier"});
+      } else {
+        std::this_thread::sleep_for(300ms);
+        group->send(0, {});
+      }
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::cancelled && error.rank() == 0);
+    }
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("world() is a file group where ranks of other hosts belong to the job") {
+  const TemporaryDirectory directory;
+  Ranks ranks(2, [&](int rank) {
+    for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}) ::unsetenv(name);
+    ::setenv("RANK", std::to_string(rank).c_str(), 1);
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("LOCAL_WORLD_SIZE", "1", 1);
+    ::setenv("MUSTER_JOB", "some word", 1);
+    set_world(nullptr);
+    try {
+      (void)world();
+      throw RankFailure("a world without a workspace");
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::unsupported && std::strstr(error.what(), "MUSTER_WORKSPACE") != nullptr);
+    }
+    ::setenv("MUSTER_WORKSPACE", (directory / "ws").c_str(), 1);
+    RANK_CHECK(world()->kind() == "file" && world()->size() == 2);
+    world()->barrier();
+    set_world(nullptr);
+  });
+  all_well(ranks.wait());
+}
+
+TEST_CASE("a forked child does not take part, and takes nothing along") {
+  const TemporaryDirectory directory;
+  Ranks ranks(2, [&](int rank) {
+    auto group = file_group(options_of(directory, rank, 2));
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int status = 1;
+      try {
+        group->barrier();
+      } catch (const Error& error) {
+        status = error.kind() == ErrorKind::unsupported ? 0 : 2;
+      }
+      group.reset();
+      ::_exit(status);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    RANK_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    group->barrier();
+  });
+  all_well(ranks.wait());
+  CHECK(is_clean(directory));
+}
+
+TEST_CASE("a rank whose process cannot be seen from here is lost when it is silent, and not before") {
+  // A process namespace of its own is as good as another host: who lives in it cannot be told from outside.
+  const TemporaryDirectory directory;
+  SharedWords words;
+  Ranks ranks(2, [&](int rank) {
+    if (rank == 1) {
+      if (::unshare(CLONE_NEWPID) != 0) {
+        words[2] = 1;  // not allowed here
+        return;
+      }
+      const pid_t child = ::fork();
+      if (child != 0) {
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        return;
+      }
+    }
+    while (rank == 0 && words[2] == 0 && words[3] == 0) std::this_thread::sleep_for(1ms);
+    if (words[2] != 0) return;
+    words[3] = 1;
+    const auto group = file_group(options_of(directory, rank, 2));
+    group->barrier();
+    RANK_CHECK(os::life_of(os::own_identity()) == os::Life::alive);
+    if (rank == 1) {
+      // Longer than it may be silent: its heart beats.
+      std::this_thread::sleep_for(1300ms);
+      group->barrier();
+      ::kill(::getpid(), SIGKILL);
+      ::_exit(9);
+    }
+    group->barrier();
+    const auto since = std::chrono::steady_clock::now();
+    try {
+      group->barrier();
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 1);
+      RANK_CHECK(std::strstr(error.what(), "has been silent for") != nullptr);
+      const auto waited = std::chrono::steady_clock::now() - since;
+      RANK_CHECK(waited > 900ms && waited < 4s);
+      return;
+    }
+    throw RankFailure("nothing was thrown");
+  });
+  const auto all = ranks.wait();
+  if (words[2] != 0)
+    MESSAGE("skipped: no process namespace can be made here");
+  else
+    CHECK_MESSAGE(all[0].ok(), all[0].words);
+}

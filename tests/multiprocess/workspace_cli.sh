@@ -1,0 +1,196 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Workspaces and state files by command: a model goes through a workspace and back, files are converted there and back,
+# what is wrong is told, nothing changes where something cannot be done, and headers alone are read where that is said.
+#   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
+set -u
+program=${MUSTER_PROGRAM:?}
+demo=${MUSTER_DEMO_MODEL:?}
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB NO_COLOR
+work=$(mktemp -d "${TMPDIR:-/tmp}/muster-workspace-cli-XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+mkdir .log && out=$work/.log/out err=$work/.log/err
+
+# says STATUS WORDS COMMAND...: the status, and the words on standard output (0, 1) or alone on standard error (2).
+says() {
+  local wanted=$1 words=$2 status from=$out
+  shift 2
+  "$@" > "$out" 2> "$err"
+  status=$?
+  [ "$status" = "$wanted" ] || fail "status $status, not $wanted: $*: $(cat "$out" "$err")"
+  if [ "$wanted" = 2 ]; then
+    from=$err
+    [ "$(wc -l < "$err")" = 1 ] || fail "not one line: $*: $(cat "$err")"
+    [ -s "$out" ] && fail "words on standard output: $*"
+  else
+    [ -s "$err" ] && fail "words on standard error: $*: $(cat "$err")"
+  fi
+  grep -qF -- "$words" "$from" || fail "no \"$words\": $*: $(cat "$out" "$err")"
+}
+# flip FILE OFFSET: one bit.
+flip() {
+  local byte
+  byte=$(od -An -tu1 -j "$2" -N 1 "$1" | tr -d ' ')
+  printf "$(printf '\\x%02x' $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2> /dev/null
+}
+# sums: what is in the directories, to see that nothing changed.
+sums() { find . -path ./.log -prune -o -type f -print0 | sort -z | xargs -0 md5sum; }
+
+"$demo" model --megabytes 3 > /dev/null || fail "no demo model"
+
+# A model through a workspace and back, compressed and not.
+says 0 "generation 1" "$program" shard model --layout tp=2,pp=2 --plan llama --workspace --out plain
+says 0 "generation 1" "$program" shard model --ranks 3 --plan llama --workspace --compress zstd --out packed
+says 0 "4 ranks" "$program" ls plain
+says 0 "generation 1 complete on all ranks" "$program" ls packed
+says 0 "good: " "$program" verify plain
+says 0 "good: " "$program" verify packed plain
+says 0 "same" "$program" diff model plain --plan auto
+says 0 "same" "$program" diff plain packed --plan auto
+for workspace in plain packed; do
+  for writers in owners first; do
+    says 0 "written by rank" "$program" export $workspace --plan auto --writers $writers --out back
+    says 0 "same" "$program" diff model back
+    rm -r back
+  done
+done
+says 0 "written by rank" "$program" export packed --plan auto --ranks 2 --out two
+says 0 "same" "$program" diff model two --plan llama
+says 0 "written by rank" "$program" run -n 2 -- "$program" export plain --plan auto --out jointly
+says 0 "same" "$program" diff model jointly
+says 0 '"tensors_in"' "$program" export plain --plan auto --dry-run --json
+[ "$(ls -A plain | grep -c growing)" = 0 ] || fail "left behind: $(ls -A plain)"
+before=$(sums)
+
+# A second job in one workspace is no reason to guess.
+cp -r plain both
+says 0 "job" "$program" shard model --ranks 1 --plan llama --workspace --out both
+job=$("$program" ls both --json | grep '"job"' | sed 's/.*: "\(.*\)".*/\1/' | head -1)
+says 2 "several jobs" "$program" show both
+says 2 "several jobs" "$program" export both --plan auto --out nothing
+says 0 "tensors" "$program" show both --job "${job:0:12}"
+rm -r both
+
+# What cannot be: clear words, and nothing changes.
+mkdir other && echo text > other/notes.txt && echo text > file
+says 2 "no workspace" "$program" ls other
+says 2 "no workspace" "$program" shard model --ranks 2 --plan llama --workspace --out other
+says 2 "file" "$program" ls nowhere
+says 2 "" "$program" shard model --ranks 2 --plan llama --workspace --out file
+ln -s gone dangling
+says 2 "" "$program" shard model --ranks 2 --plan llama --workspace --out dangling
+rm -r other file dangling
+says 2 "config.json" "$program" shard two --ranks 2 --plan llama --out x
+says 2 "not compressed" "$program" shard model --ranks 2 --plan llama --compress zstd --out x
+says 2 "is none of" "$program" shard model --ranks 2 --plan llama --workspace --compress lz4 --out x
+cp -r plain changed && echo '{}' > changed/config.json
+says 2 "another" "$program" shard model --ranks 2 --plan llama --workspace --out changed
+rm -r changed
+says 2 "no complete state of rank 9" "$program" show plain --rank 9
+says 2 "no complete state of generation 7" "$program" show plain --generation 7
+says 2 "generation 7" "$program" export plain --plan auto --generation 7 --out x
+state=$(ls plain/state-*-r0-*.h5)
+says 2 "near it" "$program" cat "$state" model.embed_tokens.weigth
+says 2 "elements, from" "$program" cat "$state" 'model.embed_tokens.weight[99999999]'
+says 2 "no tensor's name" "$program" stats "$state" 'x.*'
+[ "$(sums)" = "$before" ] || fail "something changed"
+
+# Faults while states are written leave nothing that would be taken for one.
+for fault in pwrite:ENOSPC:5 fsync:EIO:2 rename:EIO:2; do
+  says 2 "" env MUSTER_FAULT=$fault "$program" shard model --ranks 3 --plan llama --workspace --out broken
+  [ -z "$(ls broken 2> /dev/null | grep -v -e muster-workspace.json -e config.json -e tokenizer)" ] || fail "$fault: left: $(ls broken)"
+  rm -rf broken
+done
+
+# A state that is torn, and one that has changed.
+cp -r plain torn
+victim=$(ls torn/state-*-r1-*.h5)
+flip "$victim" $(($(stat -c %s "$victim") / 2))
+says 1 "checksum" "$program" verify torn
+says 0 "good: " "$program" verify torn --headers-only
+truncate -s -1 "$victim"
+says 1 "is not complete" "$program" verify torn
+says 0 "no complete state of rank 1" "$program" ls torn
+says 2 "no generation of which all 4 ranks" "$program" export torn --plan auto --out x
+says 1 "no complete state of rank 1" "$program" verify torn
+rm -r torn
+
+# Conversion there and back.
+first=$(ls model/*.safetensors | head -1)
+says 0 "tensors" "$program" convert "$first" one.h5
+says 0 "tensors" "$program" convert "$first" small.h5 --compress zstd:3
+says 0 "tensors" "$program" convert small.h5 again.safetensors
+cmp -s "$first" again.safetensors || says 0 "same" "$program" diff "$first" again.safetensors
+says 0 "same" "$program" diff one.h5 "$first"
+says 0 "same" "$program" diff one.h5 small.h5
+says 0 "good: " "$program" verify one.h5 small.h5
+[ "$(stat -c %s small.h5)" -lt "$(stat -c %s one.h5)" ] || fail "compression made it larger"
+says 0 '"format": "pt"' "$program" show one.h5 --config
+says 2 "--force" "$program" convert "$first" one.h5
+says 0 "tensors" "$program" convert "$first" one.h5 --force
+says 0 "tensors" "$program" convert "$state" state.safetensors
+says 0 "tensors" "$program" convert state.safetensors state.h5
+"$program" show "$state" --config > .log/a && "$program" show state.h5 --config > .log/b && cmp -s .log/a .log/b || fail "the config changed on its way"
+for fault in pwrite:ENOSPC:2 fsync:EIO:1 rename:EIO:1; do
+  for end in h5 safetensors; do
+    says 2 "" env MUSTER_FAULT=$fault "$program" convert one.h5 broken.$end
+    [ -z "$(ls -A | grep -v -e '^\.log$' | grep -e broken -e growing -e partial)" ] || fail "$fault: left: $(ls -A)"
+  done
+done
+
+# Clean-up.
+echo rest > plain/.growing-0123456789abcdef@elsewhere.0123456789abcdef.77.12345.4026531836
+says 0 " to remove" "$program" gc plain
+says 0 "keep" "$program" gc plain --yes
+says 0 "would go" "$program" gc plain --older-than 0s
+[ "$(ls plain/state-*.h5 | wc -l)" = 4 ] || fail "a dry run removed something"
+says 0 " removed" "$program" gc plain --older-than 0s --yes
+[ "$(ls plain/state-*.h5 2> /dev/null | wc -l)" = 0 ] || fail "states are there still: $(ls plain)"
+says 0 "0 jobs" "$program" ls plain
+says 2 "age" "$program" gc plain --older-than soon
+
+# The doctor finds the machine well enough for these tests, and leaves the workspace as it is.
+there=$(ls -A packed)
+says 0 "file system" "$program" doctor packed
+[ "$(ls -A packed)" = "$there" ] || fail "the doctor left something: $(ls -A packed)"
+says 0 '"healthy": true' "$program" doctor packed --json
+says 1 "bad" "$program" doctor nowhere
+
+# Completion knows every command, and completes options and paths.
+"$program" completion bash > .log/completion && bash -n .log/completion || fail "the completion of bash is no script"
+completed=$(bash -c 'source "$1"; COMP_WORDS=(muster show --s); COMP_CWORD=2; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
+  COMP_WORDS=(muster show --sort n); COMP_CWORD=3; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
+  COMP_WORDS=(muster verify mod); COMP_CWORD=2; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"' bash .log/completion 2> /dev/null)
+[ "$completed" = "--sort"$'\n'"name"$'\n'"model" ] || fail "completion: $completed"
+if command -v zsh > /dev/null; then
+  "$program" completion zsh > .log/_muster && zsh -n .log/_muster || fail "the completion of zsh is no script"
+fi
+"$program" man > .log/muster.1
+if command -v mandoc > /dev/null; then
+  mandoc -T lint -W error .log/muster.1 || fail "the manual page is wrong"
+fi
+if command -v man > /dev/null; then
+  [ -z "$(LC_ALL=C.UTF-8 man --warnings -E UTF-8 -l -Tutf8 -Z .log/muster.1 2>&1 > /dev/null)" ] || fail "the manual page has warnings"
+fi
+for command in $("$program" completion bash | grep -o "compgen -W 'run.*-h" | sed "s/compgen -W '//; s/ -h//"); do
+  "$program" "$command" --help | grep -q "muster $command" || fail "$command --help has no example"
+  grep -q "^\.SS $command$" .log/muster.1 || fail "the manual page lacks $command"
+done
+
+# Headers alone: few reads, whatever the file's size.
+if command -v strace > /dev/null && strace -o .log/trace true 2> /dev/null; then
+  strace -f -y -e trace=pread64,read,preadv,readv -o .log/trace "$program" show one.h5 > /dev/null
+  reads=$(grep -c "one\.h5" .log/trace)
+  [ "$reads" -le 8 ] || fail "show read the file $reads times"
+  strace -f -y -e trace=pread64,read,preadv,readv -o .log/trace "$program" ls one.h5 > /dev/null
+  reads=$(grep -c "one\.h5" .log/trace)
+  [ "$reads" -le 8 ] || fail "ls read the file $reads times"
+else
+  echo "strace is not there: reads are not counted"
+fi
+
+[ "$failures" = 0 ] && echo "all as it should be"
+exit $((failures != 0))

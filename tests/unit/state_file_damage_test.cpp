@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every byte of a small state file changed, and every length it may be cut to: it is found, and nothing crashes.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+
+#include "doctest/doctest.h"
+#include "muster/error.hpp"
+#include "src/os/fd.hpp"
+#include "tests/support/state_files.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+/// What a reader and a checker say of the file; none: it is what was written.
+std::optional<std::string> defect_of(const std::string& path, FileAccess access) {
+  try {
+    const StateFile file = StateFile::open(path, access);
+    const std::vector<StateProblem> problems = file.check();
+    try {
+      static_cast<void>(file.load());
+    } catch (const Error& error) {
+      // Loading compares less than checking: what it finds, checking has found.
+      if (problems.empty()) return "load: " + std::string(error.what());
+      CHECK((error.kind() == ErrorKind::corrupt));
+    }
+    if (problems.empty()) return std::nullopt;
+    CHECK_FALSE(problems[0].words.empty());
+    return problems[0].words;
+  } catch (const Error& error) {
+    CHECK((error.kind() == ErrorKind::corrupt));
+    CHECK(error.path() == path);
+    return error.what();
+  }
+}
+
+class Damage {
+ public:
+  explicit Damage(std::optional<int> level) {
+    const std::vector<NamedTensor> tensors = {{"weight", normal_weights({24, 25}, 1)},
+                                              {"noise", pattern(DType::bf16, {3, 400}, 2)},
+                                              {"bias", pattern(DType::f16, {31}, 3)},
+                                              {"scale/0", pattern(DType::f8_e4m3fn, {}, 4)},
+                                              {"none", pattern(DType::i64, {0, 3}, 5)}};
+    write_state_file(path, some_config(), tensors, {.zstd_level = level, .chunk_bytes = 1000});
+    bytes = read_text(path);
+    fd = os::Fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  }
+  void put(std::size_t at, std::string_view what) const {
+    REQUIRE(::pwrite(fd.get(), what.data(), what.size(), static_cast<off_t>(at)) == static_cast<ssize_t>(what.size()));
+  }
+  void restore(std::size_t at, std::size_t count) const { put(at, std::string_view(bytes).substr(at, count)); }
+
+  TemporaryDirectory work;
+  std::string path = work / "file";
+  std::string bytes;
+  os::Fd fd;
+};
+
+}  // namespace
+
+TEST_CASE("every byte that is changed is found") {
+  for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
+    CAPTURE(level.has_value());
+    const Damage damage(level);
+    REQUIRE_FALSE(defect_of(damage.path, FileAccess::map).has_value());
+    std::size_t missed = 0;
+    for (std::size_t at = 0; at < damage.bytes.size(); ++at) {
+      // One bit, another one at each byte.
+      const char changed = static_cast<char>(damage.bytes[at] ^ (1 << (at * 5 % 8)));
+      damage.put(at, {&changed, 1});
+      if (!defect_of(damage.path, at % 2 == 0 ? FileAccess::map : FileAccess::read)) {
+        MESSAGE("missed at " << at);
+        ++missed;
+      }
+      damage.restore(at, 1);
+    }
+    CHECK(missed == 0);
+    CHECK_FALSE(defect_of(damage.path, FileAccess::read).has_value());
+  }
+}
+
+TEST_CASE("sectors that were never written are found") {
+  const Damage damage(1);
+  for (std::size_t at = 0; at < damage.bytes.size(); at += 512) {
+    const std::size_t count = std::min<std::size_t>(512, damage.bytes.size() - at);
+    if (damage.bytes.substr(at, count) == std::string(count, '\0')) continue;
+    damage.put(at, std::string(count, '\0'));
+    CHECK(defect_of(damage.path, FileAccess::read).has_value());
+    damage.restore(at, count);
+  }
+}
+
+TEST_CASE("a file cut to any length is short, and says so") {
+  for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
+    const Damage damage(level);
+    for (std::size_t length = damage.bytes.size(); length-- > 0;) {
+      REQUIRE(::ftruncate(damage.fd.get(), static_cast<off_t>(length)) == 0);
+      try {
+        StateFile::open(damage.path);
+        FAIL_CHECK("opened at " << length);
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::corrupt || error.os_error() != ENODATA) FAIL_CHECK(error.what());
+      }
+    }
+  }
+}
+
+TEST_CASE("a file that is shortened while it is open is an error, not a crash") {
+  const Damage damage({});
+  const StateFile read = StateFile::open(damage.path, FileAccess::read);
+  const StateFile mapped = StateFile::open(damage.path, FileAccess::map);
+  REQUIRE(::ftruncate(damage.fd.get(), 4200) == 0);
+  CHECK_THROWS_AS(static_cast<void>(read.tensor(0)), Error);
+  CHECK_THROWS_AS(static_cast<void>(read.config_text()), Error);
+  CHECK_THROWS_AS(static_cast<void>(mapped.config_text()), Error);
+  CHECK_FALSE(read.check().empty());
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each system call of writing and reading a state file fails once, in each way that file systems have.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <mutex>
+#include <utility>
+
+#include "doctest/doctest.h"
+#include "muster/error.hpp"
+#include "src/os/fault.hpp"
+#include "tests/support/state_files.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+std::mutex mutex;
+std::vector<std::string> calls;  // those that were asked for
+std::size_t failing = 0;         // from 1 on; 0: none
+int error_number = 0;
+
+int hook(std::string_view call, std::string_view) {
+  const std::lock_guard lock(mutex);
+  calls.emplace_back(call);
+  return calls.size() == failing ? error_number : 0;
+}
+
+/// Lets the `which`th call fail while it lives.
+class Failing {
+ public:
+  Failing(std::size_t which, int error) {
+    calls.clear();
+    failing = which;
+    error_number = error;
+    os::set_fault_hook(&hook);
+  }
+  ~Failing() { os::set_fault_hook(nullptr); }
+};
+
+const std::vector<NamedTensor>& before() {
+  static const std::vector<NamedTensor> tensors = {{"weight", normal_weights({50, 50}, 1)}};
+  return tensors;
+}
+const std::vector<NamedTensor>& after() {
+  static const std::vector<NamedTensor> tensors = {{"weight", normal_weights({200, 100}, 2)},
+                                                   {"bias", pattern(DType::bf16, {77}, 3)}};
+  return tensors;
+}
+
+// In pieces and out of order, so that bytes are read back, too.
+void write(const std::string& path, std::optional<int> level) {
+  StateFileWriter writer(path, some_config(), entries_of(after()), {.zstd_level = level, .chunk_bytes = 20'000});
+  const auto bytes = after()[0].second.bytes();
+  for (std::size_t at = bytes.size(); at > 0; at -= 20'000)
+    writer.write(0, at - 20'000, bytes.subspan(at - 20'000, 20'000));
+  writer.write(1, after()[1].second);
+  writer.commit();
+}
+
+std::optional<Error> attempt(const std::string& path, std::optional<int> level) {
+  try {
+    write(path, level);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, and nothing else stays") {
+  for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
+    const TemporaryDirectory work;
+    const std::string path = work / "state";
+    std::vector<std::string> all;
+    {
+      const Failing none(0, 0);
+      write(path, level);
+      all = calls;
+    }
+    for (const char* call : {"create", "fallocate", "pwrite", "open", "fstat", "pread", "fdatasync", "fsync", "close",
+                             "rename", "open-directory", "fsync-directory"}) {
+      CAPTURE(call);
+      CHECK(std::ranges::find(all, call) != all.end());
+    }
+    for (std::size_t which = 1; which <= all.size(); ++which) {
+      const std::string& call = all[which - 1];
+      // Two of them each, by turns: every write to the disk takes its time.
+      for (const int number : which % 2 == 0 ? std::array{ENOSPC, EIO} : std::array{ESTALE, EDQUOT}) {
+        const std::string words = fmt::format("{} ({}): {}", call, which, number);
+        CAPTURE(words);
+        write_state_file(path, {}, before(), {.durable = false});
+        std::optional<Error> error;
+        {
+          const Failing fault(which, number);
+          error = attempt(path, level);
+        }
+        REQUIRE(error.has_value());
+        CHECK(error->os_error() == number);
+        CHECK(error->kind() == (number == ENOSPC || number == EDQUOT ? ErrorKind::no_space : ErrorKind::io));
+        CHECK_FALSE(error->path().empty());
+        // Syncing the directory comes after the name is taken.
+        const bool is_new = call == "open-directory" || call == "fsync-directory";
+        const StateFile file = StateFile::open(path);
+        CHECK(holds(file, is_new ? after() : before()));
+        CHECK(file.check().empty());
+        CHECK(work.count() == 1);
+      }
+    }
+    // What is no failure: interrupted and partial transfers.
+    for (std::size_t which = 1; which <= all.size(); ++which) {
+      if (all[which - 1] != "pwrite" && all[which - 1] != "pread") continue;
+      for (const int number : {EINTR, os::short_transfer}) {
+        const Failing fault(which, number);
+        CHECK_FALSE(attempt(path, level).has_value());
+      }
+      CHECK(holds(StateFile::open(path), after()));
+      CHECK(StateFile::open(path).check().empty());
+    }
+    CHECK(work.count() == 1);
+  }
+}
+
+TEST_CASE("writing where nothing was: a failure leaves nothing") {
+  const TemporaryDirectory work;
+  for (std::size_t which = 1;; ++which) {
+    std::optional<Error> error;
+    bool is_reached = false;
+    {
+      const Failing fault(which, EIO);
+      error = attempt(work / "state", {});
+      is_reached = calls.size() >= which;
+    }
+    if (!is_reached) break;
+    REQUIRE(error.has_value());
+    if (calls.back() == "open-directory" || calls.back() == "fsync-directory") {
+      CHECK(StateFile::open(work / "state").check().empty());
+      break;
+    }
+    CHECK(work.count() == 0);
+  }
+}
+
+TEST_CASE("a file system that cannot reserve is no failure; one that lies about the rename is found out") {
+  const TemporaryDirectory work;
+  {
+    const Failing fault(2, EOPNOTSUPP);
+    CHECK_FALSE(attempt(work / "state", {}).has_value());
+    CHECK(calls[1] == "fallocate");
+  }
+  CHECK(holds(StateFile::open(work / "state"), after()));
+  std::size_t which = 1;
+  {
+    const Failing none(0, 0);
+    write(work / "state", {});
+    while (calls[which - 1] != "rename") ++which;
+  }
+  write_state_file(work / "state", {}, before());
+  {
+    // It says that the temporary name is gone, and the new name is not ours.
+    const Failing fault(which, ENOENT);
+    const std::optional<Error> error = attempt(work / "state", {});
+    REQUIRE(error.has_value());
+    CHECK(error->os_error() == ENOENT);
+  }
+  CHECK(holds(StateFile::open(work / "state"), before()));
+  CHECK(work.count() == 1);
+}
+
+TEST_CASE("reading: each failure keeps its errno") {
+  const TemporaryDirectory work;
+  for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
+    write_state_file(work / "state", some_config(), after(), {.zstd_level = level, .chunk_bytes = 20'000});
+    for (const FileAccess access : {FileAccess::map, FileAccess::read}) {
+      const auto read = [&] {
+        const StateFile file = StateFile::open(work / "state", access);
+        static_cast<void>(file.load());
+      };
+      std::vector<std::string> all;
+      {
+        const Failing none(0, 0);
+        read();
+        all = calls;
+      }
+      CHECK(std::ranges::count(all, "mmap") == (access == FileAccess::map ? 1 : 0));
+      for (std::size_t which = 1; which <= all.size(); ++which) {
+        for (const int number : {EIO, ESTALE}) {
+          const Failing fault(which, number);
+          try {
+            read();
+            FAIL_CHECK("read though " << all[which - 1] << " failed");
+          } catch (const Error& error) {
+            CHECK(error.os_error() == number);
+            CHECK((error.kind() == ErrorKind::io));
+            CHECK(error.path() == work / "state");
+          }
+        }
+        if (all[which - 1] != "pread") continue;
+        for (const int number : {EINTR, os::short_transfer}) {
+          const Failing fault(which, number);
+          CHECK_NOTHROW(read());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("checking: what cannot be read is a problem with its cause, and the rest is checked") {
+  const TemporaryDirectory work;
+  write_state_file(work / "state", some_config(), after());
+  const StateFile file = StateFile::open(work / "state", FileAccess::read);
+  std::size_t all = 0;
+  {
+    const Failing none(0, 0);
+    CHECK(file.check().empty());
+    all = calls.size();
+  }
+  for (std::size_t which = 1; which <= all; ++which) {
+    const Failing fault(which, EIO);
+    const std::vector<StateProblem> problems = file.check();
+    REQUIRE(problems.size() == 1);
+    CHECK(problems[0].words.find("EIO") != std::string::npos);
+  }
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster cat: the values of tensors.
+
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "src/inspect/cat.hpp"
+#include "src/inspect/tensor_source.hpp"
+#include "tools/commands.hpp"
+#include "tools/terminal.hpp"
+
+namespace muster::tools {
+namespace {
+
+struct CatArguments {
+  std::string path;
+  std::vector<std::string> names;
+  inspect::SourceOptions source;
+  inspect::CatOptions options;
+  bool json = false;
+  bool raw = false;
+};
+
+void cat_all(const CatArguments& arguments) {
+  using inspect::CatFormat;
+  if (arguments.raw && ::isatty(STDOUT_FILENO) != 0)
+    throw Error(ErrorKind::argument, "--raw gives bytes, which are not for a terminal: send them to a file or a pipe");
+  inspect::CatOptions options = arguments.options;
+  options.format = arguments.raw ? CatFormat::raw : arguments.json ? CatFormat::json : CatFormat::text;
+  const auto source = inspect::open_source(arguments.path, arguments.source);
+  for (const std::string& name : arguments.names) inspect::cat(*source, arguments.path, name, options, print);
+}
+
+}  // namespace
+
+void add_cat_command(CLI::App& app, int& status) {
+  CLI::App* command = app.add_subcommand("cat", "Print the values of tensors, or of slices of them");
+  auto arguments = std::make_shared<CatArguments>();
+  arguments->options.style = output_style();
+  command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
+  command->add_option("names", arguments->names, "Tensors, each with a slice where it is wanted")
+      ->required()
+      ->type_name("NAME[SLICE]...");
+  command->add_flag("--full", arguments->options.is_full, "All values, however many there are");
+  auto* json = command->add_flag("--json", arguments->json, "JSON for programs, a line a tensor, all values");
+  command->add_flag("--raw", arguments->raw, "The elements' bytes, as they would lie in memory")->excludes(json);
+  add_source_options(*command, arguments->source);
+  command->footer(
+      "Slices are NumPy's: 0:4, ::2, -1, and ... for all other dimensions. Put quotes around them for the shell.\n\n"
+      "Examples:\n  muster cat model/ 'model.embed_tokens.weight[0:4, :8]'\n"
+      "  muster cat state.h5 'layers.0.scale[..., -1]' --full\n"
+      "  muster cat model/ lm_head.weight --raw > lm_head.bin");
+  command->callback([arguments, &status] {
+    cat_all(*arguments);
+    status = 0;
+  });
+}
+
+}  // namespace muster::tools

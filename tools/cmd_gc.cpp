@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster gc: removes from a workspace what nobody can need any more.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "src/inspect/workspace_output.hpp"
+#include "src/workspace/gc.hpp"
+#include "tools/commands.hpp"
+#include "tools/terminal.hpp"
+
+namespace muster::tools {
+namespace {
+
+struct GcArguments {
+  std::string path;
+  std::string older_than;
+  bool yes = false;
+  bool json = false;
+};
+
+int collect(const GcArguments& arguments) {
+  workspace::GcOptions options;
+  options.dry_run = !arguments.yes;
+  if (!arguments.older_than.empty()) options.older_than = inspect::parse_age(arguments.older_than);
+  const workspace::GcReport report = workspace::collect_garbage(arguments.path, options);
+  print(arguments.json ? inspect::gc_json(report, options.dry_run)
+                       : inspect::gc_text(report, options.dry_run, output_style()));
+  return std::any_of(report.items.begin(), report.items.end(),
+                     [](const workspace::GcItem& item) { return item.verdict == workspace::GcVerdict::failed; })
+             ? 1
+             : 0;
+}
+
+}  // namespace
+
+void add_gc_command(CLI::App& app, int& status) {
+  CLI::App* command = app.add_subcommand("gc", "Remove from a workspace what nobody can need any more");
+  auto arguments = std::make_shared<GcArguments>();
+  command->add_option("workspace", arguments->path, "The workspace")->required()->type_name("WORKSPACE");
+  command->add_flag("--yes", arguments->yes, "Remove; without it, only show what would go");
+  command->add_option("--older-than", arguments->older_than, "Also states and what other hosts left: 12h, 2d, 1w")
+      ->type_name("AGE");
+  command->add_flag("--json", arguments->json, "JSON for programs");
+  command->footer(
+      "Without an age only files go whose writers are proved dead: processes of this host that are not there any "
+      "more.\n"
+      "Exit status: 0, 1 where something could not be removed, 2 where it is no workspace.\n\n"
+      "Examples:\n  muster gc /shared/workspace\n  muster gc /shared/workspace --older-than 2d --yes");
+  command->callback([arguments, &status] { status = collect(*arguments); });
+}
+
+}  // namespace muster::tools
