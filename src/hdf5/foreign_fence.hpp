@@ -9,7 +9,7 @@ namespace muster::hdf5 {
 
 struct FenceOptions {
   std::uint64_t cpu_seconds = 3;
-  std::uint64_t address_bytes = std::uint64_t{64} << 20;  ///< beyond what the program has by now
+  std::uint64_t address_bytes = std::uint64_t{48} << 20;  ///< beyond what the program has by now: 64 MiB with it
   int input = 3;                                          ///< the one descriptor that may be read, at offsets
   int output = 4;                                         ///< the one that may be written
 };

@@ -13,6 +13,7 @@
 #include "src/core/utf8.hpp"
 #include "src/inspect/foreign_words.hpp"
 #include "src/inspect/printable.hpp"
+#include "src/inspect/report_cursor.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -26,55 +27,6 @@ constexpr std::uint64_t least_suspicious = std::uint64_t{64} << 20;
 // Decoding takes memory of two chunks at once. Larger ones are for files that are large themselves.
 constexpr std::uint64_t least_suspicious_chunk = std::uint64_t{16} << 20;
 constexpr std::uint64_t largest_chunk_expansion = 8;
-
-[[noreturn]] void throw_report(const std::string& what) {
-  throw Error(ErrorKind::corrupt, "the report of muster-hdf5-reader contradicts its format (" + what + ")");
-}
-
-/// Numbers and texts, one after the other.
-class Cursor {
- public:
-  explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  [[nodiscard]] bool is_at_end() const noexcept { return bytes_.empty(); }
-  std::uint8_t byte() {
-    if (bytes_.empty()) throw Cut{};
-    const auto value = std::to_integer<std::uint8_t>(bytes_.front());
-    bytes_ = bytes_.subspan(1);
-    return value;
-  }
-  std::uint64_t number() {
-    std::uint64_t value = 0;
-    for (unsigned shift = 0;; shift += 7) {
-      const std::uint64_t next = byte();
-      if (shift == 63 && next > 1) throw_report("a number of more than 64 bits");
-      value |= (next & 0x7fU) << shift;
-      if (next < 0x80) return value;
-    }
-  }
-  std::uint64_t number_below(std::uint64_t limit, const char* what) {
-    const std::uint64_t value = number();
-    if (value >= limit) throw_report(fmt::format("{} {}", what, value));
-    return value;
-  }
-  std::int64_t signed_number() {
-    const std::uint64_t value = number();
-    return static_cast<std::int64_t>(value >> 1U) ^ -static_cast<std::int64_t>(value & 1U);
-  }
-  std::string_view text(std::uint64_t most) {
-    const std::uint64_t length = number();
-    if (length > most) throw_report(fmt::format("a text of {} bytes", length));
-    if (length > bytes_.size()) throw Cut{};
-    const std::string_view value(reinterpret_cast<const char*>(bytes_.data()), length);
-    bytes_ = bytes_.subspan(length);
-    return value;
-  }
-
-  /// The report ends inside a record.
-  struct Cut {};
-
- private:
-  std::span<const std::byte> bytes_;
-};
 
 std::vector<std::byte> bytes_of(std::string_view text) {
   std::vector<std::byte> bytes(text.size());
@@ -92,10 +44,10 @@ class Parser {
     if (std::memcmp(bytes.data(), magic.data(), magic.size()) != 0)
       throw Error(ErrorKind::version,
                   "muster-hdf5-reader is of another build than this library: install both together");
-    Cursor cursor(bytes.subspan(magic.size()));
+    ReportCursor cursor(bytes.subspan(magic.size()));
     try {
       while (!cursor.is_at_end() && !is_over_) record(cursor);
-    } catch (const Cursor::Cut&) {
+    } catch (const ReportCursor::Cut&) {
       // The process ended in the middle of a record: what came before counts.
     }
     if (is_over_ && !cursor.is_at_end()) throw_report("more after its end");
@@ -104,7 +56,7 @@ class Parser {
   }
 
  private:
-  void record(Cursor& cursor) {
+  void record(ReportCursor& cursor) {
     const auto tag = static_cast<ForeignRecord>(cursor.byte());
     const bool is_text = tag == ForeignRecord::compact || tag == ForeignRecord::shape || tag == ForeignRecord::text ||
                          tag == ForeignRecord::end;
@@ -146,7 +98,7 @@ class Parser {
     throw_report(fmt::format("a record of the unknown kind {}", static_cast<unsigned>(tag)));
   }
 
-  Shape extents(Cursor& cursor, std::uint64_t rank) {
+  Shape extents(ReportCursor& cursor, std::uint64_t rank) {
     Shape shape;
     for (std::uint64_t i = 0; i < rank; ++i)
       shape.push_back(static_cast<std::int64_t>(cursor.number_below(most_bytes, "an extent of")));
@@ -163,7 +115,7 @@ class Parser {
     return bytes;
   }
 
-  void tensor(Cursor& cursor) {
+  void tensor(ReportCursor& cursor) {
     if (report_.tensors.size() >= hdf5::most_objects) throw_report("too many tensors");
     ForeignTensor tensor;
     tensor.name = cursor.text(hdf5::most_path_bytes);
@@ -192,7 +144,7 @@ class Parser {
     report_.tensors.push_back(std::move(tensor));
   }
 
-  void chunked(Cursor& cursor, ForeignTensor& tensor) {
+  void chunked(ReportCursor& cursor, ForeignTensor& tensor) {
     if (tensor.stored_shape.empty()) throw_report("a scalar in chunks");
     tensor.chunk_shape = extents(cursor, tensor.stored_shape.size());
     if (std::find(tensor.chunk_shape.begin(), tensor.chunk_shape.end(), 0) != tensor.chunk_shape.end())
@@ -246,19 +198,19 @@ class Parser {
     if (is_long) problem(tensor, "a damaged dataset: a chunk takes more bytes in the file than it can have");
   }
 
-  void compact(Cursor& cursor) {
+  void compact(ReportCursor& cursor) {
     ForeignTensor& tensor = tensor_of(cursor);
     tensor.compact = bytes_of(cursor.text(std::uint64_t{1} << 17));
     if (tensor.layout != hdf5::StorageLayout::compact || tensor.compact.size() != tensor.bytes)
       throw_report("compact elements of another size than the shape");
   }
 
-  void shape(Cursor& cursor) {
+  void shape(ReportCursor& cursor) {
     const std::size_t number = number_of_tensor(cursor);
     shapes_[number] = extents(cursor, cursor.number_below(hdf5::most_rank + 1, "a rank of"));
   }
 
-  void text(Cursor& cursor) {
+  void text(ReportCursor& cursor) {
     const std::string path(cursor.text(hdf5::most_path_bytes));
     const std::string attribute(cursor.text(hdf5::most_path_bytes));
     const std::string value(cursor.text(2 * hdf5::most_texts_bytes));
@@ -273,7 +225,7 @@ class Parser {
     report_.texts[key] = value;
   }
 
-  void issue(Cursor& cursor) {
+  void issue(ReportCursor& cursor) {
     const std::string path(cursor.text(hdf5::most_path_bytes));
     const std::uint64_t code = cursor.number_below(256, "an issue of the kind");
     const std::uint64_t number = cursor.number();
@@ -285,10 +237,10 @@ class Parser {
     report_.issues.push_back({core::is_utf8(path) ? path : printable(path), std::move(words)});
   }
 
-  std::size_t number_of_tensor(Cursor& cursor) const {
+  std::size_t number_of_tensor(ReportCursor& cursor) const {
     return cursor.number_below(report_.tensors.size(), "the tensor");
   }
-  ForeignTensor& tensor_of(Cursor& cursor) { return report_.tensors[number_of_tensor(cursor)]; }
+  ForeignTensor& tensor_of(ReportCursor& cursor) { return report_.tensors[number_of_tensor(cursor)]; }
 
   [[nodiscard]] bool is_inside(std::uint64_t offset, std::uint64_t bytes) const noexcept {
     return offset <= limits_.file_bytes && bytes <= limits_.file_bytes - offset;
