@@ -49,7 +49,8 @@ class NFSWorkspace {
  public:
   /// Not initialised: writing and reading are Error(argument).
   NFSWorkspace() = default;
-  /// Makes the directory (all ranks may) and removes this rank's own states of this job. No path, or an empty one: not
+  /// Makes the directory (all ranks may) and removes this rank's own states of this job; rank 0 also
+  /// removes what processes of this host left that are proved dead. No path, or an empty one: not
   /// initialised. A null group: the world. Throws Error(io | no_space | argument) where the path cannot be a workspace:
   /// a file, a dangling link, no permission, a directory with a newer version's mark.
   explicit NFSWorkspace(const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group = nullptr,

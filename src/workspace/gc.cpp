@@ -8,6 +8,7 @@
 
 #include "src/os/small_file.hpp"
 #include "src/workspace/group_directory.hpp"
+#include "src/workspace/group_names.hpp"
 
 namespace muster::workspace {
 namespace {
@@ -124,12 +125,31 @@ class Collection {
 
   [[nodiscard]] bool remove(const SurveyEntry& entry) const {
     const std::string path = path_ + "/" + entry.file;
-    if (entry.name->kind != NameKind::job && entry.name->kind != NameKind::meeting) {
-      os::remove_file(path);
-      return true;
+    switch (entry.name->kind) {
+      case NameKind::job:
+        remove_group_directory(path);
+        break;
+      case NameKind::meeting:
+        remove_meeting(path);
+        break;
+      default:
+        os::remove_file(path);
     }
-    remove_group_directory(path);
     return !os::file_status(path);
+  }
+
+  /// File by file: somebody may say hello at this moment.
+  void remove_meeting(const std::string& path) const {
+    for (const os::DirectoryEntry& file : os::list_directory(path)) {
+      const auto status = os::file_status(path + "/" + file.name);
+      if (!status || status->is_directory) continue;
+      const auto hello = parse_meeting_name(file.name);
+      const auto other = parse_name(file.name);
+      const bool is_dead = (hello && os::life_of(hello->writer) == os::Life::dead) ||
+                           (other && other->writer && os::life_of(*other->writer) == os::Life::dead);
+      if (is_dead || is_old(status->changed)) os::remove_file(path + "/" + file.name);
+    }
+    os::remove_empty_directory(path);
   }
 
   const std::string& path_;

@@ -19,6 +19,7 @@
 #include "src/core/quoted.hpp"
 #include "src/os/small_file.hpp"
 #include "src/workspace/discovery.hpp"
+#include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/workspace_directory.hpp"
 
@@ -88,6 +89,7 @@ NFSWorkspace::NFSWorkspace(const std::optional<std::string>& path, std::shared_p
   if (!path || path->empty()) return;
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(*path);
   std::shared_ptr<SyncGroup> owner = group ? std::move(group) : world();
+  if (owner->rank() == 0) workspace::sweep_dead(directory.path);
   generations_ = generations_of(*owner, directory);
   const std::string job = workspace::job_text(owner->nonce());
   for (const Name& state : states_of(directory.path, directory.is_network, job, owner->rank())) {
@@ -124,8 +126,7 @@ std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std:
   options.zstd_level = options_.zstd_level;
   options.durable = options_.durable;
   options.temporary = path_ + "/" + workspace::growing_name();
-  write_state_file(path_ + "/" + workspace::file_name(name), own ? own->config : config, weights,
-                   options);
+  write_state_file(path_ + "/" + workspace::file_name(name), own ? own->config : config, weights, options);
   forget_earlier();
   return name.generation;
 }
