@@ -24,7 +24,9 @@ UserBlock read_user_block(const os::ReadableFile& file) {
 }
 
 Catalogue read_catalogue(const os::ReadableFile& file, const UserBlock& block) {
-  std::vector<std::byte> bytes(block.catalogue.bytes);
+  // Not set to zeros first: it may be megabytes.
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(block.catalogue.bytes);
+  const std::span<std::byte> bytes(memory.get(), block.catalogue.bytes);
   file.read_at(block.catalogue.offset, bytes);
   if (tensor_checksum(bytes) != block.catalogue_checksum)
     throw Error(ErrorKind::corrupt,
