@@ -99,8 +99,9 @@ std::vector<Finding> probe(const std::string& path) {
   const std::string name = join_path(path, workspace::probe_name());
   try {
     const Clock::time_point before = Clock::now();
-    const os::FileStatus status = os::write_new_file(name, {}, os::Durable::no);
+    os::write_new_file(name, {});
     const Clock::time_point after = Clock::now();
+    const os::FileStatus status = os::file_status(name).value_or(os::FileStatus{.changed = after});
     os::remove_file(name);
     // Clocks of file systems go in ticks of some ms, so that a file may be older than the call that made it.
     constexpr auto tick = std::chrono::milliseconds(20);
