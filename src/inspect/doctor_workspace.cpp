@@ -101,13 +101,14 @@ std::vector<Finding> probe(const std::string& path) {
     const Clock::time_point before = Clock::now();
     os::write_new_file(name, {});
     const Clock::time_point after = Clock::now();
-    const os::FileStatus status = os::file_status(name).value_or(os::FileStatus{.changed = after});
+    const std::optional<os::FileStatus> status = os::file_status(name);
+    const Clock::time_point changed = status ? status->changed : after;
     os::remove_file(name);
     // Clocks of file systems go in ticks of some ms, so that a file may be older than the call that made it.
     constexpr auto tick = std::chrono::milliseconds(20);
     std::chrono::duration<double> skew{0};
-    if (status.changed > after) skew = status.changed - after;
-    if (status.changed + tick < before) skew = status.changed - before;
+    if (changed > after) skew = changed - after;
+    if (changed + tick < before) skew = changed - before;
     Finding clock{"clock", Health::good, fmt::format("the server's is {:+.2f} s off this host's", skew.count())};
     if (std::abs(skew.count()) > 2) {
       clock.health = Health::warning;
