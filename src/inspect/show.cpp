@@ -276,8 +276,4 @@ std::string show_json(const std::string& path, const ShowOptions& options) {
   return show_json(*open_source(path), path, options);
 }
 
-std::string issues_json(const std::vector<SourceIssue>& issues) {
-  return printable_json(to_json(Config::object({{"issues", Config(issues_array(issues))}}), 2)) + "\n";
-}
-
 }  // namespace muster::inspect

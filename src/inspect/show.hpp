@@ -56,7 +56,5 @@ std::vector<SourceIssue> find_issues(const TensorSource& source);
 
 /// A line an issue and one for the whole.
 std::string issues_text(const std::vector<SourceIssue>& issues, const OutputStyle& style);
-/// {"issues": [{"kind", "tensor", "words"}]}.
-std::string issues_json(const std::vector<SourceIssue>& issues);
 
 }  // namespace muster::inspect

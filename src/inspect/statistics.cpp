@@ -18,14 +18,13 @@
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/inspect/elements.hpp"
+#include "src/inspect/pattern_counting.hpp"
 #include "src/inspect/tensor_source.hpp"
 
 namespace muster::inspect {
 namespace {
 
 constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
-// Fewer values are sorted: clearing and searching a table of all patterns would take longer.
-constexpr std::uint64_t least_counted = 8192;
 constexpr std::size_t block = 4096;
 
 bool is_narrow(DType dtype) noexcept {
@@ -46,159 +45,6 @@ std::uint64_t values_of(const TensorEntry& entry) {
 std::uint64_t values_of(const TensorEntry& entry, const Piece& piece) {
   return std::min(values_in(entry.dtype, piece.bytes), values_of(entry) - values_in(entry.dtype, piece.offset));
 }
-
-// ---- values of at most 16 bits ----
-
-using PatternCount = std::pair<std::uint32_t, std::uint64_t>;
-
-std::size_t bin_of(double value, double low, double high, std::size_t bins) noexcept {
-  // Halves, because the distance of two large doubles need not be one.
-  const double part = (value / 2 - low / 2) / (high / 2 - low / 2);
-  return std::min(static_cast<std::size_t>(part * static_cast<double>(bins)), bins - 1);
-}
-
-void finish_counts(TensorStatistics& out, const std::vector<PatternCount>& counts, std::size_t bins) {
-  const DType dtype = out.tensor.dtype;
-  std::optional<std::pair<double, std::uint32_t>> low;
-  std::optional<std::pair<double, std::uint32_t>> high;
-  long double sum = 0;
-  for (const auto& [pattern, count] : counts) {
-    const double value = value_of(dtype, pattern);
-    if (std::isnan(value)) {
-      out.nans += count;
-    } else if (std::isinf(value)) {
-      out.infinities += count;
-    } else {
-      if (value == 0) out.zeros += count;
-      if (!low || value < low->first) low = {value, pattern};
-      if (!high || value > high->first) high = {value, pattern};
-      sum += static_cast<long double>(value) * static_cast<long double>(count);
-    }
-  }
-  if (!low) return;
-  const auto finite = static_cast<long double>(out.finite());
-  const long double mean = sum / finite;
-  long double squares = 0;
-  out.histogram = {low->first, high->first, std::vector<std::uint64_t>(low->first < high->first ? bins : 1)};
-  for (const auto& [pattern, count] : counts) {
-    const double value = value_of(dtype, pattern);
-    if (!std::isfinite(value)) continue;
-    squares += (static_cast<long double>(value) - mean) * (static_cast<long double>(value) - mean) *
-               static_cast<long double>(count);
-    out.histogram.counts[low->first < high->first ? bin_of(value, low->first, high->first, bins) : 0] += count;
-  }
-  out.minimum = exact_value(dtype, low->second);
-  out.maximum = exact_value(dtype, high->second);
-  out.mean = static_cast<double>(mean);
-  out.deviation = static_cast<double>(std::sqrt(squares / finite));
-}
-
-std::vector<PatternCount> sorted_counts(DType dtype, std::span<const std::byte> bytes, std::uint64_t values) {
-  std::vector<std::uint32_t> patterns(values);
-  for (std::uint64_t i = 0; i < values; ++i) patterns[i] = static_cast<std::uint32_t>(value_bits(dtype, bytes, i));
-  std::sort(patterns.begin(), patterns.end());
-  std::vector<PatternCount> counts;
-  for (const std::uint32_t pattern : patterns) {
-    if (counts.empty() || counts.back().first != pattern) counts.emplace_back(pattern, 0);
-    ++counts.back().second;
-  }
-  return counts;
-}
-
-using Table = std::vector<std::uint64_t>;  // by pattern
-
-std::vector<PatternCount> taken_from(Table& table) {
-  std::vector<PatternCount> counts;
-  for (std::size_t pattern = 0; pattern < table.size(); ++pattern)
-    if (table[pattern] != 0) counts.emplace_back(static_cast<std::uint32_t>(pattern), table[pattern]);
-  table.clear();
-  return counts;
-}
-
-void count_patterns(DType dtype, std::span<const std::byte> bytes, std::uint64_t values, Table& table) {
-  if (bits(dtype) == 16) {
-    for (std::uint64_t i = 0; i < values; ++i) {
-      std::uint16_t word = 0;
-      std::memcpy(&word, bytes.data() + i * 2, 2);
-      ++table[word];
-    }
-  } else if (bits(dtype) == 8) {
-    // Equal neighbours would wait for each other's count.
-    std::vector<std::uint64_t> other(256);
-    for (std::uint64_t i = 0; i + 1 < values; i += 2) {
-      ++table[std::to_integer<std::size_t>(bytes[i])];
-      ++other[std::to_integer<std::size_t>(bytes[i + 1])];
-    }
-    if (values % 2 != 0) ++table[std::to_integer<std::size_t>(bytes[values - 1])];
-    for (std::size_t i = 0; i < other.size(); ++i) table[i] += other[i];
-  } else {
-    for (std::uint64_t i = 0; i < values; ++i) ++table[value_bits(dtype, bytes, i)];
-  }
-}
-
-/// Counts of tensors that several threads work on at the moment. A thread keeps the counts of its current tensor to
-/// itself until it goes on to the next one, so that no more tables are alive than twice the threads.
-class PatternCounting {
- public:
-  PatternCounting(std::vector<TensorStatistics>& out, const std::vector<Piece>& pieces, std::size_t workers,
-                  std::size_t bins)
-      : out_(out), bins_(bins), left_(out.size()), shared_(out.size()), workers_(workers) {
-    for (const Piece& piece : pieces) ++left_[piece.place];
-  }
-
-  void count(const Piece& piece, std::span<const std::byte> bytes, std::size_t worker) {
-    TensorStatistics& out = out_[piece.place];
-    const DType dtype = out.tensor.dtype;
-    const std::uint64_t values = values_of(out.tensor, piece);
-    if (values == out.values && values < least_counted)
-      return finish_counts(out, sorted_counts(dtype, bytes, values), bins_);
-    Own& own = workers_[worker];
-    if (own.pieces != 0 && own.place != piece.place) hand_over(own);
-    own.place = piece.place;
-    own.table.resize(std::size_t{1} << bits(dtype));
-    count_patterns(dtype, bytes, values, own.table);
-    ++own.pieces;
-  }
-
-  /// When all pieces are counted.
-  void finish() {
-    for (Own& own : workers_)
-      if (own.pieces != 0) hand_over(own);
-  }
-
- private:
-  struct Own {
-    std::size_t place = 0;
-    std::size_t pieces = 0;
-    Table table;
-  };
-
-  void hand_over(Own& own) {
-    TensorStatistics& out = out_[own.place];
-    {
-      const std::lock_guard lock(mutex_);
-      Table& shared = shared_[own.place];
-      if (!shared.empty())
-        for (std::size_t i = 0; i < shared.size(); ++i) own.table[i] += shared[i];
-      left_[own.place] -= std::exchange(own.pieces, 0);
-      if (left_[own.place] != 0) {
-        shared = std::exchange(own.table, {});
-        return;
-      }
-      Table().swap(shared);
-    }
-    finish_counts(out, taken_from(own.table), bins_);
-  }
-
-  std::vector<TensorStatistics>& out_;
-  std::size_t bins_;
-  std::mutex mutex_;
-  std::vector<std::size_t> left_;
-  std::vector<Table> shared_;
-  std::vector<Own> workers_;
-};
-
-// ---- wider values ----
 
 /// Number, mean and sum of squared distances from it: two can be put together (Chan, Golub, LeVeque 1979).
 struct Moments {
@@ -356,9 +202,12 @@ class Work {
   }
 
   void count_narrow() {
-    PatternCounting counting(out_, narrow_, workers_, bins_);
+    std::vector<std::size_t> pieces(out_.size());
+    for (const Piece& piece : narrow_) ++pieces[piece.place];
+    PatternCounting counting(out_, std::move(pieces), workers_, bins_);
     for_each(narrow_, [&](std::size_t index, std::size_t worker, std::span<const std::byte> bytes) {
-      counting.count(narrow_[index], bytes, worker);
+      const Piece& piece = narrow_[index];
+      counting.count(piece.place, bytes, values_of(out_[piece.place].tensor, piece), worker);
     });
     counting.finish();
   }
