@@ -14,7 +14,6 @@
 #include "src/os/process.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
-#include "src/workspace/group_names.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/publication.hpp"
 
@@ -27,6 +26,7 @@ using Kind = MeetingName::Kind;
 
 constexpr int protocol_version = 1;
 constexpr std::uint64_t longest_text = 64 << 20;
+constexpr auto longest_refusal = std::chrono::seconds(1);
 
 std::string where(const MeetingName& name) {
   return fmt::format("host {}, pid {}", name.writer.host, name.writer.pid);
@@ -115,39 +115,60 @@ Meeting::Job Meeting::attend() {
   return options_.rank == 0 ? lead() : follow();
 }
 
+/// The hellos of those who may live, by token. A new call, where there are new ones.
+std::map<std::string, MeetingName> Meeting::call_all(const Seen& seen) {
+  std::map<std::string, MeetingName> hellos;
+  bool is_new = false;
+  for (const auto& [file, name] : seen.of(Kind::hello)) {
+    if (name.token == token_) continue;
+    if (os::life_of(name.writer) == os::Life::dead) {
+      os::remove_file(path_ + "/" + file);
+      continue;
+    }
+    hellos.emplace(name.token, name);
+    is_new = called_.insert(name.token).second || is_new;
+  }
+  if (!is_new) return hellos;
+  std::string tokens;
+  for (const std::string& token : called_) tokens += token + "\n";
+  write(
+      meeting_file_name({.kind = Kind::call, .number = calls_++, .first_token = token_, .writer = os::own_identity()}),
+      tokens);
+  return hellos;
+}
+
+/// Whether all ranks have come, and everyone who did has answered.
+bool Meeting::has_answered(const Seen& seen, const std::map<std::string, MeetingName>& hellos) const {
+  std::set<int> ranks;
+  for (const auto& [token, hello] : hellos) ranks.insert(hello.rank);
+  std::size_t answers = 0;
+  for (const auto& [file, name] : seen.of(Kind::here))
+    if (name.first_token == token_ && hellos.contains(name.token)) ++answers;
+  return static_cast<int>(ranks.size()) >= options_.size - 1 && answers == hellos.size();
+}
+
 void Meeting::refuse(const Error& cause) {
   const MeetingName name{.kind = Kind::job, .first_token = token_, .writer = os::own_identity()};
   write(meeting_file_name(name),
         to_json(Config::object({{"kind", static_cast<int>(cause.kind())}, {"error", std::string(cause.what())}})));
-  // It stays for those who have still to read it; this process's end makes it garbage.
-  own_files_.pop_back();
+  // Those who are only coming shall hear it, too: they are still called.
+  Pauses pauses(workspace_.is_network);
+  const Clock::time_point end = Clock::now() + longest_refusal;
+  for (;;) {
+    const Seen seen = look();
+    if (has_answered(seen, call_all(seen)) || Clock::now() >= end) break;
+    pauses.sleep();
+  }
+  // Calls and refusal stay for those who have still to read them; this process's end makes them garbage.
+  own_files_.resize(1);
   throw cause;
 }
 
 Meeting::Job Meeting::lead() {
-  std::set<std::string> called;
-  std::uint64_t calls = 0;
   Pauses pauses(workspace_.is_network);
   for (;;) {
     const Seen seen = look();
-    std::map<std::string, MeetingName> hellos;
-    bool is_new = false;
-    for (const auto& [file, name] : seen.of(Kind::hello)) {
-      if (name.token == token_) continue;
-      if (os::life_of(name.writer) == os::Life::dead) {
-        os::remove_file(path_ + "/" + file);
-        continue;
-      }
-      hellos.emplace(name.token, name);
-      is_new = called.insert(name.token).second || is_new;
-    }
-    if (is_new) {
-      std::string tokens;
-      for (const std::string& token : called) tokens += token + "\n";
-      write(meeting_file_name(
-                {.kind = Kind::call, .number = calls++, .first_token = token_, .writer = os::own_identity()}),
-            tokens);
-    }
+    const std::map<std::string, MeetingName> hellos = call_all(seen);
     std::map<int, MeetingName> present;
     for (const auto& [file, name] : seen.of(Kind::here)) {
       if (name.first_token != token_) continue;

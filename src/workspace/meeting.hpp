@@ -17,12 +17,15 @@
 // barrier.
 
 #include <chrono>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "muster/workspace.hpp"
 #include "src/workspace/group_directory.hpp"
+#include "src/workspace/group_names.hpp"
 #include "src/workspace/workspace_directory.hpp"
 
 namespace muster::workspace {
@@ -49,6 +52,8 @@ class Meeting {
   struct Seen;
   Job lead();
   Job follow();
+  std::map<std::string, MeetingName> call_all(const Seen& seen);
+  [[nodiscard]] bool has_answered(const Seen& seen, const std::map<std::string, MeetingName>& hellos) const;
   [[noreturn]] void refuse(const Error& cause);
   void write(const std::string& name, const std::string& text);
   [[nodiscard]] Seen look() const;
@@ -63,6 +68,9 @@ class Meeting {
   std::string path_;
   std::string token_;
   std::vector<std::string> own_files_;
+  // Rank 0's.
+  std::set<std::string> called_;
+  std::uint64_t calls_ = 0;
 };
 
 }  // namespace muster::workspace

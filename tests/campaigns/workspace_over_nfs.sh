@@ -46,7 +46,8 @@ EXPORT {
 }
 END
 if ! rpcinfo -p 127.0.0.1 > /dev/null 2>&1; then
-  rpcbind -f -h 127.0.0.1 &
+  mkdir -p /run/rpcbind
+  rpcbind -f &
   started+=($!)
   sleep 1
 fi
