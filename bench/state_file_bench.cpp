@@ -280,7 +280,10 @@ void make(const Options& options) {
     entries.push_back({fmt::format("model.layers.{}.mlp.experts.{}.down_proj.weight", i / 20, i % 20),
                        DType::bf16,
                        {64, std::max<std::int64_t>(columns, 1)}});
-  StateFileWriter writer(options.file, Config::object({{"bench", true}}), std::move(entries), {.durable = false});
+  StateFileInfo info{.generation = 1};
+  info.job.fill(std::byte{0x11});
+  StateFileWriter writer(options.file, Config::object({{"bench", true}}), std::move(entries),
+                         {.info = info, .durable = false});
   // Holes are zeros, which is all that listing asks for.
   for (int i = 0; i < options.tensors; ++i) writer.written_elsewhere(static_cast<std::size_t>(i));
   writer.commit();
