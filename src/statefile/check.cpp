@@ -24,6 +24,7 @@ namespace {
 using statefile::Extent;
 
 constexpr std::uint64_t piece_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t chunks_bytes = std::uint64_t{16} << 20;  // of a compressed tensor at once
 
 class Checking {
  public:
@@ -122,11 +123,14 @@ class Checking {
   // Reading compares each stored chunk with its checksum.
   std::uint64_t read_checksum(std::size_t index) {
     const StateTensor& tensor = catalogue_.tensors[index];
+    // Of few tensors each may be large: then several threads decompress one.
+    const auto cores = static_cast<std::size_t>(os::usable_cores());
+    const std::size_t workers = tensor.compressed && catalogue_.tensors.size() < cores ? cores : 1;
     TensorChecksum sum;
     std::vector<std::byte> buffer;
     for (std::uint64_t at = 0; at < tensor.bytes; at += buffer.size()) {
       buffer.resize(piece_at(index, at));
-      statefile::read_elements(file_, catalogue_, index, at, buffer, 1);
+      statefile::read_elements(file_, catalogue_, index, at, buffer, workers);
       sum.add(buffer);
       progress_.add(buffer.size());
     }
@@ -139,8 +143,9 @@ class Checking {
     const statefile::Chunking& chunking = catalogue_.chunking[index];
     if (chunking.rows == 0) return std::min(piece_bytes, tensor.bytes - at);
     const auto grid = statefile::ChunkGrid::of(tensor.dtype, tensor.shape, chunking.dim, chunking.rows).value();
-    const std::uint64_t chunk = grid.chunk_at(at);
-    return grid.begin(chunk) + grid.bytes(chunk) - at;
+    const std::uint64_t more = std::max<std::uint64_t>(chunks_bytes / grid.chunk_bytes(), 1) - 1;
+    const std::uint64_t last = std::min(grid.chunk_at(at) + more, grid.count() - 1);
+    return grid.begin(last) + grid.bytes(last) - at;
   }
 
   const os::ReadableFile& file_;

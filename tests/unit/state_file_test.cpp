@@ -7,10 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <random>
-#include <set>
-#include <thread>
 
 #include "doctest/doctest.h"
 #include "src/core/checksum.hpp"
@@ -137,31 +134,6 @@ TEST_CASE("names are what they are") {
   CHECK(work.count() == 1);
 }
 
-TEST_CASE("options that cannot be are refused, and leave nothing") {
-  const TemporaryDirectory work;
-  const auto refused = [&](const StateFileOptions& options, std::string_view words) {
-    CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, one(), options); }), words));
-  };
-  refused({.zstd_level = 0}, "level 0");
-  refused({.zstd_level = 23}, "level 23");
-  refused({.zstd_level = 1, .chunk_bytes = 0}, "64 MiB");
-  refused({.zstd_level = 1, .chunk_bytes = (64 << 20) + 1}, "64 MiB");
-  refused({.info = {.rank = 1}}, "rank 1 of 1");
-  refused({.info = {.rank = -1}}, "rank -1");
-  refused({.info = {.world_size = 0}}, "of 0");
-  const std::vector<NamedTensor> deep = {{"deep", pattern(DType::u8, Shape(33, 1), 1)}};
-  CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, deep); }), "33 dimensions"));
-  const Config with_tensor = one()[0].second;
-  CHECK_THROWS_AS(write_state_file(work / "f", with_tensor, {}), Error);
-  CHECK(has(words_of(ErrorKind::argument,
-                     [&] {
-                       StateFileWriter(work / "f", {}, {{"huge", DType::f64, {std::int64_t{1} << 59}}, {"b"}});
-                     }),
-            "huge"));
-  words_of(ErrorKind::not_found, [&] { write_state_file(work / "no/such/folder", {}, one()); });
-  CHECK(work.count() == 0);
-}
-
 TEST_CASE("strided tensors are written as they read") {
   const TemporaryDirectory work;
   const Tensor base = normal_weights({700, 900}, 5);
@@ -195,140 +167,6 @@ TEST_CASE("uncompressed files of one state are the same bytes") {
   write_state_file(work / "a", some_config(), all);
   write_state_file(work / "b", some_config(), all, {.durable = false});
   CHECK(read_text(work / "a") == read_text(work / "b"));
-}
-
-TEST_CASE("pieces in any order, from several threads") {
-  const TemporaryDirectory work;
-  const std::vector<NamedTensor> all = {{"a", pattern(DType::bf16, {1000, 321}, 1)},
-                                        {"b", normal_weights({64, 64, 16}, 2)}};
-  for (const bool compressed : {false, true}) {
-    CAPTURE(compressed);
-    StateFileOptions options;
-    if (compressed) options.zstd_level = 1;
-    if (compressed) options.chunk_bytes = 64'200;  // 100 rows of a
-    // Ascending, odd pieces.
-    {
-      StateFileWriter writer(work / "ascending", {}, entries_of(all), options);
-      for (std::size_t i = 0; i < all.size(); ++i) {
-        const auto bytes = all[i].second.bytes();
-        for (std::size_t at = 0; at < bytes.size(); at += 7777)
-          writer.write(i, at, bytes.subspan(at, std::min<std::size_t>(7777, bytes.size() - at)));
-      }
-      writer.commit();
-      CHECK(holds(StateFile::open(work / "ascending"), all));
-      CHECK(StateFile::open(work / "ascending").check().empty());
-    }
-    // Descending, at the chunks' borders; the sums are read back.
-    {
-      StateFileWriter writer(work / "descending", {}, entries_of(all), options);
-      const auto bytes = all[0].second.bytes();
-      for (std::size_t at = bytes.size(); at > 0; at -= 64'200)
-        writer.write(0, at - 64'200, bytes.subspan(at - 64'200, 64'200));
-      writer.write(1, all[1].second);
-      writer.commit();
-      CHECK(holds(StateFile::open(work / "descending"), all));
-      CHECK(StateFile::open(work / "descending").check().empty());
-    }
-    // From four threads at once.
-    {
-      StateFileWriter writer(work / "threads", {}, entries_of(all), options);
-      std::vector<std::thread> threads;
-      for (std::size_t t = 0; t < 4; ++t)
-        threads.emplace_back([&, t] {
-          const auto bytes = all[0].second.bytes();
-          for (std::size_t chunk = t; chunk < 10; chunk += 4)
-            writer.write(0, chunk * 64'200, bytes.subspan(chunk * 64'200, 64'200));
-          if (t == 0) writer.write(1, all[1].second);
-        });
-      for (std::thread& thread : threads) thread.join();
-      writer.commit();
-      CHECK(holds(StateFile::open(work / "threads"), all));
-      CHECK(StateFile::open(work / "threads").check().empty());
-    }
-    if (!compressed) CHECK(read_text(work / "threads") == read_text(work / "ascending"));
-    if (compressed) {
-      StateFileWriter writer(work / "refused", {}, entries_of(all), options);
-      const auto bytes = all[0].second.bytes();
-      writer.write(0, 64'200, bytes.subspan(64'200, 1000));
-      CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 0, bytes.first(1000)); }), "ascending"));
-      CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 66'000, bytes.first(1000)); }), "ascending"));
-    }
-  }
-  CHECK(work.count() == 3);
-}
-
-TEST_CASE("bytes that other processes write") {
-  const TemporaryDirectory work;
-  const std::vector<NamedTensor> all = {{"theirs", pattern(DType::f32, {300, 300}, 1)},
-                                        {"ours", pattern(DType::u8, {1000}, 2)},
-                                        {"none", pattern(DType::u8, {0}, 3)}};
-  StateFileWriter writer(work / "file", {}, entries_of(all), {.temporary = work / "growing"});
-  CHECK(writer.temporary_path() == work / "growing");
-  CHECK(fs::exists(work / "growing"));
-  const int fd = ::open(writer.temporary_path().c_str(), O_WRONLY | O_CLOEXEC);
-  REQUIRE(fd >= 0);
-  const auto bytes = all[0].second.bytes();
-  CHECK(::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(writer.place(0).value())) ==
-        static_cast<ssize_t>(bytes.size()));
-  ::close(fd);
-  writer.written_elsewhere(0);
-  writer.write(1, all[1].second);
-  CHECK_THROWS_AS(writer.written_elsewhere(1), Error);
-  writer.written_elsewhere(2);
-  writer.commit();
-  CHECK(holds(StateFile::open(work / "file"), all));
-  CHECK(StateFile::open(work / "file").check().empty());
-  CHECK(work.count() == 1);
-  StateFileWriter compressed(work / "file", {}, entries_of(all), {.zstd_level = 1});
-  CHECK_FALSE(compressed.place(0).has_value());
-  CHECK_THROWS_AS(compressed.written_elsewhere(0), Error);
-  CHECK(compressed.place(1).has_value());  // too small to be compressed
-}
-
-TEST_CASE("a writer that does not commit leaves what was there") {
-  const TemporaryDirectory work;
-  const std::vector<NamedTensor> before = one();
-  const std::vector<NamedTensor> after = one({100, 100}, 4);
-  write_state_file(work / "file", {}, before);
-  {
-    StateFileWriter writer(work / "file", {}, entries_of(after));
-    writer.write_all(std::vector<TensorView>{after[0].second});
-    CHECK(holds(StateFile::open(work / "file"), before));
-  }
-  {
-    StateFileWriter writer(work / "file", {}, entries_of(after));
-    writer.write(0, 0, after[0].second.bytes().first(100));
-    CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "100 of its 40000 bytes"));
-  }
-  CHECK(holds(StateFile::open(work / "file"), before));
-  CHECK(work.count() == 1);
-  const StateFile old = StateFile::open(work / "file");
-  const Tensor kept = old.tensor(0);
-  write_state_file(work / "file", {}, after);
-  CHECK(holds(StateFile::open(work / "file"), after));
-  // Who has the earlier one open has it still.
-  CHECK(bitwise_equal(kept, before[0].second));
-  CHECK(holds(old, before));
-}
-
-TEST_CASE("a writer's wrong use is told") {
-  const TemporaryDirectory work;
-  const std::vector<NamedTensor> all = one();
-  StateFileWriter first(work / "file", {}, entries_of(all));
-  StateFileWriter writer = std::move(first);
-  const auto bytes = all[0].second.bytes();
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(1, 0, bytes); }), "no number 1"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 1, bytes); }), "past the end"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, ~0ULL, bytes); }), "past the end"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, pattern(DType::f32, {10}, 1)); }), "F32 [100, 100]"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write_all({}); }), "1 tensors were announced"));
-  writer.write(0, all[0].second);
-  writer.commit();
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "finished already"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 0, bytes); }), "finished already"));
-  CHECK(has(words_of(ErrorKind::io, [&] { StateFileWriter(work / "x", {}, {}, {.temporary = work / "file"}); }),
-            "EEXIST"));
-  CHECK(holds(StateFile::open(work / "file"), all));
 }
 
 TEST_CASE("ranges of a tensor") {
