@@ -50,7 +50,7 @@ Finding contents(const std::string& path) {
 }
 
 Finding mount(const std::string& path) {
-  Finding finding{"file system"};
+  Finding finding{"file system", Health::good, {}};
   try {
     const os::FileSystem system = os::file_system_of(path);
     finding.value = system.type;
