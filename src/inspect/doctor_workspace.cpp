@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "muster/error.hpp"
@@ -49,7 +50,7 @@ Finding contents(const std::string& path) {
 }
 
 Finding mount(const std::string& path) {
-  Finding finding{"file system"};
+  Finding finding{"file system", Health::good, {}};
   try {
     const os::FileSystem system = os::file_system_of(path);
     finding.value = system.type;
@@ -102,13 +103,13 @@ std::vector<Finding> probe(const std::string& path) {
     os::write_new_file(name, {});
     const Clock::time_point after = Clock::now();
     const std::optional<os::FileStatus> status = os::file_status(name);
-    const Clock::time_point changed = status ? status->changed : after;
     os::remove_file(name);
+    if (!status) return {{"writing", Health::bad, "a file that was made is not there", "look at the mount"}};
     // Clocks of file systems go in ticks of some ms, so that a file may be older than the call that made it.
     constexpr auto tick = std::chrono::milliseconds(20);
     std::chrono::duration<double> skew{0};
-    if (changed > after) skew = changed - after;
-    if (changed + tick < before) skew = changed - before;
+    if (status->changed > after) skew = status->changed - after;
+    if (status->changed + tick < before) skew = status->changed - before;
     Finding clock{"clock", Health::good, fmt::format("the server's is {:+.2f} s off this host's", skew.count())};
     if (std::abs(skew.count()) > 2) {
       clock.health = Health::warning;
