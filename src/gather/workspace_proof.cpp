@@ -74,15 +74,23 @@ class WorkspaceProof final : public Proof {
     const auto longest = std::min(call_.options->timeout.value_or(call_.group->timeout()), longest_look);
     const std::string place = directory.path + "/token";
     try {
-      workspace::patiently(
-          place, {.deadline = std::chrono::steady_clock::now() + longest, .check = [&] { call_.group->progress(); }},
-          [&] {
-            // By listing: its full name has the first rank's process in it.
-            if (std::ranges::none_of(os::list_directory(directory.path), is_token))
-              throw Error(ErrorKind::not_found, "no token");
-          });
+      workspace::patiently(place,
+                           {.deadline = std::chrono::steady_clock::now() + longest,
+                            .check =
+                                [&] {
+                                  call_.group->progress();
+                                  check_group();
+                                }},
+                           [&] {
+                             // By listing: its full name has the first rank's process in it.
+                             if (std::ranges::none_of(os::list_directory(directory.path), is_token))
+                               throw Error(ErrorKind::not_found, "no token");
+                           });
     } catch (const Error& error) {
+      check_group();
       if (error.kind() != ErrorKind::not_found) throw;
+      // A token goes with its rank; the round that follows misses that one.
+      if (call_.group->liveness(call_.first())->is_dead()) return;
       const RankInfo& own = call_.group->info(call_.group->rank());
       const RankInfo& first = call_.group->info(call_.first());
       throw Error(
@@ -92,6 +100,11 @@ class WorkspaceProof final : public Proof {
                       own.rank, own.host, in_quotes(path_), first.rank, first.host),
           {.path = directory.path});
     }
+  }
+
+  /// The first rank takes its token back when the group fails.
+  void check_group() const {
+    if (const auto failure = call_.group->failure()) throw *failure;
   }
 
   const Call& call_;

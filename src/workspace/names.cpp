@@ -165,7 +165,8 @@ std::string identity_text(const os::ProcessIdentity& identity) {
 std::optional<os::ProcessIdentity> parse_identity(std::string_view text) {
   constexpr std::string_view host_letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
   const std::size_t comma = text.find(',');
-  if (comma == std::string_view::npos || comma == 0 || text.find_first_not_of(host_letters) != comma) return std::nullopt;
+  if (comma == std::string_view::npos || comma == 0 || text.find_first_not_of(host_letters) != comma)
+    return std::nullopt;
   os::ProcessIdentity identity;
   identity.host = text.substr(0, comma);
   NameReader reader(text.substr(comma + 1));
