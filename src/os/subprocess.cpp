@@ -112,6 +112,7 @@ Fd moved_up(int fd) {
 pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& output) {
   std::vector<std::string> words = command;
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   std::vector<std::string> variables;
@@ -120,6 +121,7 @@ pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& 
     if (value != nullptr) variables.push_back(fmt::format("{}={}", name, value));
   }
   std::vector<char*> environment;
+  environment.reserve(variables.size() + 1);
   for (std::string& variable : variables) environment.push_back(variable.data());
   environment.push_back(nullptr);
 
