@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
                                        .key = fmt::format("{} {}", seed, i),
                                        .rank = rank,
                                        .size = size,
-                                       .timeout = 20s,
+                                       .timeout = 8s,
                                        .heartbeat = 200ms});
         work(*group, directory, kills_one ? 1000 : 3);
       } catch (const Error& error) {
