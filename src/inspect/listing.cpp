@@ -29,8 +29,10 @@ bool is_for_survey(const std::string& path) {
   return true;
 }
 
-std::vector<std::size_t> in_natural_order(const TensorSource& source) {
+/// For people numbers count by their value; scripts get the order of the file, and sort as they like.
+std::vector<std::size_t> ordered(const TensorSource& source, const OutputStyle& style) {
   std::vector<std::size_t> places = matching(source, "");
+  if (style.width == 0) return places;
   std::sort(places.begin(), places.end(), [&](std::size_t a, std::size_t b) {
     return natural_less(source.tensors()[a].name, source.tensors()[b].name);
   });
@@ -45,7 +47,8 @@ std::string list_text(const std::string& path, const ListOptions& options) {
                        options.style);
   const std::unique_ptr<TensorSource> source = open_source(path, {.plan = options.plan});
   std::string out;
-  for (const std::size_t place : in_natural_order(*source)) out += printable(source->tensors()[place].name) + "\n";
+  for (const std::size_t place : ordered(*source, options.style))
+    out += printable(source->tensors()[place].name) + "\n";
   return out;
 }
 
@@ -54,8 +57,7 @@ std::string list_json(const std::string& path, const ListOptions& options) {
     return survey_json(workspace::survey(path, {.open_states = !options.names_only}), std::chrono::system_clock::now());
   const std::unique_ptr<TensorSource> source = open_source(path, {.plan = options.plan});
   ConfigArray names;
-  for (const std::size_t place : in_natural_order(*source))
-    names.emplace_back(json_text(source->tensors()[place].name));
+  for (const std::size_t place : ordered(*source, {})) names.emplace_back(json_text(source->tensors()[place].name));
   return printable_json(to_json(Config::object({{"path", Config(json_text(path))},
                                                 {"kind", Config(source->kind())},
                                                 {"names", Config(std::move(names))}}),

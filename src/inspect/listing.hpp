@@ -14,8 +14,8 @@ struct ListOptions {
   OutputStyle style = {};
 };
 
-/// A workspace: its jobs, states and files. Anything else: the tensors' names, a line each, numbers in them by their
-/// value. Throws as workspace::survey and open_source.
+/// A workspace: its jobs, states and files. Anything else: the tensors' names, a line each: on a terminal with
+/// numbers in them by their value, else in the order of the file. Throws as workspace::survey and open_source.
 std::string list_text(const std::string& path, const ListOptions& options);
 /// A workspace: survey_json(). Else {"path", "kind", "names"}.
 std::string list_json(const std::string& path, const ListOptions& options);

@@ -78,13 +78,19 @@ std::vector<TextTable::Column> columns_of(const Listing& listing) {
   return columns;
 }
 
+struct LessByShape {
+  bool operator()(const TensorEntry* a, const TensorEntry* b) const noexcept {
+    return a->bytes != b->bytes ? a->bytes < b->bytes : a->shape < b->shape;
+  }
+};
+
 void append_table(std::string& out, const Listing& listing, const OutputStyle& style) {
   TextTable table(columns_of(listing), 0);
   // Layers repeat: most tensors have the shape of an earlier one, and making its text is the dearest part of a row.
-  std::map<std::pair<Shape, std::uint64_t>, std::pair<std::string, std::string>> made;
+  std::map<const TensorEntry*, std::pair<std::string, std::string>, LessByShape> made;
   for (std::size_t place = 0; place < listing.chosen.size(); ++place) {
     const TensorEntry& entry = listing.tensors[listing.chosen[place]];
-    const auto [texts, is_new] = made.try_emplace({entry.shape, entry.bytes});
+    const auto [texts, is_new] = made.try_emplace(&entry);
     if (is_new) texts->second = {to_string(entry.shape), human_bytes(entry.bytes)};
     std::vector<std::string> cells = {printable(entry.name), std::string(to_string(entry.dtype)), texts->second.first,
                                       texts->second.second};
