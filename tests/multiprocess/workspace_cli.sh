@@ -81,6 +81,7 @@ says 2 "cannot be a workspace" "$program" shard model --ranks 2 --plan llama --w
 says 2 "file" "$program" ls nowhere
 says 2 "" "$program" shard model --ranks 2 --plan llama --workspace --out file
 ln -s gone dangling
+says 2 "a link to gone" "$program" ls dangling
 says 2 "" "$program" shard model --ranks 2 --plan llama --workspace --out dangling
 rm -r other file dangling
 says 2 "not a model" "$program" shard two --ranks 2 --plan llama --out x
