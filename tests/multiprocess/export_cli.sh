@@ -4,36 +4,27 @@
 # do, and nothing left behind; alone and as ranks of a job.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
-program=${MUSTER_PROGRAM:?}
-demo=${MUSTER_DEMO_MODEL:?}
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB
-work=$(mktemp -d "${TMPDIR:-/tmp}/muster-export-cli-XXXXXX") || exit 1
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+source "$(dirname "$0")/cli.sh"
 
 # refused WORDS COMMAND...: status 2, one line with the words, no new names in the directory.
 refused() {
   local words=$1 status before
   shift
   before=$(ls -A)
-  "$@" > "$TMPOUT" 2> "$TMPERR"
+  "$@" > "$out" 2> "$err"
   status=$?
   [ "$status" = 2 ] || fail "status $status, not 2: $*"
   # The launcher's own line about the rank that failed is not export's.
-  [ "$(grep -cv '^muster run: ' "$TMPERR")" = 1 ] || fail "not one line: $*: $(cat "$TMPERR")"
-  grep -qF -- "$words" "$TMPERR" || fail "no \"$words\": $*: $(cat "$TMPERR")"
-  [ -s "$TMPOUT" ] && fail "words on standard output: $*"
+  [ "$(grep -cv '^muster run: ' "$err")" = 1 ] || fail "not one line: $*: $(cat "$err")"
+  grep -qF -- "$words" "$err" || fail "no \"$words\": $*: $(cat "$err")"
+  [ -s "$out" ] && fail "words on standard output: $*"
   [ "$(ls -A)" = "$before" ] || fail "left behind by $*: $(ls -A)"
 }
-mkdir .log && TMPOUT=$work/.log/out TMPERR=$work/.log/err
-
 "$demo" model --megabytes 3 > /dev/null || fail "no demo model"
 "$program" shard model --ranks 4 --plan llama --out shards > /dev/null || fail "shard"
 "$program" export shards --plan llama --out alone > /dev/null || fail "export alone"
 "$program" run -n 4 -- "$program" export shards --plan llama --out job --max-shard-size 1MB > /dev/null || fail "export as a job"
-for out in alone job; do cmp -s model/config.json $out/config.json || fail "config.json of $out"; done
+for copy in alone job; do cmp -s model/config.json $copy/config.json || fail "config.json of $copy"; done
 [ -f alone/model.safetensors ] && [ -f job/model.safetensors.index.json ] || fail "files of the exports"
 "$program" diff model alone > /dev/null || fail "alone differs"
 "$program" diff model job > /dev/null || fail "job differs"
@@ -146,5 +137,4 @@ rm shards/rank-00002-of-00005.safetensors
 "$program" export shards --plan llama --out alone --force > /dev/null || fail "--force"
 "$program" diff model alone > /dev/null || fail "what replaced the old one differs"
 
-[ "$failures" = 0 ] && echo "all as it should be"
-exit $((failures != 0))
+finish

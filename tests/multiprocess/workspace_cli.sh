@@ -4,38 +4,8 @@
 # what is wrong is told, nothing changes where something cannot be done, and headers alone are read where that is said.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
-program=${MUSTER_PROGRAM:?}
-demo=${MUSTER_DEMO_MODEL:?}
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB NO_COLOR
-work=$(mktemp -d "${TMPDIR:-/tmp}/muster-workspace-cli-XXXXXX") || exit 1
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-failures=0
-fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
-mkdir .log && out=$work/.log/out err=$work/.log/err
+source "$(dirname "$0")/cli.sh"
 
-# says STATUS WORDS COMMAND...: the status, and the words on standard output (0, 1) or alone on standard error (2).
-says() {
-  local wanted=$1 words=$2 status from=$out
-  shift 2
-  "$@" > "$out" 2> "$err"
-  status=$?
-  [ "$status" = "$wanted" ] || fail "status $status, not $wanted: $*: $(cat "$out" "$err")"
-  if [ "$wanted" = 2 ]; then
-    from=$err
-    [ "$(wc -l < "$err")" = 1 ] || fail "not one line: $*: $(cat "$err")"
-    [ -s "$out" ] && fail "words on standard output: $*"
-  else
-    [ -s "$err" ] && fail "words on standard error: $*: $(cat "$err")"
-  fi
-  grep -qF -- "$words" "$from" || fail "no \"$words\": $*: $(cat "$out" "$err")"
-}
-# flip FILE OFFSET: one bit.
-flip() {
-  local byte
-  byte=$(od -An -tu1 -j "$2" -N 1 "$1" | tr -d ' ')
-  printf "$(printf '\\x%02x' $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2> /dev/null
-}
 # sums: what is in the directories, to see that nothing changed.
 sums() { find . -path ./.log -prune -o -type f -print0 | sort -z | xargs -0 md5sum; }
 
@@ -207,5 +177,4 @@ else
   echo "strace is not there: reads are not counted"
 fi
 
-[ "$failures" = 0 ] && echo "all as it should be"
-exit $((failures != 0))
+finish
