@@ -98,7 +98,7 @@ void append_table(std::string& out, const Listing& listing, const OutputStyle& s
       cells.push_back(human_bytes(listing.details[place].stored_bytes));
       cells.push_back(ratio(entry.bytes, listing.details[place].stored_bytes));
     }
-    table.add(std::move(cells));
+    table.add(cells);
   }
   table.append_to(out, style);
 }
@@ -158,7 +158,7 @@ class TreeRows {
       cells.push_back(node.tensor ? human_bytes(stored) : "");
       cells.push_back(node.tensor ? ratio(listing_.tensors[*node.tensor].bytes, stored) : "");
     }
-    table_.add(std::move(cells));
+    table_.add(cells);
   }
 
   const Listing& listing_;

@@ -139,7 +139,7 @@ std::string stats_text(const TensorSource& source, const StatsOptions& options) 
     cells.push_back(percent(tensor.zeros, tensor.values));
     cells.push_back(fmt::to_string(tensor.nans));
     cells.push_back(fmt::to_string(tensor.infinities));
-    table.add(std::move(cells));
+    table.add(cells);
     bytes += tensor.tensor.bytes;
     values += tensor.values;
     suspicious += tensor.nans + tensor.infinities != 0 ? 1 : 0;

@@ -42,18 +42,27 @@ std::string coloured(const OutputStyle& style, Colour colour, std::string_view t
 TextTable::TextTable(std::vector<Column> columns, std::size_t flexible)
     : columns_(std::move(columns)), flexible_(flexible) {}
 
-void TextTable::add(std::vector<std::string> cells) {
-  rows_.push_back(std::move(cells));
+void TextTable::add(const std::vector<std::string>& cells) {
+  for (const std::string& cell : cells) {
+    text_ += cell;
+    ends_.push_back(text_.size());
+  }
 }
 
 void TextTable::append_to(std::string& out, const OutputStyle& style) const {
   std::vector<std::size_t> widths;
-  std::vector<std::size_t> lengths;  // of all cells, titles first, row by row
-  lengths.reserve((rows_.size() + 1) * columns_.size());
+  std::vector<std::size_t> lengths;  // in columns, of all cells, titles first, row by row
+  lengths.reserve(ends_.size() + columns_.size());
+  const auto cell_at = [&](std::size_t place) {
+    const std::size_t begin = place == 0 ? 0 : ends_[place - 1];
+    return std::string_view(text_).substr(begin, ends_[place] - begin);
+  };
   std::size_t whole = 0;
   for (const Column& column : columns_) widths.push_back(lengths.emplace_back(columns(column.title)));
-  for (const std::vector<std::string>& row : rows_)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], lengths.emplace_back(columns(row[i])));
+  for (std::size_t place = 0; place < ends_.size(); ++place) {
+    std::size_t& width = widths[place % columns_.size()];
+    width = std::max(width, lengths.emplace_back(columns(cell_at(place))));
+  }
   for (const std::size_t width : widths) whole += width;
   whole += gap * (widths.size() - 1);
   if (style.width != 0 && whole > style.width) {
@@ -66,7 +75,7 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
   const auto append_row = [&](const auto& cell_of) {
     std::size_t spaces = 0;  // owed: none are written at the end of a line
     for (std::size_t i = 0; i < columns_.size(); ++i) {
-      const std::string& whole_cell = cell_of(i);
+      const std::string_view whole_cell = cell_of(i);
       std::string shortened;
       std::size_t length = lengths[next++];
       const bool is_long = length > widths[i];
@@ -74,7 +83,7 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
         shortened = shorten(whole_cell, widths[i]);
         length = columns(shortened);
       }
-      const std::string& cell = is_long ? shortened : whole_cell;
+      const std::string_view cell = is_long ? std::string_view(shortened) : whole_cell;
       const std::size_t pad = widths[i] - std::min(widths[i], length);
       if (columns_[i].align == Align::right) spaces += pad;
       if (length != 0) {
@@ -87,9 +96,9 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
     }
     out += '\n';
   };
-  append_row([&](std::size_t i) -> const std::string& { return columns_[i].title; });
-  for (const std::vector<std::string>& row : rows_)
-    append_row([&](std::size_t i) -> const std::string& { return row[i]; });
+  append_row([&](std::size_t i) { return std::string_view(columns_[i].title); });
+  for (std::size_t row = 0; row < ends_.size(); row += columns_.size())
+    append_row([&](std::size_t i) { return cell_at(row + i); });
 }
 
 std::string_view plural(std::uint64_t count) noexcept {

@@ -33,15 +33,17 @@ class TextTable {
   /// Cells of the column `flexible` lose their middle where the style's width is too small.
   TextTable(std::vector<Column> columns, std::size_t flexible);
   /// As many cells as columns.
-  void add(std::vector<std::string> cells);
-  [[nodiscard]] bool empty() const noexcept { return rows_.empty(); }
+  void add(const std::vector<std::string>& cells);
+  [[nodiscard]] bool empty() const noexcept { return ends_.empty(); }
   /// Titles and rows, each a line.
   void append_to(std::string& out, const OutputStyle& style) const;
 
  private:
   std::vector<Column> columns_;
   std::size_t flexible_;
-  std::vector<std::vector<std::string>> rows_;
+  // All cells in one text, row by row: a string for each would cost more than what is in it.
+  std::string text_;
+  std::vector<std::size_t> ends_;
 };
 
 /// "" for 1, else "s".

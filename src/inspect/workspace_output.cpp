@@ -261,7 +261,7 @@ std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& 
     std::vector<std::string> cells = {std::string(verdict_text(item.verdict)), printable(item.file),
                                       human_bytes(item.bytes), age_text(item.age)};
     if (!is_narrow) cells.push_back(printable(item.reason));
-    table.add(std::move(cells));
+    table.add(cells);
     failed += item.verdict == GcVerdict::failed ? 1 : 0;
   }
   if (!table.empty()) {

@@ -42,7 +42,7 @@ constexpr double most_wall_seconds = 120;
 constexpr std::chrono::milliseconds deadline{20'000};
 #else
 constexpr std::uint64_t most_memory = std::uint64_t{64} << 20;
-constexpr double most_seconds = 3.5;  // of CPU time, of both processes: other work of the machine does not count
+constexpr double most_seconds = 3.5;      // of CPU time, of both processes: other work of the machine does not count
 constexpr double most_wall_seconds = 30;  // the reader is killed after 10, whatever CPU time it had
 constexpr std::chrono::milliseconds deadline{2'000};
 #endif
