@@ -75,9 +75,14 @@ ChunkGrid WriterState::grid(std::size_t index) const {
   return ChunkGrid::of(tensor.dtype, tensor.shape, chunking.dim, chunking.rows).value();
 }
 
+void WriterState::put(std::uint64_t offset, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(file_mutex);
+  file.write_at(offset, bytes);
+}
+
 void WriterState::write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
   const std::uint64_t at = catalogue.tensors[index].offset + offset;
-  file.write_at(at, bytes);
+  put(at, bytes);
   // The disk begins while other pieces are still copied and summed: half of the way is done when fdatasync is called.
   if (options.durable) file.start_writeback(at, bytes.size());
   targets[index].count(bytes.size());
@@ -105,7 +110,7 @@ void WriterState::write_chunk(std::size_t index, const ChunkGrid& grid, std::uin
   const StateTensor& tensor = catalogue.tensors[index];
   const ChunkEncoder::Encoded encoded = encoder.encode(elements, grid.chunk_bytes(), itemsize(tensor.dtype));
   const std::uint64_t offset = data_end.fetch_add(encoded.bytes.size());
-  file.write_at(offset, encoded.bytes);
+  put(offset, encoded.bytes);
   if (options.durable) file.start_writeback(offset, encoded.bytes.size());
   catalogue.chunks[catalogue.chunking[index].first_chunk + chunk] = {
       offset, static_cast<std::uint32_t>(encoded.bytes.size()), encoded.is_raw ? raw_filter_mask(tensor.dtype) : 0,

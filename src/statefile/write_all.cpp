@@ -174,7 +174,7 @@ class WritingAll {
       state_.targets[i].count(target.size());
       bytes += target.size();
     }
-    state_.file.write_at(begin, buffer);
+    state_.put(begin, buffer);
     progress_.add(bytes);
   }
 

@@ -55,6 +55,10 @@ struct WriterState {
 
   void commit();
 
+  /// Elements into the file. One thread at a time: the kernel lets writes of one file wait for each other, and they
+  /// wait spinning, which costs more than the writing. Others compress and sum meanwhile.
+  void put(std::uint64_t offset, std::span<const std::byte> bytes);
+
   /// An encoder that nobody uses, made where there is none.
   class BorrowedEncoder {
    public:
@@ -75,6 +79,7 @@ struct WriterState {
   std::unique_ptr<TensorTarget[]> targets;  // one a tensor; they cannot move
   std::atomic<std::uint64_t> data_end;
   os::OutputFile file;
+  std::mutex file_mutex;  // of put()
   std::string temporary;
   bool is_committed = false;
   std::mutex encoders_mutex;
