@@ -35,17 +35,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::uint64_t most_memory = std::uint64_t{1} << 30;
-constexpr double most_seconds = 30;
-constexpr double most_wall_seconds = 120;
-constexpr std::chrono::milliseconds deadline{20'000};
-#else
 constexpr std::uint64_t most_memory = std::uint64_t{64} << 20;
 constexpr double most_seconds = 3.5;      // of CPU time, of both processes: other work of the machine does not count
 constexpr double most_wall_seconds = 30;  // the reader is killed after 10, whatever CPU time it had
 constexpr std::chrono::milliseconds deadline{2'000};
-#endif
 
 /// How one look ended, as a process tells it.
 enum Verdict : int { shown = 0, partly = 1, refused = 2, crashed = 3, late = 4, unreadable = 5, broken = 6 };
@@ -284,6 +277,12 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "foreign_mutation_campaign COUNT SEED MAKER [FILE...]\n");
     return 2;
   }
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  fmt::print(
+      "skipped: a sanitizer needs the address space that the reader is fenced in by, and libhdf5 takes gigabytes for "
+      "some mutants without that fence\n");
+  return 77;
+#endif
   const int count = std::atoi(argv[1]);
   Mutator mutate(static_cast<unsigned>(std::atoi(argv[2])));
   const TemporaryDirectory work;

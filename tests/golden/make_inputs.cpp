@@ -26,7 +26,7 @@ using namespace muster;
 template <class T>
 Tensor tensor_of(DType dtype, Shape shape, const std::vector<T>& values) {
   Tensor tensor = Tensor::allocate(dtype, std::move(shape));
-  std::memcpy(tensor.mutable_data(), values.data(), tensor.nbytes());
+  if (!values.empty()) std::memcpy(tensor.mutable_data(), values.data(), tensor.nbytes());
   return tensor;
 }
 
