@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI beside the floor, in one run: a copy into a shared window, MPI_Gather, MPI_Gather in place. Started by mpiexec.
+// MPI beside the floor, in one run: a copy into a shared window, MPI_Gather, MPI_Gather in place, and the library in a
+// group of MPI's ranks, which is to be as fast as in one of its own. Started by mpiexec.
 // Ranks meet at the bench's own futex barrier before each start, so that MPI does not pay for ranks that spin in an MPI
 // barrier.
 
@@ -20,6 +21,8 @@
 #include "bench/harness/measure.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/harness/report.hpp"
+#include "bench/ours.hpp"
+#include "muster/mpi.hpp"
 
 namespace {
 
@@ -105,8 +108,8 @@ void run_case(const bench::Case& what, int repetitions) {
   if (what.bytes > INT_MAX) {
     throw std::runtime_error("MPI_Gather counts in int: at most 2 GiB a rank");
   }
-  // Sources, window, the gather's target, and what MPI buffers of its own.
-  const std::uint64_t needed = 4 * what.bytes * static_cast<std::uint64_t>(what.ranks);
+  // Sources, window, the gather's target, what MPI buffers of its own, and the library's pool.
+  const std::uint64_t needed = 5 * what.bytes * static_cast<std::uint64_t>(what.ranks);
   int enough = needed < bench::available_memory() / 10 * 9 ? 1 : 0;
   MPI_Bcast(&enough, 1, MPI_INT, 0, MPI_COMM_WORLD);
   if (enough == 0) {
@@ -135,6 +138,12 @@ void run_case(const bench::Case& what, int repetitions) {
   contenders.push_back(window_contender(floor, meeting, memory.bytes(), area, true));
   contenders.push_back(gather_contender(meeting, memory.bytes(), target.bytes(), false));
   contenders.push_back(gather_contender(meeting, memory.bytes(), target.bytes(), true));
+  {
+    const auto phases = std::make_shared<bench::PhaseLog>();
+    contenders.push_back(
+        bench::pooled_contender(meeting, memory.bytes(), phases, 2, muster::mpi_group(MPI_COMM_WORLD)));
+    contenders.back().name = "mpi-muster";
+  }
   const auto samples = bench::measure(meeting, memory.bytes(), contenders, {.warm_up = 2, .repetitions = repetitions});
   if (meeting.is_first()) {
     bench::print_samples(what, samples);

@@ -58,9 +58,9 @@ std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting) {
 }
 
 Contender pooled_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases,
-                           int exchanges) {
+                           int exchanges, std::shared_ptr<muster::SyncGroup> group) {
   const auto ours = make_ours(meeting, source);
-  ours->group = make_group(meeting);
+  ours->group = group ? std::move(group) : make_group(meeting);
   Contender made = contender("muster", ours, phases);
   for (int i = 0; i < exchanges; ++i) {
     made.move();

@@ -17,9 +17,10 @@ namespace bench {
 std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting);
 
 /// get_tensors_parallel over one group: after the warm-up its memory is there.
-/// `exchanges` have been made when it returns, so that its memory is taken. Collective.
+/// `exchanges` have been made when it returns, so that its memory is taken. `group`: null for one of its own.
+/// Collective.
 Contender pooled_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases,
-                           int exchanges);
+                           int exchanges, std::shared_ptr<muster::SyncGroup> group = nullptr);
 
 /// The same over a new group each time, so that every exchange is a first one. Making the group is not timed.
 Contender first_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases);

@@ -8,6 +8,7 @@ PEERS = [
     ("mpi-window", "MPI window"),
     ("mpi-gather", "MPI_Gather"),
     ("mpi-gather-in-place", "in place"),
+    ("mpi-muster", "Muster/MPI"),
     ("gloo-gather", "gloo"),
     ("gloo-gather-object", "gloo obj"),
     ("modelopt-tensors", "MO tensor"),

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "src/checkpoint/output_directory.hpp"
 #include "src/inspect/account_output.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/start.hpp"
 #include "tools/commands.hpp"
 #include "tools/progress_bar.hpp"
 
@@ -156,7 +158,7 @@ int export_with_own_ranks(const ExportArguments& arguments) {
 }
 
 bool is_rank_of_a_job() {
-  return os::environment("MUSTER_JOB") || os::environment("WORLD_SIZE");
+  return os::environment("MUSTER_JOB") || sync::find_start(sync::own_surroundings()).by != sync::StartedBy::alone;
 }
 
 }  // namespace
@@ -210,19 +212,24 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_flag("--json", arguments->json, "Print JSON");
   command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
   command->footer(
-      "As a rank of a job (muster run -n P) each rank reads its own shards, r, r + P, ... Started alone it starts\n"
+      "As a rank of a job (muster run -n P, mpiexec -n P) each rank reads its own shards, r, r + P, ... Started alone "
+      "it starts\n"
       "local ranks itself.\n\n"
       "Examples:\n  muster export shards/ --plan auto --out model/\n"
       "  muster export shards/ --plan moe --dry-run\n"
       "  muster export /shared/workspace --plan auto --out model/\n"
       "  muster export shards4/ --plan llama --ranks 8 --out shards8/\n"
-      "  muster run -n 4 -- muster export shards/ --plan llama --writers first --out model/");
+      "  muster run -n 4 -- muster export shards/ --plan llama --writers first --out model/\n"
+      "  mpiexec -n 4 muster export shards/ --plan llama --out model/");
   command->callback([arguments, &status] {
     if (arguments->dry_run) {
       status = show_plan(*arguments);
       return;
     }
     if (arguments->out.empty()) throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
+    // mpiexec -disable-auto-cleanup tells ranks by this signal that another one has died. They find out by themselves,
+    // and have something to say.
+    if (is_rank_of_a_job()) std::signal(SIGUSR1, SIG_IGN);
     status = is_rank_of_a_job() ? export_with(*world(), *arguments) : export_with_own_ranks(*arguments);
   });
 }

@@ -28,6 +28,8 @@ enum class Route : std::uint8_t {
   local,      ///< nobody's bytes move: the lists have one rank each
   shm,        ///< shared memory of one host
   workspace,  ///< state files in a directory that all ranks see
+  mpi,        ///< MPI between hosts, shared memory inside the first rank's
+  device,     ///< from devices: to page-locked memory, or from device to device (muster/cuda.hpp)
 };
 std::string_view to_string(Route route) noexcept;
 
@@ -37,9 +39,16 @@ enum class Own : std::uint8_t {
   copy,    ///< a snapshot like everybody else's
 };
 
+/// Where the tensors of a gather from devices are on the first rank.
+enum class Landing : std::uint8_t {
+  host,    ///< in its host memory, its own ones too
+  device,  ///< on the device that its own tensors are on, or that CudaLanding names (muster/cuda.hpp)
+};
+
 struct GatherOptions {
   Own own = Own::borrow;                                  ///< counts on the first rank
   Route route = Route::automatic;                         ///< the same on all ranks
+  Landing landing = Landing::host;                        ///< of tensors on devices; the same on all ranks
   std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
   std::stop_token stop = {};                              ///< cancels this rank's waits, and so poisons the group
   int pipeline_depth = 2;  ///< results the first rank may hold before senders take extra segments
@@ -73,7 +82,8 @@ struct ExchangeReport {
   std::vector<PhaseReport> phases;
   std::uint64_t payload_bytes = 0;  ///< tensor bytes of this rank's list
   std::uint64_t arena_bytes = 0;    ///< of these, bytes that did not move because they were in shared memory already
-  std::uint64_t pool_bytes = 0;     ///< shared memory this rank's pool holds after the exchange
+  std::uint64_t mpi_bytes = 0;      ///< tensor bytes that this rank sent or received by MPI
+  std::uint64_t pool_bytes = 0;     ///< memory this rank's pools hold after the exchange
   std::uint64_t rounds = 0;         ///< all-gather rounds
 };
 

@@ -61,7 +61,8 @@ using LayerSource = std::function<std::optional<Config>()>;
 using LayerConsumer = std::function<void(LayerPart& part)>;
 
 struct StreamOptions {
-  /// Shared memory, in bytes, of all senders of the list together at any moment, equal shares. The same on all members.
+  /// Bytes of memory for parts that are under way or being consumed, at any moment, in equal shares of the senders: the
+  /// senders' shared memory, and the first rank's own for what other hosts send. The same on all members.
   std::uint64_t memory_budget = 256_MiB;
   /// Parts that a sender may have under way: 1 prepares nothing ahead. The same on all members.
   int pipeline_depth = 2;
@@ -87,7 +88,7 @@ struct StreamReport {
   std::uint64_t part_bytes = 0;       ///< the most tensor bytes of one rank in a part
   double seconds = 0;                 ///< the whole call
   double seconds_waiting = 0;         ///< for the first rank to give a part back; on the first rank: for parts
-  std::uint64_t peak_slot_bytes = 0;  ///< the most shared memory this rank had at any moment
+  std::uint64_t peak_slot_bytes = 0;  ///< the most memory for parts that this rank had at any moment
 };
 
 /// Collective over the group, one call by each rank. `ranks` is a list as in get_configs_parallel: the same on all its
@@ -101,9 +102,11 @@ struct StreamReport {
 /// Senders run ahead by pipeline_depth parts and then wait until the first rank has given the oldest back. What the
 /// consumer keeps (copies of a Tensor) keeps the memory of that part: a consumer that keeps pipeline_depth parts of one
 /// sender stops it until it lets one go, on any thread. Parts without bytes in shared memory (no tensors, absent
-/// configs) are not counted and bounded by the message buffer (some 256 KiB). A sender's tensors are its own again when
-/// it is asked for the next layer, those in a SharedArena when their leases end; they move as names and are never cut.
-/// A strided tensor whose rows do not fit into a part costs one part of ordinary memory more.
+/// configs) are not counted and bounded by the message buffer (some 256 KiB); from other hosts they count as well. A
+/// sender's tensors are its own again when it is asked for the next layer, those in a SharedArena when their leases end
+/// (on the first rank's host they move as names and are never cut). A strided tensor whose rows do not fit into a part
+/// costs one part of ordinary memory more. Other hosts' parts come in beside the consumer where any thread may call MPI
+/// (MPI_THREAD_MULTIPLE), else between its calls and inside of group.progress().
 ///
 /// Where less memory is available than the budgets of all lists together, the budgets are cut to what there is.
 /// Memory is kept for the next stream of this group; trim() gives it back. What a consumer has kept of an earlier

@@ -27,7 +27,7 @@ namespace muster {
 
 /// Where a rank lives.
 struct RankInfo {
-  int rank = 0;
+  int rank = 0;          ///< as messages call it: its number in the job that it belongs to
   std::string host;      ///< host name, for messages only
   std::int64_t pid = 0;  ///< as the rank itself sees it
 };
@@ -74,9 +74,12 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   [[nodiscard]] virtual std::string_view kind() const noexcept = 0;
   /// Whether this rank and `rank` can map the same memory. Local.
   [[nodiscard]] virtual bool shares_memory(int rank) const = 0;
+  /// The host that `rank` is on, by a number that is the same on all ranks: those that have it in common share memory.
+  /// Local.
+  [[nodiscard]] virtual int host_of(int rank) const = 0;
   /// Null where no rank but this one shares memory.
   [[nodiscard]] virtual DescriptorChannel* descriptor_channel() noexcept { return nullptr; }
-  /// Of a rank that shares memory with this one. Local.
+  /// Of a rank that shares memory with this one; another one is never known to be dead here. Local.
   [[nodiscard]] virtual std::shared_ptr<const PeerLiveness> liveness(int rank) const = 0;
 
   /// Collective. Returns when all ranks have come. Throws Error(timeout) with each missing rank's number, host, pid,
@@ -161,12 +164,12 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   std::map<const void*, std::shared_ptr<void>> extensions_;
 };
 
-/// The group of all ranks of this job, made at the first call and the same later on. In this order: set_world();
-/// `muster run` (MUSTER_JOB, RANK, WORLD_SIZE); torchrun's variables (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
-/// MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT; the port is never bound); else one process. Collective
-/// at the first call. Throws Error(timeout) with the ranks that never came, Error(version), Error(rank_mismatch) on
-/// double ranks or different sizes, Error(argument) on variables that do not parse, Error(unsupported) where ranks of
-/// other hosts belong to the job.
+/// The group of all ranks of this job, made at the first call and the same later on. In this order (docs/mpi.md):
+/// set_world(); MPI that runs already; mpiexec and srun, by libmuster-mpi, which is loaded then and ends MPI at exit;
+/// `muster run` and torchrun; a step of Slurm; else one process. Collective at the first call. Throws Error(timeout)
+/// with the ranks that never came, Error(version), Error(rank_mismatch) on double ranks or different sizes,
+/// Error(argument) on variables that do not parse or contradict each other, Error(unsupported) where there is no way
+/// to ranks of other hosts, or libmuster-mpi is missing.
 std::shared_ptr<SyncGroup> world();
 
 /// Makes `group` what world() returns. Null: the next world() looks at the environment again.
@@ -180,10 +183,13 @@ struct LocalGroupOptions {
   int rank = 0;
   int size = 1;
   std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous, and the group's default after it
+  /// What messages and errors call the ranks, where they are some of a larger job: one number a rank; empty: 0, 1, ...
+  std::vector<int> numbers = {};
 };
 
 /// A group of `size` processes on this host, found through a Unix socket in the abstract namespace whose name is made
-/// of `key` and the uid; peers of another uid are refused. Collective. Throws as world().
+/// of `key` and the uid; peers of another uid are refused. A group of hundreds of ranks needs more open files than many
+/// systems allow at first: their soft limit is raised, at most to the hard one. Collective. Throws as world().
 std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options);
 
 }  // namespace muster

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/device.hpp"
 #include "muster/dtype.hpp"
 
 namespace muster {
@@ -36,24 +37,33 @@ struct TensorSpec {
 /// "BF16 [4, 8]".
 std::string to_string(const TensorSpec& spec);
 
-/// Looks at elements of host memory that someone else keeps: as long-lived as that memory.
+/// Looks at elements that someone else keeps: as long-lived as their memory. What is on a device has the same shapes
+/// and strides, and its bytes are not the CPU's to read: whatever would read them throws Error(argument) instead.
 class TensorView {
  public:
   TensorView() = default;
-  /// `data` is the first element (it may be null where there are no elements). Throws Error(argument) on shapes that
-  /// overflow, on strides whose number is not the shape's, and on strides with a packed dtype.
-  TensorView(DType dtype, Shape shape, const void* data, Strides strides = {});
+  /// `data` is the first element (it may be null where there are no elements), on `device`. Throws Error(argument) on
+  /// shapes that overflow, on strides whose number is not the shape's, on strides with a packed dtype, and on a
+  /// negative index of a device.
+  TensorView(DType dtype, Shape shape, const void* data, Strides strides = {}, Device device = {});
 
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] const Shape& shape() const noexcept { return shape_; }
   /// Empty for a contiguous view (strides that mean the same are dropped).
   [[nodiscard]] const Strides& strides() const noexcept { return strides_; }
+  /// An address on device().
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
+  /// The same, for the CPU to read. Throws Error(argument) where the elements are on a device.
+  [[nodiscard]] const std::byte* host_data() const {
+    if (!device_.is_host()) refuse_to_read();
+    return data_;
+  }
+  [[nodiscard]] const Device& device() const noexcept { return device_; }
   [[nodiscard]] bool is_contiguous() const noexcept { return strides_.empty(); }
   [[nodiscard]] std::int64_t elements() const noexcept { return elements_; }
   /// Bytes that a contiguous copy takes.
   [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
-  /// The bytes of a contiguous view. Throws Error(argument) on a strided one.
+  /// The bytes of a contiguous view. Throws Error(argument) on a strided one and on one of a device.
   [[nodiscard]] std::span<const std::byte> bytes() const;
 
   /// Elements [begin, end) of one dimension. Throws Error(argument) where that is not inside, or cuts through a packed
@@ -63,7 +73,10 @@ class TensorView {
   [[nodiscard]] TensorView transposed() const;
 
  private:
+  [[noreturn]] void refuse_to_read() const;
+
   DType dtype_ = DType::u8;
+  Device device_;
   Shape shape_ = {0};
   Strides strides_;
   const std::byte* data_ = nullptr;
@@ -71,14 +84,16 @@ class TensorView {
   std::size_t nbytes_ = 0;
 };
 
-/// Writes the elements of `source`, row-major and without gaps, to `target`, which has room for source.nbytes().
+/// Writes the elements of `source`, row-major and without gaps, to `target`, which has room for source.nbytes(). Throws
+/// Error(argument) where they are on a device.
 void copy_contiguous(const TensorView& source, std::byte* target);
 
-/// Same dtype, shape and bits (NaN payloads and the sign of zero count). Strides do not matter.
+/// Same dtype, shape and bits (NaN payloads and the sign of zero count). Strides do not matter. Throws Error(argument)
+/// where elements that must be read are on a device.
 bool bitwise_equal(const TensorView& a, const TensorView& b);
 
-/// A view and the owner of its memory: heap, shared memory, a mapped file, or nobody (borrowed). Copies share the
-/// memory.
+/// A view and the owner of its memory: heap, shared memory, a mapped file, a device, or nobody (borrowed). Copies share
+/// the memory.
 class Tensor {
  public:
   Tensor() = default;
@@ -89,7 +104,7 @@ class Tensor {
 
   /// Fresh heap memory, 64-byte aligned, not initialised. Throws Error(no_space) where there is none.
   static Tensor allocate(DType dtype, Shape shape);
-  /// A contiguous copy on the heap.
+  /// A contiguous copy on the heap. Throws Error(argument) where the source is on a device.
   static Tensor copy_of(const TensorView& source);
   /// Keeps nothing alive: the caller does, as long as the tensor and its copies are used.
   static Tensor borrow(TensorView view);
@@ -100,6 +115,7 @@ class Tensor {
   }  // NOLINT(google-explicit-constructor): a tensor is a view with an owner
   [[nodiscard]] DType dtype() const noexcept { return view_.dtype(); }
   [[nodiscard]] const Shape& shape() const noexcept { return view_.shape(); }
+  [[nodiscard]] const Device& device() const noexcept { return view_.device(); }
   [[nodiscard]] const std::byte* data() const noexcept { return view_.data(); }
   [[nodiscard]] std::size_t nbytes() const noexcept { return view_.nbytes(); }
   [[nodiscard]] std::span<const std::byte> bytes() const { return view_.bytes(); }

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/assembly_sources.hpp"
+#include "src/checkpoint/window_mail.hpp"
 #include "src/core/parallel.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/shm/window_ring.hpp"
@@ -28,6 +30,8 @@ namespace muster {
 namespace {
 
 constexpr auto progress_interval = std::chrono::milliseconds(100);
+// Hosts tell each other of a file when they come to the one that is so far behind it: by then it is on the disk.
+constexpr std::uint32_t files_behind = 2;
 
 class Assembling {
  public:
@@ -36,13 +40,16 @@ class Assembling {
       : group_(group),
         work_(work),
         reader_(sources),
+        mail_(group, reader_, settings.window_bytes),
         settings_(settings),
         finish_(finish),
         ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, os::default_backing()),
         files_(files, work, group.rank(), settings.on_written,
                [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
-    for (int rank = 0; rank < group.size(); ++rank)
-      if (rank != group.rank()) others_.push_back(rank);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (rank != group.rank() && group.shares_memory(rank)) others_.push_back(rank);
+      if (group.host_of(rank) != group.host_of(0)) far_.emplace(rank, WindowMail::Stage{});
+    }
     file_count_ = static_cast<std::uint32_t>(files.size());
     for (const Step& step : work.steps)
       if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
@@ -67,8 +74,6 @@ class Assembling {
     rings_.resize(static_cast<std::size_t>(group_.size()));
     if (others_.empty()) return;
     DescriptorChannel* channel = group_.descriptor_channel();
-    if (channel == nullptr)
-      throw Error(ErrorKind::unsupported, "the ranks of an export must share memory: run it on one host");
     const WaitOptions wait{.phase = "export: handing out windows"};
     const std::byte note{1};
     for (const int rank : others_) channel->send(rank, std::span(&note, 1), ring_.memory().get(), wait);
@@ -102,6 +107,7 @@ class Assembling {
     attempt([this] {
       std::vector<std::byte> buffer;
       for (const Step& step : work_.steps) {
+        if (step.kind != StepKind::hash) come_to(step.file);
         if (step.kind == StepKind::hash)
           hash(step);
         else if (step.kind == StepKind::direct)
@@ -110,6 +116,7 @@ class Assembling {
           contribute(step);
         finish_files(false);
       }
+      come_to(file_count_ + files_behind - 1);
     });
     if (writer.joinable()) writer.join();
     attempt([this] { finish_files(true); });
@@ -166,16 +173,24 @@ class Assembling {
   }
 
   void contribute(const Step& step) {
+    const auto writer = static_cast<int>(step.writer);
+    const bool is_own = writer == group_.rank();
+    if (!group_.shares_memory(writer)) {
+      mail_.contribute(step);
+      return;
+    }
     const shm::WindowRing& ring = this->ring(step.writer);
-    const bool is_own = static_cast<int>(step.writer) == group_.rank();
+    if (!step.copies.empty() || !step.senders.empty())
+      ring.claim(step.turn, writer, group_, {.phase = "export: waiting for a window"});
     if (!step.copies.empty()) {
-      ring.claim(step.turn, static_cast<int>(step.writer), group_, {.phase = "export: waiting for a window"});
       const std::span<std::byte> window = ring.window(step.turn);
       for (const CopyStep& copy : step.copies) reader_.copy(copy, window);
       ring.arrive(step.turn);
       group_.progress();
     }
     if (!is_own) return;
+    // Before the thread waits for the rest: what others send, only this one can take in.
+    mail_.collect(step, ring.window(step.turn));
     const std::lock_guard lock(mutex_);
     queue_.push_back(&step);
     changed_.notify_all();
@@ -191,7 +206,8 @@ class Assembling {
         step = queue_.front();
         queue_.pop_front();
       }
-      ring_.wait_full(turn, step->contributors, others_, group_, {.phase = "export: waiting for parts of a window"});
+      const auto near = step->contributors - static_cast<std::uint32_t>(step->senders.size());
+      ring_.wait_full(turn, near, others_, group_, {.phase = "export: waiting for parts of a window"});
       const std::span<std::byte> window = ring_.window(turn);
       reduce(*step, window);
       files_.write(*step, window.first(step->bytes));
@@ -224,11 +240,37 @@ class Assembling {
     files_.done_with(step);
   }
 
+  // Step 4, between hosts: who comes to a file has done with those that are `files_behind` before it, and has told so.
+  void come_to(std::uint32_t file) {
+    for (; file >= files_behind && settled_ <= file - files_behind && settled_ < file_count_; ++settled_) {
+      if (group_.rank() == 0) {
+        for (auto& [rank, stage] : far_) take_stage(rank, stage);
+      } else if (far_.contains(group_.rank())) {
+        // Its writer's thread has this to do, and the deadlines.
+        ring_.wait_stage(settled_ + 1, {}, group_, {.phase = "export: completing a file"});
+        mail_.tell_stage({settled_ + 1, ring_.progress()});
+      }
+    }
+  }
+
+  void take_stage(int rank, WindowMail::Stage& stage) {
+    const WindowMail::Stage told = mail_.hear_stage(rank);
+    if (told.files != settled_ + 1)
+      throw Error(ErrorKind::corrupt, fmt::format("rank {} is at another file than it should be", rank),
+                  {.rank = rank});
+    far_bytes_ += told.bytes - stage.bytes;
+    stage = told;
+  }
+
   // Step 5, on the first process. `all`: waits for those that are not there yet.
   void finish_files(bool all) {
     if (group_.rank() != 0) return;
     for (; finished_ < file_count_; ++finished_) {
       for (int rank = 0; rank < group_.size(); ++rank) {
+        if (const auto far = far_.find(rank); far != far_.end()) {
+          if (far->second.files <= finished_) return;
+          continue;
+        }
         const shm::WindowRing& ring = this->ring(static_cast<std::uint32_t>(rank));
         if (ring.stage() > finished_) continue;
         if (!all) return;
@@ -241,8 +283,8 @@ class Assembling {
   }
 
   [[nodiscard]] std::uint64_t bytes_written() const {
-    std::uint64_t sum = 0;
-    for (int rank = 0; rank < group_.size(); ++rank) sum += ring(static_cast<std::uint32_t>(rank)).progress();
+    std::uint64_t sum = ring_.progress() + far_bytes_.load();
+    for (const int rank : others_) sum += ring(static_cast<std::uint32_t>(rank)).progress();
     return sum;
   }
 
@@ -257,11 +299,15 @@ class Assembling {
   SyncGroup& group_;
   const ProcessWork& work_;
   SourceReader reader_;
+  WindowMail mail_;
   AssemblySettings settings_;
   const FinishFile& finish_;
   shm::WindowRing ring_;
   AssemblyFiles files_;
-  std::vector<int> others_;
+  std::vector<int> others_;               // that share memory with this one
+  std::map<int, WindowMail::Stage> far_;  // processes that share none with the first, and what they have told it
+  std::atomic<std::uint64_t> far_bytes_{0};
+  std::uint32_t settled_ = 0;     // files that are known to be complete on all hosts
   std::vector<const Step*> own_;  // its windows' items, by turn
   std::uint32_t file_count_ = 0;
   std::vector<std::optional<shm::WindowRing>> rings_;

@@ -2,18 +2,19 @@
 #pragma once
 // Carries out what assembly_plan.hpp planned: every process its own steps, in one order.
 //
-//  1. Every process makes its windows and hands them to all others.
+//  1. Every process makes its windows and hands them to all others that share memory with it.
 //  2. It goes through its steps. direct: from its tensors to the file. window: it puts its part into the writer's
-//     window. hash: it hashes a tensor, which is compared at the end.
+//     window, or sends it there (window_mail.hpp). hash: it hashes a tensor, which is compared at the end.
 //  3. Where the window is its own, a second thread waits until all parts are there, reduces what is to be reduced,
 //     writes, and frees the window.
-//  4. A process that has done all that it writes of a file syncs and closes it, and says so (the stage).
+//  4. A process that has done all that it writes of a file syncs and closes it, and says so (the stage): in shared
+//     memory, or by a message before it begins with the file after the next one.
 //  5. The first process finishes files in their order, as all have done with them: header, fsync, the file's name.
 // A failure anywhere poisons the group of the assembly, so that every wait of every process ends at once.
 //
 // Nobody waits in a circle: take the earliest item that is not written. Whoever has not put its part there is in an
 // earlier step, or waits for the window to be free, which an earlier item has; the writer's thread waits for nothing
-// else.
+// else. A writer takes in what other hosts send in its own steps, and hands the item to its thread after that.
 
 #include <cstdint>
 #include <functional>

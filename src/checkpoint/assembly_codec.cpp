@@ -84,6 +84,7 @@ std::vector<std::byte> encode_work(const ProcessWork& work) {
     out.put(StepHead{step.kind, step.has_gaps, step.file, step.offset, step.bytes, step.writer, step.turn,
                      step.contributors});
     out.put_all(step.copies);
+    out.put_all(step.senders);
     out.put(static_cast<std::uint64_t>(step.reductions.size()));
     for (const ReduceStep& reduction : step.reductions) {
       out.put(reduction.combine);
@@ -105,9 +106,10 @@ ProcessWork decode_work(std::span<const std::byte> bytes) {
   for (Step& step : work.steps) {
     StepHead head{};
     in.get(head);
-    step = {head.kind,   head.has_gaps, head.file,         head.offset, head.bytes,
-            head.writer, head.turn,     head.contributors, {},          {}};
+    step = {head.kind, head.has_gaps,     head.file, head.offset, head.bytes, head.writer,
+            head.turn, head.contributors, {},        {},          {}};
     in.get_all(step.copies);
+    in.get_all(step.senders);
     step.reductions.resize(in.count(2));
     for (ReduceStep& reduction : step.reductions) {
       in.get(reduction.combine);

@@ -49,6 +49,7 @@ class Planning {
   void add_file(std::uint32_t number, const FilePlan& file, std::span<const OutputTensor* const> tensors,
                 std::span<const std::vector<SourceRef>> equal) {
     file_ = number;
+    choose_writers(file, tensors);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       for (const std::uint32_t set : tensors[i]->equal) add_comparison(set, equal[set]);
       add_tensor(*tensors[i], file.tensors[i].offset);
@@ -67,6 +68,39 @@ class Planning {
   }
   [[nodiscard]] std::uint32_t place_of(const OutputTensor& tensor, int source) const {
     return place_of(tensor.sources[static_cast<std::size_t>(source)]);
+  }
+
+  // Who may write to the file.
+  void choose_writers(const FilePlan& file, std::span<const OutputTensor* const> tensors) {
+    writers_.clear();
+    const int only = shape_.one_host_a_file ? host_for(file, tensors) : -1;
+    for (int process = 0; process < shape_.processes; ++process)
+      if (only < 0 || shape_.host_of(process) == only) writers_.push_back(process);
+  }
+
+  // The one that has most of it; where several have about as much, the one that has written least.
+  [[nodiscard]] int host_for(const FilePlan& file, std::span<const OutputTensor* const> tensors) const {
+    struct Host {
+      std::uint64_t has = 0;
+      std::uint64_t writes = 0;
+    };
+    std::map<int, Host> hosts;
+    for (int process = 0; process < shape_.processes; ++process)
+      hosts[shape_.host_of(process)].writes += work_[static_cast<std::size_t>(process)].written;
+    for (const OutputTensor* tensor : tensors) {
+      const merge::Rows rows = merge::rows_of(tensor->layout);
+      for (const merge::Run& run : rows.runs)
+        hosts[shape_.host_of(process_of(*tensor, run.source))].has += run.bytes * rows.count;
+    }
+    std::uint64_t most = 0;
+    for (const auto& [number, host] : hosts) most = std::max(most, host.has);
+    const std::uint64_t about_as_much = most - std::min(most, file.bytes / 4);
+    const auto is_better = [&](const auto& a, const auto& b) {
+      const bool a_has = a.second.has >= about_as_much;
+      const bool b_has = b.second.has >= about_as_much;
+      return a_has != b_has ? a_has : a.second.writes < b.second.writes;
+    };
+    return std::ranges::min_element(hosts, is_better)->first;
   }
 
   void add_tensor(const OutputTensor& tensor, std::uint64_t offset) {
@@ -154,7 +188,7 @@ class Planning {
     is_open_ = false;
     if (item_.copies.empty()) return;  // zeros alone: the file is made of them
     const int only = item_.copies.size() == 1 ? item_.copies.begin()->first : -1;
-    const int writer = shape_.writers == Writers::first ? 0 : only >= 0 ? only : least_loaded();
+    const int writer = shape_.writers == Writers::first ? 0 : only >= 0 && may_write(only) ? only : least_loaded();
     const bool is_direct = only == writer;
     const std::uint64_t bytes = item_.end - item_.begin;
     Step step;
@@ -168,24 +202,34 @@ class Planning {
     ProcessWork& own = work_[static_cast<std::size_t>(writer)];
     if (!is_direct) step.turn = own.turns++;
     own.written += bytes;
+    std::vector<std::uint32_t> senders;
+    for (const auto& [process, copies] : item_.copies)
+      if (shape_.host_of(process) != shape_.host_of(writer)) senders.push_back(static_cast<std::uint32_t>(process));
     // The writer has a step even where it has nothing to copy.
     item_.copies.try_emplace(writer);
     for (auto& [process, copies] : item_.copies) {
       Step mine = step;
       mine.copies = std::move(copies);
-      if (process == writer) mine.reductions = std::move(item_.reductions);
+      if (process == writer) {
+        mine.reductions = std::move(item_.reductions);
+        mine.senders = senders;
+      }
       work_[static_cast<std::size_t>(process)].steps.push_back(std::move(mine));
     }
   }
 
+  [[nodiscard]] bool may_write(int process) const { return std::ranges::find(writers_, process) != writers_.end(); }
+
   [[nodiscard]] int least_loaded() const {
-    return static_cast<int>(std::ranges::min_element(work_, {}, &ProcessWork::written) - work_.begin());
+    return *std::ranges::min_element(writers_, {},
+                                     [this](int process) { return work_[static_cast<std::size_t>(process)].written; });
   }
 
   std::span<const RankSources> ranks_;
   const AssemblyShape& shape_;
   std::uint64_t long_run_;
   std::vector<ProcessWork> work_;
+  std::vector<int> writers_;  // of the file that is being added
   std::set<std::uint32_t> compared_;
   std::uint32_t file_ = 0;
   Item item_;

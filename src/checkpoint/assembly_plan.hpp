@@ -66,6 +66,7 @@ struct Step {
   std::uint32_t turn = 0;     ///< of the writer's windows, counted from 0
   std::uint32_t contributors = 0;
   std::vector<CopyStep> copies;        ///< of this process; hash: one, whose tensor counts
+  std::vector<std::uint32_t> senders;  ///< the writer's: contributors on other hosts (window_mail.hpp)
   std::vector<ReduceStep> reductions;  ///< the writer's
 };
 
@@ -100,6 +101,13 @@ struct AssemblyShape {
   int processes = 1;
   Writers writers = Writers::owners;
   std::uint64_t window_bytes = 8 << 20;
+  /// The host of each process; empty: one of all. Processes of one host share memory.
+  std::vector<int> hosts = {};
+  /// All of a file is written on one host: clients of a network file system that write to one file at a time may undo
+  /// each other's bytes, where these share a page.
+  bool one_host_a_file = false;
+
+  [[nodiscard]] int host_of(int process) const { return hosts.empty() ? 0 : hosts[static_cast<std::size_t>(process)]; }
 };
 
 /// Headers, places and lengths alone.

@@ -39,7 +39,7 @@ SourceReader::Use SourceReader::use(const AssemblySource& source, std::uint64_t 
     source.read(begin, part);
     return Use(std::move(part));
   }
-  const std::span<const std::byte> part(source.tensor.data() + begin, bytes);
+  const std::span<const std::byte> part(source.tensor.view().host_data() + begin, bytes);
   if (!source.file.empty()) os::populate_mapped(part, source.file);
   return Use(part, !source.file.empty());
 }

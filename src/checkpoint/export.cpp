@@ -6,7 +6,8 @@
 // 3. Rank 0 reads the plan, works out the files and who does what (export_job.hpp, assembly_plan.hpp), and makes
 //    OUT.partial-NONCE with all files in it, each as long as it will be: a full disk is known before the work. With
 //    `resume` it looks for such a directory that was left, and verifies what is finished there (journal.hpp).
-// 4. Rank 0 tells each rank its work.
+// 4. Rank 0 tells each rank its work. Where ranks are on several hosts, those that will write look whether they see the
+//    directory that rank 0 has made.
 // 5. All put the files together (assembly.hpp); rank 0 gives each its header and its name when it is complete.
 // 6. Every rank tells rank 0 the hashes of tensors that several ranks must have alike; rank 0 compares them.
 // 7. Rank 0 writes the index and the files that are no weights, and gives the directory its name.
@@ -20,12 +21,10 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "muster/gather.hpp"
 #include "muster/log.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
@@ -33,6 +32,7 @@
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/export_hosts.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
@@ -41,7 +41,7 @@
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/shared_memory.hpp"
+#include "src/os/file_system.hpp"
 
 namespace muster {
 namespace {
@@ -64,11 +64,15 @@ class Export {
     agree_on(group_, "export: opening the shards", [&] {
       shards_.emplace(shards_dir_, group_.rank(), group_.size(), StateChoice{{}, options_.generation, options_.job});
     });
-    std::vector<ShardListing> listings = gather_listings();
+    const std::vector<std::vector<std::byte>> told = gather_listings(group_, shards_->listings());
     agree_on(group_, "export: planning", [&] {
-      if (is_first()) prepare(std::move(listings));
+      if (is_first()) prepare(read_listings(told, rooms_));
     });
     hand_out_work();
+    if (is_spread(group_))
+      agree_on(group_, "export: looking at the output", [&] {
+        if (work_.written != 0) look_for_output(group_, partial_);
+      });
     assemble_files();
     compare();
     agree_on(group_, "export: finishing", [&] {
@@ -81,20 +85,6 @@ class Export {
  private:
   [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
 
-  // Step 2.
-  std::vector<ShardListing> gather_listings() {
-    ConfigArray mine;
-    for (const ShardListing& listing : shards_->listings()) mine.push_back(to_config(listing));
-    std::vector<int> ranks(static_cast<std::size_t>(group_.size()));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    const Config value(std::move(mine));
-    const GatheredConfigs gathered = get_configs_parallel(&value, ranks, group_);
-    std::vector<ShardListing> listings;
-    for (const auto& [rank, list] : gathered.present())
-      for (const Config& listing : list.as_array()) listings.push_back(listing_from_config(listing));
-    return listings;
-  }
-
   // Step 3, on rank 0.
   void prepare(std::vector<ShardListing> listings) {
     check_output(out_, options_.force);
@@ -105,9 +95,12 @@ class Export {
     std::vector<std::size_t> counts;
     for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
     sources_ = sources_by_rank(counts, group_.size());
-    const WindowShape windows = shape_windows(options_.memory_budget, group_.size(), options_.writers);
-    const AssemblyShape shape{group_.size(), options_.writers, windows.bytes};
+    const WindowShape windows =
+        shape_windows(options_.memory_budget, group_.size(), options_.writers, is_spread(group_));
+    AssemblyShape shape{group_.size(), options_.writers, windows.bytes};
+    for (int rank = 0; rank < group_.size(); ++rank) shape.hosts.push_back(group_.host_of(rank));
     std::vector<bool> is_there = open_output();
+    shape.one_host_a_file = is_spread(group_) && os::file_system_of(output_->partial()).is_network;
     assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, is_there);
     depth_ = windows.depth;
     check_memory();
@@ -177,17 +170,10 @@ class Export {
 
   // All windows together are known here, and nobody has taken any yet.
   void check_memory() const {
-    std::uint64_t needed = 0;
+    std::vector<std::uint64_t> needed;
     for (const ProcessWork& work : assembly_.processes)
-      if (work.turns != 0) needed += depth_ * assembly_.window_bytes;
-    if (needed == 0) return;
-    const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
-    if (needed > room.bytes)
-      throw Error(
-          ErrorKind::no_space,
-          fmt::format("too little shared memory for the windows of an export: needed {} bytes, available {} ({}): "
-                      "lower the memory budget, or give the job more memory",
-                      needed, room.bytes, os::to_string(room.limit)));
+      needed.push_back(work.turns != 0 ? depth_ * assembly_.window_bytes : 0);
+    check_rooms(group_, rooms_, needed);
   }
 
   // Step 4.
@@ -370,6 +356,7 @@ class Export {
   std::vector<TensorHash> hashes_;
   ExportReport report_;
   // Rank 0's.
+  std::vector<RankRoom> rooms_;
   std::optional<ExportJob> job_;
   std::vector<RankSources> sources_;
   std::optional<OutputDirectory> output_;

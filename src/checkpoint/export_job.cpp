@@ -12,6 +12,7 @@
 #include "muster/model_dir.hpp"
 #include "src/checkpoint/account.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
+#include "src/checkpoint/window_mail.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -19,6 +20,8 @@ namespace {
 
 constexpr std::uint64_t largest_window = 8 << 20;
 constexpr std::uint64_t smallest_window = 64 << 10;
+// Of what a process sends or receives: packed or being placed, in the group's hands, and one that is on its way.
+constexpr std::uint64_t copies_of_mail = 3;
 
 std::string fingerprint_of(const std::vector<ShardListing>& listings, const ExportOutputs& outputs) {
   std::string text = "muster export 1\n";
@@ -57,16 +60,19 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   return job;
 }
 
-WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers) {
+WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread) {
   const auto count = static_cast<std::uint64_t>(processes);
   const WindowShape shape{0, writers == Writers::first ? 4U : 2U};
   // Beside its windows every writer has one piece of its own for what it puts together alone.
   const std::uint64_t pieces = writers == Writers::first ? shape.depth + 1 : count * (shape.depth + 1);
-  const std::uint64_t bytes = std::min(budget / pieces / 4096 * 4096, largest_window);
+  const std::uint64_t mail = spread ? count * copies_of_mail : 0;
+  const auto total = [&](std::uint64_t window) { return pieces * window + mail * WindowMail::piece_bytes(window); };
+  std::uint64_t bytes = std::min(budget / pieces / 4096 * 4096, largest_window);
+  while (bytes >= smallest_window && total(bytes) > budget) bytes -= 4096;
   if (bytes < smallest_window)
     throw Error(ErrorKind::argument,
                 fmt::format("a memory budget of {} bytes is too small for {} ranks: at least {} are needed", budget,
-                            processes, pieces * smallest_window));
+                            processes, total(smallest_window)));
   return {bytes, shape.depth};
 }
 

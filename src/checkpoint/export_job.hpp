@@ -27,11 +27,12 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
                    const Metadata& metadata, const ExportOptions& options);
 
 /// Windows, and how many of them each writer has, so that all of them and what each process holds beside are within the
-/// budget. Throws Error(argument) where it is too small for anything.
+/// budget; `spread`: over several hosts, which send each other parts of windows. Throws Error(argument) where it is too
+/// small for anything.
 struct WindowShape {
   std::uint64_t bytes = 0;
   std::uint32_t depth = 2;
 };
-WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers);
+WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread);
 
 }  // namespace muster

@@ -13,7 +13,7 @@ void copy_elements(const TensorView& source, std::int64_t begin, std::int64_t en
     const std::uint64_t first = static_cast<std::uint64_t>(begin) * bits / 8;
     const std::uint64_t last =
         std::min<std::uint64_t>((static_cast<std::uint64_t>(end) * bits + 7) / 8, source.nbytes());
-    std::memcpy(target, source.data() + first, last - first);
+    std::memcpy(target, source.host_data() + first, last - first);
     return;
   }
   if (begin == 0 && end == source.elements()) return copy_contiguous(source, target);

@@ -127,6 +127,10 @@ class StridedCopy {
 
 }  // namespace
 
+std::string to_string(const Device& device) {
+  return device.is_host() ? "host" : "cuda:" + std::to_string(device.index);
+}
+
 std::int64_t element_count(const Shape& shape) {
   std::int64_t count = 1;
   bool empty = false;
@@ -159,8 +163,9 @@ std::string to_string(const TensorSpec& spec) {
   return std::string(to_string(spec.dtype)) + " " + to_string(spec.shape);
 }
 
-TensorView::TensorView(DType dtype, Shape shape, const void* data, Strides strides)
+TensorView::TensorView(DType dtype, Shape shape, const void* data, Strides strides, Device device)
     : dtype_(dtype),
+      device_(device),
       shape_(std::move(shape)),
       strides_(std::move(strides)),
       data_(static_cast<const std::byte*>(data)),
@@ -168,6 +173,8 @@ TensorView::TensorView(DType dtype, Shape shape, const void* data, Strides strid
       nbytes_(byte_size(dtype, shape_)) {
   if (data_ == nullptr && nbytes_ != 0)
     throw Error(ErrorKind::argument, "a tensor of shape " + to_string(shape_) + " has no memory");
+  if (device_.index < 0)
+    throw Error(ErrorKind::argument, "a tensor is on device " + std::to_string(device_.index) + ", which cannot be");
   if (strides_.empty()) return;
   if (strides_.size() != shape_.size())
     throw Error(ErrorKind::argument,
@@ -180,7 +187,13 @@ TensorView::TensorView(DType dtype, Shape shape, const void* data, Strides strid
 
 std::span<const std::byte> TensorView::bytes() const {
   if (!is_contiguous()) throw Error(ErrorKind::argument, "bytes of a strided tensor: copy it first (Tensor::copy_of)");
-  return {data_, nbytes_};
+  return {host_data(), nbytes_};
+}
+
+void TensorView::refuse_to_read() const {
+  throw Error(ErrorKind::argument, "a tensor of shape " + to_string(shape_) + " is on " + to_string(device_) +
+                                       ", where the CPU cannot read it: copy it to the host first, or gather it by "
+                                       "the device route (muster/cuda.hpp, libmuster-cuda)");
 }
 
 TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t end) const {
@@ -198,12 +211,12 @@ TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t e
     if (!outermost || (begin * row) % 2 != 0 || ((end * row) % 2 != 0 && end != shape_[dim]))
       throw Error(ErrorKind::argument,
                   "a slice of a packed tensor (" + std::string(to_string(dtype_)) + ") cuts through a byte");
-    return {dtype_, std::move(shape), data_ == nullptr ? nullptr : data_ + begin * row / 2};
+    return {dtype_, std::move(shape), data_ == nullptr ? nullptr : data_ + begin * row / 2, {}, device_};
   }
   Strides strides = strides_.empty() ? row_major(shape_) : strides_;
   const std::byte* data =
       data_ == nullptr ? nullptr : data_ + begin * strides[dim] * static_cast<std::int64_t>(itemsize(dtype_));
-  return {dtype_, std::move(shape), data, std::move(strides)};
+  return {dtype_, std::move(shape), data, std::move(strides), device_};
 }
 
 TensorView TensorView::transposed() const {
@@ -213,36 +226,37 @@ TensorView TensorView::transposed() const {
   Strides strides = strides_.empty() ? row_major(shape_) : strides_;
   std::ranges::reverse(strides);
   if (is_packed(dtype_)) strides.clear();
-  return {dtype_, std::move(shape), data_, std::move(strides)};
+  return {dtype_, std::move(shape), data_, std::move(strides), device_};
 }
 
 void copy_contiguous(const TensorView& source, std::byte* target) {
   if (source.nbytes() == 0) return;
+  const std::byte* from = source.host_data();
   if (source.is_contiguous()) {
-    std::memcpy(target, source.data(), source.nbytes());
+    std::memcpy(target, from, source.nbytes());
     return;
   }
   std::vector<Dimension> dims = merged_dimensions(source);
   switch (itemsize(source.dtype())) {
     case 1:
-      return StridedCopy<1>(std::move(dims)).run(target, source.data());
+      return StridedCopy<1>(std::move(dims)).run(target, from);
     case 2:
-      return StridedCopy<2>(std::move(dims)).run(target, source.data());
+      return StridedCopy<2>(std::move(dims)).run(target, from);
     case 4:
-      return StridedCopy<4>(std::move(dims)).run(target, source.data());
+      return StridedCopy<4>(std::move(dims)).run(target, from);
     default:
-      return StridedCopy<8>(std::move(dims)).run(target, source.data());
+      return StridedCopy<8>(std::move(dims)).run(target, from);
   }
 }
 
 bool bitwise_equal(const TensorView& a, const TensorView& b) {
   if (a.dtype() != b.dtype() || a.shape() != b.shape()) return false;
   if (a.nbytes() == 0) return true;
-  if (a.is_contiguous() && b.is_contiguous()) return std::memcmp(a.data(), b.data(), a.nbytes()) == 0;
+  if (a.is_contiguous() && b.is_contiguous()) return std::memcmp(a.host_data(), b.host_data(), a.nbytes()) == 0;
   const auto contiguous = [](const TensorView& view) {
     return view.is_contiguous() ? Tensor::borrow(view) : Tensor::copy_of(view);
   };
-  return std::memcmp(contiguous(a).data(), contiguous(b).data(), a.nbytes()) == 0;
+  return std::memcmp(contiguous(a).view().host_data(), contiguous(b).view().host_data(), a.nbytes()) == 0;
 }
 
 Tensor::Tensor(TensorView view, std::shared_ptr<const void> owner) : view_(std::move(view)), owner_(std::move(owner)) {}
@@ -262,6 +276,7 @@ Tensor Tensor::allocate(DType dtype, Shape shape) {
 }
 
 Tensor Tensor::copy_of(const TensorView& source) {
+  if (source.nbytes() != 0) (void)source.host_data();  // before memory is taken
   Tensor copy = allocate(source.dtype(), source.shape());
   copy_contiguous(source, copy.mutable_data());
   return copy;

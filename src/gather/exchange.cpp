@@ -98,7 +98,7 @@ class Run {
     phases.end("prepare");
     const std::vector<Record> records = round<Record>(record_, "gather: round 1");
     phases.end("round 1");
-    if (const auto objection = object(records)) {
+    if (const auto objection = object(records, group_)) {
       const auto words =
           round<Words>(failure ? words_of(*failure) : words_of(self_text(*objection)), "gather: failing");
       throw make_error(*objection, records, words, group_);
@@ -106,7 +106,7 @@ class Run {
     ExchangeReport& report = state_->report;
     report.rounds += settle_proofs(call_, records, proof_.get());
     const std::optional<Error> trouble = attempt(group_, [&] {
-      if (!transfer_) return;
+      if (!call_.is_member()) return;
       choose(records);
       transfer_->move(records, report);
     });
@@ -114,7 +114,13 @@ class Run {
     for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
     const bool is_merge = call_.operation == Operation::merge;
     const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes : 0;
-    phases.end(is_merge ? "merge" : call_.is_sender() ? "copy" : "receive", moved, moved == 0 ? 0 : 1);
+    const bool by_mpi = report.mpi_bytes != 0;
+    // What MPI sends is not copied here.
+    phases.end(is_merge             ? "merge"
+               : !call_.is_sender() ? "receive"
+               : by_mpi             ? "send"
+                                    : "copy",
+               moved, moved == 0 || by_mpi ? 0 : 1);
     close(records, trouble);
     phases.end("round 2");
     report.payload_bytes = in_list;
@@ -123,7 +129,7 @@ class Run {
       transfer_->commit();
       if (call_.is_first()) {
         outcome.entries = transfer_->deliver();
-        if (call_.value != nullptr && !is_merge) outcome.entries.front() = own_value();
+        if (call_.value != nullptr && !outcome.entries.front()) outcome.entries.front() = own_value();
       }
       state_->obligations = transfer_->obligations();
       report.pool_bytes = transfer_->pool_bytes();
@@ -151,24 +157,33 @@ class Run {
         record_.payload_bytes += tensor.nbytes();
         return std::optional(core::Place{});
       });
-    Chosen chosen = choose_own_route(call_, record_);
-    choice_ = std::move(chosen.choice);
-    proof_ = chosen.driver->prove(call_, record_);
-    transfer_ = chosen.driver->begin(call_);
+    if (call_.value != nullptr) record_.residency = residency_of(*call_.value);
+    // Where there is none, it is refused after round 1, in words that all ranks have.
+    guess_ = guess_route(record_);
+    if (guess_ == nullptr) return;
+    proof_ = guess_->prove(call_, record_);
+    transfer_ = guess_->begin(call_);
     transfer_->offer(record_);
   }
 
-  /// Every member must have come to the same route from what it knows: all of them see all records.
+  /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp objects to
+  /// all else), and begins now.
   void choose(std::span<const Record> records) {
-    check_choice(call_, choice_, records);
-    state_->report.route = choice_.route;
-    state_->report.reason = choice_.reason;
+    Chosen chosen = chosen_route(call_, records);
+    state_->report.route = chosen.driver->route();
+    state_->report.reason = std::move(chosen.reason);
+    if (chosen.driver == guess_) return;
+    proof_.reset();
+    Record known = record_;
+    transfer_ = chosen.driver->begin(call_);
+    transfer_->offer(known);
   }
 
   [[nodiscard]] std::string self_text(const Objection& objection) const {
     using Reason = Objection::Reason;
     if (objection.reason == Reason::lists) return list_text(ranks_);
-    if (objection.reason == Reason::routes) return route_text(options_);
+    if (objection.reason == Reason::forced) return route_text(options_);
+    if (objection.reason == Reason::refused) return call_.is_member() ? refusal_words(call_, objection.refused) : "";
     if (call_.value == nullptr) return {};
     if (objection.reason == Reason::kinds)
       return call_.merge == nullptr ? kind_text(*call_.value) : merge_text(*call_.merge, spec_of(*call_.value));
@@ -207,7 +222,7 @@ class Run {
   const GatherOptions& options_;
   Call call_;
   Record record_;
-  Choice choice_;
+  const RouteDriver* guess_ = nullptr;  // what was prepared for before round 1
   std::unique_ptr<Proof> proof_;
   std::unique_ptr<Transfer> transfer_;
   std::shared_ptr<detail::ExchangeState> state_ = std::make_shared<detail::ExchangeState>();

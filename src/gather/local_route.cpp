@@ -21,6 +21,7 @@ class LocalRoute final : public RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::local; }
   [[nodiscard]] bool is_usable(const Call& call) const override { return call.list.size() == 1; }
+  [[nodiscard]] std::string obstacle(const Call&) const override { return "it is for lists of one rank"; }
   [[nodiscard]] std::string reason(const Call&) const override { return "the list has one rank"; }
   std::unique_ptr<Transfer> begin(const Call& call) const override {
     if (call.operation == Operation::merge) return make_unmoved_merge(call);

@@ -65,6 +65,17 @@ bool merge_reduces(std::uint8_t number) noexcept {
   return number == merge_number(Max{}) || number == merge_number(Sum{});
 }
 
+merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<const int> list,
+                           std::span<const Record> records) {
+  std::vector<TensorSpec> specs(list.size(), own);
+  if (const auto* concat = std::get_if<Concat>(&merge)) {
+    const std::size_t dim = dimension(*concat, own.shape);
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      specs[i].shape[dim] = static_cast<std::int64_t>(records[static_cast<std::size_t>(list[i])].facts[fact_extent]);
+  }
+  return merge::join(merge, specs, {}, list);
+}
+
 MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks) noexcept {
   MergeArea area;
   area.target_at = round_up((ranks + 1) * line, page);
@@ -94,14 +105,10 @@ bool is_warm(const Record& first, const MergeArea& area) noexcept {
   return first.segment_id != 0 && first.facts[fact_taken] >= area.total && first.facts[fact_capacity] >= area.total;
 }
 
-std::uint64_t fresh_bytes_of(int rank, std::span<const Record> records) {
+std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const Record> records) {
   const Record& own = records[static_cast<std::size_t>(rank)];
   if (own.operation != Operation::merge || own.position != 0 || !merge_moves(own.merge)) return own.fresh_bytes;
   if (own.available_bytes == 0) return 0;
-  std::vector<int> members;
-  for (std::size_t other = 0; other < records.size(); ++other)
-    if (records[other].list_length != 0 && records[other].list_hash == own.list_hash)
-      members.push_back(static_cast<int>(other));
   const MergeArea area = merge_area_of(members, records);
   const std::uint64_t taken = own.facts[fact_capacity] >= area.total ? own.facts[fact_taken] : 0;
   return area.total - std::min(area.total, taken);

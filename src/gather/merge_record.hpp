@@ -10,6 +10,7 @@
 
 #include "muster/merge.hpp"
 #include "src/gather/record.hpp"
+#include "src/merge/layout.hpp"
 
 namespace muster::gather {
 
@@ -39,6 +40,10 @@ inline std::uint8_t merge_number(const Merge& merge) noexcept {
 bool merge_moves(std::uint8_t number) noexcept;
 bool merge_reduces(std::uint8_t number) noexcept;
 
+/// How the tensors of `list` make one: from the records, and one of the tensors. Throws as merge::join.
+merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<const int> list,
+                           std::span<const Record> records);
+
 /// Where things are in the data of a merge's segment: words, the merged tensor, and room to reduce in.
 struct MergeArea {
   std::uint64_t target_at = 0;
@@ -54,9 +59,9 @@ MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record>
 /// Whether the slot that the first rank has offered can be used without another word.
 bool is_warm(const Record& first, const MergeArea& area) noexcept;
 
-/// Shared memory that a rank will take: its own word, or for the first rank of a list that merges what all its members'
-/// records say. 0 where it is not known before (then the rank itself looks before it takes any).
-std::uint64_t fresh_bytes_of(int rank, std::span<const Record> records);
+/// Shared memory that a rank of the list `members` will take: its own word, or for the first rank of a list that merges
+/// what all its members' records say. 0 where it is not known before (then the rank itself looks before it takes any).
+std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const Record> records);
 
 /// Members whose tensor is not the first rank's, where that matters.
 std::vector<int> differing_contents(const std::vector<int>& members, std::span<const Record> records);

@@ -135,7 +135,7 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
     std::byte* mine = place(chunk, me);
     if (source.is_contiguous()) {
       // What only this rank reads, its own share, stays where it is.
-      const std::byte* from = source.data() + begin;
+      const std::byte* from = source.host_data() + begin;
       const std::uint64_t skip = share_begin(chunk, me);
       const std::uint64_t resume = share_begin(chunk, me + 1);
       std::memcpy(mine, from, skip);
@@ -151,7 +151,7 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
     const std::uint64_t begin = share_begin(chunk, me);
     const std::uint64_t end = share_begin(chunk, me + 1);
     for (std::size_t rank = 0; rank < ranks; ++rank) parts[rank] = place(chunk, rank) + begin;
-    if (source.is_contiguous()) parts[me] = source.data() + begin_of(chunk) + begin;
+    if (source.is_contiguous()) parts[me] = source.host_data() + begin_of(chunk) + begin;
     merge::reduce(combine, source.dtype(), {data + area.target_at + begin_of(chunk) + begin, end - begin}, parts);
     words.say_reduced(chunk + 1);
     call.group->progress();

@@ -140,15 +140,7 @@ void ShmMerge::offer(Record& record) {
 }
 
 void ShmMerge::lay_out(std::span<const Record> records) {
-  std::vector<TensorSpec> specs(call_.list.size(), {source_.dtype(), source_.shape()});
-  if (const auto* concat = std::get_if<Concat>(call_.merge)) {
-    const auto dimensions = static_cast<std::int64_t>(source_.shape().size());
-    const auto dim = static_cast<std::size_t>(concat->dim < 0 ? concat->dim + dimensions : concat->dim);
-    for (std::size_t i = 0; i < specs.size(); ++i)
-      specs[i].shape[dim] =
-          static_cast<std::int64_t>(records[static_cast<std::size_t>(call_.list[i])].facts[fact_extent]);
-  }
-  layout_ = merge::join(*call_.merge, specs, {}, call_.list);
+  layout_ = gather::merge_layout(*call_.merge, {source_.dtype(), source_.shape()}, call_.list, records);
   rows_ = merge::rows_of(layout_);
   area_ = merge_area(reduces_, byte_size(layout_.target.dtype, layout_.target.shape), call_.list.size());
 }
@@ -296,7 +288,7 @@ void ShmMerge::copy_pieces() {
   for (std::uint64_t i = 0; i < pieces; ++i) {
     const std::uint64_t begin = (i + shift) % pieces * at_once;
     const std::uint64_t end = std::min(begin + at_once, bytes);
-    const std::byte* from = source_.data() + begin;
+    const std::byte* from = source_.host_data() + begin;
     if (is_strided) {
       core::copy_elements(source_, static_cast<std::int64_t>(begin / item), static_cast<std::int64_t>(end / item),
                           staging.data());

@@ -46,7 +46,7 @@ TensorView reshaped(const TensorView& tensor, const Merge& merge) {
   shape.insert(shape.begin(), 1);
   Strides strides = tensor.strides();
   if (!strides.empty()) strides.insert(strides.begin(), 0);
-  return {tensor.dtype(), std::move(shape), tensor.data(), std::move(strides)};
+  return {tensor.dtype(), std::move(shape), tensor.data(), std::move(strides), tensor.device()};
 }
 
 class UnmovedMerge final : public Transfer {

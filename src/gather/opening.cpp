@@ -45,19 +45,31 @@ bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& 
   record.list_hash = hash_list(ranks);
   record.list_length = static_cast<std::uint32_t>(ranks.size());
   record.position = call.position;
-  record.forced = forced_route(options);
+  const Forcing forcing = forcing_of(options);
+  record.forced = forcing.route;
+  record.forced_by = forcing.by;
   record.routes = usable_routes(call);
   return true;
 }
 
-Chosen choose_own_route(const Call& call, const Record& record) {
-  std::vector<Route> preference;
-  for (const auto& driver : RouteTable::instance().drivers()) preference.push_back(driver->route());
-  Chosen chosen;
-  chosen.choice = choose_route(record.list_length, record.routes, record.forced, preference);
-  chosen.driver = RouteTable::instance().find(chosen.choice.route);
-  if (chosen.choice.reason.empty()) chosen.choice.reason = chosen.driver->reason(call);
-  return chosen;
+std::uint8_t usable_routes(const Call& call) {
+  std::uint8_t routes = 0;
+  for (const auto& driver : RouteTable::instance().drivers())
+    if (driver->is_usable(call)) routes |= route_bit(driver->route());
+  return routes;
+}
+
+const RouteDriver* guess_route(const Record& record) {
+  const Decision guess = choose_route(facts_of(record));
+  return guess.is_refused() ? nullptr : RouteTable::instance().find(guess.route);
+}
+
+Chosen chosen_route(const Call& call, std::span<const Record> records) {
+  const Decision decision = decide(call.list, records);
+  const RouteDriver* driver = RouteTable::instance().find(decision.route);
+  const Record& own = records[static_cast<std::size_t>(call.group->rank())];
+  std::string reason = forced_text({own.forced, own.forced_by});
+  return {driver, reason.empty() ? driver->reason(call) : std::move(reason)};
 }
 
 std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof) {
@@ -75,14 +87,6 @@ std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, P
   }
   const auto words = round_of(group, trouble ? words_of(*trouble) : Words{}, call.wait("gather: failing"));
   throw make_closing_error(closing, words, group);
-}
-
-void check_choice(const Call& call, const Choice& choice, std::span<const Record> records) {
-  std::uint8_t common = 0xff;
-  for (const int rank : call.list) common &= records[static_cast<std::size_t>(rank)].routes;
-  if ((common & route_bit(choice.route)) == 0)
-    throw Error(ErrorKind::unsupported, fmt::format("not all ranks of the list {} can use the route '{}'",
-                                                    list_text(call.list), to_string(choice.route)));
 }
 
 }  // namespace muster::gather

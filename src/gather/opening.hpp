@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "src/gather/policy.hpp"
 #include "src/gather/route.hpp"
 
 namespace muster::gather {
@@ -19,19 +20,22 @@ std::string list_text(std::span<const int> ranks);
 /// What a rank forces, for a message: "workspace", "automatic".
 std::string route_text(const GatherOptions& options);
 
+/// The bits of the drivers that this rank could use.
+std::uint8_t usable_routes(const Call& call);
+
 /// Checks the list and writes it, this rank's place in it and the routes that it could use into call and record. False
 /// where this rank is not in the list: then it only takes part in the rounds. Throws Error(argument).
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);
 
-/// The route as this rank sees it, and who drives it. Throws Error(unsupported).
+/// What drives a route, and why it is taken.
 struct Chosen {
-  Choice choice;
-  const RouteDriver* driver = nullptr;
+  const RouteDriver* driver = nullptr;  ///< null where the policy has refused
+  std::string reason;
 };
-Chosen choose_own_route(const Call& call, const Record& record);
-
-/// After round 1: throws Error(unsupported) where another member of the list cannot use this route.
-void check_choice(const Call& call, const Choice& choice, std::span<const Record> records);
+/// Before round 1: the route that this rank would take if all of its list were like it.
+const RouteDriver* guess_route(const Record& record);
+/// After round 1, where nothing was objected to: the route of this rank's list.
+Chosen chosen_route(const Call& call, std::span<const Record> records);
 
 /// One all-gather of a record.
 template <class T>

@@ -11,6 +11,8 @@
 
 #include "src/base/fixed_text.hpp"
 #include "src/gather/merge_record.hpp"
+#include "src/gather/policy.hpp"
+#include "src/gather/receive_need.hpp"
 
 namespace muster::gather {
 namespace {
@@ -32,13 +34,7 @@ ErrorDetails details_of(int rank, const Words* words, const SyncGroup& group) {
 
 /// "rank 0 [0, 1]; rank 1 [1, 0]", the first few.
 std::string each_rank(const std::vector<int>& ranks, std::span<const Words> words) {
-  constexpr std::size_t shown = 16;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
-    text += fmt::format("{}rank {} {}", i == 0 ? "" : "; ", ranks[i],
-                        get_text(words[static_cast<std::size_t>(ranks[i])].text));
-  if (ranks.size() > shown) text += fmt::format("; and {} more", ranks.size() - shown);
-  return text;
+  return each_words(ranks, words, " ", 16);
 }
 
 template <class Records>
@@ -89,6 +85,35 @@ std::vector<int> ranks_where(std::size_t count, const auto& condition) {
   return ranks;
 }
 
+/// Memory is a host's: what its ranks need together, against what the one that sees the least says there is.
+std::optional<Objection> object_to_memory(const Lists& lists, std::span<const Record> records, const SyncGroup& group) {
+  using Reason = Objection::Reason;
+  struct Host {
+    std::uint64_t needed = 0;
+    std::uint64_t available = UINT64_MAX;
+    std::vector<int> takers;
+  };
+  std::map<int, Host> hosts;
+  for (const auto& [hash, members] : lists) {
+    for (const int rank : members) {
+      const std::uint64_t fresh = fresh_bytes_of(rank, members, records, group);
+      if (fresh == 0) continue;
+      const Record& record = records[static_cast<std::size_t>(rank)];
+      if (record.receives && fresh > record.facts[fact_room]) return Objection{Reason::budget, {rank}};
+      Host& host = hosts[group.host_of(rank)];
+      if (__builtin_add_overflow(host.needed, fresh, &host.needed)) host.needed = UINT64_MAX;
+      host.available = std::min(host.available, record.available_bytes);
+      host.takers.push_back(rank);
+    }
+  }
+  for (auto& [number, host] : hosts)
+    if (host.needed > host.available) {
+      std::ranges::sort(host.takers);
+      return Objection{Reason::memory, std::move(host.takers)};
+    }
+  return std::nullopt;
+}
+
 }  // namespace
 
 const char* to_string(Operation operation) noexcept {
@@ -109,7 +134,7 @@ std::uint64_t hash_list(std::span<const int> ranks) noexcept {
   return XXH3_64bits(ranks.data(), ranks.size_bytes());
 }
 
-std::optional<Objection> object(std::span<const Record> records) {
+std::optional<Objection> object(std::span<const Record> records, const SyncGroup& group) {
   using Reason = Objection::Reason;
   const auto all = ranks_where(records.size(), [](std::size_t) { return true; });
   if (differs(all, records, &Record::version)) return Objection{Reason::versions, all};
@@ -129,17 +154,11 @@ std::optional<Objection> object(std::span<const Record> records) {
     if (differs(members, records, &Record::kind_hash)) return Objection{Reason::kinds, members};
     if (auto others = differing_contents(members, records); !others.empty())
       return Objection{Reason::contents, std::move(others)};
-    if (differs(members, records, &Record::forced)) return Objection{Reason::routes, members};
+    if (differs(members, records, &Record::forced)) return Objection{Reason::forced, members};
+    if (const Decision decision = decide(members, records); decision.is_refused())
+      return Objection{Reason::refused, ranks_of(decision, members, records), decision};
   }
-  std::uint64_t needed = 0;
-  std::uint64_t available = UINT64_MAX;
-  const auto takes_memory = [&](std::size_t rank) { return fresh_bytes_of(static_cast<int>(rank), records) != 0; };
-  for (const int rank : ranks_where(records.size(), takes_memory)) {
-    needed += fresh_bytes_of(rank, records);
-    available = std::min(available, records[static_cast<std::size_t>(rank)].available_bytes);
-  }
-  if (needed > available) return Objection{Reason::memory, ranks_where(records.size(), takes_memory)};
-  return std::nullopt;
+  return object_to_memory(lists, records, group);
 }
 
 Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
@@ -181,26 +200,39 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
                    "not: " +
                        each_rank(objection.ranks, words),
                    details_of(first, nullptr, group));
-    case Reason::routes:
+    case Reason::refused:
+      return Error(kind_of(objection.refused.refusal), refusal_text(objection.refused, objection.ranks, records, words),
+                   details_of(first, nullptr, group));
+    case Reason::forced:
       return Error(
           ErrorKind::rank_mismatch,
           "the ranks of one list force different routes (GatherOptions::route and workspace_path, MUSTER_ROUTE): " +
               each_rank(objection.ranks, words),
           nobody);
+    case Reason::budget:
+      return Error(
+          ErrorKind::no_space,
+          fmt::format("{} needs {} bytes of memory more for what others send, and its memory budget leaves {}: "
+                      "gather less at a time, release earlier results, or raise memory_budget",
+                      where(first, group), fresh_bytes_of(first, records, group),
+                      records[static_cast<std::size_t>(first)].facts[fact_room]),
+          details_of(first, nullptr, group));
     case Reason::memory: {
       std::uint64_t needed = 0;
       const Record* tightest = nullptr;
       for (const int rank : objection.ranks) {
         const Record& record = records[static_cast<std::size_t>(rank)];
-        needed += fresh_bytes_of(rank, records);
+        if (__builtin_add_overflow(needed, fresh_bytes_of(rank, records, group), &needed)) needed = UINT64_MAX;
         if (tightest == nullptr || record.available_bytes < tightest->available_bytes) tightest = &record;
       }
       const auto holder = std::ranges::max_element(records, {}, &Record::held);
       std::string text = fmt::format(
-          "too little shared memory: needed {} bytes by {} ranks, available {} ({}): gather less at a time, release "
+          "too little memory on host {}: needed {} bytes by {} ranks, available {} ({}): gather less at a time, "
+          "release "
           "earlier results, "
           "or give the job more memory",
-          needed, objection.ranks.size(), tightest->available_bytes, os::to_string(tightest->limit));
+          group.info(first).host, needed, objection.ranks.size(), tightest->available_bytes,
+          os::to_string(tightest->limit));
       if (holder->held != 0) text += fmt::format("; the first rank holds {} results", holder->held);
       return Error(ErrorKind::no_space, text, details_of(first, nullptr, group));
     }
@@ -211,6 +243,16 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
 Error make_closing_error(std::span<const ClosingRecord> closing, std::span<const Words> words, const SyncGroup& group) {
   return failure_of(ranks_where(closing.size(), [&](std::size_t rank) { return closing[rank].status != 0; }), closing,
                     words, group);
+}
+
+std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,
+                       std::size_t shown) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
+    text += fmt::format("{}rank {}{}{}", i == 0 ? "" : "; ", ranks[i], between,
+                        get_text(words[static_cast<std::size_t>(ranks[i])].text));
+  if (ranks.size() > shown) text += fmt::format("; and {} more", ranks.size() - shown);
+  return text;
 }
 
 Words words_of(const Error& error) {

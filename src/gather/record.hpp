@@ -20,8 +20,43 @@ namespace muster::gather {
 enum class Operation : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
 const char* to_string(Operation operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 3;
+inline constexpr std::uint32_t record_version = 4;
 inline constexpr std::uint32_t no_position = 0xffffffff;
+
+/// Where the tensors of a rank are; those without elements are nowhere.
+enum class Residency : std::uint8_t { none = 0, host = 1, device = 2, mixed = 3 };
+/// Of both together.
+constexpr Residency operator|(Residency a, Residency b) noexcept {
+  return static_cast<Residency>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
+}
+
+/// By what a rank's route is forced.
+enum class ForcedBy : std::uint8_t { nobody, caller, workspace_path, environment };
+
+/// Why a list has no route (policy.hpp).
+enum class Refusal : std::uint8_t {
+  none,
+  mixed,                ///< some tensors are on the host, some on devices
+  merges_devices,       ///< merges read tensors of the host
+  forced_off_devices,   ///< tensors are on devices, the forced route takes those of the host
+  no_device_route,      ///< tensors are on devices, and not all ranks can take them from there
+  forced_onto_devices,  ///< the device route is forced, for what is on the host
+  forced_unusable,      ///< not all ranks can use the forced route
+  unreachable,          ///< no route is common to all
+  unfit,                ///< a rank has prepared for a route that others cannot use
+};
+
+/// A route, or why there is none.
+struct Decision {
+  Route route = Route::automatic;  ///< of a refusal: the one that it is about, where it is about one
+  Refusal refusal = Refusal::none;
+  [[nodiscard]] bool is_refused() const noexcept { return refusal != Refusal::none; }
+  friend bool operator==(const Decision&, const Decision&) = default;
+};
+
+constexpr std::uint8_t route_bit(Route route) noexcept {
+  return static_cast<std::uint8_t>(1U << static_cast<unsigned>(route));
+}
 
 /// Fixed width: what a rank costs the control plane, however much it has to send.
 struct Record {
@@ -42,14 +77,16 @@ struct Record {
   std::uint64_t available_bytes = 0;  // as far as this rank knows, where it takes any
   std::uint32_t held = 0;             // results that the first rank holds of this one
   os::MemoryLimit limit = os::MemoryLimit::machine;
-  bool has_value = false;
-  bool new_segment = false;
+  bool has_value : 1 = false;
+  bool new_segment : 1 = false;
   std::uint8_t merge = 0;        // which kind: 1 + Merge::index()
+  bool receives = false;         // this rank takes memory of its own for what others send: receive_need.hpp
   std::uint64_t segment_id = 0;  // 0: a new one
   std::uint32_t use = 0;
   bool closes = false;  // a second round is needed although this rank has nothing to move
   bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
-  std::uint16_t reserved_too = 0;
+  Residency residency = Residency::none;
+  ForcedBy forced_by = ForcedBy::nobody;
   std::array<std::uint64_t, 3> facts{};  // what an operation adds: merge_record.hpp, stream_budget.hpp
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
@@ -73,13 +110,25 @@ std::uint64_t hash_list(std::span<const int> ranks) noexcept;
 
 /// Why an exchange cannot go on; empty words are filled from the ranks' own.
 struct Objection {
-  enum class Reason : std::uint8_t { failed_ranks, versions, lists, operations, kinds, contents, routes, memory };
+  enum class Reason : std::uint8_t {
+    failed_ranks,
+    versions,
+    lists,
+    operations,
+    kinds,
+    contents,
+    forced,  // differently on the ranks of a list
+    refused,
+    budget,
+    memory
+  };
   Reason reason = Reason::failed_ranks;
   std::vector<int> ranks;  // those it is about
+  Decision refused = {};   // of Reason::refused
 };
 
-/// Looks at all records; none where the exchange can go on.
-std::optional<Objection> object(std::span<const Record> records);
+/// Looks at all records; none where the exchange can go on. `group` knows which ranks share memory.
+std::optional<Objection> object(std::span<const Record> records, const SyncGroup& group);
 
 /// The error that all ranks throw, made of everyone's words.
 Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
@@ -87,6 +136,10 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
 
 /// Every rank's own failure in the closing round.
 Error make_closing_error(std::span<const ClosingRecord> closing, std::span<const Words> words, const SyncGroup& group);
+
+/// "rank 1: words; rank 3: words; and 4 more", with `between` in place of ": ".
+std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,
+                       std::size_t shown);
 
 Words words_of(const Error& error);
 Words words_of(const std::string& text);

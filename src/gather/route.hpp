@@ -15,7 +15,20 @@
 #include "muster/sync_group.hpp"
 #include "src/gather/record.hpp"
 
+namespace muster::shm {
+class Slot;
+}
+
 namespace muster::gather {
+
+/// Who brings tensors into a slot that the CPU cannot read (those on devices).
+class SlotFiller {
+ public:
+  virtual ~SlotFiller() = default;
+  /// Returns when all of them are at their offsets, which grow; `bytes` is where the last one ends. Throws Error.
+  virtual void fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
+                    std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) = 0;
+};
 
 /// What one rank brings to an exchange. Everything outlives the exchange's call.
 struct Call {
@@ -28,7 +41,8 @@ struct Call {
   const GatherOptions* options = nullptr;
   std::uint64_t number =
       0;  ///< of the exchange in its group: tells what belongs to it from what an earlier, failed one left behind
-  bool is_part = false;  ///< of a stream: obligations, not a closing round, tell that its bytes have been taken
+  SlotFiller* filler = nullptr;  ///< null: the CPU copies
+  bool is_part = false;          ///< of a stream: obligations, not a closing round, tell that its bytes have been taken
 
   [[nodiscard]] bool is_member() const noexcept { return position != no_position; }
   [[nodiscard]] bool is_first() const noexcept { return position == 0; }
@@ -53,20 +67,56 @@ class Obligation {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  /// Before round 1: decides what will be needed and writes it into the record. Allocates nothing shared.
+  /// Before round 1: decides what will be needed and writes it into the record. Allocates nothing shared. On a rank
+  /// that has no tensors it may come after round 1, where others have made the route another than the rank had guessed:
+  /// what the record says of a value without tensors is the same on all routes that are not forced.
   virtual void offer(Record& record) = 0;
   /// After round 1, on members: senders hand over, the first rank takes in. A sender hands over its descriptor even
   /// when the rest fails.
   virtual void move(std::span<const Record> records, ExchangeReport& report) = 0;
   /// After the last round, when every rank is well: from here on what was moved counts.
   virtual void commit() noexcept = 0;
-  /// On the first rank: the entries of the other members, by position; its own place stays empty (a merge's result is
-  /// there).
+  /// On the first rank: the entries of the other members, by position. Its own place stays empty where its value is to
+  /// be as the caller gave it; a merge's result is there, or what the route has made of the own value.
   virtual std::vector<std::optional<Config>> deliver() = 0;
   /// On a sender: what the first rank now holds.
   virtual std::vector<std::unique_ptr<Obligation>> obligations() = 0;
   /// Shared memory that this rank's pool holds.
   [[nodiscard]] virtual std::uint64_t pool_bytes() const noexcept = 0;
+};
+
+/// A sender's side of a stream whose parts the first rank takes in while it is busy with earlier ones. Routes that have
+/// none move every part as a Transfer.
+class PartOutlet {
+ public:
+  virtual ~PartOutlet() = default;
+  /// Waits until fewer than `depth` parts are with the first rank.
+  virtual void wait_for_credit(std::size_t depth, const WaitOptions& options) = 0;
+  /// Looks at what the next part has (null: nothing) and writes it into the record. `value` stays until send() returns.
+  virtual void offer(const Config* value, Record& record) = 0;
+  /// Sends the header and what was offered. When it returns, the value's memory is the caller's again.
+  virtual void send(std::span<const std::byte> header, const WaitOptions& options) = 0;
+  /// After the last part, and after a failure that left `group` well: when it returns, nothing is under way, and the
+  /// first rank's inlet has done the same. Its waits are `group`'s.
+  virtual void settle(SyncGroup& group, const WaitOptions& options) = 0;
+};
+
+/// The first rank's side.
+class PartInlet {
+ public:
+  virtual ~PartInlet() = default;
+  /// Whether a sender's parts come this way.
+  [[nodiscard]] virtual bool brings(int sender) const = 0;
+  /// The header of a sender's next part, and the record that was in it when it was offered.
+  virtual std::vector<std::byte> take_header(int sender, const WaitOptions& options) = 0;
+  /// What belongs to the header that was taken last, whole; none where the sender has nothing. Its tensors are views of
+  /// memory whose last owner gives the sender a credit.
+  virtual std::optional<Config> take_part(int sender, const WaitOptions& options) = 0;
+  /// While this is set, and the route's library may be called by any thread, parts go on coming in beside the caller.
+  virtual void set_unattended(bool unattended) = 0;
+  virtual void settle(SyncGroup& group, const WaitOptions& options) = 0;
+  /// The most memory that it had at any moment.
+  [[nodiscard]] virtual std::uint64_t peak_bytes() const = 0;
 };
 
 /// What a route has to make sure of, on all ranks of a list together, before bytes move. Made before round 1, where it
@@ -86,11 +136,18 @@ class RouteDriver {
   [[nodiscard]] virtual Route route() const noexcept = 0;
   /// Whether this rank could take part over this route. Local; cheap.
   [[nodiscard]] virtual bool is_usable(const Call& call) const = 0;
+  /// Why it is not, and the remedy: for messages, of a call that is_usable() is false for.
+  [[nodiscard]] virtual std::string obstacle(const Call& call) const;
   /// Why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
   /// Null where there is nothing to prove. May throw as Transfer::offer.
   virtual std::unique_ptr<Proof> prove(const Call& call, Record& record) const;
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
+  /// A stream's own ends. `call` has the group that its messages go by, and outlives them. Null: parts are Transfers.
+  virtual std::unique_ptr<PartOutlet> open_outlet(const Call& call) const;
+  virtual std::unique_ptr<PartInlet> open_inlet(const Call& call, std::uint64_t part_bytes) const;
+  /// Whether the first rank of a stream receives into memory of its own, and not into the senders'.
+  [[nodiscard]] virtual bool receives_into_own() const noexcept { return false; }
   /// Whether the route copies this tensor's bytes: false where it only names them, wherever they are.
   [[nodiscard]] virtual bool moves(const TensorView& tensor) const;
   /// What other ranks still hold of this one's memory no longer counts as its pool, and goes when they give it back.
@@ -103,7 +160,7 @@ class RouteDriver {
   virtual void clean_up(SyncGroup& group) const noexcept = 0;
 };
 
-/// Drivers in the order of preference.
+/// All drivers that this program has. Which of them a list takes is the policy (policy.hpp).
 class RouteTable {
  public:
   static RouteTable& instance();
@@ -116,24 +173,8 @@ class RouteTable {
   std::vector<std::unique_ptr<RouteDriver>> drivers_;
 };
 
-/// What the policy decided for one list.
-struct Choice {
-  Route route = Route::automatic;
-  std::string reason;
-};
-/// The route of a list of `length` ranks that all could use `routes` (bit r: Route(r)), in the order of `preference`.
-/// `forced`: Route::automatic, or the only one that is allowed. Pure. Throws Error(unsupported) that names what was
-/// forced and what could be used.
-Choice choose_route(std::uint32_t length, std::uint8_t routes, Route forced, std::span<const Route> preference);
-
-/// The bits of the drivers that this rank could use.
-std::uint8_t usable_routes(const Call& call);
 /// GatherOptions::route, or MUSTER_ROUTE where that is automatic. Throws Error(argument) on an unknown name.
 Route forced_route(const GatherOptions& options);
-
-inline std::uint8_t route_bit(Route route) noexcept {
-  return static_cast<std::uint8_t>(1U << static_cast<unsigned>(route));
-}
 
 std::unique_ptr<RouteDriver> make_local_route();
 std::unique_ptr<RouteDriver> make_shm_route();

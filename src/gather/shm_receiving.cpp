@@ -19,12 +19,13 @@ ShmReceiving::ShmReceiving(const Call& call, ShmState& state) : call_(call), sta
   forget_retired(state_);
 }
 
-void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report) {
+void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report,
+                        const std::function<bool(int)>& takes) {
   std::optional<Error> failure;
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
     const int sender = call_.list[position];
     const Record& record = records[static_cast<std::size_t>(sender)];
-    if (!record.has_value) continue;
+    if (!record.has_value || (takes && !takes(sender))) continue;
     const Parcel parcel = take(sender, record);
     // Its own failure comes with the next round, in its own words.
     const bool is_whole =

@@ -2,6 +2,7 @@
 #pragma once
 // The first rank's side of an exchange over shared memory (shm_protocol.hpp).
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,7 +19,8 @@ namespace muster::gather {
 class ShmReceiving {
  public:
   ShmReceiving(const Call& call, ShmState& state);
-  void move(std::span<const Record> records, ExchangeReport& report);
+  /// `takes`, where given: the ranks whose bytes come this way; all others' entries stay empty.
+  void move(std::span<const Record> records, ExchangeReport& report, const std::function<bool(int)>& takes = {});
   void commit() noexcept;
   std::vector<std::optional<Config>> deliver();
 

@@ -2,6 +2,8 @@
 // The shared memory route as the exchange sees it; what happens on its two sides is in shm_sending.cpp and
 // shm_receiving.cpp.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "src/gather/merge_transfer.hpp"
@@ -64,6 +66,12 @@ class ShmRoute final : public RouteDriver {
   [[nodiscard]] bool is_usable(const Call& call) const override {
     return call.group->descriptor_channel() != nullptr &&
            std::ranges::all_of(call.list, [&](int rank) { return call.group->shares_memory(rank); });
+  }
+  [[nodiscard]] std::string obstacle(const Call& call) const override {
+    if (call.group->descriptor_channel() == nullptr)
+      return fmt::format("ranks of a '{}' group share no memory", call.group->kind());
+    const auto apart = std::ranges::find_if(call.list, [&](int rank) { return !call.group->shares_memory(rank); });
+    return fmt::format("shares no memory with rank {} (host {})", *apart, call.group->info(*apart).host);
   }
   [[nodiscard]] std::string reason(const Call&) const override { return "all ranks of the list share memory"; }
   std::unique_ptr<Transfer> begin(const Call& call) const override {

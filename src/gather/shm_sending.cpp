@@ -132,6 +132,10 @@ void ShmSending::move(ExchangeReport& report) {
     }
     throw;
   }
+  if (call_.filler != nullptr) {
+    call_.filler->fill(slot_, layout_.size(), moving_);
+    return;
+  }
   shm::SlotWriter writer(*slot_, [&] { group.progress(); });
   for (const auto& [offset, tensor] : moving_) writer.write(offset, tensor->view());
   writer.finish();
@@ -155,7 +159,7 @@ std::vector<std::unique_ptr<Obligation>> ShmSending::obligations() {
 
 std::optional<Place> ShmSending::place(const Tensor& tensor) {
   const std::uint64_t bytes = tensor.nbytes();
-  if (tensor.view().is_contiguous() && bytes != 0) {
+  if (tensor.view().is_contiguous() && bytes != 0 && tensor.device().is_host()) {
     if (const auto found = ArenaCore::find(tensor.data(), bytes)) {
       arena_payload_ += bytes;
       const std::uint32_t number = lend(found->arena);

@@ -46,13 +46,13 @@ void copy_run(const TensorView& source, std::int64_t first, std::int64_t element
   const auto item = static_cast<std::int64_t>(itemsize(source.dtype()));
   if (elements == 0) return;
   if (source.is_contiguous()) {
-    std::copy_n(source.data() + first * item, elements * item, target);
+    std::copy_n(source.host_data() + first * item, elements * item, target);
     return;
   }
   const std::int64_t row = row_elements(source);
   const auto one_row = [&](std::int64_t index) {
     return TensorView(source.dtype(), Shape(source.shape().begin() + 1, source.shape().end()),
-                      source.data() + index * source.strides().front() * item,
+                      source.host_data() + index * source.strides().front() * item,
                       Strides(source.strides().begin() + 1, source.strides().end()));
   };
   const std::int64_t end = first + elements;
@@ -72,8 +72,8 @@ Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements)
   const TensorView& view = source.view();
   if (view.is_contiguous()) {
     const std::int64_t offset = first * bits(view.dtype()) / 8;
-    return {TensorView(view.dtype(), {elements}, view.data() == nullptr ? nullptr : view.data() + offset),
-            source.owner()};
+    const std::byte* data = view.data() == nullptr ? nullptr : view.data() + offset;
+    return {TensorView(view.dtype(), {elements}, data, {}, view.device()), source.owner()};
   }
   Tensor run = Tensor::allocate(view.dtype(), {elements});
   copy_run(view, first, elements, run.mutable_data());

@@ -25,6 +25,8 @@ using Clock = std::chrono::steady_clock;
 /// No wait fails with this kind by itself.
 constexpr ErrorKind announced = ErrorKind::rank_mismatch;
 
+constexpr std::chrono::milliseconds between_looks{20};
+
 constexpr std::uint64_t set_up_bytes = 320 << 10;  // of each rank, at most
 
 /// The stream of one rank.
@@ -55,6 +57,9 @@ class Run {
     try {
       close(stream());
     } catch (...) {
+      // They live on the companion.
+      outlet_.reset();
+      inlet_.reset();
       // All ranks drop it: there may be messages of this stream in it, and slots that nobody gives back.
       state_->companion.reset();
       throw;
@@ -72,13 +77,20 @@ class Run {
       record_.status = status_of(failure->kind());
     }
     records_ = round<Record>(record_, "gather_each: opening");
-    if (const auto objection = object(records_)) {
+    if (const auto objection = object(records_, group_)) {
       const auto words =
           round<Words>(failure ? words_of(*failure) : words_of(self_text(*objection)), "gather_each: failing");
       throw make_error(*objection, records_, words, group_);
     }
+    if (call_.entry.is_member()) {
+      // A stream prepares nothing for a route before it is known.
+      Chosen chosen = chosen_route(call_.entry, records_);
+      call_.driver = chosen.driver;
+      report_.route = chosen.driver->route();
+      report_.reason = std::move(chosen.reason);
+    }
     report_.rounds += settle_proofs(call_.entry, records_, proof_.get());
-    const StreamShare share = agree_on_share(record_, records_);
+    const StreamShare share = agree_on_share(record_, records_, [this](int rank) { return group_.host_of(rank); });
     if (!call_.entry.is_member()) return;
     call_.part_bytes = share.part_bytes;
     call_.part_options.memory_budget = share.budget;
@@ -87,8 +99,6 @@ class Run {
       log(LogLevel::warning,
           fmt::format("gather_each: less shared memory is available than the budget of {} bytes: each sender has {}",
                       options_.memory_budget, share.budget));
-    report_.route = choice_.route;
-    report_.reason = choice_.reason;
   }
 
   void prepare() {
@@ -105,22 +115,31 @@ class Run {
     const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
     record_.available_bytes = room.bytes;
     // Setting up takes a little of it: messages of each rank in the companion.
-    if (!state_->companion)
-      record_.available_bytes -= std::min(room.bytes, set_up_bytes * static_cast<std::uint64_t>(group_.size()));
+    if (!state_->companion) record_.available_bytes -= std::min(room.bytes, set_up_bytes * ranks_here());
     record_.limit = room.limit;
+    // On the first rank what counts is memory that it receives into, elsewhere what the rank sends from.
     if (state_->companion)
-      for (const auto& driver : RouteTable::instance().drivers())
-        record_.facts[fact_pooled] += driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
-    Chosen chosen = choose_own_route(call_.entry, record_);
-    choice_ = std::move(chosen.choice);
-    call_.driver = chosen.driver;
-    proof_ = chosen.driver->prove(call_.entry, record_);
+      for (const auto& driver : RouteTable::instance().drivers()) {
+        const std::uint64_t pooled = driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
+        if (driver->receives_into_own() == call_.entry.is_first()) record_.facts[fact_pooled] += pooled;
+      }
+    if (const RouteDriver* guess = guess_route(record_)) proof_ = guess->prove(call_.entry, record_);
+  }
+
+  /// That take memory of this host.
+  [[nodiscard]] std::uint64_t ranks_here() const {
+    std::uint64_t count = 0;
+    for (int rank = 0; rank < group_.size(); ++rank)
+      count += group_.host_of(rank) == group_.host_of(group_.rank()) ? 1 : 0;
+    return count;
   }
 
   [[nodiscard]] std::string self_text(const Objection& objection) const {
     using Reason = Objection::Reason;
     if (objection.reason == Reason::lists) return list_text(ranks_);
-    if (objection.reason == Reason::routes) return route_text(call_.part_options);
+    if (objection.reason == Reason::forced) return route_text(call_.part_options);
+    if (objection.reason == Reason::refused)
+      return call_.entry.is_member() ? refusal_words(call_.entry, objection.refused) : "";
     if (objection.reason == Reason::kinds)
       return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
     return {};
@@ -155,11 +174,12 @@ class Run {
     std::optional<Error> own;
     try {
       own = attempt(*call_.companion, [&] {
-        check_choice(call_.entry, choice_, records_);
+        open_ends();
         if (call_.entry.is_first())
           StreamReceiving(call_).run();
         else
           StreamSending(call_).run();
+        settle(*call_.companion);
       });
     } catch (const CallbackFailure& failure) {
       own = failure.error;
@@ -178,12 +198,32 @@ class Run {
     return own;
   }
 
+  void open_ends() {
+    part_call_ = call_.part_call(0, 0, nullptr);
+    if (call_.entry.is_first())
+      inlet_ = call_.driver->open_inlet(part_call_, call_.part_bytes);
+    else
+      outlet_ = call_.driver->open_outlet(part_call_);
+    call_.inlet = inlet_.get();
+    call_.outlet = outlet_.get();
+  }
+
+  /// What is still on its way comes to its end; `group`: whose waits.
+  void settle(SyncGroup& group) {
+    const WaitOptions wait = call_.wait("gather_each: ending");
+    if (outlet_) outlet_->settle(group, wait);
+    if (inlet_) inlet_->settle(group, wait);
+    outlet_.reset();
+    inlet_.reset();
+  }
+
   void close(const std::optional<Error>& own) {
     ClosingRecord mine;
     if (own) mine.status = status_of(own->kind());
     const auto closing = round<ClosingRecord>(mine, "gather_each: closing");
     if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return;
     const auto words = round<Words>(own ? words_of(*own) : Words{}, "gather_each: failing");
+    settle(group_);
     throw make_closing_error(closing, words, group_);
   }
 
@@ -200,8 +240,10 @@ class Run {
   StreamCall call_;
   Record record_;
   std::vector<Record> records_;
-  Choice choice_;
   std::unique_ptr<Proof> proof_;
+  Call part_call_;  // of the two below
+  std::unique_ptr<PartOutlet> outlet_;
+  std::unique_ptr<PartInlet> inlet_;
   StreamReport report_;
 };
 
@@ -233,6 +275,12 @@ Call StreamCall::part_call(std::uint64_t layer, std::uint32_t part, const Config
 std::optional<Config> StreamCall::next_layer(std::uint64_t layer) const {
   std::optional<Config> config;
   call_back(fmt::format("the source threw at layer {}", layer), [&] { config = (*source)(); });
+  // The route was chosen before anybody knew where the tensors would be.
+  if (config && (residency_of(*config) | Residency::host) == Residency::mixed)
+    throw CallbackFailure{Error(ErrorKind::unsupported,
+                                fmt::format("layer {} has tensors on {}, and streams take those of the host: let the "
+                                            "source copy them there first",
+                                            layer, places_text(*config)))};
   return config;
 }
 
@@ -253,8 +301,13 @@ void StreamCall::call_back(const std::string& what, const std::function<void()>&
 }
 
 void StreamCall::check() const {
-  const bool is_well = !part_options.stop.stop_requested() && !companion->failure() &&
-                       std::ranges::none_of(others, [](const auto& other) { return other->is_dead(); });
+  bool is_well = !part_options.stop.stop_requested() && !companion->failure();
+  // A look at all others costs a system call each: parts may be many and small.
+  const Clock::time_point now = Clock::now();
+  if (is_well && now - looked >= between_looks) {
+    is_well = std::ranges::none_of(others, [](const auto& other) { return other->is_dead(); });
+    looked = now;
+  }
   if (is_well) return;
   // The wait knows the words for each of these.
   const auto never = [] { return false; };

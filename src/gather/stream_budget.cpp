@@ -22,12 +22,19 @@ std::uint64_t least_budget(std::uint32_t length, std::uint32_t depth) {
   return (shm::header_bytes + page) * depth * senders_of(length);
 }
 
-/// What the senders of one list may have, and what of it they would have to take.
+/// What one list may have, and what of it would have to be taken.
 struct ListNeed {
+  int host = 0;
   std::uint64_t budget = 0;
   std::uint64_t held = 0;
   std::uint64_t least = 0;
   [[nodiscard]] std::uint64_t fresh() const { return budget - std::min(budget, held); }
+};
+
+struct HostRoom {
+  double fresh = 0;  // of all lists: a sum of budgets may be more than 64 bits
+  std::uint64_t available = UINT64_MAX;
+  os::MemoryLimit limit = os::MemoryLimit::machine;
 };
 
 }  // namespace
@@ -46,35 +53,40 @@ StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t d
   return share;
 }
 
-StreamShare agree_on_share(const Record& mine, std::span<const Record> records) {
+StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
+                           const std::function<int(int rank)>& host_of) {
   std::map<std::uint64_t, ListNeed> lists;
-  std::uint64_t available = UINT64_MAX;
-  os::MemoryLimit limit = os::MemoryLimit::machine;
-  for (const Record& record : records) {
+  std::map<int, HostRoom> hosts;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const Record& record = records[i];
     if (record.list_length < 2) continue;
+    const int host = host_of(static_cast<int>(i));
     ListNeed& list = lists[record.list_hash];
     list.budget = record.facts[fact_budget];
     list.least = least_budget(record.list_length, static_cast<std::uint32_t>(record.facts[fact_depth]));
-    if (record.position != 0) list.held += record.facts[fact_pooled];
-    if (record.available_bytes < available) {
-      available = record.available_bytes;
-      limit = record.limit;
+    list.held += record.facts[fact_pooled];
+    if (record.position == 0) list.host = host;
+    HostRoom& room = hosts[host];
+    if (record.available_bytes < room.available) {
+      room.available = record.available_bytes;
+      room.limit = record.limit;
     }
   }
-  double fresh = 0;  // a sum of budgets may be more than 64 bits
-  for (const auto& [hash, list] : lists) fresh += static_cast<double>(list.fresh());
-  const bool is_cut = fresh > static_cast<double>(available);
+  for (const auto& [hash, list] : lists) hosts[list.host].fresh += static_cast<double>(list.fresh());
   const auto granted = [&](const ListNeed& list) {
-    if (!is_cut) return list.budget;
+    const HostRoom& room = hosts[list.host];
+    const auto available = static_cast<double>(room.available);
+    if (room.fresh <= available) return list.budget;
     return std::min(list.budget, list.held) +
-           static_cast<std::uint64_t>(static_cast<double>(available) * (static_cast<double>(list.fresh()) / fresh));
+           static_cast<std::uint64_t>(available * (static_cast<double>(list.fresh()) / room.fresh));
   };
   for (const auto& [hash, list] : lists)
     if (granted(list) < list.least)
-      throw Error(ErrorKind::no_space,
-                  fmt::format("too little shared memory: a list of ranks needs {} bytes at least, and of the {} bytes "
-                              "available ({}) its part is {}: give the job more memory",
-                              list.least, available, os::to_string(limit), granted(list)));
+      throw Error(
+          ErrorKind::no_space,
+          fmt::format("too little shared memory: a list of ranks needs {} bytes at least, and of the {} bytes "
+                      "available ({}) its part is {}: give the job more memory",
+                      list.least, hosts[list.host].available, os::to_string(hosts[list.host].limit), granted(list)));
   if (mine.list_length == 0) return {};
   if (mine.list_length == 1)
     return share_of(mine.facts[fact_budget], mine.list_length, static_cast<std::uint32_t>(mine.facts[fact_depth]));

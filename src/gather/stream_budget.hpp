@@ -3,6 +3,7 @@
 // How large a part of a stream may be: pure functions of what all ranks said in the opening round.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "src/gather/record.hpp"
@@ -17,7 +18,7 @@ enum StreamFact : std::size_t {
 };
 
 struct StreamShare {
-  std::uint64_t budget = 0;      ///< of one sender, in bytes of shared memory
+  std::uint64_t budget = 0;      ///< of one sender, in bytes of memory
   std::uint64_t part_bytes = 0;  ///< tensor bytes of one sender in a part
   bool is_cut = false;           ///< less than was asked for, because there is not more
 };
@@ -26,8 +27,10 @@ struct StreamShare {
 /// with a page of words each. Throws Error(argument) where that leaves no page for bytes.
 StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t depth);
 
-/// The share of the list that `mine` belongs to; where the budgets of all lists are more than what is available, each
-/// is cut in proportion. Nothing for a rank in no list. Throws Error(no_space) on all ranks alike.
-StreamShare agree_on_share(const Record& mine, std::span<const Record> records);
+/// The share of the list that `mine` belongs to. All memory of a list is on the host of its first rank: of senders
+/// there, and its own for what others send. Where the budgets of all lists of a host are more than what is available
+/// there, each is cut in proportion. Nothing for a rank in no list. Throws Error(no_space) on all ranks alike.
+StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
+                           const std::function<int(int rank)>& host_of);
 
 }  // namespace muster::gather

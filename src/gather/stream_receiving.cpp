@@ -46,6 +46,22 @@ std::vector<TensorSlice> slices_of(std::span<const std::byte> bytes, int rank) {
   return slices;
 }
 
+/// While the caller's own code runs.
+class Unattended {
+ public:
+  explicit Unattended(PartInlet* inlet) : inlet_(inlet) {
+    if (inlet_ != nullptr) inlet_->set_unattended(true);
+  }
+  ~Unattended() {
+    if (inlet_ != nullptr) inlet_->set_unattended(false);
+  }
+  Unattended(const Unattended&) = delete;
+  Unattended& operator=(const Unattended&) = delete;
+
+ private:
+  PartInlet* inlet_;
+};
+
 }  // namespace
 
 StreamReceiving::StreamReceiving(const StreamCall& call) : call_(call), arrivals_(call.entry.list.size()) {}
@@ -53,7 +69,11 @@ StreamReceiving::StreamReceiving(const StreamCall& call) : call_(call), arrivals
 void StreamReceiving::run() {
   for (std::uint64_t layer = 0;; ++layer) {
     call_.check();
-    std::optional<Config> own = call_.next_layer(layer);
+    std::optional<Config> own;
+    {
+      const Unattended unattended(call_.inlet);
+      own = call_.next_layer(layer);
+    }
     for (std::size_t position = 1; position < arrivals_.size(); ++position)
       arrivals_[position] = take_header(position, layer, 0);
     check_ends(layer, !own);
@@ -117,18 +137,20 @@ void StreamReceiving::take_bytes(LayerPart& part) {
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
     Arrival& arrival = arrivals_[position];
     const Record& record = arrival.header.record;
-    records[static_cast<std::size_t>(call.list[position])] = record;
-    any = any || record.has_value;
     call_.report->bytes += record.payload_bytes;
     std::ranges::move(arrival.slices, std::back_inserter(part.slices));
+    if (is_from_inlet(position)) continue;
+    records[static_cast<std::size_t>(call.list[position])] = record;
+    any = any || record.has_value;
   }
+  take_from_inlet(part);
   if (!any) return;
   const std::unique_ptr<Transfer> transfer = call_.driver->begin(call);
   ExchangeReport moved;
   const Clock::time_point begin = Clock::now();
   transfer->move(records, moved);
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
-    if (!arrivals_[position].header.record.has_value) continue;
+    if (!arrivals_[position].header.record.has_value || is_from_inlet(position)) continue;
     const std::vector<std::byte> whole = receive(call.list[position], sizeof call.number);
     if (whole.size() != sizeof call.number || std::memcmp(whole.data(), &call.number, sizeof call.number) != 0)
       throw Error(ErrorKind::corrupt, fmt::format("rank {} ended a part that it had not begun", call.list[position]));
@@ -138,13 +160,29 @@ void StreamReceiving::take_bytes(LayerPart& part) {
   call_.report->arena_bytes += moved.arena_bytes;
   std::vector<std::optional<Config>> entries = transfer->deliver();
   for (std::size_t position = 1; position < entries.size(); ++position)
-    part.configs[position] = std::move(entries[position]);
+    if (!is_from_inlet(position)) part.configs[position] = std::move(entries[position]);
+}
+
+bool StreamReceiving::is_from_inlet(std::size_t position) const {
+  return call_.inlet != nullptr && call_.inlet->brings(call_.entry.list[position]);
+}
+
+void StreamReceiving::take_from_inlet(LayerPart& part) {
+  if (call_.inlet == nullptr) return;
+  const Clock::time_point begin = Clock::now();
+  for (std::size_t position = 1; position < arrivals_.size(); ++position)
+    if (is_from_inlet(position) && part.part < std::max(arrivals_[position].header.parts, 1U))
+      part.configs[position] = call_.inlet->take_part(call_.entry.list[position], call_.wait("gather_each: receiving"));
+  call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
+  call_.report->peak_slot_bytes = std::max(call_.report->peak_slot_bytes, call_.inlet->peak_bytes());
 }
 
 StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std::uint64_t layer, std::uint32_t part) {
   const int sender = call_.entry.list[position];
   const Clock::time_point begin = Clock::now();
-  const std::vector<std::byte> message = receive(sender, most_header_bytes);
+  const std::vector<std::byte> message = is_from_inlet(position)
+                                             ? call_.inlet->take_header(sender, call_.wait("gather_each: receiving"))
+                                             : receive(sender, most_header_bytes);
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
   Arrival arrival;
   if (message.size() < sizeof arrival.header)
@@ -181,6 +219,7 @@ std::vector<std::byte> StreamReceiving::receive(int sender, std::uint64_t most) 
 
 void StreamReceiving::consume(LayerPart& part) {
   ++call_.report->parts;
+  const Unattended unattended(call_.inlet);
   call_.call_back(fmt::format("the consumer threw at layer {}", part.layer), [&] { (*call_.consume)(part); });
 }
 

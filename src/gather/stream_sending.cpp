@@ -26,6 +26,16 @@ Config tree_of(const std::vector<TensorSlice>& slices) {
   return all;
 }
 
+/// The header as it travels.
+std::vector<std::byte> message_of(const PartHeader& header, const std::vector<TensorSlice>& slices) {
+  std::vector<std::byte> message(sizeof header);
+  std::memcpy(message.data(), &header, sizeof header);
+  if (slices.empty()) return message;
+  const auto tail = core::encode_descriptor(tree_of(slices), [](const Tensor&) { return std::nullopt; });
+  message.insert(message.end(), tail.begin(), tail.end());
+  return message;
+}
+
 }  // namespace
 
 void StreamSending::run() {
@@ -68,6 +78,7 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   PartHeader header{.layer = layer, .part = part, .parts = parts, .record = {}};
   header.record.has_value = value != nullptr;
   ++call_.report->parts;
+  if (call_.outlet != nullptr) return send_through_outlet(header, slices, value);
   if (value == nullptr) {
     send_header(header, slices);
     under_way_.emplace_back();
@@ -94,23 +105,32 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   report.peak_slot_bytes = std::max(report.peak_slot_bytes, transfer->pool_bytes());
 }
 
+void StreamSending::send_through_outlet(PartHeader header, const std::vector<TensorSlice>& slices,
+                                        const Config* value) {
+  call_.outlet->offer(value, header.record);
+  call_.outlet->send(message_of(header, slices), call_.wait("gather_each: sending"));
+  call_.report->bytes += header.record.payload_bytes;
+}
+
 void StreamSending::send_header(const PartHeader& header, const std::vector<TensorSlice>& slices) {
-  std::vector<std::byte> message(sizeof header);
-  std::memcpy(message.data(), &header, sizeof header);
-  if (!slices.empty()) {
-    const auto tail = core::encode_descriptor(tree_of(slices), [](const Tensor&) { return std::nullopt; });
-    message.insert(message.end(), tail.begin(), tail.end());
+  const WaitOptions wait = call_.wait("gather_each: sending");
+  if (call_.outlet == nullptr) {
+    call_.companion->send(call_.entry.first(), message_of(header, slices), wait);
+    return;
   }
-  call_.companion->send(call_.entry.first(), message, call_.wait("gather_each: sending"));
+  Record nothing;
+  call_.outlet->offer(nullptr, nothing);
+  call_.outlet->send(message_of(header, slices), wait);
 }
 
 void StreamSending::wait_for_credit() {
   call_.check();
   const auto depth = static_cast<std::size_t>(call_.part_options.pipeline_depth);
-  if (under_way_.size() < depth) return;
+  const WaitOptions wait = call_.wait("gather_each: waiting until the first rank gives an earlier part back");
+  if (under_way_.size() < depth && call_.outlet == nullptr) return;
   const Clock::time_point begin = Clock::now();
   const int first = call_.entry.first();
-  const WaitOptions wait = call_.wait("gather_each: waiting until the first rank gives an earlier part back");
+  if (call_.outlet != nullptr) call_.outlet->wait_for_credit(depth, wait);
   while (under_way_.size() >= depth) {
     for (const auto& obligation : under_way_.front())
       call_.companion->wait_until(

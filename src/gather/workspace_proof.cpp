@@ -16,9 +16,6 @@
 namespace muster::gather {
 namespace {
 
-// Longer than entries of a directory are late where servers and clients are well.
-constexpr std::chrono::milliseconds longest_look = std::chrono::seconds(30);
-
 class WorkspaceProof final : public Proof {
  public:
   WorkspaceProof(const Call& call, Record& record) : call_(call), state_(workspace_state_of(*call.group)) {
@@ -71,7 +68,7 @@ class WorkspaceProof final : public Proof {
       const auto name = workspace::parse_name(entry.name);
       return name && name->kind == workspace::NameKind::token && name->random == random;
     };
-    const auto longest = std::min(call_.options->timeout.value_or(call_.group->timeout()), longest_look);
+    const auto longest = std::min(call_.options->timeout.value_or(call_.group->timeout()), workspace::longest_lateness);
     const std::string place = directory.path + "/token";
     try {
       workspace::patiently(place,

@@ -50,6 +50,9 @@ class WorkspaceRoute final : public RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::workspace; }
   [[nodiscard]] bool is_usable(const Call& call) const override { return !workspace_path_of(call).empty(); }
+  [[nodiscard]] std::string obstacle(const Call&) const override {
+    return "no workspace_path is given (a directory that all ranks see)";
+  }
   [[nodiscard]] std::string reason(const Call& call) const override {
     return fmt::format("the ranks share nothing but the workspace {}", in_quotes(workspace_path_of(call)));
   }

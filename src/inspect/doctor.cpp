@@ -10,12 +10,15 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "muster/version.hpp"
+#include "src/inspect/doctor_devices.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/printable.hpp"
 #include "src/os/machine.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/statefile/hdf5_library.hpp"
+#include "src/sync/mpi_library.hpp"
+#include "src/sync/start.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -125,6 +128,55 @@ Finding job() {
   return finding;
 }
 
+/// A program that the shell would find; empty: none.
+std::string program_in_path(const std::string& name) {
+  const std::string path = os::environment("PATH").value_or("");
+  for (std::size_t begin = 0; begin <= path.size();) {
+    const std::size_t end = std::min(path.find(':', begin), path.size());
+    std::error_code error;
+    const std::filesystem::path file = std::filesystem::path(path.substr(begin, end - begin)) / name;
+    if (std::filesystem::is_regular_file(file, error)) return file.string();
+    begin = end + 1;
+  }
+  return {};
+}
+
+Finding mpi() {
+  sync::Start start;
+  std::string contradiction;
+  try {
+    start = sync::find_start(sync::own_surroundings());
+  } catch (const Error& error) {
+    contradiction = error.what();
+  }
+  Finding finding{"MPI", Health::good, {}};
+  try {
+    finding.value = "libmuster-mpi with " + sync::require_mpi().describe();
+  } catch (const Error& error) {
+    const bool is_needed = start.by == sync::StartedBy::mpi;
+    return {"MPI", is_needed ? Health::bad : Health::note,
+            is_needed ? printable(fmt::format("{}; {}", start.said, error.what())) : "libmuster-mpi cannot be loaded",
+            "ranks of several hosts need it (Debian: mpich), or meet through a workspace"};
+  }
+  const std::string launcher = program_in_path("mpiexec");
+  finding.value += launcher.empty() ? "; no mpiexec in PATH" : "; " + launcher;
+  if (!contradiction.empty()) {
+    finding.health = Health::bad;
+    finding.value += "; " + contradiction;
+    finding.remedy = "unset the variables of the launcher that has not started this process";
+  } else if (start.by == sync::StartedBy::mpi) {
+    finding.value += "; started by it: " + start.said;
+  } else if (start.by == sync::StartedBy::slurm && start.is_apart && !os::environment("MUSTER_WORKSPACE")) {
+    finding.health = Health::bad;
+    finding.value += fmt::format("; started by srun without PMI: {}", start.said);
+    finding.remedy = "srun --mpi=pmi2 (srun --mpi=list tells what there is), or a workspace in MUSTER_WORKSPACE";
+  } else {
+    finding.value += "; this process was not started by MPI";
+  }
+  finding.value = printable(finding.value);
+  return finding;
+}
+
 Finding hdf5() {
   try {
     statefile::require_hdf5();
@@ -217,9 +269,8 @@ std::vector<Finding> examine_machine() {
        fmt::format("{}, {}", os::kernel_name(), counted(static_cast<std::uint64_t>(os::usable_cores()), "core"))});
   for (Finding (*examine)() : {memory, memfd, posix_memory, limits, processes, pidfd, seccomp, job})
     findings.push_back(examine());
-  findings.push_back({"MPI", Health::note, "not in this build", "ranks of several hosts meet through a workspace"});
-  findings.push_back(
-      {"CUDA", Health::note, "not in this build", "copy tensors to host memory before they are gathered"});
+  findings.push_back(mpi());
+  findings.push_back(examine_devices());
   for (Finding (*examine)() : {hdf5, hdf5_reader, hdf5_plugin}) findings.push_back(examine());
   findings.push_back({"zstd", Health::good, ZSTD_versionString()});
   return findings;

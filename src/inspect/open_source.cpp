@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <filesystem>
 
 #include "muster/error.hpp"
@@ -11,6 +12,7 @@
 #include "src/checkpoint/metadata_config.hpp"
 #include "src/checkpoint/workspace_states.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
+#include "src/inspect/printable.hpp"
 #include "src/inspect/state_source.hpp"
 #include "src/inspect/tensor_source.hpp"
 #include "src/os/file.hpp"
@@ -110,11 +112,23 @@ std::unique_ptr<TensorSource> open_state(const std::string& path) {
   }
 }
 
+/// "No such file" would be told of a name that people see in the directory.
+void refuse_dangling(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+  if (!error)
+    throw Error(ErrorKind::not_found,
+                fmt::format("opening {}: it is a link to {}, which is not there", path, printable(target.string())),
+                {.path = path, .os_error = ENOENT});
+}
+
 }  // namespace
 
 std::unique_ptr<TensorSource> open_source(const std::string& path, const SourceOptions& options) {
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) refuse_dangling(path);
+  if (std::filesystem::is_directory(status)) {
     if (is_shards_directory(path)) return open_shards(path, options);
     if (is_workspace_directory(path))
       return options.plan.empty() ? open_states(path, options.states) : open_shards(path, options);

@@ -11,20 +11,10 @@
 #include <cstdio>
 #include <string_view>
 
-#include "src/os/fault.hpp"
+#include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {
-
-// Whether a call went well; a test may let it fail.
-template <class Call>
-bool succeeds(std::string_view name, const std::string& path, Call&& call) {
-  if (const int injected = fault(name, path); injected > 0) {
-    errno = injected;
-    return false;
-  }
-  return call() == 0;
-}
 
 [[noreturn]] void refuse_taken(const std::string& path) {
   throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
@@ -32,8 +22,14 @@ bool succeeds(std::string_view name, const std::string& path, Call&& call) {
 
 }  // namespace
 
+std::string directory_of(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
 void make_directory(const std::string& path) {
-  if (succeeds("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); })) return;
+  if (try_call("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); }) == 0) return;
   if (errno == EEXIST) refuse_taken(path);
   throw errno_error(fmt::format("making the directory \"{}\"", path), errno, path);
 }
@@ -50,7 +46,7 @@ bool try_lock(const Fd& directory) noexcept {
 
 void sync_file(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd || !succeeds("fsync", path, [&] { return ::fsync(fd.get()); })) {
+  if (!fd || try_call("fsync", path, [&] { return ::fsync(fd.get()); }) != 0) {
     throw errno_error(fmt::format("writing \"{}\" to the disk", path), errno, path);
   }
 }
@@ -58,14 +54,14 @@ void sync_file(const std::string& path) {
 void sync_directory(const std::string& path) {
   const Fd fd = open_directory(path);
   // Some file systems have nothing to sync in a directory and say so.
-  if (!succeeds("fsync", path, [&] { return ::fsync(fd.get()); }) && errno != EINVAL && errno != EROFS) {
+  if (try_call("fsync", path, [&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL && errno != EROFS) {
     throw errno_error(fmt::format("writing the directory \"{}\" to the disk", path), errno, path);
   }
 }
 
 void rename_to_new(const std::string& from, const std::string& to) {
-  if (succeeds("rename", to,
-               [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); })) {
+  if (try_call("rename", to,
+               [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); }) == 0) {
     return;
   }
   if (errno == EINVAL || errno == ENOSYS) {
@@ -79,7 +75,8 @@ void rename_to_new(const std::string& from, const std::string& to) {
 }
 
 bool exchange_names(const std::string& a, const std::string& b) {
-  if (succeeds("rename", b, [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); })) {
+  if (try_call("rename", b, [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); }) ==
+      0) {
     return true;
   }
   if (errno == EINVAL || errno == ENOSYS) return false;

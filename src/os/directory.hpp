@@ -8,6 +8,9 @@
 
 namespace muster::os {
 
+/// Where a name is: "." and "/" for names without and right below one. Of the text alone.
+std::string directory_of(const std::string& path);
+
 /// Throws Error(io | no_space), like all here; Error(argument) where the name is taken.
 void make_directory(const std::string& path);
 

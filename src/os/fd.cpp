@@ -5,8 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <array>
-
 namespace muster::os {
 namespace {
 
@@ -45,14 +43,6 @@ Error errno_error(ErrorKind kind, const std::string& what, int err, const std::s
   std::string text = what;
   if (!path.empty()) text += " " + path;
   text += std::string(": ") + ::strerror(err) + " (" + (name != nullptr ? name : std::to_string(err)) + ")";
-  if (err == ENOENT && !path.empty()) {
-    // A name that is there all the same is a link to one that is not.
-    std::array<char, 4096> target{};
-    const ssize_t length = ::readlink(path.c_str(), target.data(), target.size());
-    if (length > 0)
-      text +=
-          "; it is a link to " + std::string(target.data(), static_cast<std::size_t>(length)) + ", which is not there";
-  }
   if (err == EMFILE || err == ENFILE) text += "; raise the limit of open files (ulimit -n)";
   return Error(kind, text, {.path = path, .os_error = err});
 }

@@ -14,9 +14,11 @@
 #include <limits>
 #include <utility>
 
+#include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/file_system.hpp"
 #include "src/os/process.hpp"
+#include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {
@@ -26,23 +28,9 @@ constexpr std::size_t nonce_bytes = 8;
 // One call reads or writes at most this much: Linux's own limit is a little below 2 GiB.
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 
-// True where the seam lets this call fail; errno is set then.
-bool is_faulty(std::string_view call, const std::string& path) noexcept {
-  const int error = fault(call, path);
-  if (error == 0) return false;
-  errno = error;
-  return true;
-}
-
 std::uintptr_t page_size() noexcept {
   static const auto size = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   return size;
-}
-
-std::string directory_of(const std::string& path) {
-  const std::size_t slash = path.find_last_of('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 void sync_directory_of(const std::string& path) {

@@ -89,6 +89,13 @@ int usable_cores() noexcept {
   return CPU_COUNT(&set);
 }
 
+void allow_open_files(std::uint64_t count) noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count) return;
+  limit.rlim_cur = std::min<rlim_t>(count, limit.rlim_max);
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 std::optional<std::string> environment(const char* name) {
   const char* value = ::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
   if (value == nullptr || *value == 0) return std::nullopt;

@@ -29,6 +29,9 @@ std::uint64_t thread_page_faults() noexcept;
 /// Cores this process may run on.
 int usable_cores() noexcept;
 
+/// Lets this process have `count` open files: raises the soft limit where it is below that, at most to the hard one.
+void allow_open_files(std::uint64_t count) noexcept;
+
 /// An environment variable that is set and not empty.
 std::optional<std::string> environment(const char* name);
 

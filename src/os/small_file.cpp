@@ -15,22 +15,10 @@
 #include "src/os/fault.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/file.hpp"
+#include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {
-
-/// Calls until it is not interrupted; a test may let it fail. Negative: errno says why.
-template <class Call>
-auto try_call(std::string_view name, const std::string& path, const Call& call) -> decltype(call()) {
-  for (;;) {
-    if (const int injected = fault(name, path); injected > 0) {
-      errno = injected;
-      return -1;
-    }
-    const auto result = call();
-    if (result >= 0 || errno != EINTR) return result;
-  }
-}
 
 FileStatus status_of(const struct stat& status) {
   const auto since = std::chrono::seconds(status.st_mtim.tv_sec) + std::chrono::nanoseconds(status.st_mtim.tv_nsec);

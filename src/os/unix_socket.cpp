@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -90,19 +91,26 @@ std::optional<Fd> accept_own(const Fd& listener) {
 }
 
 SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, int descriptor) {
+  return send_packet(socket, bytes, std::span<const int>(&descriptor, descriptor >= 0 ? 1 : 0));
+}
+
+SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
+  if (descriptors.size() > most_descriptors)
+    throw Error(ErrorKind::argument, "more file descriptors than one packet takes");
   iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int) * most_descriptors)> control;
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
-  if (descriptor >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
+  if (!descriptors.empty()) {
+    std::fill_n(control.begin(), CMSG_SPACE(descriptors.size_bytes()), std::byte{});
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+    header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+    std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
   for (;;) {
     if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) >= 0) return SocketStatus::done;
@@ -118,12 +126,12 @@ SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, int
 SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) {
   packet.bytes.resize(most);
   iovec data{packet.bytes.data(), packet.bytes.size()};
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))];
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int) * most_descriptors)> control;
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
   ssize_t length = 0;
   // A peer that has closed without reading everything is reported once, ahead of what it had sent before: look again.
   bool was_reset = false;
@@ -136,11 +144,19 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) 
     throw errno_error("receiving from a rank of this host");
   }
   packet.descriptor.reset();
+  packet.further.clear();
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    int descriptor = -1;
-    std::memcpy(&descriptor, CMSG_DATA(header), sizeof descriptor);
-    packet.descriptor = Fd(descriptor);
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(header) + i * sizeof descriptor, sizeof descriptor);
+      Fd owned(descriptor);
+      if (!packet.descriptor)
+        packet.descriptor = std::move(owned);
+      else
+        packet.further.push_back(std::move(owned));
+    }
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0)
     throw Error(ErrorKind::io,

@@ -17,8 +17,12 @@ namespace muster::os {
 
 struct Packet {
   std::vector<std::byte> bytes;
-  Fd descriptor;  ///< at most one
+  Fd descriptor;            ///< the first that came with it
+  std::vector<Fd> further;  ///< and the others, in order
 };
+
+/// Of one packet: what the kernel takes.
+inline constexpr std::size_t most_descriptors = 253;
 
 enum class SocketStatus : std::uint8_t { done, again, closed };
 
@@ -33,6 +37,8 @@ std::optional<Fd> accept_own(const Fd& listener);
 
 /// Sends one packet, with `descriptor` where it is not negative. A packet goes whole or not at all.
 SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, int descriptor = -1);
+/// Likewise with several, at most most_descriptors.
+SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors);
 /// Receives one packet of at most `most` bytes; `again` where none has come. Longer packets are Error(corrupt).
 SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet);
 

@@ -45,6 +45,7 @@ OwnedSegment::OwnedSegment(std::uint64_t capacity, os::Backing backing)
 }
 
 OwnedSegment::~OwnedSegment() {
+  attachment_.reset();
   if (!is_owner_process()) return;
   header().retired.store(1, std::memory_order_release);
   if (give_back_) os::punch_hole(memory_, header_bytes, capacity());

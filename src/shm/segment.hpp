@@ -62,12 +62,17 @@ class OwnedSegment {
   [[nodiscard]] bool is_owner_process() const noexcept;
   /// Keeps the memory where others still read it, when this object goes.
   void keep_memory() noexcept { give_back_ = false; }
+  /// Something that has to go before the memory is given back or unmapped: a lock on its pages. One of them; a later
+  /// one takes its place.
+  void attach(std::shared_ptr<void> attachment) noexcept { attachment_ = std::move(attachment); }
+  [[nodiscard]] const std::shared_ptr<void>& attachment() const noexcept { return attachment_; }
 
  private:
   os::Fd memory_;
   os::Mapping mapping_;
   std::int64_t owner_pid_;
   bool give_back_ = true;
+  std::shared_ptr<void> attachment_;
 };
 
 /// Another rank's segment, mapped: data to read (or, where its owner lets others write into it, to write), the header's

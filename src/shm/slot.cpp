@@ -33,6 +33,7 @@ Slot::~Slot() {
 }
 
 void Slot::give_back() noexcept {
+  segment_.attach(nullptr);
   os::punch_hole(segment_.memory(), header_bytes, segment_.capacity());
   backed_ = ready_ = 0;
   reserved_ = false;

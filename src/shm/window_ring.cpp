@@ -86,6 +86,10 @@ void WindowRing::arrive(std::uint32_t turn) const noexcept {
   os::futex_wake_all(arrived);
 }
 
+bool WindowRing::is_full(std::uint32_t turn, std::uint32_t contributors) const noexcept {
+  return header().arrived[turn % depth_].load(std::memory_order_acquire) == contributors;
+}
+
 void WindowRing::wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others,
                            SyncGroup& group, const WaitOptions& options) const {
   const auto is_full = [contributors](std::uint32_t arrived) { return arrived == contributors; };

@@ -37,6 +37,8 @@ class WindowRing {
   void claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const;
   /// Step 2. Orders what was written before it, streaming stores too.
   void arrive(std::uint32_t turn) const noexcept;
+  /// Whether step 3 would not wait.
+  [[nodiscard]] bool is_full(std::uint32_t turn, std::uint32_t contributors) const noexcept;
   /// Step 3. `others`: ranks that it waits for.
   void wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others, SyncGroup& group,
                  const WaitOptions& options) const;

@@ -62,10 +62,12 @@ RankCell& ControlBlock::cell(int rank) const noexcept {
   return reinterpret_cast<RankCell*>(mapping_.data() + cells_offset())[rank];
 }
 
-std::byte* ControlBlock::record(std::uint32_t round, int rank) const noexcept {
-  const std::uint64_t index =
-      static_cast<std::uint64_t>(round & 1) * static_cast<std::uint64_t>(size_) + static_cast<std::uint64_t>(rank);
-  return mapping_.data() + records_offset(size_) + index * SyncGroup::max_record;
+std::byte* ControlBlock::record(std::uint32_t round, int rank, std::size_t bytes) const noexcept {
+  const std::uint64_t begin =
+      static_cast<std::uint64_t>(round & 1) * static_cast<std::uint64_t>(size_) * SyncGroup::max_record;
+  // No two ranks write one cache line.
+  const std::uint64_t distance = (bytes + 63) / 64 * 64;
+  return mapping_.data() + records_offset(size_) + begin + static_cast<std::uint64_t>(rank) * distance;
 }
 
 std::byte* ControlBlock::ring(int rank) const noexcept {

@@ -75,7 +75,9 @@ class ControlBlock final : public Pulse {
   [[nodiscard]] const os::Fd& memory() const noexcept { return memory_; }
   [[nodiscard]] ControlHeader& header() const noexcept;
   [[nodiscard]] RankCell& cell(int rank) const noexcept;
-  [[nodiscard]] std::byte* record(std::uint32_t round, int rank) const noexcept;
+  /// Records of a round lie at a distance that their own length gives: those of all ranks are few pages, whatever the
+  /// largest record is. Where the ranks disagree about the length they may overwrite each other's, and all throw.
+  [[nodiscard]] std::byte* record(std::uint32_t round, int rank, std::size_t bytes) const noexcept;
   [[nodiscard]] std::byte* ring(int rank) const noexcept;
 
   void poison(const Error& cause) noexcept override;

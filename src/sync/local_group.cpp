@@ -101,7 +101,8 @@ std::optional<Error> LocalGroup::failure() const {
 }
 
 std::shared_ptr<const PeerLiveness> LocalGroup::liveness(int rank) const {
-  return std::make_shared<LocalLiveness>(peers_, info(rank).rank);
+  (void)info(rank);
+  return std::make_shared<LocalLiveness>(peers_, rank);
 }
 
 void LocalGroup::progress() noexcept {
@@ -116,15 +117,20 @@ void LocalGroup::wait(const std::atomic<std::uint32_t>& word, std::atomic<std::u
     os::spin_pause();
   }
   Watchdog watchdog = this->watchdog(options);
+  auto looked = std::chrono::steady_clock::now();
   for (;;) {
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);
     if (done()) return;
+    const std::chrono::nanoseconds longest = next_sleep();
     watchdog.check_failure();
     waiting.fetch_add(1, std::memory_order_seq_cst);
-    const bool in_time = os::futex_wait(word, seen, Watchdog::slice);
+    const bool in_time = os::futex_wait(word, seen, longest);
     waiting.fetch_sub(1, std::memory_order_seq_cst);
     if (done()) return;
-    if (!in_time) watchdog.check(done, needed, awaited);
+    const auto now = std::chrono::steady_clock::now();
+    if (in_time || now - looked < Watchdog::slice) continue;
+    watchdog.check(done, needed, awaited);
+    looked = now;
   }
 }
 
@@ -133,7 +139,7 @@ std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOpt
   ControlHeader& header = control_->header();
   RankCell& mine = control_->cell(rank());
   const std::uint32_t round = ++round_;
-  if (!record.empty()) std::memcpy(control_->record(round, rank()), record.data(), record.size());
+  if (!record.empty()) std::memcpy(control_->record(round, rank(), record.size()), record.data(), record.size());
   mine.record_length[round & 1].store(static_cast<std::uint32_t>(record.size()), std::memory_order_relaxed);
   mine.arrived.store(round, std::memory_order_release);
   if (header.counted.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(size())) {
@@ -153,8 +159,8 @@ std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOpt
     if (length == record.size()) continue;
     const Error cause(ErrorKind::rank_mismatch,
                       fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
-                                  options.phase, this->rank(), record.size(), rank, length),
-                      {.rank = rank});
+                                  options.phase, info(this->rank()).rank, record.size(), info(rank).rank, length),
+                      {.rank = info(rank).rank});
     control_->poison(cause);
     throw control_->failure().value_or(cause);
   }
@@ -164,7 +170,8 @@ std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOpt
 void LocalGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const std::uint32_t done = round(mine, options);
   for (int rank = 0; rank < size() && !mine.empty(); ++rank)
-    std::memcpy(all.data() + static_cast<std::size_t>(rank) * mine.size(), control_->record(done, rank), mine.size());
+    std::memcpy(all.data() + static_cast<std::size_t>(rank) * mine.size(), control_->record(done, rank, mine.size()),
+                mine.size());
 }
 
 void LocalGroup::write_ring(int to, std::span<const std::byte> bytes, const WaitOptions& options) {
@@ -245,10 +252,10 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
   read_ring(from, std::as_writable_bytes(std::span(&frame, 1)), options);
   if (frame.length > most) {
     // What follows in the ring cannot be told from frames any more.
-    const Error cause(
-        ErrorKind::corrupt,
-        fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, frame.length, most),
-        {.rank = from});
+    const Error cause(ErrorKind::corrupt,
+                      fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
+                                  frame.length, most),
+                      {.rank = info(from).rank});
     control_->poison(cause);
     throw control_->failure().value_or(cause);
   }
@@ -270,8 +277,9 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   auto looked = std::chrono::steady_clock::now();
   while (!done()) {
+    const std::chrono::nanoseconds longest = next_sleep();
     watchdog.check_failure();
-    sleep(Watchdog::slice);
+    sleep(longest);
     const auto now = std::chrono::steady_clock::now();
     if (done() || now - looked < Watchdog::slice) continue;
     watchdog.check(done, is_awaited, is_awaited);

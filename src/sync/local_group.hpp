@@ -24,7 +24,7 @@ namespace muster::sync {
 /// What a rendezvous gives each rank.
 struct Membership {
   int rank = 0;
-  std::shared_ptr<const Peers> peers;
+  std::shared_ptr<Peers> peers;
   std::shared_ptr<ControlBlock> control;
   std::shared_ptr<ControlBlock> parent;  // of a companion: where its ranks' progress is told, and what it fails with
   SyncGroup::Nonce nonce{};
@@ -38,12 +38,24 @@ class LocalGroup final : public SyncGroup {
   ~LocalGroup() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "local"; }
-  [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank >= 0; }
+  [[nodiscard]] bool shares_memory(int rank) const override {
+    (void)info(rank);
+    return true;
+  }
+  [[nodiscard]] int host_of(int rank) const override {
+    (void)info(rank);
+    return 0;
+  }
   [[nodiscard]] DescriptorChannel* descriptor_channel() noexcept override { return &channel_; }
   [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override { control_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
+
+  /// Called by every wait of this rank before it sleeps, and returns for how long at most: for a group that this one is
+  /// a part of, whose other messages have to be looked after meanwhile. By any thread that waits. Set before the group
+  /// is used.
+  void while_waiting(std::function<std::chrono::nanoseconds()> call) { while_waiting_ = std::move(call); }
 
  protected:
   void do_barrier(const WaitOptions& options) override { round({}, options); }
@@ -63,13 +75,17 @@ class LocalGroup final : public SyncGroup {
   void write_ring(int to, std::span<const std::byte> bytes, const WaitOptions& options);
   void read_ring(int from, std::span<std::byte> bytes, const WaitOptions& options);
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
+  [[nodiscard]] std::chrono::nanoseconds next_sleep() const {
+    return while_waiting_ ? while_waiting_() : std::chrono::nanoseconds(Watchdog::slice);
+  }
   [[nodiscard]] Watchdog watchdog(const WaitOptions& options) const;
 
-  std::shared_ptr<const Peers> peers_;
+  std::shared_ptr<Peers> peers_;  // not changed once the group is made
   std::shared_ptr<ControlBlock> control_;
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
   int spins_;
+  std::function<std::chrono::nanoseconds()> while_waiting_;
   LocalChannel channel_;
 };
 

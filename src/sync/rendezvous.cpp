@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 // These packets keep their beginning (magic, protocol, version) in all versions, so that different ones can tell each
 // other so.
 constexpr std::uint32_t hello_magic = 0x4d535452;  // "MSTR"
-constexpr std::uint32_t protocol = 1;
+constexpr std::uint32_t protocol = 2;
 
 struct Hello {
   std::uint32_t magic = hello_magic;
@@ -50,14 +50,21 @@ struct Answer {
   std::array<char, 1024> text{};
 };
 
-/// Who a rank is, as rank 0 passes it on; with the pidfd.
-struct Card {
-  Hello hello;
-};
+// Who the ranks are, as rank 0 passes it on: so many hellos a packet, with their pidfds. One a packet would be a system
+// call for every pair of ranks.
+constexpr std::size_t cards_at_once = 64;
+static_assert(cards_at_once <= os::most_descriptors);
+static_assert(sizeof(Answer) % sizeof(Hello) != 0, "they are told apart by their lengths");
 
-constexpr std::size_t largest_packet = sizeof(Answer) + 256;
-static_assert(sizeof(Card) <= largest_packet);
-static_assert(sizeof(Card) != sizeof(Answer), "they are told apart by their lengths");
+constexpr std::size_t largest_packet = std::max(sizeof(Answer) + 256, cards_at_once * sizeof(Hello));
+
+// A look at those who have come costs a system call each.
+constexpr milliseconds between_looks{50};
+
+/// Descriptors that a rank of so many may need: pidfds, sockets of the rendezvous, later those of descriptor channels.
+std::uint64_t descriptors_of(int size) {
+  return 4 * static_cast<std::uint64_t>(size) + 64;
+}
 
 template <class T>
 std::span<const std::byte> bytes_of(const T& value) {
@@ -76,17 +83,23 @@ T parse(const os::Packet& packet, const char* what) {
   return value;
 }
 
-void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int descriptor, Clock::time_point deadline,
-                int to) {
+void send_until(const os::Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors,
+                Clock::time_point deadline, int to) {
   for (;;) {
-    const os::SocketStatus status = os::send_packet(socket, bytes, descriptor);
+    const os::SocketStatus status = os::send_packet(socket, bytes, descriptors);
     if (status == os::SocketStatus::done) return;
     if (status == os::SocketStatus::closed)
       throw Error(ErrorKind::peer_lost, fmt::format("rendezvous: rank {} died or hung up", to), {.rank = to});
     if (Clock::now() > deadline)
       throw Error(ErrorKind::timeout, fmt::format("rendezvous: rank {} does not take its messages", to), {.rank = to});
+    // Where it is descriptors under way that are too many, the socket itself has room.
     os::wait_writable(socket, milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
+}
+void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int descriptor, Clock::time_point deadline,
+                int to) {
+  send_until(socket, bytes, std::span(&descriptor, 1), deadline, to);
 }
 
 Hello own_hello(int rank, int size, const std::string& address) {
@@ -151,11 +164,15 @@ class Host {
 
   void collect() {
     int missing = size_ - 1;
+    Clock::time_point looked = Clock::now();
     while (missing != 0) {
       os::wait_readable(listener_, milliseconds(10));
       while (auto socket = os::accept_own(listener_)) doorway_.push_back(std::move(*socket));
       missing -= greet();
-      for (int rank = 1; rank < size_; ++rank) check_present(rank);
+      if (const Clock::time_point now = Clock::now(); missing == 0 || now - looked > between_looks) {
+        for (int rank = 1; rank < size_; ++rank) check_present(rank);
+        looked = now;
+      }
       if (missing != 0 && Clock::now() > deadline_) time_out();
     }
   }
@@ -172,20 +189,24 @@ class Host {
       os::Fd socket = std::move(*visitor);
       visitor = doorway_.erase(visitor);
       if (status == os::SocketStatus::closed) continue;
-      greeted += admit(std::move(socket), std::move(packet)) ? 1 : 0;
+      try {
+        greeted += admit(socket, packet) ? 1 : 0;
+      } catch (const Error&) {
+        refused_.push_back(std::move(socket));
+        throw;
+      }
     }
     return greeted;
   }
 
   /// False where it was no rank. Throws where the group cannot be.
-  bool admit(os::Fd socket, os::Packet packet) {
+  bool admit(os::Fd& socket, os::Packet& packet) {
     std::uint32_t start[2] = {};
     if (packet.bytes.size() >= sizeof start) std::memcpy(start, packet.bytes.data(), sizeof start);
     if (start[0] != hello_magic) {
       log(LogLevel::warning, "rendezvous: a process of this user that is no rank of Muster was turned away");
       return false;
     }
-    refused_.push_back(socket.duplicate());
     if (start[1] != protocol || packet.bytes.size() != sizeof(Hello)) {
       Hello other;
       std::memcpy(static_cast<void*>(&other), packet.bytes.data(), std::min(packet.bytes.size(), sizeof other));
@@ -250,9 +271,15 @@ class Host {
       answer.error_rank = error.rank().value_or(-1);
       put_text(answer.text, error.what());
       auto tell = [&](const os::Fd& socket) { (void)os::send_packet(socket, bytes_of(answer)); };
-      for (const os::Fd& socket : refused_) tell(socket);
-      for (const os::Fd& socket : doorway_) tell(socket);
-      int told = static_cast<int>(refused_.size() + doorway_.size());
+      int told = 0;
+      const auto tell_known = [&](const os::Fd& socket) {
+        if (!socket) return;
+        tell(socket);
+        ++told;
+      };
+      for (const Guest& guest : guests_) tell_known(guest.socket);
+      for (const os::Fd& socket : refused_) tell_known(socket);
+      for (const os::Fd& socket : doorway_) tell_known(socket);
       const Clock::time_point until = Clock::now() + std::chrono::seconds(1);
       while (told < size_ - 1 && Clock::now() < until) {
         os::wait_readable(listener_, milliseconds(20));
@@ -279,11 +306,20 @@ class Host {
     }
     Answer answer;
     answer.nonce = membership.nonce;
+    std::vector<Hello> cards;
+    std::vector<int> pidfds;
+    for (const Guest& guest : guests_) {
+      cards.push_back(guest.hello);
+      pidfds.push_back(guest.pidfd.get());
+    }
     for (int rank = 1; rank < size_; ++rank) {
       const os::Fd& socket = guests_[static_cast<std::size_t>(rank)].socket;
       send_until(socket, bytes_of(answer), membership.control->memory().get(), deadline_, rank);
-      for (const Guest& guest : guests_)
-        send_until(socket, bytes_of(Card{guest.hello}), guest.pidfd.get(), deadline_, rank);
+      for (std::size_t begin = 0; begin < cards.size(); begin += cards_at_once) {
+        const std::size_t count = std::min(cards_at_once, cards.size() - begin);
+        send_until(socket, std::as_bytes(std::span(cards).subspan(begin, count)),
+                   std::span(pidfds).subspan(begin, count), deadline_, rank);
+      }
     }
     for (Guest& guest : guests_) peers->pidfds.push_back(std::move(guest.pidfd));
     membership.peers = std::move(peers);
@@ -296,7 +332,7 @@ class Host {
   milliseconds timeout_;
   os::Fd listener_;
   std::vector<os::Fd> doorway_;  // connected, have not said hello
-  std::vector<os::Fd> refused_;  // everyone who said hello
+  std::vector<os::Fd> refused_;  // said a hello that cannot be
   std::vector<Guest> guests_;
   std::shared_ptr<ControlBlock> control_;
 };
@@ -323,19 +359,31 @@ class Visitor {
     membership.nonce = answer.nonce;
     membership.control = ControlBlock::open(std::move(packet.descriptor), size_);
     auto peers = std::make_shared<Peers>();
-    for (int rank = 0; rank < size_; ++rank) {
-      packet = next("the other ranks' cards");
-      const Hello hello = parse<Card>(packet, "a card").hello;
-      peers->ranks.push_back({hello.rank, get_text(hello.host), hello.pid});
-      peers->pidfds.push_back(std::move(packet.descriptor));
-      membership.addresses.push_back(get_text(hello.address));
-    }
+    while (peers->ranks.size() < static_cast<std::size_t>(size_)) take_cards(*peers, membership.addresses);
     membership.peers = std::move(peers);
     membership.listener = std::move(own_listener);
     return membership;
   }
 
  private:
+  void take_cards(Peers& peers, std::vector<std::string>& addresses) {
+    os::Packet packet = next("the other ranks' cards");
+    const std::size_t count = packet.bytes.size() / sizeof(Hello);
+    if (count == 0 || packet.bytes.size() % sizeof(Hello) != 0 ||
+        peers.ranks.size() + count > static_cast<std::size_t>(size_) || packet.further.size() + 1 != count)
+      throw Error(ErrorKind::version,
+                  fmt::format("rendezvous: cards of {} bytes with {} descriptors cannot be: the ranks run different "
+                              "builds",
+                              packet.bytes.size(), packet.further.size() + 1));
+    std::vector<Hello> cards(count);
+    std::memcpy(static_cast<void*>(cards.data()), packet.bytes.data(), packet.bytes.size());
+    for (std::size_t i = 0; i < count; ++i) {
+      peers.ranks.push_back({cards[i].rank, get_text(cards[i].host), cards[i].pid});
+      peers.pidfds.push_back(std::move(i == 0 ? packet.descriptor : packet.further[i - 1]));
+      addresses.push_back(get_text(cards[i].address));
+    }
+  }
+
   void connect() {
     const std::string name = meeting_name(key_);
     for (;;) {
@@ -398,6 +446,7 @@ std::string meeting_name(const std::string& key) {
 
 Membership rendezvous(const std::string& key, int rank, int size, milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
+  os::allow_open_files(descriptors_of(size));
   const std::string address = LocalChannel::fresh_address();
   os::Fd own_listener = os::listen_abstract(address);
   if (rank == 0) return Host(key, size, deadline, timeout).run(std::move(own_listener), address);
@@ -414,9 +463,13 @@ std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options) {
                 fmt::format("local_group: rank {} in a group of {} ranks cannot be", options.rank, options.size));
   if (options.key.empty())
     throw Error(ErrorKind::argument, "local_group: the key is empty: any process could be meant");
+  if (!options.numbers.empty() && options.numbers.size() != static_cast<std::size_t>(options.size))
+    throw Error(ErrorKind::argument,
+                fmt::format("local_group: {} numbers for a group of {} ranks", options.numbers.size(), options.size));
   const std::chrono::milliseconds timeout = options.timeout.value_or(sync::default_timeout());
-  auto group =
-      std::make_shared<sync::LocalGroup>(sync::rendezvous(options.key, options.rank, options.size, timeout), timeout);
+  sync::Membership membership = sync::rendezvous(options.key, options.rank, options.size, timeout);
+  for (std::size_t i = 0; i < options.numbers.size(); ++i) membership.peers->ranks[i].rank = options.numbers[i];
+  auto group = std::make_shared<sync::LocalGroup>(std::move(membership), timeout);
   group->barrier({.timeout = {}, .stop = {}, .phase = "rendezvous"});
   return group;
 }

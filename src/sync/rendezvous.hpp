@@ -8,8 +8,8 @@
 //     hello: version, rank, size, pid, host, address of the own socket; the pidfd goes with it.
 //  3. Rank 0 waits until all ranks have come, once each, of the same version and size. Else it tells everyone who has
 //  come or still comes why not.
-//  4. Rank 0 makes the control block and sends everyone a welcome with it and the job's nonce, then a card with the
-//  pidfd of every rank.
+//  4. Rank 0 makes the control block and sends everyone a welcome with it and the job's nonce, then cards with the
+//  pidfds of all ranks, many in a packet.
 //  5. All meet in a first barrier of the new group.
 // A rank that dies before it has come is missed at the deadline; one that dies after it hangs up, and is named at once.
 

@@ -28,6 +28,10 @@ class SingleGroup final : public SyncGroup {
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "single"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank == 0; }
+  [[nodiscard]] int host_of(int rank) const override {
+    (void)info(rank);
+    return 0;
+  }
   [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override {
     (void)info(rank);
     return std::make_shared<Alive>();

@@ -12,6 +12,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::size_t most_named = 16;  // in one message
+
 double seconds(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
@@ -30,6 +32,8 @@ void Watchdog::tell(int awaited) {
 
 Watchdog::Chain Watchdog::chain_of(int rank) const {
   const Pulse& pulse = parent_ == nullptr ? group_ : *parent_;
+  // Mostly it is a chain of one.
+  if (pulse.awaited_by(rank) == 0) return {pulse.progress_of(rank), rank};
   std::vector<bool> seen(peers_.ranks.size());
   Chain chain{0, rank};
   for (int at = rank;;) {
@@ -53,7 +57,7 @@ void Watchdog::fail(const Error& cause) {
 
 std::string Watchdog::describe(int rank) const {
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} (host {}, pid {}, {}, last seen in '{}')", rank, info.host, info.pid,
+  return fmt::format("rank {} (host {}, pid {}, {}, last seen in '{}')", info.rank, info.host, info.pid,
                      peers_.state_of(rank), group_.phase(rank));
 }
 
@@ -63,21 +67,63 @@ void Watchdog::check_failure() {
   if (options_.stop.stop_requested()) {
     const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
     fail(Error(ErrorKind::cancelled,
-               fmt::format("rank {} (host {}, pid {}) cancelled '{}'", self_, info.host, info.pid, options_.phase),
-               {.rank = self_, .pid = info.pid, .host = info.host}));
+               fmt::format("rank {} (host {}, pid {}) cancelled '{}'", info.rank, info.host, info.pid, options_.phase),
+               {.rank = info.rank, .pid = info.pid, .host = info.host}));
   }
 }
 
 void Watchdog::time_out(const std::vector<int>& missing) {
   std::string names;
-  for (const int rank : missing) names += (names.empty() ? "" : ", ") + describe(rank);
+  for (std::size_t i = 0; i < std::min(missing.size(), most_named); ++i)
+    names += (i == 0 ? "" : ", ") + describe(missing[i]);
+  if (missing.size() > most_named) names += fmt::format(" and {} more", missing.size() - most_named);
   const RankInfo& first = peers_.ranks[static_cast<std::size_t>(missing.front())];
   fail(Error(
       ErrorKind::timeout,
       fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does, or raise the "
                   "timeout (MUSTER_TIMEOUT, seconds)",
-                  self_, seconds(Clock::now() - begin_), options_.phase, names),
-      {.rank = missing.front(), .pid = first.pid, .host = first.host}));
+                  number(self_), seconds(Clock::now() - begin_), options_.phase, names),
+      {.rank = first.rank, .pid = first.pid, .host = first.host}));
+}
+
+int Watchdog::at_once() const noexcept {
+  const int size = static_cast<int>(peers_.ranks.size());
+  return std::max(least_at_once, (size + turns - 1) / turns);
+}
+
+template <class Wants, class Look>
+void Watchdog::take_turn(int& at, const Wants& wants, const Look& look) const {
+  const int size = static_cast<int>(peers_.ranks.size());
+  int left = at_once();
+  for (int passed = 0; passed < size && left > 0; ++passed) {
+    at = at + 1 == size ? 0 : at + 1;
+    if (at == self_ || !wants(at)) continue;
+    --left;
+    if (!look(at)) return;
+  }
+}
+
+bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
+  const bool left = group_.has_left(rank);
+  const std::optional<std::string> end = left ? "left the group" : peers_.end_of(rank);
+  if (!end) return false;
+  if (done()) return true;
+  check_failure();
+  const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
+  fail(Error(ErrorKind::peer_lost,
+             fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'; it was last seen in '{}'", info.rank,
+                         info.host, info.pid, *end, number(self_), options_.phase, group_.phase(rank)),
+             {.rank = info.rank, .pid = info.pid, .host = info.host}));
+}
+
+bool Watchdog::is_late(int rank, Clock::time_point now) {
+  Seen& seen = seen_[static_cast<std::size_t>(rank)];
+  const Chain chain = chain_of(rank);
+  if (chain.progress != seen.progress) {
+    seen = {chain.progress, now};
+    any_moves_ = true;
+  }
+  return now - seen.since > timeout_;
 }
 
 void Watchdog::check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
@@ -85,41 +131,51 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
   check_failure();
   const Clock::time_point now = Clock::now();
   const int size = static_cast<int>(peers_.ranks.size());
-  if (seen_.empty()) seen_.resize(static_cast<std::size_t>(size), Seen{0, begin_});
-  std::vector<int> late;
-  bool any_moves = false;
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank == self_ || (parent_ == nullptr && !needed(rank))) continue;
-    const bool left = group_.has_left(rank);
-    const std::optional<std::string> end = left ? "left the group" : peers_.end_of(rank);
-    if (end) {
-      if (done()) return;
-      check_failure();
-      const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-      fail(Error(ErrorKind::peer_lost,
-                 fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'; it was last seen in '{}'", rank,
-                             info.host, info.pid, *end, self_, options_.phase, group_.phase(rank)),
-                 {.rank = rank, .pid = info.pid, .host = info.host}));
-    }
-    if (!awaited(rank)) continue;
-    if (!has_told_) tell(rank);
-    Seen& seen = seen_[static_cast<std::size_t>(rank)];
-    const Chain chain = chain_of(rank);
-    if (chain.progress != seen.progress) {
-      seen = {chain.progress, now};
-      any_moves = true;
-    }
-    if (now - seen.since > timeout_ && std::ranges::find(late, chain.end) == late.end()) late.push_back(chain.end);
+  if (seen_.empty()) {
+    seen_.resize(static_cast<std::size_t>(size), Seen{0, begin_});
+    for (int rank = 0; rank < size; ++rank)
+      if (rank != self_ && awaited(rank)) seen_[static_cast<std::size_t>(rank)].progress = chain_of(rank).progress;
   }
-  if (!late.empty() && !done()) time_out(late);
+  bool is_done = false;
+  bool any_late = false;
+  take_turn(next_late_, awaited, [&](int rank) {
+    // In a companion all ranks are needed, and the one that is waited for should not have to wait for its turn.
+    if (parent_ != nullptr) is_done = is_over(rank, done);
+    if (!has_told_) tell(rank);
+    any_late = is_late(rank, now) || any_late;
+    return !is_done;
+  });
+  const auto is_needed = [&](int rank) { return parent_ != nullptr || needed(rank); };
+  if (!is_done)
+    take_turn(next_alive_, is_needed, [&](int rank) {
+      is_done = is_over(rank, done);
+      return !is_done;
+    });
+  if (is_done) return;
+  if (any_late) {
+    std::vector<int> late;
+    for (int rank = 0; rank < size; ++rank) {
+      if (rank == self_ || !awaited(rank) || !is_late(rank, now)) continue;
+      const int end = chain_of(rank).end;
+      if (std::ranges::find(late, end) == late.end()) late.push_back(end);
+    }
+    if (!late.empty() && !done()) time_out(late);
+  }
   if (now - logged_ > std::chrono::seconds(30)) {
     logged_ = now;
-    std::string names;
-    for (int rank = 0; rank < size; ++rank)
-      if (rank != self_ && awaited(rank)) names += (names.empty() ? "" : ", ") + describe(rank);
-    log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}{}", self_, seconds(now - begin_),
-                                       options_.phase, names, any_moves ? ": it moves" : ""));
+    log_waiting(now, awaited);
+    any_moves_ = false;
   }
+}
+
+void Watchdog::log_waiting(Clock::time_point now, const std::function<bool(int)>& awaited) const {
+  std::string names;
+  std::size_t count = 0;
+  for (int rank = 0; rank < static_cast<int>(peers_.ranks.size()); ++rank)
+    if (rank != self_ && awaited(rank) && ++count <= most_named) names += (count == 1 ? "" : ", ") + describe(rank);
+  if (count > most_named) names += fmt::format(" and {} more", count - most_named);
+  log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}{}", number(self_),
+                                     seconds(now - begin_), options_.phase, names, any_moves_ ? ": it moves" : ""));
 }
 
 }  // namespace muster::sync

@@ -13,13 +13,18 @@
 namespace muster::sync {
 
 /// One wait of one rank. It begins when it is made.
-/// In companion groups ranks wait for each other in chains: a rank that waits moves as long as the one it waits for
-/// does, so each tells whom it waits for, and progress is that of the whole chain. Ranks that wait in a circle stand.
+/// A look at a rank costs a system call. Of a large group a slice takes some ranks, by turns, beginning with the own
+/// neighbour: where all ranks but one wait, each is seen by somebody in every slice, and a single waiter has seen all
+/// of them after `turns` slices. In companion groups ranks wait for each other in chains: a rank that waits moves as
+/// long as the one it waits for does, so each tells whom it waits for, and progress is that of the whole chain. Ranks
+/// that wait in a circle stand.
 class Watchdog {
  public:
   ~Watchdog();
   /// The longest sleep between two looks.
   static constexpr std::chrono::milliseconds slice{20};
+  static constexpr int turns = 32;
+  static constexpr int least_at_once = 16;
 
   /// `parent`: of a companion group, else null (SyncGroup::companion).
   Watchdog(Pulse& group, Pulse* parent, const Peers& peers, int self, const WaitOptions& options,
@@ -40,14 +45,26 @@ class Watchdog {
     std::chrono::steady_clock::time_point since;
   };
   [[noreturn]] void fail(const Error& cause);
+  /// What messages call a rank.
+  [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].rank; }
   [[nodiscard]] std::string describe(int rank) const;
   void tell(int awaited);
+  /// Ranks that one slice looks at.
+  [[nodiscard]] int at_once() const noexcept;
+  /// Calls look(rank) for the next ones that `wants` names, from `at` on; false from it ends the turn.
+  template <class Wants, class Look>
+  void take_turn(int& at, const Wants& wants, const Look& look) const;
+  /// Fails where the rank is dead or has left; true where it is, and `done` says that it does not matter any more.
+  bool is_over(int rank, const std::function<bool()>& done);
+  /// No progress until the deadline.
+  bool is_late(int rank, std::chrono::steady_clock::time_point now);
   struct Chain {
     std::uint64_t progress = 0;
     int end = 0;  // whom all of it waits for; where it is a circle, the rank it began with
   };
   [[nodiscard]] Chain chain_of(int rank) const;
   [[noreturn]] void time_out(const std::vector<int>& missing);
+  void log_waiting(std::chrono::steady_clock::time_point now, const std::function<bool(int)>& awaited) const;
 
   Pulse& group_;
   Pulse* parent_;
@@ -58,6 +75,9 @@ class Watchdog {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point logged_ = begin_;
   std::vector<Seen> seen_;
+  int next_alive_ = self_;  // whose turn it is: to be looked at,
+  int next_late_ = self_;   // and to be asked how it gets on
+  bool any_moves_ = false;
   bool has_told_ = false;
 };
 

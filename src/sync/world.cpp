@@ -10,72 +10,61 @@
 #include "muster/sync_group.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/distant_world.hpp"
+#include "src/sync/mpi_library.hpp"
 #include "src/sync/settings.hpp"
+#include "src/sync/start.hpp"
 
 namespace muster {
 namespace {
-
-int number_of(const char* name, const std::string& text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 0)
-    throw Error(ErrorKind::argument,
-                fmt::format("the environment's {} is '{}': it must be a number from 0 on", name, text));
-  return value;
-}
-
-int required_number(const char* name) {
-  const auto text = os::environment(name);
-  if (!text)
-    throw Error(ErrorKind::argument,
-                fmt::format("the environment has RANK or WORLD_SIZE but not {}: set all of them or none", name));
-  return number_of(name, *text);
-}
-
-std::string text_of(const char* name) {
-  return os::environment(name).value_or("");
-}
 
 sync::DistantWorldMaker& distant_maker() {
   static sync::DistantWorldMaker maker;
   return maker;
 }
 
-std::shared_ptr<SyncGroup> world_of_environment() {
-  if (!os::environment("RANK") && !os::environment("WORLD_SIZE")) return single_group();
-  const int rank = required_number("RANK");
-  const int size = required_number("WORLD_SIZE");
-  if (size < 1 || rank >= size)
-    throw Error(ErrorKind::argument,
-                fmt::format("the environment says rank {} in a world of {} ranks, which cannot be", rank, size));
-  const auto local = os::environment("LOCAL_WORLD_SIZE");
-  const bool all_here = local && number_of("LOCAL_WORLD_SIZE", *local) == size;
+/// Ranks whose launcher has told them who they are, but has no way between them.
+std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
   const auto workspace = os::environment("MUSTER_WORKSPACE");
-  if (local && !all_here && (!workspace || !distant_maker()))
+  if (start.is_apart && (!workspace || !distant_maker())) {
+    if (start.by == sync::StartedBy::slurm)
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("srun has started this process on several hosts ({}) without PMI, which MPI needs: `srun "
+                              "--mpi=pmi2` (`srun --mpi=list` tells what there is); or name a directory that all of "
+                              "them see by MUSTER_WORKSPACE",
+                              start.said));
     throw Error(
         ErrorKind::unsupported,
-        fmt::format(
-            "{} of {} ranks are on this host (LOCAL_WORLD_SIZE, WORLD_SIZE): ranks of several hosts need a directory "
-            "that all of them see, named by MUSTER_WORKSPACE, or a group that reaches them, set by set_world()",
-            *local, size));
-  if (size == 1) return single_group();
-  std::string key;
-  if (const auto job = os::environment("MUSTER_JOB")) {
-    key = "job " + *job;
-  } else if (os::environment("MASTER_ADDR") && os::environment("MASTER_PORT")) {
-    // torchrun's own port is another program's: its number only tells jobs apart.
-    key = fmt::format("torchrun {} {} {} {}", text_of("MASTER_ADDR"), text_of("MASTER_PORT"),
-                      text_of("TORCHELASTIC_RUN_ID"), text_of("TORCHELASTIC_RESTART_COUNT"));
-  } else {
+        fmt::format("some of the {} ranks are not on this host (LOCAL_WORLD_SIZE, WORLD_SIZE): ranks of several "
+                    "hosts need a directory that all of them see, named by MUSTER_WORKSPACE, MPI (mpiexec), or "
+                    "a group that reaches them, set by set_world()",
+                    start.size));
+  }
+  if (start.size == 1) return single_group();
+  if (start.key.empty())
     throw Error(ErrorKind::argument,
                 "the environment has RANK and WORLD_SIZE but nothing that tells this job from others: start the ranks "
-                "by `muster run` "
-                "or torchrun, or set MUSTER_JOB to the same random word on all of them");
-  }
+                "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
   // Who names a workspace and does not say that all ranks are here has ranks elsewhere.
-  if (workspace && !all_here && distant_maker())
-    return distant_maker()({.directory = *workspace, .key = key, .rank = rank, .size = size});
-  return local_group({.key = key, .rank = rank, .size = size, .timeout = {}});
+  if (workspace && !start.is_here && distant_maker())
+    return distant_maker()({.directory = *workspace, .key = start.key, .rank = start.rank, .size = start.size});
+  return local_group({.key = start.key, .rank = start.rank, .size = start.size, .timeout = {}});
+}
+
+std::shared_ptr<SyncGroup> world_of_environment() {
+  // A program that has initialised MPI knows better than the environment.
+  const sync::MpiSupport* mpi = sync::mpi_support();
+  if (mpi != nullptr && mpi->ranks() > 1) return mpi->make_world({.by = sync::StartedBy::mpi, .size = 0});
+  const sync::Start start = sync::find_start(sync::own_surroundings());
+  switch (start.by) {
+    case sync::StartedBy::alone:
+      return single_group();
+    case sync::StartedBy::mpi:
+      return sync::require_mpi().make_world(start);
+    case sync::StartedBy::launcher:
+    case sync::StartedBy::slurm:
+      break;
+  }
+  return world_of_numbers(start);
 }
 
 struct World {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "muster/error.hpp"
+#include "src/os/directory.hpp"
 #include "src/os/file_system.hpp"
 #include "src/workspace/names.hpp"
 
@@ -20,12 +21,6 @@ using std::chrono::microseconds;
 
 constexpr auto longest_here = std::chrono::seconds(2);
 constexpr auto longest_wrong = std::chrono::seconds(90);
-
-std::string directory_of(const std::string& path) {
-  const std::size_t slash = path.find_last_of('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
 
 bool is_on_network(const std::string& directory) noexcept {
   try {
@@ -73,7 +68,7 @@ bool may_be_a_cache(const Error& error) noexcept {
 }
 
 void patiently(const std::string& path, const Patience& patience, const std::function<void()>& attempt) {
-  const std::string directory = directory_of(path);
+  const std::string directory = os::directory_of(path);
   const Clock::time_point begin = Clock::now();
   std::optional<bool> is_network;
   std::optional<Pauses> pauses;

@@ -45,6 +45,9 @@ bool refresh(const std::string& directory);
 /// refresh(), where other hosts write there, and the listing. Throws as these.
 std::vector<os::DirectoryEntry> fresh_listing(const std::string& directory, bool is_network);
 
+/// Longer than entries of a directory are late where servers and clients are well.
+inline constexpr std::chrono::milliseconds longest_lateness = std::chrono::seconds(30);
+
 struct Patience {
   std::chrono::steady_clock::time_point deadline;
   /// Asked between tries; may throw to end them.

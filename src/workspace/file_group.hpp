@@ -28,6 +28,10 @@ class FileGroup final : public SyncGroup {
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "file"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank == this->rank(); }
+  [[nodiscard]] int host_of(int rank) const override {
+    (void)info(rank);
+    return rank;
+  }
   [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override { pulse_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;

@@ -26,12 +26,35 @@ sanitize=$(meson introspect "$build" --buildoptions |
 library=$(find "$place" -name 'libmuster.so' -printf '%h')
 "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/main.cpp" -o "$place/consumer" "${libs[@]}" "-Wl,-rpath,$library"
 
+# What needs devices is a library of its own, and needs no toolkit.
+if pkg-config --exists muster-cuda; then
+  read -ra device_libs < <(pkg-config --libs muster-cuda)
+  "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/devices.cpp" -o "$place/devices" "${device_libs[@]}" \
+    "-Wl,-rpath,$library"
+  "$place/devices"
+fi
+
 program=$(find "$place" -name muster -type f -path '*bin*')
 said=$("$place/consumer" "$place/state.h5")
 [ "$said" = "$version" ]
 export LD_LIBRARY_PATH=$library
 said=$("$program" --version)
 [ "$said" = "muster $version" ]
+# Where there is MPI: a program of it, which knows nothing but the other pkg-config file.
+if pkg-config --exists muster-mpi; then
+  read -ra mpi < <(pkg-config --cflags mpich 2>/dev/null || pkg-config --cflags mpi)
+  read -ra cflags < <(pkg-config --cflags muster-mpi)
+  read -ra libs < <(pkg-config --libs muster-mpi)
+  [ "$sanitize" = none ] || cflags+=("-fsanitize=$sanitize")
+  "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "${mpi[@]/#-I/-isystem}" "$here/mpi.cpp" -o "$place/mpi" "${libs[@]}" \
+    "-Wl,-rpath,$library"
+  if command -v mpiexec >/dev/null; then
+    said=$(ASAN_OPTIONS=detect_leaks=0 mpiexec -n 2 "$place/mpi")
+    [ "$said" = "2 ranks" ]
+  else
+    echo "no mpiexec here: the program of MPI was built, and not run"
+  fi
+fi
 private=$(find "$place" -path '*include*' -name '*.hpp' -not -path '*/include/muster/*')
 [ -z "$private" ] || {
   echo "private headers were installed: $private"

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import tempfile
 
+import checks
+from checks import check
+
 try:
     import h5py
     import hdf5plugin
@@ -19,16 +22,7 @@ except ImportError as error:
     sys.exit(77)
 
 peer = sys.argv[1]
-checks = 0
 random = numpy.random.default_rng(3)
-
-
-def check(condition, words):
-    global checks
-    checks += 1
-    if not condition:
-        print("FAILED:", words, file=sys.stderr)
-        sys.exit(1)
 
 
 def run(*arguments):
@@ -399,5 +393,5 @@ with tempfile.TemporaryDirectory(prefix="muster-test-") as temporary:
     texts_and_refusals(temporary)
     theirs_read_ours(temporary, [])
     theirs_read_ours(temporary, ["1"])
-print(f"{checks} checks with h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, hdf5plugin {hdf5plugin.version}, "
+print(f"{checks.count} checks with h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, hdf5plugin {hdf5plugin.version}, "
       f"numpy {numpy.__version__}")

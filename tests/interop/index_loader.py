@@ -12,20 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import checks
+from checks import check
+
 try:
     import safetensors
 except ImportError as error:
     print(f"skipped: {error}; MUSTER_TEST_PYTHON names a Python that has safetensors")
     sys.exit(77)
-
-CHECKED = 0
-
-
-def check(condition, words):
-    global CHECKED
-    CHECKED += 1
-    if not condition:
-        sys.exit(f"FAILED: {words}")
 
 
 def tensors_of(path):
@@ -73,7 +67,7 @@ def main():
         run(muster, "export", work / "shards", "--plan", "auto", "--ranks", 2, "--out", work / "two")
         for path in sorted((work / "two").glob("*.safetensors")):
             check(len(tensors_of(path)) == len(original), f"{path.name} has other tensors")
-    print(f"{CHECKED} checks passed")
+    print(f"{checks.count} checks passed")
 
 
 if __name__ == "__main__":

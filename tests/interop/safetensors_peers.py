@@ -8,6 +8,9 @@ import subprocess
 import sys
 import tempfile
 
+import checks
+from checks import check
+
 try:
     import numpy
     import safetensors
@@ -22,15 +25,6 @@ except ImportError:
     torch = None
 
 peer = sys.argv[1]
-checks = 0
-
-
-def check(condition, words):
-    global checks
-    checks += 1
-    if not condition:
-        print("FAILED:", words, file=sys.stderr)
-        sys.exit(1)
 
 
 def run(*arguments):
@@ -151,5 +145,5 @@ with tempfile.TemporaryDirectory(prefix="muster-test-") as temporary:
         print("torch cannot be imported: its dtypes were NOT tried", file=sys.stderr)
     ours_to_theirs(temporary)
     both_refuse(temporary)
-print(f"{checks} checks with safetensors {safetensors.__version__}, numpy {numpy.__version__}"
+print(f"{checks.count} checks with safetensors {safetensors.__version__}, numpy {numpy.__version__}"
       + (f", torch {torch.__version__}" if torch is not None else ""))

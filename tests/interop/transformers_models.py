@@ -9,6 +9,9 @@ import subprocess
 import sys
 import tempfile
 
+import checks
+from checks import check
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 try:
@@ -21,7 +24,6 @@ except ImportError as error:
     sys.exit(77)
 
 muster = sys.argv[1]
-checks = 0
 
 base = dict(vocab_size=97, hidden_size=48, intermediate_size=72, num_hidden_layers=4, num_attention_heads=12,
             num_key_value_heads=6, head_dim=4, max_position_embeddings=64, pad_token_id=0, bos_token_id=1,
@@ -44,14 +46,6 @@ models = [
     ("deepseek_v3", experts, ["3", "tp=2,ep=2"]),
     ("gpt_oss", experts, ["2", "tp=2,ep=2"]),
 ]
-
-
-def check(condition, words):
-    global checks
-    checks += 1
-    if not condition:
-        print("FAILED:", words, file=sys.stderr)
-        sys.exit(1)
 
 
 def run(*arguments):
@@ -93,4 +87,4 @@ for kind, more, layouts in models:
     known += 1
     print(f"{kind}: {', '.join(layouts)}", flush=True)
 check(known >= 5, "too few of the models are known here")
-print(f"{known} models, {checks} checks")
+print(f"{known} models, {checks.count} checks")

@@ -272,27 +272,39 @@ TEST_CASE("a rank is killed in its source, in a copy, in its consumer, or outsid
   kill_in_stream(outsider, Where::in_closing);
 }
 
-TEST_CASE("a consumer or a source that hangs is a timeout on all; one that tells progress is not") {
+namespace {
+
+/// A stream whose rank `slow` works longer than the deadline, in its consumer or its source.
+void slow_stream(SyncGroup& group, int slow, bool tells) {
+  const auto work = [&] {
+    for (int i = 0; i < 60; ++i) {
+      std::this_thread::sleep_for(20ms);
+      if (tells) group.progress();
+    }
+  };
+  const bool is_slow = group.rank() == slow;
+  const auto before = [&](std::uint64_t layer) {
+    if (is_slow && slow != first && layer == 3) work();
+  };
+  const auto consume = [&](LayerPart& part) {
+    if (is_slow && part.layer == 3) work();
+  };
+  gather_each(layers_of(8, 10000, before), list, group, consume, {.timeout = 500ms});
+}
+
+}  // namespace
+
+TEST_CASE("a consumer or a source that takes longer than the deadline and tells progress is no timeout") {
   for (const int slow : {first, 2}) {
     CAPTURE(slow);
-    const auto slow_stream = [slow](SyncGroup& group, bool tells) {
-      const auto work = [&] {
-        for (int i = 0; i < 60; ++i) {
-          std::this_thread::sleep_for(20ms);
-          if (tells) group.progress();
-        }
-      };
-      const bool is_slow = group.rank() == slow;
-      const auto before = [&](std::uint64_t layer) {
-        if (is_slow && slow != first && layer == 3) work();
-      };
-      const auto consume = [&](LayerPart& part) {
-        if (is_slow && part.layer == 3) work();
-      };
-      gather_each(layers_of(8, 10000, before), list, group, consume, {.timeout = 500ms});
-    };
-    run_ranks(size, [&](SyncGroup& group) { slow_stream(group, true); });
-    fail_alike([&](SyncGroup& group) { slow_stream(group, false); },
+    run_ranks(size, [&](SyncGroup& group) { slow_stream(group, slow, true); });
+  }
+}
+
+TEST_CASE("a consumer or a source that hangs is a timeout on all") {
+  for (const int slow : {first, 2}) {
+    CAPTURE(slow);
+    fail_alike([&](SyncGroup& group) { slow_stream(group, slow, false); },
                [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::timeout); }, false);
   }
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "muster/gather_each.hpp"
+#include "muster/shared_arena.hpp"
 #include "src/shm/segment.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
@@ -45,6 +46,10 @@ LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)>
     if (next == layers) return std::nullopt;
     return make(next++);
   };
+}
+
+std::uint64_t seed_of(int rank, std::uint64_t layer) {
+  return static_cast<std::uint64_t>(rank) * 1000 + layer;
 }
 
 Config small_layer(std::uint64_t layer) {
@@ -175,4 +180,48 @@ TEST_CASE("a consumer that keeps all parts for good ends in a timeout that says 
   for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
   CHECK(ended[0].words == ended[1].words);
   CHECK(ended[0].words.find("gather_each: ") != std::string::npos);
+}
+
+TEST_CASE("arena tensors move as names, however small the budget, and their leases are the credits") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = {0, 1, 2};
+    SharedArena arena(8_MiB);
+    std::vector<Tensor> layers;
+    for (std::uint64_t layer = 0; layer < 4; ++layer) {
+      layers.push_back(arena.allocate(DType::u8, {1 << 20}));
+      fill(layers.back().mutable_data(), layers.back().nbytes(), seed_of(group.rank(), layer));
+    }
+    std::uint64_t next = 0;
+    const auto source = [&]() -> std::optional<Config> {
+      if (next == layers.size()) return std::nullopt;
+      return Config::object({{"w", layers[next++]}, {"index", next}});
+    };
+    std::uint64_t taken = 0;
+    const auto consume = [&](LayerPart& part) {
+      RANK_CHECK(part.parts == 1 && part.slices.empty());
+      for (const auto& [rank, config] : part.present())
+        RANK_CHECK(is_pattern(config.at("w").as_tensor(), DType::u8, {1 << 20}, seed_of(rank, part.layer)));
+      ++taken;
+    };
+    const StreamReport report =
+        gather_each(source, ranks, group, consume, {.memory_budget = 64_KiB, .check_leases = true});
+    RANK_CHECK(report.arena_bytes == (group.rank() == 0 ? 2 : 1) * 4_MiB);
+    RANK_CHECK(report.peak_slot_bytes == 0);
+    RANK_CHECK(taken == (group.rank() == 0 ? 4 : 0));
+    layers.clear();
+    group.barrier();
+    RANK_CHECK(arena.waiting_for_leases() == 0);
+  });
+}
+
+TEST_CASE("two rounds a stream, and two more for the first one of a group; trim gives back what senders hold") {
+  run_ranks(3, [](SyncGroup& group) {
+    for (int first = 0; first < 3; ++first) {
+      const auto ignore = [](LayerPart&) {};
+      const StreamReport report = gather_each(layers_of(3, small_layer), ranks_from(first, 3), group, ignore);
+      RANK_CHECK(report.rounds == (first == 0 ? 4 : 2));
+      RANK_CHECK(report.route == Route::shm);
+      RANK_CHECK((trim(group) != 0) == (group.rank() != first));
+    }
+  });
 }

@@ -13,10 +13,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <string_view>
 #include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/workspace.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace muster::test {
 namespace {
@@ -111,24 +114,50 @@ std::string unique_key() {
          std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + "-" + std::to_string(++next);
 }
 
-bool over_shared_memory() {
-  const char* kind = std::getenv("MUSTER_TEST_GROUP");
-  return kind == nullptr || std::strcmp(kind, "file") != 0;
-}
+namespace {
 
-GroupOf::GroupOf(int size) : size_(size), key_(unique_key()) {
-  if (!over_shared_memory()) workspace_ = std::make_unique<TemporaryDirectory>();
-}
-
-std::shared_ptr<SyncGroup> GroupOf::join(int rank, std::chrono::milliseconds timeout) const {
-  if (workspace_)
-    return file_group({.directory = workspace_->path().string(),
+/// Over files in a workspace of its own.
+class FileMaker final : public GroupMaker {
+ public:
+  explicit FileMaker(int size) : size_(size), key_(unique_key()) {}
+  [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
+    return file_group({.directory = workspace_.path().string(),
                        .key = key_,
                        .rank = rank,
                        .size = size_,
                        .timeout = timeout,
                        .heartbeat = std::chrono::milliseconds(100)});
-  return local_group({.key = key_, .rank = rank, .size = size_, .timeout = timeout});
+  }
+
+ private:
+  int size_;
+  std::string key_;
+  TemporaryDirectory workspace_;
+};
+
+std::map<std::string, MakeMaker>& group_kinds() {
+  static std::map<std::string, MakeMaker> kinds = {
+      {"file", [](int size) -> std::unique_ptr<GroupMaker> { return std::make_unique<FileMaker>(size); }}};
+  return kinds;
+}
+
+}  // namespace
+
+bool add_group_kind(const std::string& name, MakeMaker make) {
+  return group_kinds().emplace(name, make).second;
+}
+
+GroupOf::GroupOf(int size) : size_(size), key_(unique_key()) {
+  const char* kind = std::getenv("MUSTER_TEST_GROUP");
+  if (kind == nullptr || std::string_view(kind) == "local") return;
+  const auto found = group_kinds().find(kind);
+  if (found == group_kinds().end()) throw std::runtime_error(std::string("this program has no groups of kind ") + kind);
+  maker_ = found->second(size);
+}
+
+std::shared_ptr<SyncGroup> GroupOf::join(int rank, std::chrono::milliseconds timeout) const {
+  if (maker_) return maker_->join(rank, timeout);
+  return local_group({.key = key_, .rank = rank, .size = size_, .timeout = timeout, .numbers = {}});
 }
 
 std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "muster/sync_group.hpp"
-#include "tests/support/temporary_directory.hpp"
 
 namespace muster::test {
 
@@ -59,15 +58,21 @@ class Ranks {
   std::vector<int> pipes_;
 };
 
-/// Whether the groups of tests share memory: false where MUSTER_TEST_GROUP is "file". What is about that memory
-/// itself (leases, budgets, pools) returns at once then.
-bool over_shared_memory();
-
 /// A key that no other test has.
 std::string unique_key();
 
-/// The group that ranks forked by one test make: call before the fork, use in each rank. A local one, or over files
-/// where MUSTER_TEST_GROUP is "file".
+/// How a kind of group is made by ranks that one test forks: made before the fork, asked for a group in each rank.
+class GroupMaker {
+ public:
+  virtual ~GroupMaker() = default;
+  [[nodiscard]] virtual std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const = 0;
+};
+/// Lets MUSTER_TEST_GROUP=NAME choose a kind; called before main().
+using MakeMaker = std::unique_ptr<GroupMaker> (*)(int size);
+bool add_group_kind(const std::string& name, MakeMaker make);
+
+/// The group that ranks forked by one test make: call before the fork, use in each rank. A local one, or what
+/// MUSTER_TEST_GROUP names.
 class GroupOf {
  public:
   explicit GroupOf(int size);
@@ -77,7 +82,7 @@ class GroupOf {
  private:
   int size_;
   std::string key_;
-  std::unique_ptr<TemporaryDirectory> workspace_;  // none for a local group
+  std::unique_ptr<GroupMaker> maker_;  // none for a local group
 };
 
 /// All ranks of a group, `first` in front.

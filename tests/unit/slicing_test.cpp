@@ -143,6 +143,7 @@ TEST_CASE("shares: equal, in whole pages, all slots together within the budget")
 }
 
 TEST_CASE("budgets beyond what is available are cut in proportion, and refused where nothing is left") {
+  const auto one_host = [](int) { return 0; };
   std::vector<gather::Record> records(6);
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
     gather::Record& record = records[rank];
@@ -153,17 +154,47 @@ TEST_CASE("budgets beyond what is available are cut in proportion, and refused w
     record.facts[gather::fact_depth] = 2;
     record.available_bytes = 1_GiB;
   }
-  CHECK(gather::agree_on_share(records[0], records).budget == 50_MiB);
-  CHECK(gather::agree_on_share(records[4], records).budget == 150_MiB);
-  CHECK_FALSE(gather::agree_on_share(records[4], records).is_cut);
+  CHECK(gather::agree_on_share(records[0], records, one_host).budget == 50_MiB);
+  CHECK(gather::agree_on_share(records[4], records, one_host).budget == 150_MiB);
+  CHECK_FALSE(gather::agree_on_share(records[4], records, one_host).is_cut);
   records[5].available_bytes = 200_MiB;
-  CHECK(gather::agree_on_share(records[0], records).budget == 25_MiB);
-  CHECK(gather::agree_on_share(records[4], records).budget == 75_MiB);
-  CHECK(gather::agree_on_share(records[4], records).is_cut);
+  CHECK(gather::agree_on_share(records[0], records, one_host).budget == 25_MiB);
+  CHECK(gather::agree_on_share(records[4], records, one_host).budget == 75_MiB);
+  CHECK(gather::agree_on_share(records[4], records, one_host).is_cut);
   // What the senders have already need not be there once more.
   records[4].facts[gather::fact_pooled] = 150_MiB;
   records[5].facts[gather::fact_pooled] = 150_MiB;
-  CHECK(gather::agree_on_share(records[4], records).budget == 150_MiB);
+  CHECK(gather::agree_on_share(records[4], records, one_host).budget == 150_MiB);
   records[5].available_bytes = 10000;
-  CHECK(has(words_of(ErrorKind::no_space, [&] { (void)gather::agree_on_share(records[4], records); }), "10000"));
+  CHECK(has(words_of(ErrorKind::no_space, [&] { (void)gather::agree_on_share(records[4], records, one_host); }),
+            "10000"));
+}
+
+TEST_CASE("what is available counts on the host of a list's first rank") {
+  // List 1 has ranks 0 (first) and 3; list 2 has rank 2 (first) and 1. Ranks 0 and 1 are one host, 2 and 3 another.
+  std::vector<gather::Record> records(4);
+  const auto set = [&](std::size_t rank, std::uint64_t list, std::uint32_t position) {
+    records[rank].list_hash = list;
+    records[rank].list_length = 2;
+    records[rank].position = position;
+    records[rank].facts[gather::fact_budget] = 100_MiB;
+    records[rank].facts[gather::fact_depth] = 2;
+    records[rank].available_bytes = rank < 2 ? 1_GiB : 60_MiB;
+  };
+  set(0, 1, 0);
+  set(3, 1, 1);
+  set(2, 2, 0);
+  set(1, 2, 1);
+  const auto share = [&](std::size_t rank) {
+    return gather::agree_on_share(records[rank], records, [](int at) { return at / 2; });
+  };
+  CHECK(share(0).budget == 100_MiB);
+  CHECK(share(3).budget == 100_MiB);
+  CHECK(share(1).budget == 60_MiB);
+  CHECK(share(1).is_cut);
+  // Both first ranks on one host share what it has.
+  records[2].available_bytes = records[3].available_bytes = 1_GiB;
+  records[0].available_bytes = 60_MiB;
+  const auto together = gather::agree_on_share(records[0], records, [](int) { return 0; });
+  CHECK(together.budget == 30_MiB);
 }

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A group that counts what its rank is told: everything else it leaves to the group it stands for.
+
+#include <cstdint>
+#include <memory>
+
+#include "muster/sync_group.hpp"
+
+namespace bench {
+
+struct Told {
+  std::uint64_t by_rounds = 0;    ///< bytes of records, this rank's own among them
+  std::uint64_t by_messages = 0;  ///< bytes of messages to this rank
+  std::uint64_t rounds = 0;
+};
+
+class CountingGroup final : public muster::SyncGroup {
+ public:
+  explicit CountingGroup(std::shared_ptr<muster::SyncGroup> inner)
+      : SyncGroup(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()), inner_(std::move(inner)) {}
+
+  /// Since the last call.
+  Told take() { return std::exchange(told_, {}); }
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return inner_->kind(); }
+  [[nodiscard]] bool shares_memory(int rank) const override { return inner_->shares_memory(rank); }
+  [[nodiscard]] int host_of(int rank) const override { return inner_->host_of(rank); }
+  [[nodiscard]] muster::DescriptorChannel* descriptor_channel() noexcept override {
+    return inner_->descriptor_channel();
+  }
+  [[nodiscard]] std::shared_ptr<const muster::PeerLiveness> liveness(int rank) const override {
+    return inner_->liveness(rank);
+  }
+  void poison(const muster::Error& cause) noexcept override { inner_->poison(cause); }
+  [[nodiscard]] std::optional<muster::Error> failure() const override { return inner_->failure(); }
+  void progress() noexcept override { inner_->progress(); }
+
+ protected:
+  void do_barrier(const muster::WaitOptions& options) override { inner_->barrier(options); }
+  void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
+                     const muster::WaitOptions& options) override {
+    inner_->all_gather(mine, all, options);
+    told_.by_rounds += all.size();
+    ++told_.rounds;
+  }
+  void do_send(int to, std::span<const std::byte> message, const muster::WaitOptions& options) override {
+    inner_->send(to, message, options);
+  }
+  std::vector<std::byte> do_receive(int from, std::uint64_t most, const muster::WaitOptions& options) override {
+    std::vector<std::byte> message = inner_->receive(from, most, options);
+    told_.by_messages += message.size();
+    return message;
+  }
+  void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                     std::span<const int> on, const muster::WaitOptions& options) override {
+    inner_->wait_until(done, sleep, on, options);
+  }
+  std::shared_ptr<SyncGroup> do_duplicate(const muster::WaitOptions& options, Tie tie) override {
+    return tie == Tie::companion ? inner_->companion(options) : inner_->duplicate(options);
+  }
+
+ private:
+  static std::vector<muster::RankInfo> ranks_of(const muster::SyncGroup& group) {
+    std::vector<muster::RankInfo> ranks;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      ranks.push_back(group.info(rank));
+    }
+    return ranks;
+  }
+
+  std::shared_ptr<muster::SyncGroup> inner_;
+  Told told_;
+};
+
+}  // namespace bench

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors on devices, to the host and to another rank's device, beside the driver's plain copy of the same bytes in the
+// same run: page-locked memory and cuMemcpyDtoHAsync, and cuMemcpyDtoDAsync between the same devices. Two ranks: the
+// first one receives and has no tensor, the other one sends. One JSON line for each size and landing, medians in
+// seconds; `ratio` is plain / ours: how much of the plain copy's speed is left. The device is named: figures of the
+// tests' fake driver are none. Where there is no device it says so, and ends with 77. Not run on a device so far
+// (docs/devices.md).
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+#include "bench/harness/measure.hpp"
+#include "bench/harness/ranks.hpp"
+#include "muster/cuda.hpp"
+#include "muster/error.hpp"
+#include "muster/gather.hpp"
+#include "src/device/contexts.hpp"
+#include "src/device/memory_pool.hpp"
+#include "src/device/stream.hpp"
+
+namespace {
+
+using namespace muster;
+using Clock = std::chrono::steady_clock;
+
+constexpr int skipped = 77;
+
+struct Settings {
+  std::vector<std::uint64_t> bytes = {1U << 20, 16U << 20, 256U << 20, 1U << 30};
+  int repetitions = 21;
+};
+
+double seconds_of(const auto& work) {
+  const Clock::time_point begin = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Queues a copy and spins until it is done: the floor.
+double plain_copy(cuda::Stream& stream, const auto& queue) {
+  const cuda::Current current(stream.device());
+  cuda::Event event(stream.device());
+  return seconds_of([&] {
+    queue();
+    event.record(stream.handle());
+    while (!event.has_passed()) {
+    }
+  });
+}
+
+double plain_to_host(const Tensor& source, cuda::MemoryPool& pinned, cuda::Stream& stream) {
+  const cuda::Current current(stream.device());
+  const cuda::MemoryPool::Buffer target = pinned.take(source.nbytes());
+  if (!target.is_locked) throw Error(ErrorKind::no_space, "no page-locked memory for the floor");
+  return plain_copy(stream, [&] {
+    cuda::check(cuda::driver().copy_to_host(target.data.get(), cuda::device_pointer(source.data()), source.nbytes(),
+                                            stream.handle()),
+                "copying to the host");
+  });
+}
+
+double plain_to_device(const Tensor& source, const Tensor& target, cuda::Stream& stream) {
+  return plain_copy(stream, [&] {
+    cuda::check(cuda::driver().copy_on_device(cuda::device_pointer(target.data()), cuda::device_pointer(source.data()),
+                                              source.nbytes(), stream.handle()),
+                "copying to a device");
+  });
+}
+
+void run_case(bench::Meeting& meeting, SyncGroup& group, const Settings& settings, std::uint64_t bytes,
+              Landing landing) {
+  const bool sends = group.rank() == 1;
+  const int mine = sends ? 1 % cuda::device_count() : 0;
+  const auto extent = static_cast<std::int64_t>(bytes);
+  const Tensor source = cuda_allocate(DType::u8, {extent}, mine);
+  const Tensor target = cuda_allocate(DType::u8, {extent}, 0);
+  const std::shared_ptr<cuda::MemoryPool> pinned = cuda::make_pinned_pool();
+  cuda::Stream stream(mine);
+  const Config config = source;
+  const std::vector<int> ranks{0, 1};
+  GatherOptions options;
+  options.landing = landing;
+  std::vector<double> plain;
+  std::vector<double> ours;
+  const cuda::Current current(mine);
+  for (int round = -2; round < settings.repetitions; ++round) {
+    meeting.wait();
+    double copy = 0;
+    if (sends)
+      copy =
+          landing == Landing::host ? plain_to_host(source, *pinned, stream) : plain_to_device(source, target, stream);
+    meeting.wait();
+    GatheredConfigs all;
+    const double gather =
+        seconds_of([&] { all = get_configs_parallel(sends ? &config : nullptr, ranks, group, options); });
+    meeting.wait();
+    if (round < 0) continue;
+    plain.push_back(copy);
+    ours.push_back(gather);
+  }
+  if (!sends) return;
+  const double floor = bench::median(plain);
+  const double median = bench::median(ours);
+  fmt::print(
+      "{{\"device\": \"{}\", \"bytes\": {}, \"landing\": \"{}\", \"plain_seconds\": {:.6g}, \"muster_seconds\": "
+      "{:.6g}, "
+      "\"ratio\": {:.3f}}}\n",
+      cuda::device_name(mine), bytes, landing == Landing::host ? "host" : "device", floor, median, floor / median);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Tensors on devices beside the driver's plain copy");
+  app.add_option("--bytes", settings.bytes, "Of the sender's tensor")->delimiter(',');
+  app.add_option("--repetitions", settings.repetitions, "Of each size");
+  CLI11_PARSE(app, argc, argv);
+  // In a child: whoever has started the driver cannot give devices to those that it forks.
+  const bench::Mapping answer(64, bench::Mapping::Kind::shared);
+  auto& found = reinterpret_cast<int&>(answer.bytes().front());
+  bench::run_ranks(1, [&](bench::Meeting&) {
+    const std::string obstacle = cuda_obstacle();
+    if (obstacle.empty())
+      found = 1;
+    else
+      std::printf("SKIPPED: nothing was measured on a device: %s\n", obstacle.c_str());
+    std::fflush(stdout);
+  });
+  if (found == 0) return skipped;
+  const std::string key = fmt::format("device-bench-{}", Clock::now().time_since_epoch().count());
+  const bool went_well = bench::run_ranks(2, [&](bench::Meeting& meeting) {
+    const auto group = local_group({.key = key, .rank = meeting.rank(), .size = meeting.size()});
+    for (const std::uint64_t bytes : settings.bytes)
+      for (const Landing landing : {Landing::host, Landing::device})
+        run_case(meeting, *group, settings, bytes, landing);
+  });
+  return went_well ? 0 : 1;
+}

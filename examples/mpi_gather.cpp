@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program of MPI that hands its shards to rank 0: one call on a communicator, on one host or on many.
+//
+//   mpiexec -n 4 build/examples/mpi_gather
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <vector>
+
+#include "muster/gather.hpp"
+#include "muster/mpi.hpp"
+
+namespace {
+
+void gather() {
+  const std::shared_ptr<muster::SyncGroup> group = muster::mpi_group(MPI_COMM_WORLD);
+  std::vector<int> ranks(static_cast<std::size_t>(group->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+
+  const muster::Tensor shard = muster::Tensor::allocate(muster::DType::f32, {1024, 1024});
+  auto* values = reinterpret_cast<float*>(shard.mutable_data());
+  std::fill_n(values, shard.nbytes() / sizeof(float), static_cast<float>(group->rank()));
+
+  const muster::GatheredTensors shards = muster::get_tensors_parallel(shard, ranks, *group);
+  for (const auto& [rank, tensor] : shards.present())  // empty on all but the first rank
+    std::printf("rank %d on %s: %zu bytes, all %.0f\n", rank, group->info(rank).host.c_str(), tensor.nbytes(),
+                static_cast<double>(*reinterpret_cast<const float*>(tensor.data())));
+  if (group->rank() == 0) std::printf("%s\n", shards.explain().c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int level = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  try {
+    gather();
+  } catch (const std::exception& error) {
+    // MPI_Finalize would wait for whoever has died: the other ranks have the same error, and end as well.
+    std::fprintf(stderr, "mpi_gather: %s\n", error.what());
+    return 2;
+  }
+  MPI_Finalize();
+  return 0;
+}

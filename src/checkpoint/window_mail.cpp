@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/window_mail.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "muster/error.hpp"
+
+namespace muster {
+namespace {
+
+enum class MailKind : std::uint32_t { word = 1, rows = 2, stage = 3 };
+
+/// Begins every message.
+struct MailHead {
+  MailKind kind = MailKind::word;
+  std::uint32_t turn = 0;   // of the writer's windows; of a stage: files
+  std::uint64_t bytes = 0;  // of a stage
+  std::uint32_t is_last = 0;
+  std::uint32_t reserved = 0;
+};
+
+/// Begins the rows of one copy in a message; they follow one after another.
+struct RowsHead {
+  std::uint64_t to = 0;
+  std::uint64_t to_stride = 0;
+  std::uint64_t bytes = 0;  // of a row
+  std::uint64_t rows = 0;
+};
+
+template <class T>
+T head_of(std::span<const std::byte> bytes) {
+  T head;
+  if (bytes.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message about windows is too short");
+  std::memcpy(&head, bytes.data(), sizeof head);
+  return head;
+}
+
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+[[noreturn]] void refuse(int from) {
+  throw Error(ErrorKind::corrupt,
+              fmt::format("rank {} sent something else than the part of a window that was due", from), {.rank = from});
+}
+
+MailHead take_head(std::span<const std::byte> message, MailKind kind, int from) {
+  const auto head = head_of<MailHead>(message);
+  if (head.kind != kind) refuse(from);
+  return head;
+}
+
+/// Puts the rows of a message into a window.
+void place_rows(std::span<const std::byte> rows, std::span<std::byte> window, int from) {
+  while (!rows.empty()) {
+    const auto head = head_of<RowsHead>(rows);
+    rows = rows.subspan(sizeof head);
+    std::uint64_t length = 0;
+    std::uint64_t extent = 0;
+    if (head.rows == 0 || __builtin_mul_overflow(head.rows, head.bytes, &length) || length > rows.size() ||
+        __builtin_mul_overflow(head.rows - 1, head.to_stride, &extent) ||
+        __builtin_add_overflow(extent, head.bytes, &extent) || head.to > window.size() ||
+        extent > window.size() - head.to)
+      refuse(from);
+    std::byte* to = window.data() + head.to;
+    for (std::uint64_t row = 0; row < head.rows; ++row, to += head.to_stride)
+      std::memcpy(to, rows.data() + row * head.bytes, head.bytes);
+    rows = rows.subspan(length);
+  }
+}
+
+}  // namespace
+
+WindowMail::WindowMail(SyncGroup& group, const SourceReader& reader, std::uint64_t window_bytes)
+    : group_(group), reader_(reader), piece_bytes_(piece_bytes(window_bytes)) {}
+
+void WindowMail::contribute(const Step& step) {
+  const auto writer = static_cast<int>(step.writer);
+  const auto word = group_.receive(writer, sizeof(MailHead), {.phase = "export: waiting for a window"});
+  if (take_head(word, MailKind::word, writer).turn != step.turn) refuse(writer);
+  for (const CopyStep& copy : step.copies) pack(copy, step.turn, writer);
+  send_piece(step.turn, writer, true);
+}
+
+void WindowMail::collect(const Step& step, std::span<std::byte> window) {
+  const MailHead word{.kind = MailKind::word, .turn = step.turn};
+  for (const std::uint32_t sender : step.senders)
+    group_.send(static_cast<int>(sender), bytes_of(word), {.phase = "export: asking for parts of a window"});
+  for (const std::uint32_t sender : step.senders)
+    while (!take_piece(static_cast<int>(sender), step.turn, window)) {
+    }
+}
+
+void WindowMail::tell_stage(const Stage& stage) {
+  const MailHead head{.kind = MailKind::stage, .turn = stage.files, .bytes = stage.bytes};
+  group_.send(0, bytes_of(head), {.phase = "export: telling which files are complete"});
+}
+
+WindowMail::Stage WindowMail::hear_stage(int from) {
+  const auto message = group_.receive(from, sizeof(MailHead), {.phase = "export: waiting for a file to be complete"});
+  const MailHead head = take_head(message, MailKind::stage, from);
+  return {head.turn, head.bytes};
+}
+
+// As many whole rows as there is room for; a row that is longer than a message in parts.
+void WindowMail::pack(const CopyStep& copy, std::uint32_t turn, int writer) {
+  const std::uint64_t longest = piece_bytes_;
+  for (std::uint64_t row = 0; row < copy.rows;) {
+    const std::uint64_t at_once =
+        copy.bytes > longest ? 1 : std::min(copy.rows - row, longest / std::max<std::uint64_t>(copy.bytes, 1));
+    for (std::uint64_t inside = 0; inside < copy.bytes; inside += longest) {
+      CopyStep part = copy;
+      part.from += row * copy.from_stride + inside;
+      part.to = 0;
+      part.bytes = std::min(copy.bytes - inside, longest);
+      part.to_stride = part.bytes;
+      part.rows = at_once;
+      const RowsHead head{copy.to + row * copy.to_stride + inside, copy.to_stride, part.bytes, part.rows};
+      const std::uint64_t length = part.bytes * part.rows;
+      if (piece_.size() > sizeof(MailHead) && piece_.size() + sizeof head + length > sizeof(MailHead) + longest)
+        send_piece(turn, writer, false);
+      if (piece_.empty()) piece_.resize(sizeof(MailHead));
+      const auto opening = bytes_of(head);
+      piece_.insert(piece_.end(), opening.begin(), opening.end());
+      const std::size_t at = piece_.size();
+      piece_.resize(at + length);
+      reader_.copy(part, std::span(piece_).subspan(at));
+    }
+    row += at_once;
+  }
+}
+
+void WindowMail::send_piece(std::uint32_t turn, int writer, bool is_last) {
+  const MailHead head{.kind = MailKind::rows, .turn = turn, .is_last = is_last ? 1U : 0U};
+  if (piece_.empty()) piece_.resize(sizeof head);
+  std::memcpy(piece_.data(), &head, sizeof head);
+  group_.send(writer, piece_, {.phase = "export: sending parts of a window"});
+  piece_.clear();
+  group_.progress();
+}
+
+bool WindowMail::take_piece(int from, std::uint32_t turn, std::span<std::byte> window) {
+  const std::uint64_t most = sizeof(MailHead) + sizeof(RowsHead) + piece_bytes_;
+  const auto message = group_.receive(from, most, {.phase = "export: waiting for parts of a window"});
+  const MailHead head = take_head(message, MailKind::rows, from);
+  if (head.turn != turn) refuse(from);
+  place_rows(std::span(message).subspan(sizeof head), window, from);
+  group_.progress();
+  return head.is_last != 0;
+}
+
+}  // namespace muster

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The devices that this process sees, their primary contexts (which are those of the CUDA runtime), and what is known
+// of an address on them.
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+
+#include "src/device/driver.hpp"
+
+namespace muster::cuda {
+
+/// Throws as driver().
+int device_count();
+/// The primary context of a device: kept once it was asked for, until the process ends. Throws Error(argument) where
+/// there is no such device.
+Context primary_context(int device);
+/// The same on every host that sees the device; a part of a divided one (MIG) has its own.
+std::uint64_t device_identity(int device);
+/// "NVIDIA H200".
+std::string device_name(int device);
+std::uint64_t device_memory(int device);
+/// The thread's current device, where it has one.
+std::optional<int> current_device();
+
+/// Makes a device the thread's current one; the one before it comes back at the end.
+class Current {
+ public:
+  explicit Current(int device);
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+};
+
+/// For destructors: calls `work(driver)` with the device as the current one; does nothing where the driver has gone, in
+/// a forked child, and where the device cannot be reached any more.
+template <class Work>
+void on_device_if_there(int device, const Work& work) noexcept {
+  const DriverFunctions* const functions = find_driver();
+  if (functions == nullptr) return;
+  try {
+    const Current current(device);
+    work(*functions);
+  } catch (const std::exception&) {
+    // What it had went with the device.
+  }
+}
+
+/// An address on a device.
+struct Located {
+  int device = 0;
+  std::uint64_t buffer = 0;    ///< of the allocation: never used again in this process, unlike its address
+  bool is_exportable = false;  ///< other processes can open the allocation by CUDA IPC
+};
+/// None where the address is not of a device: host memory, page-locked or not, and memory that the driver moves between
+/// host and devices (cudaMallocManaged).
+std::optional<Located> locate(const void* address);
+
+struct Allocation {
+  DevicePointer base = 0;
+  std::size_t bytes = 0;
+};
+/// The whole allocation that an address is in. Throws Error(io).
+Allocation allocation_of(const void* address);
+
+inline DevicePointer device_pointer(const void* address) noexcept {
+  return static_cast<DevicePointer>(reinterpret_cast<std::uintptr_t>(address));
+}
+inline std::byte* address_of(DevicePointer pointer) noexcept {
+  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(pointer));
+}
+
+}  // namespace muster::cuda

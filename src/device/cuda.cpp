@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public calls of libmuster-cuda.
+
+#include "muster/cuda.hpp"
+
+#include <fmt/format.h>
+
+#include "muster/error.hpp"
+#include "muster/sync_group.hpp"
+#include "src/device/copy_queue.hpp"
+#include "src/device/nccl.hpp"
+#include "src/device/pitched.hpp"
+#include "src/device/staging.hpp"
+
+namespace muster {
+using namespace cuda;
+
+bool cuda_available() noexcept {
+  return find_driver() != nullptr;
+}
+
+std::string cuda_obstacle() {
+  std::string reason;
+  if (find_driver(&reason) != nullptr) return {};
+  return reason.empty() ? "the CUDA driver cannot be used" : reason;
+}
+
+TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides) {
+  if (byte_size(dtype, shape) == 0) return {dtype, std::move(shape), data, std::move(strides)};
+  const auto located = locate(data);
+  if (!located)
+    throw Error(ErrorKind::argument,
+                fmt::format("the address of a tensor of shape {} is not one of a device: for host memory make a "
+                            "TensorView; managed memory has to be copied to one of both first",
+                            to_string(shape)));
+  return {dtype, std::move(shape), data, std::move(strides), {Device::Kind::cuda, located->device}};
+}
+
+Tensor cuda_allocate(DType dtype, Shape shape, int device) {
+  const std::size_t bytes = byte_size(dtype, shape);
+  if (bytes == 0) return {TensorView(dtype, std::move(shape), nullptr, {}, {Device::Kind::cuda, device}), nullptr};
+  const Current current(device);
+  DevicePointer pointer = 0;
+  check(driver().allocate(&pointer, bytes), fmt::format("allocating {} bytes on cuda:{}", bytes, device));
+  const std::shared_ptr<const void> owner(address_of(pointer), [device](const std::byte* memory) {
+    on_device_if_there(device, [&](const DriverFunctions& functions) { functions.free(device_pointer(memory)); });
+  });
+  return {TensorView(dtype, std::move(shape), address_of(pointer), {}, {Device::Kind::cuda, device}), owner};
+}
+
+Tensor copy_to_host(const TensorView& tensor) {
+  if (tensor.device().is_host() || tensor.nbytes() == 0) return Tensor::copy_of(tensor);
+  (void)require_pitched(tensor);
+  Tensor copy = Tensor::allocate(tensor.dtype(), tensor.shape());
+  // Of one rank: it has the deadline that all waits have.
+  const std::shared_ptr<SyncGroup> group = single_group();
+  CopyQueue queue(tensor.device().index);
+  queue.keep(copy.owner());
+  queue.follow_caller();
+  queue.to_host(tensor, copy.mutable_data());
+  queue.finish(*group, {.phase = "copy_to_host"});
+  return copy;
+}
+
+Config config_to_host(const Config& config) {
+  // Never destroyed: what goes at exit may still give back to it.
+  static const auto* const pinned = new std::shared_ptr<MemoryPool>(make_pinned_pool());
+  DeviceState state;
+  state.pinned = *pinned;
+  HostCopy copy(config, state);
+  copy.start();
+  const std::shared_ptr<SyncGroup> group = single_group();
+  copy.finish(*group, {.phase = "copy_to_host"});
+  return copy.take();
+}
+
+Tensor copy_to_device(const TensorView& tensor, int device) {
+  if (!tensor.is_contiguous()) return copy_to_device(Tensor::copy_of(tensor).view(), device);
+  Tensor copy = cuda_allocate(tensor.dtype(), tensor.shape(), device);
+  if (tensor.nbytes() == 0) return copy;
+  const std::shared_ptr<SyncGroup> group = single_group();
+  CopyQueue queue(device);
+  queue.keep(copy.owner());
+  queue.follow_caller();
+  queue.to_device(tensor.host_data(), device_pointer(copy.data()), tensor.nbytes());
+  queue.finish(*group, {.phase = "copy_to_device"});
+  return copy;
+}
+
+CudaStreamScope::CudaStreamScope(CUstream_st* stream) {
+  const NamedStream before = name_stream({stream, current_device().value_or(0)});
+  before_ = before.handle;
+  before_device_ = before.device;
+}
+
+CudaStreamScope::~CudaStreamScope() {
+  name_stream({before_, before_device_});
+}
+
+CudaReport examine_cuda() {
+  CudaReport report;
+  report.obstacle = cuda_obstacle();
+  if (report.obstacle.empty()) {
+    int version = 0;
+    check(driver().driver_version(&version), "asking the CUDA driver for its version");
+    report.driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+    for (int device = 0; device < device_count(); ++device)
+      report.devices.push_back(fmt::format("cuda:{} {}, {:.1f} GiB", device, device_name(device),
+                                           static_cast<double>(device_memory(device)) / (1 << 30)));
+  }
+  if (find_nccl(&report.nccl_obstacle) != nullptr) report.nccl = nccl_version();
+  return report;
+}
+
+}  // namespace muster

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/device/device_transfer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "src/device/pitched.hpp"
+#include "src/sync/descriptor_channel.hpp"
+
+namespace muster::cuda {
+
+using gather::Call;
+using gather::Record;
+
+namespace {
+
+/// Underneath, the call is one of host tensors: options that are about devices are not for it.
+Call call_underneath(const Call& call) {
+  Call inner = call;
+  inner.filler = nullptr;
+  return inner;
+}
+
+bool shares_memory_with_first(const Call& call) {
+  return call.group->descriptor_channel() != nullptr && call.group->shares_memory(call.first());
+}
+
+}  // namespace
+
+const gather::RouteDriver* route_underneath(const Call& call) {
+  for (const Route route : {Route::local, Route::shm, Route::mpi, Route::workspace}) {
+    const gather::RouteDriver* driver = gather::RouteTable::instance().find(route);
+    if (driver != nullptr && driver->is_usable(call)) return driver;
+  }
+  return nullptr;
+}
+
+DeviceTransfer::DeviceTransfer(const Call& call)
+    : call_(call), state_(device_state_of(*call.group)), filler_(call, *state_), inner_call_(call_underneath(call)) {
+  const gather::RouteDriver* driver = route_underneath(call_);
+  if (driver == nullptr) throw Error(ErrorKind::unsupported, "no route reaches all ranks of the list");
+  if (call_.value != nullptr) {
+    check_places(*call_.value);
+    visit_device_tensors(*call_.value, [&](const Tensor&) { has_device_tensors_ = true; });
+  }
+  if (has_device_tensors_ && call_.is_sender()) {
+    if (driver->route() != Route::workspace && shares_memory_with_first(call_)) {
+      visit_device_tensors(*call_.value, [](const Tensor& tensor) { (void)require_pitched(tensor.view()); });
+      inner_call_.filler = &filler_;
+    } else {
+      staged_.emplace(*call_.value, *state_);
+      inner_call_.value = &staged_->tree();
+    }
+  }
+  inner_ = driver->begin(inner_call_);
+}
+
+DeviceTransfer::~DeviceTransfer() {
+  if (is_committed_) return;
+  // NCCL first: a stream that waits for a rank that is gone would never be idle.
+  state_->nccl.clear();
+  state_->drop_queues();
+}
+
+DeviceFacts DeviceTransfer::own_facts() const {
+  DeviceFacts facts;
+  facts.is_known = true;
+  facts.landing = call_.options->landing;
+  facts.has_tensors = has_device_tensors_;
+  facts.forced = forced_way();
+  if (!lands_on_device()) return facts;
+  facts.sees_first = call_.is_sender() && shares_memory_with_first(call_) &&
+                     call_.group->info(call_.group->rank()).pid != call_.group->info(call_.first()).pid;
+  facts.has_nccl = find_nccl() != nullptr;
+  facts.is_exportable = facts.is_contiguous = true;
+  std::optional<int> device;
+  visit_device_tensors(*call_.value, [&](const Tensor& tensor) {
+    const auto located = locate(tensor.data());
+    facts.is_exportable = facts.is_exportable && tensor.view().is_contiguous() && located && located->is_exportable;
+    facts.is_contiguous = facts.is_contiguous && tensor.view().is_contiguous() &&
+                          device.value_or(tensor.device().index) == tensor.device().index;
+    device = tensor.device().index;
+  });
+  if (device) facts.device = device_identity(*device);
+  return facts;
+}
+
+void DeviceTransfer::offer(Record& record) {
+  inner_->offer(record);
+  if (!has_device_tensors_) return;
+  const DeviceFacts facts = own_facts();
+  put_facts(facts, record);
+  record.closes = true;
+  // The first time shared memory is counted, because it may have to be staged after all.
+  if (lands_on_device() && facts.sees_first && facts.is_exportable && facts.forced.value_or(Way::ipc) == Way::ipc &&
+      state_->takers.contains(call_.first()))
+    record.fresh_bytes = 0;
+}
+
+std::vector<int> DeviceTransfer::nccl_members(std::span<const Way> ways) const {
+  std::vector<int> members{call_.first()};
+  for (std::size_t at = 1; at < ways.size(); ++at)
+    if (ways[at] == Way::nccl) members.push_back(call_.list[at]);
+  return members;
+}
+
+void DeviceTransfer::move(std::span<const Record> records, ExchangeReport& report) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<DeviceFacts> facts;
+  for (const int rank : call_.list) facts.push_back(get_facts(records[static_cast<std::size_t>(rank)]));
+  const std::vector<Way> ways = choose_ways(facts);
+  const Way way = ways[call_.position];
+  if (call_.is_first())
+    receive(ways, records, report);
+  else
+    send(way, ways, records, report);
+  if (manner_.empty()) return;
+  report.phases.push_back(
+      {"device: " + manner_, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
+       call_.is_sender() ? records[static_cast<std::size_t>(call_.group->rank())].moving_bytes : 0, 1, 0});
+}
+
+void DeviceTransfer::stage(std::span<const Record> records, ExchangeReport& report) {
+  if (staged_) {
+    staged_->start();
+    staged_->finish(*call_.group, call_.wait("gather: copying from devices"));
+  }
+  inner_->move(records, report);
+  manner_ = staged_ ? "page-locked memory, sent on" : filler_.manner();
+}
+
+void DeviceTransfer::send(Way way, std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report) {
+  DeviceSending sending(call_, *state_);
+  switch (way) {
+    case Way::nothing:
+      return inner_->move(records, report);
+    case Way::staging:
+      return stage(records, report);
+    case Way::ipc:
+      if (!sending.by_ipc()) {
+        state_->takers.erase(call_.first());
+        return stage(records, report);
+      }
+      state_->takers.insert(call_.first());
+      manner_ = "CUDA IPC";
+      return;
+    case Way::nccl: {
+      const std::vector<int> members = nccl_members(ways);
+      sending.by_nccl(members);
+      manner_ = "NCCL";
+      return;
+    }
+  }
+}
+
+void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report) {
+  std::optional<Error> failure;
+  const auto attempt = [&](const auto& work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      if (call_.group->failure()) throw;
+      if (!failure) failure = error;
+    } catch (const std::bad_alloc&) {
+      if (!failure) failure = Error(ErrorKind::no_space, "out of memory");
+    }
+  };
+  if (!lands_on_device()) {
+    attempt([&] {
+      if (!has_device_tensors_) return;
+      staged_.emplace(*call_.value, *state_);
+      staged_->start();
+    });
+    // What the others send is taken in, whatever is wrong with this rank's own.
+    attempt([&] { inner_->move(records, report); });
+    attempt([&] {
+      if (failure || !staged_) return;
+      staged_->finish(*call_.group, call_.wait("gather: copying from devices"));
+      own_ = staged_->take();
+      manner_ = "own tensors to page-locked memory";
+    });
+    if (failure) throw *failure;
+    return;
+  }
+  std::optional<int> device;
+  if (call_.value != nullptr)
+    visit_device_tensors(*call_.value, [&](const Tensor& tensor) {
+      if (!device) device = tensor.device().index;
+    });
+  if (!device && std::ranges::any_of(ways, [](Way way) { return way != Way::nothing; })) {
+    // Also where there is no driver: then staged senders must not wait for ever.
+    attempt([&] { device = current_device().value_or(0); });
+  }
+  std::vector<Record> left(records.begin(), records.end());
+  const auto record_at = [&](std::size_t at) -> Record& { return left[static_cast<std::size_t>(call_.list[at])]; };
+  landing_.emplace(call_, *state_, device.value_or(0));
+  if (call_.options->own == Own::copy && has_device_tensors_) attempt([&] { own_ = landing_->copy_of(*call_.value); });
+  std::vector<std::size_t> by_nccl;
+  for (std::size_t at = 1; at < ways.size(); ++at) {
+    if (ways[at] == Way::nccl) by_nccl.push_back(at);
+    if (ways[at] != Way::ipc) continue;
+    bool is_taken = true;
+    attempt([&] { is_taken = landing_->take_ipc(at, record_at(at)); });
+    if (is_taken) record_at(at).has_value = false;
+  }
+  if (!by_nccl.empty()) {
+    attempt([&] { landing_->take_nccl(by_nccl, records); });
+    for (const std::size_t at : by_nccl) record_at(at).has_value = false;
+  }
+  attempt([&] {
+    for (std::size_t at = 1; at < ways.size(); ++at)
+      if (ways[at] != Way::nothing && record_at(at).has_value) landing_->reserve(at, record_at(at).moving_bytes);
+  });
+  attempt([&] { inner_->move(left, report); });
+  attempt([&] { landing_->finish(); });
+  if (failure) throw *failure;
+  manner_ = "landing on cuda:" + std::to_string(device.value_or(0));
+}
+
+void DeviceTransfer::commit() noexcept {
+  inner_->commit();
+  is_committed_ = true;
+}
+
+std::vector<std::optional<Config>> DeviceTransfer::deliver() {
+  std::vector<std::optional<Config>> entries = inner_->deliver();
+  if (landing_) {
+    try {
+      std::vector<std::optional<Config>> staged(entries.size());
+      for (std::size_t at = 1; at < entries.size(); ++at)
+        if (entries[at]) staged[at] = landing_->upload(at, *entries[at]);
+      landing_->finish();
+      // Only now are the slots given back that the copies came from.
+      entries = std::move(staged);
+      landing_->deliver(entries);
+    } catch (const Error& error) {
+      // The others have closed the exchange: they hear of it at their next call.
+      call_.group->poison(error);
+      is_committed_ = false;
+      throw call_.group->failure().value_or(error);
+    }
+  }
+  if (own_) entries.front() = std::move(own_);
+  return entries;
+}
+
+std::uint64_t DeviceTransfer::pool_bytes() const noexcept {
+  return inner_->pool_bytes() + state_->bytes();
+}
+
+namespace {
+
+class DeviceRoute final : public gather::RouteDriver {
+ public:
+  [[nodiscard]] Route route() const noexcept override { return Route::device; }
+  [[nodiscard]] bool is_usable(const Call& call) const override {
+    return call.operation != gather::Operation::merge && call.operation != gather::Operation::stream &&
+           call.options->workspace_path.empty() && route_underneath(call) != nullptr;
+  }
+  [[nodiscard]] std::string obstacle(const Call& call) const override {
+    if (call.operation == gather::Operation::merge || call.operation == gather::Operation::stream)
+      return "it is for gathers of configs and tensors: config_to_host() (muster/cuda.hpp) first";
+    if (!call.options->workspace_path.empty()) return "a workspace_path is given, and files take tensors of the host";
+    return "what comes from devices is carried by shared memory, MPI or a workspace, and the ranks have none of them "
+           "in "
+           "common";
+  }
+  [[nodiscard]] std::string reason(const Call& call) const override {
+    return call.options->landing == Landing::device ? "tensors are on devices, and land on the first rank's"
+                                                    : "tensors are on devices, and land in host memory";
+  }
+  std::unique_ptr<gather::Proof> prove(const Call& call, Record& record) const override {
+    const gather::RouteDriver* const underneath = route_underneath(call);
+    return underneath == nullptr ? nullptr : underneath->prove(call, record);
+  }
+  std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
+    return std::make_unique<DeviceTransfer>(call);
+  }
+  [[nodiscard]] bool moves(const TensorView&) const override { return true; }
+  std::uint64_t settle(SyncGroup& group, Keep keep) const override {
+    DeviceState& state = *device_state_of(group);
+    const std::uint64_t bytes = state.bytes();
+    return keep == Keep::nothing ? bytes - state.trim() : bytes;
+  }
+  std::uint64_t trim(SyncGroup& group) const override { return device_state_of(group)->trim(); }
+  void clean_up(SyncGroup& group) const noexcept override {
+    DeviceState& state = *device_state_of(group);
+    state.nccl.clear();
+    state.drop_queues();
+    state.opened.close_all();
+  }
+};
+
+// A program that has this library has the route.
+const bool is_registered = [] {
+  gather::RouteTable::instance().add(make_device_route());
+  return true;
+}();
+
+}  // namespace
+
+std::unique_ptr<gather::RouteDriver> make_device_route() {
+  return std::make_unique<DeviceRoute>();
+}
+
+}  // namespace muster::cuda

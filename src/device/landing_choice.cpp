@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/device/landing_choice.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "muster/error.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::cuda {
+namespace {
+
+// Of facts[1].
+enum Bit : unsigned {
+  bit_known,
+  bit_lands_on_device,
+  bit_has_tensors,
+  bit_sees_first,
+  bit_exportable,
+  bit_contiguous,
+  bit_nccl,
+  bit_forced,  // and two bits with the way
+};
+
+bool can_go_by_ipc(const DeviceFacts& sender) {
+  return sender.sees_first && sender.is_exportable;
+}
+
+/// Whether these ranks and the first can be one NCCL communicator, which wants a device for each.
+bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts,
+                    std::span<const std::size_t> senders) {
+  std::set<std::uint64_t> devices{first.device};
+  if (!first.has_nccl || first.device == 0) return false;
+  return std::ranges::all_of(senders, [&](std::size_t at) {
+    const DeviceFacts& sender = facts[at];
+    return sender.has_nccl && sender.is_contiguous && sender.device != 0 && devices.insert(sender.device).second;
+  });
+}
+
+[[noreturn]] void refuse_forced(Way way, std::size_t position) {
+  const char* const why = way == Way::ipc
+                              ? "it needs ranks of one host, in processes of their own, and contiguous tensors from "
+                                "cudaMalloc (memory pools cannot be exported)"
+                              : "it needs NCCL (libnccl.so.2) on all ranks, tensors of one device a rank that are "
+                                "contiguous, a device for each rank, and one on the first rank, too";
+  throw Error(
+      ErrorKind::unsupported,
+      fmt::format("MUSTER_DEVICE_WAY is {}, which the rank at place {} of the list cannot: {}; unset it, or set it "
+                  "to staging",
+                  to_string(way), position, why));
+}
+
+}  // namespace
+
+std::string_view to_string(Way way) noexcept {
+  switch (way) {
+    case Way::nothing:
+      return "nothing";
+    case Way::staging:
+      return "staging";
+    case Way::ipc:
+      return "ipc";
+    case Way::nccl:
+      return "nccl";
+  }
+  return "unknown";
+}
+
+void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {
+  const auto bit = [](bool is_set, Bit at) { return is_set ? std::uint64_t{1} << at : 0; };
+  record.facts[0] = facts.device;
+  record.facts[1] = bit(facts.is_known, bit_known) | bit(facts.landing == Landing::device, bit_lands_on_device) |
+                    bit(facts.has_tensors, bit_has_tensors) | bit(facts.sees_first, bit_sees_first) |
+                    bit(facts.is_exportable, bit_exportable) | bit(facts.is_contiguous, bit_contiguous) |
+                    bit(facts.has_nccl, bit_nccl) | bit(facts.forced.has_value(), bit_forced) |
+                    static_cast<std::uint64_t>(facts.forced.value_or(Way::nothing)) << (bit_forced + 1);
+}
+
+DeviceFacts get_facts(const gather::Record& record) noexcept {
+  const auto has = [&](Bit at) { return (record.facts[1] >> at & 1) != 0; };
+  DeviceFacts facts;
+  facts.device = record.facts[0];
+  facts.is_known = has(bit_known);
+  facts.landing = has(bit_lands_on_device) ? Landing::device : Landing::host;
+  facts.has_tensors = has(bit_has_tensors);
+  facts.sees_first = has(bit_sees_first);
+  facts.is_exportable = has(bit_exportable);
+  facts.is_contiguous = has(bit_contiguous);
+  facts.has_nccl = has(bit_nccl);
+  if (has(bit_forced)) facts.forced = static_cast<Way>(record.facts[1] >> (bit_forced + 1) & 3);
+  return facts;
+}
+
+std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
+  std::vector<Way> ways(facts.size(), Way::nothing);
+  const auto known = std::ranges::find(facts, true, &DeviceFacts::is_known);
+  if (known == facts.end()) return ways;
+  for (std::size_t at = 0; at < facts.size(); ++at) {
+    if (!facts[at].is_known) continue;
+    if (facts[at].landing != known->landing)
+      throw Error(ErrorKind::rank_mismatch,
+                  "the ranks of the list want tensors to land in different places (GatherOptions::landing): set it to "
+                  "the same on all");
+    if (facts[at].forced != known->forced)
+      throw Error(ErrorKind::rank_mismatch,
+                  "MUSTER_DEVICE_WAY differs among the ranks of the list: set it to the same");
+  }
+  std::vector<std::size_t> senders;
+  for (std::size_t at = 1; at < facts.size(); ++at)
+    if (facts[at].has_tensors) senders.push_back(at);
+  for (const std::size_t at : senders) ways[at] = Way::staging;
+  const std::optional<Way> forced = known->forced;
+  if (known->landing == Landing::host || forced == Way::staging) return ways;
+  if (forced == Way::ipc) {
+    for (const std::size_t at : senders) {
+      if (!can_go_by_ipc(facts[at])) refuse_forced(Way::ipc, at);
+      ways[at] = Way::ipc;
+    }
+    return ways;
+  }
+  std::vector<std::size_t> remote;
+  for (const std::size_t at : senders) {
+    if (forced != Way::nccl && facts[at].sees_first) {
+      if (can_go_by_ipc(facts[at])) ways[at] = Way::ipc;
+    } else {
+      remote.push_back(at);
+    }
+  }
+  if (remote.empty()) return ways;
+  if (can_go_by_nccl(facts.front(), facts, remote)) {
+    for (const std::size_t at : remote) ways[at] = Way::nccl;
+  } else if (forced == Way::nccl) {
+    refuse_forced(Way::nccl, remote.front());
+  }
+  return ways;
+}
+
+std::optional<Way> forced_way() {
+  const auto name = os::environment("MUSTER_DEVICE_WAY");
+  if (!name) return std::nullopt;
+  for (const Way way : {Way::staging, Way::ipc, Way::nccl})
+    if (*name == to_string(way)) return way;
+  throw Error(ErrorKind::argument, "MUSTER_DEVICE_WAY is '" + *name + "': it must be staging, ipc or nccl");
+}
+
+}  // namespace muster::cuda

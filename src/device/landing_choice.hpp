@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How each sender's tensors get to the first rank, decided from what all ranks of the list have said: a pure function,
+// the same on all of them. The table of docs/devices.md.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/gather.hpp"
+#include "src/gather/record.hpp"
+
+namespace muster::cuda {
+
+enum class Way : std::uint8_t {
+  nothing,  ///< the rank has no tensors
+  staging,  ///< through host memory: what the route without devices would do, from page-locked memory
+  ipc,      ///< the first rank's device copies from the sender's (CUDA IPC)
+  nccl,     ///< NCCL between devices
+};
+std::string_view to_string(Way way) noexcept;
+
+/// What a rank knows of itself before round 1. Travels in Record::facts.
+struct DeviceFacts {
+  bool is_known = false;  ///< false of a rank without tensors: it has not said anything
+  Landing landing = Landing::host;
+  bool has_tensors = false;
+  bool sees_first = false;     ///< shares memory with the list's first rank, in another process
+  bool is_exportable = false;  ///< contiguous, and in allocations that CUDA IPC can export
+  bool is_contiguous = false;  ///< and on one device
+  bool has_nccl = false;
+  std::optional<Way> forced = {};  ///< MUSTER_DEVICE_WAY
+  std::uint64_t device = 0;        ///< identity of the device that the tensors are on, or shall land on
+  friend bool operator==(const DeviceFacts&, const DeviceFacts&) = default;
+};
+
+void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept;
+DeviceFacts get_facts(const gather::Record& record) noexcept;
+
+/// One way for each rank of the list, by position; the first rank's own is `nothing`. Where tensors land on the host,
+/// all are staged. On a device: by IPC from ranks that the first one shares memory with; by NCCL from all others, where
+/// each has a device of its own and NCCL is there on all; the rest is staged. Throws Error(rank_mismatch) where ranks
+/// want different landings or force different ways, Error(unsupported) where a forced way cannot be.
+std::vector<Way> choose_ways(std::span<const DeviceFacts> facts);
+
+/// MUSTER_DEVICE_WAY: staging, ipc or nccl. Throws Error(argument) on another value.
+std::optional<Way> forced_way();
+
+}  // namespace muster::cuda

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first rank's side of a landing on its device.
+
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "muster/log.hpp"
+#include "src/device/landing.hpp"
+#include "src/device/landing_messages.hpp"
+#include "src/device/staging.hpp"
+#include "src/device/waiting.hpp"
+
+namespace muster::cuda {
+namespace {
+
+constexpr const char* phase = "gather: landing on a device";
+
+struct Offer {
+  OfferHeader header;
+  std::vector<Export> exports;
+  std::vector<std::uint64_t> gone;
+  std::vector<std::byte> body;
+};
+
+/// The most that an offer with a descriptor of `bytes` can have: places are two more numbers for each tensor.
+std::uint64_t most_offer_bytes(std::uint64_t bytes) {
+  return sizeof(OfferHeader) + most_exports * (sizeof(Export) + sizeof(std::uint64_t)) + 16 * bytes;
+}
+
+Offer receive_offer(const gather::Call& call, int sender, std::uint64_t descriptor_bytes) {
+  const std::vector<std::byte> message = receive_of(call, sender, most_offer_bytes(descriptor_bytes), phase);
+  MessageReader reader(message);
+  Offer offer;
+  offer.header = reader.take<OfferHeader>();
+  if (offer.header.has_failed != 0) return offer;
+  for (std::uint32_t i = 0; i < offer.header.exports; ++i) offer.exports.push_back(reader.take<Export>());
+  for (std::uint32_t i = 0; i < offer.header.gone; ++i) offer.gone.push_back(reader.take<std::uint64_t>());
+  offer.body.assign(reader.rest().begin(), reader.rest().end());
+  if (offer.body.size() != offer.header.body_bytes ||
+      XXH3_64bits(offer.body.data(), offer.body.size()) != offer.header.body_hash)
+    throw Error(ErrorKind::corrupt, "a descriptor is not the one that was announced");
+  return offer;
+}
+
+}  // namespace
+
+Tensor DeviceLanding::landed(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer, std::uint64_t offset,
+                             std::uint64_t bytes) const {
+  const std::byte* const data = bytes == 0 ? nullptr : buffer.data.get() + offset;
+  return {TensorView(dtype, shape, data, {}, {Device::Kind::cuda, device_}), buffer.data};
+}
+
+void DeviceLanding::begin() {
+  if (has_begun_) return;
+  // Memory of an earlier result is used again: what the caller has queued to read it comes first.
+  state_.queue(device_).follow_caller();
+  has_begun_ = true;
+}
+
+bool DeviceLanding::take_ipc(std::size_t position, const gather::Record& record) {
+  const int sender = call_.list[position];
+  Answer answer{.exchange = call_.number};
+  const auto reply = [&] { call_.group->send(sender, std::as_bytes(std::span(&answer, 1)), call_.wait(phase)); };
+  std::string obstacle;
+  try {
+    const Offer offer = receive_offer(call_, sender, record.descriptor_bytes);
+    if (offer.header.has_failed != 0) {
+      // Its own words come with round 2; it waits for no answer.
+      return true;
+    }
+    state_.opened.close(sender, offer.gone);
+    std::vector<DevicePointer> opened;
+    try {
+      for (const Export& exported : offer.exports) opened.push_back(state_.opened.open(sender, exported, device_));
+    } catch (const Error& error) {
+      obstacle = error.what();
+    }
+    if (!obstacle.empty()) {
+      log(LogLevel::info,
+          fmt::format("rank {}: what rank {} sends is staged: {}", call_.group->rank(), sender, obstacle));
+      answer.verdict = Verdict::stage;
+      reply();
+      return false;
+    }
+    begin();
+    Parcel parcel;
+    parcel.position = position;
+    parcel.buffer = state_.memory_of(device_).take(record.moving_bytes);
+    CopyQueue& queue = state_.queue(device_);
+    queue.keep(parcel.buffer.data);
+    core::SlotLayout layout;
+    parcel.config = core::decode_descriptor(
+        offer.body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::Place place) -> Tensor {
+          const std::uint64_t to = layout.place(bytes);
+          if (bytes != 0) {
+            if (place.segment == 0 || place.segment > opened.size())
+              throw Error(ErrorKind::corrupt, "a tensor is in no allocation that was offered");
+            const Export& exported = offer.exports[place.segment - 1];
+            if (place.offset > exported.bytes || bytes > exported.bytes - place.offset || to > parcel.buffer.bytes ||
+                bytes > parcel.buffer.bytes - to)
+              throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+            queue.on_device(opened[place.segment - 1] + place.offset, device_pointer(parcel.buffer.data.get()) + to,
+                            bytes);
+          }
+          return landed(dtype, shape, parcel.buffer, to, bytes);
+        });
+    parcels_.push_back(std::move(parcel));
+    answer.verdict = Verdict::taken;
+  } catch (const Error& error) {
+    if (call_.group->failure()) throw;
+    reply();
+    throw error.with_context(fmt::format("taking what rank {} has on its device", sender));
+  } catch (const std::bad_alloc&) {
+    reply();
+    throw;
+  }
+  reply();
+  return true;
+}
+
+void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<const gather::Record> records) {
+  std::vector<int> members{call_.first()};
+  for (const std::size_t position : positions) members.push_back(call_.list[position]);
+  NcclLists::Entry& entry = state_.nccl.of(members);
+  std::optional<Error> failure;
+  std::vector<bool> waits(positions.size(), true);  // for an answer
+  std::vector<Parcel> parcels;
+  bool is_known = entry.communicator != nullptr;
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const int sender = call_.list[positions[i]];
+    const gather::Record& record = records[static_cast<std::size_t>(sender)];
+    // Every offer is taken, even when one of them is bad.
+    try {
+      const Offer offer = receive_offer(call_, sender, record.descriptor_bytes);
+      if (offer.header.has_failed != 0) {
+        waits[i] = false;
+        continue;
+      }
+      is_known = is_known && offer.header.communicator == entry.number;
+      entry.number = std::max(entry.number, offer.header.communicator);
+      Parcel parcel;
+      parcel.position = positions[i];
+      parcel.buffer = state_.memory_of(device_).take(record.moving_bytes);
+      core::SlotLayout layout;
+      parcel.config = core::decode_descriptor(
+          offer.body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::Place) -> Tensor {
+            const std::uint64_t to = layout.place(bytes);
+            if (to > parcel.buffer.bytes || bytes > parcel.buffer.bytes - to)
+              throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+            if (bytes != 0) parcel.places.emplace_back(to, bytes);
+            return landed(dtype, shape, parcel.buffer, to, bytes);
+          });
+      parcels.push_back(std::move(parcel));
+    } catch (const std::bad_alloc&) {
+      if (!failure) failure = Error(ErrorKind::no_space, "out of memory");
+    } catch (const Error& error) {
+      if (call_.group->failure()) throw;
+      if (!failure) failure = error.with_context(fmt::format("taking what rank {} has on its device", sender));
+    }
+  }
+  const bool is_well = !failure && std::ranges::find(waits, false) == waits.end();
+  Answer answer{.exchange = call_.number, .verdict = is_well ? Verdict::taken : Verdict::failed};
+  if (is_well && !is_known) {
+    answer.is_new = 1;
+    answer.id = make_nccl_id();
+    ++entry.number;
+  }
+  answer.communicator = entry.number;
+  answer.size = static_cast<std::int32_t>(members.size());
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    answer.rank = static_cast<std::int32_t>(i + 1);
+    if (waits[i]) call_.group->send(members[i + 1], std::as_bytes(std::span(&answer, 1)), call_.wait(phase));
+  }
+  if (failure) throw *failure;
+  if (!is_well) return;  // the words of whoever has failed come with round 2
+  const Current current(device_);
+  const std::span<const int> senders = std::span<const int>(members).subspan(1);
+  if (answer.is_new != 0) {
+    entry.communicator.reset();
+    entry.communicator = std::make_unique<Communicator>(answer.size, 0, answer.id);
+    wait_for_device(
+        *call_.group, [&] { return entry.communicator->is_ready(); }, "NCCL to meet the other ranks", call_.wait(phase),
+        senders);
+  }
+  receive_parcels(parcels, *entry.communicator, senders);
+  std::ranges::move(parcels, std::back_inserter(parcels_));
+}
+
+void DeviceLanding::receive_parcels(std::vector<Parcel>& parcels, Communicator& communicator,
+                                    std::span<const int> senders) {
+  begin();
+  CopyQueue& queue = state_.queue(device_);
+  std::size_t most = 0;
+  for (const Parcel& parcel : parcels) {
+    most = std::max(most, parcel.places.size());
+    queue.keep(parcel.buffer.data);
+  }
+  for (std::size_t at = 0; at < most; at += nccl_batch) {
+    communicator.begin_batch();
+    for (std::size_t i = 0; i < parcels.size(); ++i)
+      for (std::size_t k = at; k < std::min(parcels[i].places.size(), at + nccl_batch); ++k)
+        communicator.receive(device_pointer(parcels[i].buffer.data.get()) + parcels[i].places[k].first,
+                             parcels[i].places[k].second, static_cast<int>(i + 1), queue.stream());
+    communicator.end_batch();
+    wait_for_device(
+        *call_.group, [&] { return communicator.is_ready(); }, "NCCL to receive", call_.wait(phase), senders);
+    queue.mark();
+  }
+  queue.finish(*call_.group, call_.wait(phase), senders);
+}
+
+void DeviceLanding::reserve(std::size_t position, std::uint64_t bytes) {
+  begin();
+  reserved_.emplace_back(position, state_.memory_of(device_).take(bytes));
+  state_.queue(device_).keep(reserved_.back().second.data);
+}
+
+Config DeviceLanding::upload(std::size_t position, const Config& tree) {
+  const auto found = std::ranges::find(reserved_, position, [](const auto& item) { return item.first; });
+  const MemoryPool::Buffer buffer = found == reserved_.end() ? MemoryPool::Buffer{} : found->second;
+  core::SlotLayout layout;
+  CopyQueue& queue = state_.queue(device_);
+  return with_all_tensors(tree, [&](const Tensor& tensor) {
+    const std::uint64_t to = layout.place(tensor.nbytes());
+    if (tensor.nbytes() == 0) return tensor;
+    if (to > buffer.bytes || tensor.nbytes() > buffer.bytes - to)
+      throw Error(ErrorKind::corrupt, "a rank has sent more than it announced");
+    queue.to_device(tensor.bytes().data(), device_pointer(buffer.data.get()) + to, tensor.nbytes());
+    return landed(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
+  });
+}
+
+Config DeviceLanding::copy_of(const Config& tree) {
+  core::SlotLayout sizes;
+  visit_device_tensors(tree, [&](const Tensor& tensor) { sizes.place(tensor.nbytes()); });
+  if (sizes.size() == 0) return tree;
+  begin();
+  const MemoryPool::Buffer buffer = state_.memory_of(device_).take(sizes.size());
+  CopyQueue& queue = state_.queue(device_);
+  queue.keep(buffer.data);
+  core::SlotLayout layout;
+  return with_tensors(tree, [&](const Tensor& tensor) {
+    if (!tensor.view().is_contiguous())
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("a strided tensor of shape {} on {} cannot be copied from device to device: make it contiguous "
+                      "there first, or borrow it (Own::borrow)",
+                      to_string(tensor.shape()), to_string(tensor.device())));
+    const std::uint64_t to = layout.place(tensor.nbytes());
+    queue.on_device(device_pointer(tensor.data()), device_pointer(buffer.data.get()) + to, tensor.nbytes());
+    return landed(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
+  });
+}
+
+void DeviceLanding::finish() {
+  if (!has_begun_) return;
+  state_.queue(device_).finish(*call_.group, call_.wait(phase));
+  state_.opened.close_surplus();
+}
+
+void DeviceLanding::deliver(std::vector<std::optional<Config>>& entries) {
+  for (Parcel& parcel : parcels_) entries[parcel.position] = std::move(parcel.config);
+  parcels_.clear();
+}
+
+}  // namespace muster::cuda

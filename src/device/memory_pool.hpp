@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Memory that costs much to get (page-locked, or of a device), used again. Thread-safe; buffers go back to their pool
+// when nobody holds them, and outlive it.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace muster::cuda {
+
+class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
+ public:
+  struct Block {
+    std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
+    bool is_locked = true;  ///< of host memory: false where no more could be locked
+    int device = 0;         ///< whose it is, or by way of which it was locked
+  };
+  /// `allocate` throws Error(no_space); `destroy` never throws, and may be called at exit.
+  struct Source {
+    std::function<Block(std::uint64_t bytes)> allocate;
+    void (*destroy)(const Block&) noexcept;
+  };
+  explicit MemoryPool(Source source) : source_(std::move(source)) {}
+  ~MemoryPool();
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  struct Buffer {
+    std::shared_ptr<std::byte> data;  ///< 256-byte aligned, not initialised
+    std::uint64_t bytes = 0;
+    bool is_locked = true;
+  };
+  /// At least that much: the smallest free block that is not twice too large, else fresh memory. Where there is none,
+  /// free blocks are given back before it is tried again. Throws Error(no_space).
+  Buffer take(std::uint64_t bytes);
+  /// Bytes in it and lent out.
+  [[nodiscard]] std::uint64_t bytes() const;
+  /// Gives free blocks back to the system; returns the bytes.
+  std::uint64_t trim() noexcept;
+
+ private:
+  void give_back(const Block& block) noexcept;
+  [[nodiscard]] Block fresh(std::uint64_t bytes);
+
+  Source source_;
+  mutable std::mutex mutex_;
+  std::vector<Block> free_;
+  std::uint64_t lent_ = 0;
+};
+
+/// Page-locked memory of the host, for all devices; ordinary memory where no more can be locked. Where it is taken, a
+/// device must be current.
+std::shared_ptr<MemoryPool> make_pinned_pool();
+/// Memory of a device.
+std::shared_ptr<MemoryPool> make_device_pool(int device);
+
+}  // namespace muster::cuda

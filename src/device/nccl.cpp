@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/device/nccl.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <mutex>
+
+#include "muster/error.hpp"
+#include "src/device/contexts.hpp"
+
+namespace muster::cuda {
+namespace {
+
+constexpr const char* library_name = "libnccl.so.2";
+
+const NcclFunctions& nccl() {
+  std::string reason;
+  const NcclFunctions* found = find_nccl(&reason);
+  if (found == nullptr) throw Error(ErrorKind::unsupported, reason);
+  return *found;
+}
+
+void check(NcclStatus status, const char* attempted) {
+  if (status == NcclStatus::success || status == NcclStatus::in_progress) return;
+  const char* words = nccl().error_string(status);
+  throw Error(ErrorKind::io, fmt::format("NCCL: {}: {} (NCCL_DEBUG=WARN says more)", attempted,
+                                         words == nullptr ? "unknown error" : words));
+}
+
+}  // namespace
+
+const NcclFunctions* find_nccl(std::string* reason) noexcept {
+  static std::mutex mutex;
+  static auto* const functions = new NcclFunctions;
+  static bool is_loaded = false;
+  try {
+    const std::lock_guard lock(mutex);
+    if (is_loaded) return functions;
+    void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      const char* words = ::dlerror();
+      if (reason != nullptr) *reason = fmt::format("NCCL is not here ({})", words == nullptr ? library_name : words);
+      return nullptr;
+    }
+    std::string missing;
+    for_each_nccl_function(*functions, [&](const char* name, auto& function) {
+      void* symbol = ::dlsym(library, name);
+      if (symbol == nullptr && missing.empty()) missing = name;
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    });
+    if (!missing.empty()) {
+      if (reason != nullptr) *reason = fmt::format("NCCL has no function {}: it is older than 2.14", missing);
+      return nullptr;
+    }
+    is_loaded = true;
+    return functions;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+std::string nccl_version() {
+  int version = 0;
+  check(nccl().version(&version), "asking for its version");
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+NcclId make_nccl_id() {
+  NcclId id{};
+  check(nccl().unique_id(&id), "making an identity for a communicator");
+  return id;
+}
+
+Communicator::Communicator(int size, int rank, const NcclId& id) {
+  NcclConfig config;
+  check(nccl().init(&handle_, size, id, rank, &config), "meeting the other ranks' devices");
+}
+
+Communicator::~Communicator() {
+  // Without the driver there is nothing left to abort, and in a forked child nothing that is ours.
+  if (handle_ == nullptr || find_driver() == nullptr) return;
+  if (const NcclFunctions* functions = find_nccl()) functions->abort(handle_);
+}
+
+bool Communicator::is_ready() const {
+  NcclStatus status = NcclStatus::success;
+  check(nccl().async_error(handle_, &status), "asking for its state");
+  if (status == NcclStatus::in_progress) return false;
+  check(status, "moving tensors between devices");
+  return true;
+}
+
+void Communicator::begin_batch() {
+  check(nccl().group_start(), "beginning a batch");
+}
+
+void Communicator::send(DevicePointer data, std::uint64_t bytes, int to, StreamHandle stream) {
+  check(nccl().send(address_of(data), bytes, nccl_bytes, to, handle_, stream), "sending a tensor");
+}
+
+void Communicator::receive(DevicePointer data, std::uint64_t bytes, int from, StreamHandle stream) {
+  check(nccl().receive(address_of(data), bytes, nccl_bytes, from, handle_, stream), "receiving a tensor");
+}
+
+void Communicator::end_batch() {
+  check(nccl().group_end(), "ending a batch");
+}
+
+}  // namespace muster::cuda

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// NCCL: sends and receives between devices of several hosts. Every call returns at once; what goes on is asked for, so
+// that a rank that is gone costs a deadline and not the process.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "src/device/nccl_api.hpp"
+
+namespace muster::cuda {
+
+/// Null, and why in `reason`, where NCCL is not there or is older than 2.14. Thread-safe; loaded once.
+const NcclFunctions* find_nccl(std::string* reason = nullptr) noexcept;
+/// "2.21.5".
+std::string nccl_version();
+/// A new one. Throws Error(io).
+NcclId make_nccl_id();
+
+/// This rank's end of a communicator. Its end aborts what is under way, without the others.
+class Communicator {
+ public:
+  /// Begins to meet the others; `device` must be current. Throws Error(io).
+  Communicator(int size, int rank, const NcclId& id);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  /// Whether what was begun (the meeting, a batch) has come into the stream. Throws Error(io) where it has failed.
+  [[nodiscard]] bool is_ready() const;
+
+  /// Sends and receives between begin() and end() are one batch.
+  void begin_batch();
+  void send(DevicePointer data, std::uint64_t bytes, int to, StreamHandle stream);
+  void receive(DevicePointer data, std::uint64_t bytes, int from, StreamHandle stream);
+  void end_batch();
+
+ private:
+  NcclHandle handle_ = nullptr;
+};
+
+}  // namespace muster::cuda

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/device/staging.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <set>
+
+#include "muster/log.hpp"
+#include "src/device/page_lock.hpp"
+#include "src/device/pitched.hpp"
+#include "src/shm/slot.hpp"
+
+namespace muster::cuda {
+namespace {
+
+bool is_on_device(const Tensor& tensor) {
+  return !tensor.device().is_host() && tensor.nbytes() != 0;
+}
+
+/// The lock on the slot's first `bytes`, where they can be locked.
+std::shared_ptr<PageLock> lock_pages(int device, shm::Slot& slot, std::uint64_t bytes, std::string& reason) {
+  auto there = std::static_pointer_cast<PageLock>(slot.segment().attachment());
+  if (there && there->bytes() >= bytes) return there;
+  // The old one goes first: pages are locked once.
+  there.reset();
+  slot.segment().attach(nullptr);
+  const std::shared_ptr<PageLock> lock = PageLock::try_lock(device, slot.segment().data(), bytes, reason);
+  slot.segment().attach(lock);
+  return lock;
+}
+
+}  // namespace
+
+void DeviceSlotFiller::fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
+                            std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) {
+  SyncGroup& group = *call_.group;
+  const WaitOptions wait = call_.wait("gather: copying from devices");
+  slot->take(bytes);
+  std::set<int> devices;
+  for (const auto& [offset, tensor] : tensors)
+    if (is_on_device(*tensor)) devices.insert(tensor->device().index);
+  for (const int device : devices) state_.queue(device).follow_caller();
+  std::string reason;
+  std::shared_ptr<PageLock> lock;
+  if (!devices.empty()) lock = lock_pages(*devices.begin(), *slot, bytes, reason);
+  manner_ = lock ? "page-locked shared memory" : "buffers, because shared memory cannot be page-locked: " + reason;
+  if (!lock && !std::exchange(state_.has_warned, true))
+    log(LogLevel::warning, fmt::format("rank {}: copies from devices go through buffers, because their pages cannot be "
+                                       "locked ({}): look at the limits of the container",
+                                       group.rank(), reason));
+  for (const int device : devices) state_.queue(device).keep(slot);
+  for (const auto& [offset, tensor] : tensors) {
+    if (!is_on_device(*tensor)) continue;
+    CopyQueue& queue = state_.queue(tensor->device().index);
+    std::byte* const target = slot->segment().data() + offset;
+    if (lock)
+      queue.to_host(*tensor, target);
+    else
+      queue.bounce_to_host(*tensor, target, *state_.pinned, group, wait);
+  }
+  for (const int device : devices) state_.queue(device).finish(group, wait);
+}
+
+HostCopy::HostCopy(const Config& value, DeviceState& state) : state_(state) {
+  core::SlotLayout sizes;
+  std::optional<int> device;
+  visit_device_tensors(value, [&](const Tensor& tensor) {
+    (void)require_pitched(tensor.view());
+    device = tensor.device().index;
+    sizes.place(tensor.nbytes());
+  });
+  if (device) {
+    const Current current(*device);
+    buffer_ = state_.pinned->take(sizes.size());
+  }
+  tree_ = with_tensors(value, [&](const Tensor& tensor) -> Tensor {
+    std::byte* const to = buffer_.data.get() + layout_.place(tensor.nbytes());
+    parts_.push_back({&tensor, to});
+    return {TensorView(tensor.dtype(), tensor.shape(), to), buffer_.data};
+  });
+}
+
+void HostCopy::start() {
+  std::set<int> devices;
+  for (const Part& part : parts_) devices.insert(part.from->device().index);
+  for (const int device : devices) {
+    state_.queue(device).follow_caller();
+    state_.queue(device).keep(buffer_.data);
+  }
+  if (!buffer_.is_locked) return;
+  for (const Part& part : parts_) state_.queue(part.from->device().index).to_host(*part.from, part.to);
+}
+
+void HostCopy::finish(SyncGroup& group, const WaitOptions& options) {
+  if (!buffer_.is_locked)
+    for (const Part& part : parts_)
+      state_.queue(part.from->device().index).bounce_to_host(*part.from, part.to, *state_.pinned, group, options);
+  for (const Part& part : parts_) state_.queue(part.from->device().index).finish(group, options);
+}
+
+Config with_all_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace) {
+  switch (value.type()) {
+    case Config::Type::tensor:
+      return replace(value.as_tensor());
+    case Config::Type::array: {
+      ConfigArray items;
+      items.reserve(value.size());
+      for (const Config& item : value.as_array()) items.push_back(with_all_tensors(item, replace));
+      return items;
+    }
+    case Config::Type::object: {
+      ConfigObject members;
+      members.reserve(value.size());
+      for (const auto& [key, member] : value.as_object()) members.insert(key, with_all_tensors(member, replace));
+      return members;
+    }
+    default:
+      return value;
+  }
+}
+
+Config with_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace) {
+  return with_all_tensors(value, [&](const Tensor& tensor) { return is_on_device(tensor) ? replace(tensor) : tensor; });
+}
+
+void visit_device_tensors(const Config& value, const std::function<void(const Tensor&)>& visit) {
+  switch (value.type()) {
+    case Config::Type::tensor:
+      if (is_on_device(value.as_tensor())) visit(value.as_tensor());
+      return;
+    case Config::Type::array:
+      for (const Config& item : value.as_array()) visit_device_tensors(item, visit);
+      return;
+    case Config::Type::object:
+      for (const auto& [key, member] : value.as_object()) visit_device_tensors(member, visit);
+      return;
+    default:
+      return;
+  }
+}
+
+void check_places(const Config& value) {
+  visit_device_tensors(value, [](const Tensor& tensor) {
+    const auto located = locate(tensor.data());
+    if (!located)
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("a tensor of shape {} is said to be on {}, but its address is not one of a device: make its "
+                      "view with cuda_view()",
+                      to_string(tensor.shape()), to_string(tensor.device())));
+    if (located->device != tensor.device().index)
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("a tensor of shape {} is said to be on {}, but its address is on cuda:{}: make its view with "
+                      "cuda_view()",
+                      to_string(tensor.shape()), to_string(tensor.device()), located->device));
+  });
+}
+
+}  // namespace muster::cuda

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/device/stream.hpp"
+
+#include <fmt/format.h>
+
+namespace muster::cuda {
+namespace {
+
+thread_local NamedStream named;
+
+}  // namespace
+
+Event::Event(int device) : device_(device) {
+  const Current current(device);
+  check(driver().event_create(&handle_, event_disable_timing), fmt::format("making an event on cuda:{}", device));
+}
+
+Event::~Event() {
+  if (handle_ == nullptr) return;
+  on_device_if_there(device_, [&](const DriverFunctions& functions) { functions.event_destroy(handle_); });
+}
+
+void Event::record(StreamHandle stream) {
+  check(driver().event_record(handle_, stream), fmt::format("recording an event on cuda:{}", device_));
+}
+
+bool Event::has_passed() const {
+  const Status status = driver().event_query(handle_);
+  if (status == Status::not_ready) return false;
+  check(status, fmt::format("waiting for cuda:{}", device_));
+  return true;
+}
+
+Stream::Stream(int device) : device_(device) {
+  const Current current(device);
+  check(driver().stream_create(&handle_, stream_non_blocking), fmt::format("making a stream on cuda:{}", device));
+}
+
+Stream::~Stream() {
+  if (handle_ == nullptr) return;
+  on_device_if_there(device_, [&](const DriverFunctions& functions) { functions.stream_destroy(handle_); });
+}
+
+void Stream::wait_for(const Event& event) {
+  const Current current(device_);
+  check(driver().stream_wait_event(handle_, event.handle(), 0),
+        fmt::format("queueing behind the caller's work on cuda:{}", device_));
+}
+
+bool Stream::is_idle() const noexcept {
+  if (handle_ == nullptr) return true;
+  // Where the device has failed or gone, nothing goes on in it either.
+  Status status = Status::success;
+  on_device_if_there(device_, [&](const DriverFunctions& functions) { status = functions.stream_query(handle_); });
+  return status != Status::not_ready;
+}
+
+StreamHandle callers_stream(int device) noexcept {
+  return named.handle == nullptr || named.device != device ? legacy_stream() : named.handle;
+}
+
+NamedStream name_stream(NamedStream stream) noexcept {
+  return std::exchange(named, stream);
+}
+
+}  // namespace muster::cuda

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of routes, and what drivers do where they say nothing else.
+
+#include "src/gather/route.hpp"
+
+#include <algorithm>
+
+#include "src/shm/arena_core.hpp"
+
+namespace muster::gather {
+
+bool RouteDriver::moves(const TensorView& tensor) const {
+  return !tensor.is_contiguous() || !detail::ArenaCore::find(tensor.data(), tensor.nbytes());
+}
+
+std::string RouteDriver::obstacle(const Call&) const {
+  return "it cannot be used here";
+}
+
+std::unique_ptr<Proof> RouteDriver::prove(const Call&, Record&) const {
+  return nullptr;
+}
+
+std::unique_ptr<PartOutlet> RouteDriver::open_outlet(const Call&) const {
+  return nullptr;
+}
+
+std::unique_ptr<PartInlet> RouteDriver::open_inlet(const Call&, std::uint64_t) const {
+  return nullptr;
+}
+
+RouteTable::RouteTable() {
+  add(make_local_route());
+  add(make_shm_route());
+  add(make_workspace_route());
+}
+
+RouteTable& RouteTable::instance() {
+  static RouteTable table;
+  return table;
+}
+
+void RouteTable::add(std::unique_ptr<RouteDriver> driver) {
+  drivers_.push_back(std::move(driver));
+}
+
+const RouteDriver* RouteTable::find(Route route) const noexcept {
+  const auto found = std::ranges::find_if(drivers_, [&](const auto& driver) { return driver->route() == route; });
+  return found == drivers_.end() ? nullptr : found->get();
+}
+
+}  // namespace muster::gather

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// MPI's calls: each checked once, requests and communicators with one owner, and nothing that MPI may still write to is
+// ever freed.
+
+#include <mpi.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace muster::mpi {
+
+/// Throws Error(io) with MPI's own words. `what`: "sending to rank 3".
+void check(int code, const char* what);
+
+/// MPI can be used: it is initialised, not finalised, and need not rest.
+bool is_running() noexcept;
+
+/// A send was given up while MPI read tensors of the caller, who may free them now: nothing here calls MPI any more in
+/// this process, because whatever lets MPI go on lets it read what may be gone.
+bool must_rest() noexcept;
+/// The same, for messages.
+inline constexpr const char* resting_words =
+    "a wait failed while tensors were being sent, and MPI may still read them: no MPI call is made in this process any "
+    "more; end it without MPI_Finalize";
+
+/// A duplicate of a communicator that returns its errors. Not freed by its destructor: as long as requests may be open
+/// nobody may, and whether there are any only its family knows (family.hpp).
+class Comm {
+ public:
+  /// Collective. Throws Error(argument) where it is no communicator of a group of ranks, Error(timeout) where not all
+  /// ranks come: MPI does not say which.
+  static std::shared_ptr<Comm> duplicate(MPI_Comm comm, std::chrono::milliseconds timeout);
+  explicit Comm(MPI_Comm comm) noexcept : comm_(comm) {}
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  [[nodiscard]] MPI_Comm get() const noexcept { return comm_; }
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int size() const;
+  /// The largest tag.
+  [[nodiscard]] int most_tag() const;
+  /// Gives it back to MPI; all its requests have ended.
+  void free() noexcept;
+
+ private:
+  MPI_Comm comm_;
+};
+
+/// A send or receive that MPI has not finished. Its memory is kept by `keeper` until it is; where it never is, for
+/// ever.
+class Pending {
+ public:
+  Pending() noexcept = default;
+  Pending(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) noexcept
+      : request_(request), keeper_(std::move(keeper)), borrows_(borrows) {}
+  Pending(Pending&& other) noexcept
+      : request_(std::exchange(other.request_, MPI_REQUEST_NULL)),
+        keeper_(std::move(other.keeper_)),
+        borrows_(other.borrows_) {}
+  Pending& operator=(Pending&& other) noexcept;
+  /// An unfinished one is abandoned: what it works on stays until the process ends. Where that is the caller's, MPI has
+  /// to rest from then on.
+  ~Pending();
+
+  [[nodiscard]] bool is_open() const noexcept { return request_ != MPI_REQUEST_NULL; }
+  /// Whether it has finished; makes MPI go on. Throws Error(io).
+  bool test(MPI_Status* status = MPI_STATUS_IGNORE);
+  /// Takes back a receive that nobody has answered yet. Waits for MPI to say so, which is a local matter.
+  void cancel() noexcept;
+
+ private:
+  void abandon() noexcept;
+
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  std::shared_ptr<const void> keeper_;
+  bool borrows_ = false;  // memory that nobody here keeps
+};
+
+/// One call moves at most so much: MPI's counts are ints.
+inline constexpr std::size_t largest_piece = std::size_t{1} << 30;
+
+/// `bytes` (at most largest_piece) must stay until it has finished: `keeper` keeps them; where it is null the caller
+/// does.
+Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte> bytes,
+                   std::shared_ptr<const void> keeper);
+Pending start_receive(const Comm& comm, int from, int tag, std::span<std::byte> bytes,
+                      std::shared_ptr<const void> keeper);
+/// Of bytes that are copied for it.
+Pending send_copy(const Comm& comm, int to, int tag, std::span<const std::byte> bytes);
+/// The same, but it has finished only when the receiver has taken the message in.
+Pending send_copy_matched(const Comm& comm, int to, int tag, std::span<const std::byte> bytes);
+
+}  // namespace muster::mpi

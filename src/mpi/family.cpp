@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages of a family, and its end; the numbers are those of family.hpp.
+
+#include "src/mpi/family.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "muster/log.hpp"
+
+namespace muster::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// Groups' tags begin at 8; 1 and 2 are the meeting's (hosts.cpp).
+constexpr int control_tag = 3;
+// A rank that has ended in order may be gone before this one hears that all are through.
+constexpr milliseconds last_words{500};
+// See ending.hpp.
+constexpr milliseconds shortest_rest{200};
+constexpr milliseconds longest_rest{800};
+// After a failure there is little hope, but where all live their ends still meet.
+constexpr milliseconds patience_after_failure{2000};
+
+}  // namespace
+
+Family::Family(std::shared_ptr<Comm> comm, MpiThreads threads, milliseconds timeout)
+    : comm_(std::move(comm)),
+      rank_(comm_->rank()),
+      size_(comm_->size()),
+      threads_(threads),
+      timeout_(timeout),
+      thread_(std::this_thread::get_id()),
+      has_said_farewell_(static_cast<std::size_t>(size_)) {
+  open_inbox();
+}
+
+bool Family::may_call_mpi() const noexcept {
+  if (stage_.load(std::memory_order_relaxed) >= Stage::closed || !is_running()) return false;
+  return threads_ == MpiThreads::all || std::this_thread::get_id() == thread_.load(std::memory_order_relaxed);
+}
+
+void Family::enter() {
+  if (must_rest()) throw Error(ErrorKind::unsupported, resting_words, {.rank = rank_});
+  if (!is_running() || is_retired())
+    throw Error(ErrorKind::argument,
+                "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more");
+  if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
+  if (!may_call_mpi())
+    throw Error(
+        ErrorKind::unsupported,
+        "MPI was initialised for calls of one thread only, and this is another one: use the group in the thread "
+        "that made it, or initialise MPI with MPI_THREAD_MULTIPLE",
+        {.rank = rank_});
+}
+
+void Family::introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const PeerLiveness>> neighbours) {
+  const auto hold = lock();
+  ranks_ = std::move(ranks);
+  neighbours_ = std::move(neighbours);
+}
+
+void Family::enroll(int number, Listener& group) {
+  const auto hold = lock();
+  groups_.emplace(number, &group);
+}
+
+void Family::resign(int number) noexcept {
+  const auto hold = lock();
+  groups_.erase(number);
+  if (groups_.empty()) retire();
+}
+
+void Family::retire() noexcept {
+  const auto hold = lock();
+  if (is_retired()) return;
+  stage_.store(Stage::saying);
+  try {
+    // Step 2.
+    Control farewell;
+    farewell.kind = ControlKind::farewell;
+    farewell.from = rank_;
+    if (rank_ != 0) tell(0, farewell);
+  } catch (const std::exception& error) {
+    give_up(error.what());
+  }
+}
+
+void Family::open_inbox() {
+  if (!inbox_memory_) inbox_memory_ = std::make_shared<Control>();
+  inbox_ = start_receive(comm(), MPI_ANY_SOURCE, control_tag, std::as_writable_bytes(std::span(inbox_memory_.get(), 1)),
+                         inbox_memory_);
+}
+
+void Family::tell(int rank, const Control& control) {
+  const auto hold = lock();
+  if (!may_call_mpi()) {
+    outbox_.emplace_back(rank, control);
+    return;
+  }
+  // Step 1; but who hears of a failure may be gone before it hears of it again.
+  const auto bytes = std::as_bytes(std::span(&control, 1));
+  sends_.push_back(control.kind == ControlKind::failure ? send_copy(comm(), rank, control_tag, bytes)
+                                                        : send_copy_matched(comm(), rank, control_tag, bytes));
+}
+
+void Family::pump() {
+  if (!may_call_mpi()) return;
+  const auto hold = lock();
+  if (has_ended()) return;
+  pumped_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  for (const auto& [rank, control] : std::exchange(outbox_, {})) tell(rank, control);
+  std::erase_if(sends_, [](Pending& send) { return send.test(); });
+  while (inbox_.test()) {
+    const Control control = *inbox_memory_;
+    open_inbox();
+    take(control);
+  }
+  for (const auto& [owner, hook] : hooks_) hook();
+}
+
+void Family::add_hook(const void* owner, std::function<void()> hook) {
+  const auto hold = lock();
+  hooks_[owner] = std::move(hook);
+}
+
+void Family::remove_hook(const void* owner) {
+  const auto hold = lock();
+  hooks_.erase(owner);
+}
+
+Clock::duration Family::since_pumped() const noexcept {
+  return Clock::now().time_since_epoch() - Clock::duration(pumped_.load(std::memory_order_relaxed));
+}
+
+void Family::flush(milliseconds longest) {
+  const Clock::time_point until = Clock::now() + longest;
+  for (;;) {
+    pump();
+    {
+      const auto hold = lock();
+      if (sends_.empty() || !may_call_mpi()) return;
+    }
+    if (Clock::now() > until) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+void Family::take(const Control& control) {
+  if (control.from < 0 || control.from >= size_) return;
+  if (control.kind == ControlKind::farewell) {
+    const auto from = static_cast<std::size_t>(control.from);
+    if (!has_said_farewell_[from]) ++farewells_;
+    has_said_farewell_[from] = true;
+    return;
+  }
+  if (control.group == every_group) {
+    if (control.kind == ControlKind::failure) give_up(to_error(control).what());
+    return;
+  }
+  if (control.kind == ControlKind::failure) has_failed();
+  if (const auto found = groups_.find(control.group); found != groups_.end()) {
+    found->second->take(control);
+    return;
+  }
+  if (control.kind != ControlKind::ask) return;
+  // This rank has left the group already, or has not made it yet: it cannot be that a rank waits in one that others
+  // have not made.
+  Control answer;
+  answer.kind = ControlKind::answer;
+  answer.from = rank_;
+  answer.group = control.group;
+  answer.has_left = 1;
+  tell(control.from, answer);
+}
+
+void Family::end_groups() noexcept {
+  const auto hold = lock();
+  for (const auto& [number, group] : groups_) group->end();
+  groups_.clear();
+  retire();
+}
+
+void Family::advance() noexcept {
+  const auto hold = lock();
+  if (!is_retired() || has_ended() || !may_call_mpi()) return;
+  try {
+    pump();
+    if (has_ended()) return;
+    step();
+    if (!has_ended()) look_for_the_dead();
+  } catch (const std::exception& error) {
+    give_up(error.what());
+  }
+}
+
+void Family::step() {
+  switch (stage_.load()) {
+    case Stage::saying:
+      // Step 3.
+      if (!sends_.empty() || !outbox_.empty() || (rank_ == 0 && farewells_ != size_ - 1)) return;
+      start_barrier();
+      stage_.store(Stage::meeting);
+      return;
+    case Stage::meeting:
+      if (barrier_.test()) stage_.store(Stage::settling);
+      return;
+    case Stage::settling:
+      // Step 4.
+      if (!sends_.empty()) return;
+      start_barrier();
+      parting_since_ = Clock::now();
+      stage_.store(Stage::parting);
+      return;
+    case Stage::parting:
+      if (!barrier_.test()) return;
+      parting_took_ = Clock::now() - parting_since_;
+      close();
+      return;
+    case Stage::used:
+    case Stage::closed:
+    case Stage::given_up:
+      return;
+  }
+}
+
+void Family::start_barrier() {
+  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (ending.hpp).
+  const auto word = std::make_shared<std::array<int, 2>>();
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Iallreduce(word->data(), word->data() + 1, 1, MPI_INT, MPI_MAX, comm().get(), &request), "parting");
+  barrier_ = Pending(request, word);
+}
+
+void Family::close() {
+  // Step 5.
+  inbox_.cancel();
+  for (;;) {
+    int found = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status{};
+    check(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm().get(), &found, &message, &status), "looking for messages");
+    if (found == 0) break;
+    int length = 0;
+    check(MPI_Get_count(&status, MPI_BYTE, &length), "asking for a message's length");
+    std::vector<std::byte> forgotten(static_cast<std::size_t>(std::max(length, 0)));
+    check(MPI_Mrecv(forgotten.data(), length, MPI_BYTE, &message, MPI_STATUS_IGNORE), "receiving a message");
+  }
+  comm_->free();
+  stage_.store(Stage::closed);
+}
+
+milliseconds Family::rest() const noexcept {
+  if (!spans_hosts_.load()) return milliseconds(0);
+  // Where ranks wait for cores, the others hear late that all have parted.
+  return std::clamp(std::chrono::duration_cast<milliseconds>(10 * parting_took_), shortest_rest, longest_rest);
+}
+
+void Family::look_for_the_dead() {
+  const Clock::time_point now = Clock::now();
+  if (now - looked_ < milliseconds(20)) return;
+  looked_ = now;
+  const auto dead =
+      std::ranges::find_if(neighbours_, [](const auto& neighbour) { return neighbour.second->is_dead(); });
+  if (dead == neighbours_.end()) return;
+  if (!death_seen_) death_seen_ = now;
+  if (now - *death_seen_ > last_words) give_up(fmt::format("{} died", name_of(dead->first)));
+}
+
+std::string Family::name_of(int rank) const {
+  if (ranks_.empty()) return fmt::format("rank {}", rank);
+  const RankInfo& info = ranks_[static_cast<std::size_t>(rank)];
+  return fmt::format("rank {} (host {}, pid {})", rank, info.host, info.pid);
+}
+
+std::string Family::missing() const {
+  if (rank_ != 0) return sends_.empty() ? "the ranks that " + name_of(0) + " waits for" : name_of(0);
+  constexpr int most = 8;
+  std::string names;
+  int count = 0;
+  for (int rank = 1; rank < size_; ++rank)
+    if (!has_said_farewell_[static_cast<std::size_t>(rank)] && ++count <= most)
+      names += (names.empty() ? "" : ", ") + name_of(rank);
+  if (count > most) names += fmt::format(" and {} more", count - most);
+  return names.empty() ? "the others" : names;
+}
+
+void Family::give_up_after(Clock::duration waited) noexcept {
+  const auto hold = lock();
+  if (has_ended()) return;
+  // Rank 0 knows more: its words come first.
+  const milliseconds later(rank_ == 0 ? 0 : 500);
+  if (!must_rest() && waited < (failed_.load() ? patience_after_failure : timeout_) + later) return;
+  give_up(fmt::format("rank {} waited {:.1f} s at its end for {}", rank_, std::chrono::duration<double>(waited).count(),
+                      missing()));
+}
+
+void Family::give_up(const std::string& why) noexcept {
+  const auto hold = lock();
+  if (has_ended()) return;
+  try {
+    log(LogLevel::warning, "MPI: " + why);
+    // Where it is found first: the others hear it from here.
+    if (!failed_.exchange(true) && may_call_mpi()) {
+      const Control notice = failure_notice(rank_, every_group, Error(ErrorKind::peer_lost, why));
+      for (int other = 0; other < size_; ++other)
+        if (other != rank_ && (rank_ == 0 || other == 0)) tell(other, notice);
+      flush(milliseconds(100));
+    }
+  } catch (const std::exception&) {
+    // They find out by their own deadlines.
+  }
+  stage_.store(Stage::given_up);
+}
+
+}  // namespace muster::mpi

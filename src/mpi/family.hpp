@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Family: what a group made of a communicator and its duplicates have in common: the communicator, the small messages
+// between rounds (control.hpp), and how all of it ends.
+//
+// MPI wants every message to be received before it ends, and waits in MPI_Finalize for ranks that will never come. So a
+// family ends when its last group is gone, or when MPI_Finalize begins:
+//  1. Control messages, but for those of failures, are sent such that they have finished only when they are received
+//     (MPI_Issend): who has none open has nothing on its way.
+//  2. Who has no group any more says farewell to rank 0.
+//  3. Rank 0, which knows who is missing, enters a barrier when all have said farewell; the others enter it at once.
+//  4. When it is through, nobody asks anybody any more. Answers that were sent meanwhile finish; a second barrier says
+//     that all have.
+//  5. Receives that nobody will answer are taken back, what a failure left behind is received and forgotten, the
+//     communicator is freed.
+// Until MPI_Finalize all of this goes on by the way, whenever some group is used: nobody waits for it. MPI_Finalize
+// itself waits (ending.hpp), with a deadline.
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "muster/sync_group.hpp"
+#include "src/mpi/calls.hpp"
+#include "src/mpi/control.hpp"
+
+namespace muster::mpi {
+
+/// Which threads MPI may be called from.
+enum class MpiThreads : std::uint8_t {
+  one,   ///< the one that made the family (MPI_THREAD_SINGLE, FUNNELED)
+  each,  ///< one at a time: whoever uses the group (MPI_THREAD_SERIALIZED)
+  all,   ///< MPI_THREAD_MULTIPLE
+};
+
+/// A group of the family, as control messages reach it.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  /// Called with the family locked.
+  virtual void take(const Control& control) = 0;
+  /// MPI ends: the group cannot be used any more. Tells others that this rank has left.
+  virtual void end() noexcept = 0;
+};
+
+class Family : public std::enable_shared_from_this<Family> {
+ public:
+  Family(std::shared_ptr<Comm> comm, MpiThreads threads, std::chrono::milliseconds timeout);
+
+  [[nodiscard]] const Comm& comm() const noexcept { return *comm_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  /// Whether the calling thread may call MPI, and MPI has not ended.
+  [[nodiscard]] bool may_call_mpi() const noexcept;
+  /// The calling thread uses a group. Throws Error(unsupported) where MPI may not be called from it, Error(argument)
+  /// where MPI has ended.
+  void enter();
+
+  /// Who the ranks are, and those whose end can be seen from here: known after the meeting.
+  void introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const PeerLiveness>> neighbours);
+  /// The number of the next group, at least; claimed when all ranks have agreed.
+  [[nodiscard]] int next_number() const noexcept { return next_number_; }
+  void claim(int number) noexcept { next_number_ = number + 1; }
+  void enroll(int number, Listener& group);
+  /// The last one begins the end of the family.
+  void resign(int number) noexcept;
+  /// No group came to be.
+  void retire() noexcept;
+
+  /// Sent at once where MPI may be called, else by the thread that may.
+  void tell(int rank, const Control& control);
+  /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).
+  void pump();
+  /// `hook` is called whenever MPI goes on, until its owner takes it back. It throws nothing, and never pumps.
+  void add_hook(const void* owner, std::function<void()> hook);
+  void remove_hook(const void* owner);
+  /// Any thread may call MPI.
+  [[nodiscard]] bool is_for_all_threads() const noexcept { return threads_ == MpiThreads::all; }
+  /// Pumps until all control messages have arrived, for a while.
+  void flush(std::chrono::milliseconds longest);
+  /// Guards what take() changes.
+  [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() { return std::unique_lock(mutex_); }
+  [[nodiscard]] std::chrono::steady_clock::duration since_pumped() const noexcept;
+
+  // The end.
+  [[nodiscard]] bool is_retired() const noexcept { return stage_.load() != Stage::used; }
+  /// Closed or given up.
+  [[nodiscard]] bool has_ended() const noexcept { return stage_.load() >= Stage::closed; }
+  [[nodiscard]] bool is_closed() const noexcept { return stage_.load() == Stage::closed; }
+  /// Ends all its groups and retires.
+  void end_groups() noexcept;
+  /// One step, where there is one to do. Gives up where a rank is seen to be dead.
+  void advance() noexcept;
+  /// Gives up where it has not ended `waited` after the end of all groups; says who is missing.
+  void give_up_after(std::chrono::steady_clock::duration waited) noexcept;
+  void give_up(const std::string& why) noexcept;
+  /// There are ranks on other hosts. Called at the meeting.
+  void spans_hosts() noexcept { spans_hosts_.store(true); }
+  /// How long this rank must leave MPI alone before MPI_Finalize (ending.hpp); nothing where all are on one host.
+  [[nodiscard]] std::chrono::milliseconds rest() const noexcept;
+  /// A group has failed: the end does not wait for long.
+  void has_failed() noexcept { failed_.store(true); }
+
+  /// Data of a route is under way: waits on this host let MPI go on more often while one of these lives.
+  class UnderWay {
+   public:
+    explicit UnderWay(Family& family) noexcept : family_(family) { family_.under_way_.fetch_add(1); }
+    ~UnderWay() { family_.under_way_.fetch_sub(1); }
+    UnderWay(const UnderWay&) = delete;
+    UnderWay& operator=(const UnderWay&) = delete;
+
+   private:
+    Family& family_;
+  };
+  [[nodiscard]] bool is_under_way() const noexcept { return under_way_.load(std::memory_order_relaxed) != 0; }
+
+ private:
+  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, closed, given_up };
+
+  void open_inbox();
+  void take(const Control& control);
+  void step();
+  void start_barrier();
+  void close();
+  void look_for_the_dead();
+  [[nodiscard]] std::string name_of(int rank) const;
+  [[nodiscard]] std::string missing() const;
+
+  std::shared_ptr<Comm> comm_;
+  const int rank_;
+  const int size_;
+  const MpiThreads threads_;
+  const std::chrono::milliseconds timeout_;
+  std::atomic<std::thread::id> thread_;
+  std::atomic<int> next_number_{1};
+  std::atomic<int> under_way_{0};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> spans_hosts_{false};
+  std::chrono::steady_clock::time_point parting_since_{};
+  std::chrono::steady_clock::duration parting_took_{};
+  std::atomic<Stage> stage_{Stage::used};
+  std::atomic<std::int64_t> pumped_{0};
+
+  // Recursive: taking a message in sends answers.
+  std::recursive_mutex mutex_;
+  std::map<int, Listener*> groups_;
+  std::map<const void*, std::function<void()>> hooks_;  // by owner
+  std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
+  std::vector<Pending> sends_;
+  std::shared_ptr<Control> inbox_memory_;
+  Pending inbox_;
+  std::vector<RankInfo> ranks_;
+  std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_;
+  std::vector<bool> has_said_farewell_;
+  int farewells_ = 0;
+  Pending barrier_;
+  std::optional<std::chrono::steady_clock::time_point> death_seen_;
+  std::chrono::steady_clock::time_point looked_{};
+};
+
+}  // namespace muster::mpi

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/mpi/hosts.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
+
+#include "muster/log.hpp"
+#include "muster/version.hpp"
+#include "src/base/fixed_text.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::uint64_t network_namespace() noexcept {
+  struct stat status {};
+  return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
+}
+
+std::array<char, 40> boot_id() noexcept {
+  std::array<char, 40> text{};
+  if (std::FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
+    if (std::fgets(text.data(), static_cast<int>(text.size()), file) == nullptr) text = {};
+    std::fclose(file);
+  }
+  return text;
+}
+
+/// Before what all ranks have said.
+struct Verdict {
+  std::uint32_t is_complete = 1;
+  std::uint32_t reserved = 0;
+  std::array<char, 1016> words{};
+};
+
+/// One wait of the meeting.
+class Patience {
+ public:
+  explicit Patience(std::chrono::milliseconds longest) : longest_(longest), deadline_(Clock::now() + longest) {}
+  [[nodiscard]] bool is_over() const { return Clock::now() > deadline_; }
+  [[nodiscard]] double seconds() const { return std::chrono::duration<double>(longest_).count(); }
+  static void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+
+ private:
+  std::chrono::milliseconds longest_;
+  Clock::time_point deadline_;
+};
+
+/// Waits until all have finished. Throws Error(timeout) with what `late` says of those that have not.
+template <class Late>
+void wait_for(std::vector<Pending>& pending, const Patience& patience, const Late& late) {
+  for (;;) {
+    bool is_complete = true;
+    for (Pending& one : pending) is_complete = one.test() && is_complete;
+    if (is_complete) return;
+    if (patience.is_over())
+      throw Error(ErrorKind::timeout,
+                  fmt::format("mpi_group: rank {}: all ranks of the communicator have to make the group", late()));
+    Patience::nap();
+  }
+}
+
+/// Rank 0 waits for all others, whom it alone can tell apart, and says to each what became of it.
+Verdict call_the_roll(const Comm& comm, int tag, std::chrono::milliseconds timeout) {
+  const auto words = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(comm.size()));
+  const auto verdict = std::make_shared<Verdict>();
+  std::vector<Pending> pending;
+  if (comm.rank() != 0) {
+    pending.push_back(start_send(comm, 0, tag, std::span(*words).first(1), words));
+    pending.push_back(start_receive(comm, 0, tag, std::as_writable_bytes(std::span(verdict.get(), 1)), verdict));
+    // Rank 0 takes its time, and says what came of it.
+    const Patience patience(timeout + std::chrono::milliseconds(1000));
+    wait_for(pending, patience, [&] {
+      return fmt::format("{} waited {:.1f} s for rank 0, which waits for all", comm.rank(), patience.seconds());
+    });
+    return *verdict;
+  }
+  for (int other = 1; other < comm.size(); ++other)
+    pending.push_back(
+        start_receive(comm, other, tag, std::span(*words).subspan(static_cast<std::size_t>(other), 1), words));
+  const Patience patience(timeout);
+  try {
+    wait_for(pending, patience, [&] {
+      constexpr int most_named = 16;
+      int missing = 0;
+      std::string names;
+      for (std::size_t i = 0; i < pending.size(); ++i)
+        if (pending[i].is_open() && ++missing <= most_named)
+          names += (names.empty() ? "" : ", ") + std::to_string(i + 1);
+      if (missing > most_named) names += fmt::format(" and {} more", missing - most_named);
+      return fmt::format("0 waited {:.1f} s for rank{} {}", patience.seconds(), missing == 1 ? "" : "s", names);
+    });
+  } catch (const Error& error) {
+    verdict->is_complete = 0;
+    put_text(verdict->words, error.what());
+  }
+  std::vector<Pending> answers;
+  for (int other = 1; other < comm.size(); ++other)
+    answers.push_back(start_send(comm, other, tag, std::as_bytes(std::span(verdict.get(), 1)), verdict));
+  const Patience soon(std::chrono::milliseconds(1000));
+  while (!soon.is_over() && !std::ranges::all_of(answers, [](Pending& answer) { return answer.test(); }))
+    Patience::nap();
+  return *verdict;
+}
+
+/// What every rank says, in rank order.
+std::vector<std::byte> tell_all(const Comm& comm, std::span<const std::byte> mine, int tag,
+                                std::chrono::milliseconds timeout) {
+  const Verdict verdict = call_the_roll(comm, tag, timeout);
+  if (verdict.is_complete == 0) throw Error(ErrorKind::timeout, get_text(verdict.words));
+  const auto size = static_cast<std::size_t>(comm.size());
+  // What others say is zeros here. Messages of this operation go both ways between ranks, which an all-gather's would
+  // not (ending.hpp).
+  const auto said = std::make_shared<std::vector<std::byte>>(mine.size() * size);
+  const auto all = std::make_shared<std::vector<std::byte>>(said->size());
+  std::ranges::copy(mine, said->begin() + static_cast<std::ptrdiff_t>(mine.size()) * comm.rank());
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Iallreduce(said->data(), all->data(), static_cast<int>(said->size()), MPI_BYTE, MPI_BOR, comm.get(),
+                       &request),
+        "telling all ranks");
+  std::vector<Pending> pending;
+  pending.emplace_back(
+      request, std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(said, all));
+  const Patience patience(timeout);
+  wait_for(pending, patience,
+           [&] { return fmt::format("{} waited {:.1f} s for all to listen", comm.rank(), patience.seconds()); });
+  return *all;
+}
+
+std::vector<Card> exchange_cards(const Comm& comm, const Card& mine, int tag, std::chrono::milliseconds timeout) {
+  const std::vector<std::byte> bytes = tell_all(comm, std::as_bytes(std::span(&mine, 1)), tag, timeout);
+  std::vector<Card> cards(bytes.size() / sizeof(Card));
+  std::memcpy(cards.data(), bytes.data(), bytes.size());
+  return cards;
+}
+
+/// Step 1's conclusion: the ranks that could meet.
+Hosts candidates(std::span<const Card> cards) {
+  Hosts hosts;
+  std::map<std::tuple<std::string, std::uint64_t, std::uint32_t>, int> known;
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    const Card& card = cards[rank];
+    // A rank that cannot tell where it is shares memory with nobody, as far as one knows.
+    const bool is_known = !get_text(card.boot).empty() && card.network != 0;
+    const auto [place, is_new] = known.emplace(
+        std::tuple(is_known ? get_text(card.boot) : "rank " + std::to_string(rank), card.network, card.user),
+        static_cast<int>(hosts.members.size()));
+    if (is_new) hosts.members.emplace_back();
+    hosts.members[static_cast<std::size_t>(place->second)].push_back(static_cast<int>(rank));
+  }
+  return hosts;
+}
+
+/// host_of, place_of and mine from the members.
+void number(Hosts& hosts, std::size_t ranks, int self) {
+  hosts.host_of.resize(ranks);
+  hosts.place_of.resize(ranks);
+  for (std::size_t host = 0; host < hosts.members.size(); ++host) {
+    for (std::size_t place = 0; place < hosts.members[host].size(); ++place) {
+      const auto rank = static_cast<std::size_t>(hosts.members[host][place]);
+      hosts.host_of[rank] = static_cast<int>(host);
+      hosts.place_of[rank] = static_cast<int>(place);
+    }
+  }
+  hosts.mine = hosts.host_of[static_cast<std::size_t>(self)];
+}
+
+std::string hex(const SyncGroup::Nonce& nonce) {
+  std::string text;
+  for (const std::byte byte : nonce) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
+}  // namespace
+
+Card own_card() {
+  Card card;
+  card.bytes = sizeof card;
+  put_text(card.version, version());
+  card.pid = os::process_id();
+  card.network = network_namespace();
+  card.user = os::user_id();
+  card.boot = boot_id();
+  os::random_bytes(card.nonce);
+  put_text(card.host, os::host_name());
+  return card;
+}
+
+void check_versions(std::span<const Card> cards) {
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    const Card& card = cards[rank];
+    if (card.magic == __builtin_bswap32(Card::right_magic))
+      throw Error(
+          ErrorKind::version,
+          fmt::format("rank {} runs on a machine of another byte order: tensors travel as they are in memory, so "
+                      "start all ranks on machines of one byte order",
+                      rank),
+          {.rank = static_cast<int>(rank)});
+    if (card.magic != Card::right_magic || card.bytes != sizeof(Card) ||
+        get_text(card.version) != get_text(cards.front().version))
+      throw Error(ErrorKind::version,
+                  fmt::format("rank {} runs Muster {}, rank 0 runs {}: start all ranks with one version", rank,
+                              get_text(card.version), get_text(cards.front().version)),
+                  {.rank = static_cast<int>(rank), .host = get_text(card.host)});
+  }
+}
+
+Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
+  constexpr int first_tag = 1;
+  constexpr int second_tag = 2;
+  const int self = comm.rank();
+  const std::vector<Card> cards = exchange_cards(comm, own_card(), first_tag, timeout);
+  check_versions(cards);
+  Met met;
+  met.nonce = cards.front().nonce;
+  for (std::size_t rank = 0; rank < cards.size(); ++rank)
+    met.ranks.push_back({static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid});
+
+  Hosts& hosts = met.hosts;
+  hosts = candidates(cards);
+  number(hosts, cards.size(), self);
+  const std::vector<int> here = hosts.members[static_cast<std::size_t>(hosts.mine)];
+  std::byte has_met{1};
+  if (here.size() > 1) {
+    try {
+      hosts.local = local_group({.key = "mpi " + hex(met.nonce) + " " + std::to_string(here.front()),
+                                 .rank = hosts.place_of[static_cast<std::size_t>(self)],
+                                 .size = static_cast<int>(here.size()),
+                                 .timeout = timeout,
+                                 .numbers = here});
+    } catch (const Error& error) {
+      has_met = std::byte{0};
+      log(LogLevel::warning,
+          fmt::format("rank {}: the ranks of this host do not meet in shared memory and go by MPI: {}", self,
+                      error.what()));
+    }
+  }
+  // A meeting that fails takes its deadline: the others wait somewhat longer.
+  const std::vector<std::byte> met_there =
+      tell_all(comm, std::span(&has_met, 1), second_tag, timeout + std::chrono::seconds(2));
+  std::vector<std::vector<int>> members;
+  for (const std::vector<int>& host : hosts.members) {
+    const bool all_met =
+        std::ranges::all_of(host, [&](int rank) { return met_there[static_cast<std::size_t>(rank)] == std::byte{1}; });
+    if (all_met)
+      members.push_back(host);
+    else
+      for (const int rank : host) members.push_back({rank});
+  }
+  std::ranges::sort(members, {}, [](const std::vector<int>& host) { return host.front(); });
+  hosts.members = std::move(members);
+  number(hosts, cards.size(), self);
+  if (hosts.members[static_cast<std::size_t>(hosts.mine)].size() == 1) hosts.local = single_group();
+  hosts.local->set_timeout(timeout);
+  return met;
+}
+
+}  // namespace muster::mpi

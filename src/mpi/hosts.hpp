@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which ranks share memory: found by trying, not by host name.
+//
+//  1. Every rank tells all others who it is: its version of Muster, its kernel's boot, its network namespace and its
+//     user. Ranks that have the last three in common could meet.
+//  2. They try to, as a local group. Where one of them fails, each of them is a host of its own.
+//  3. All tell each other how it went.
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "muster/sync_group.hpp"
+#include "src/mpi/calls.hpp"
+
+namespace muster::mpi {
+
+struct Hosts {
+  std::vector<std::vector<int>> members;  ///< of each host, ascending; hosts in the order of their first rank
+  std::vector<int> host_of;               ///< of each rank
+  std::vector<int> place_of;              ///< of each rank among its host's
+  int mine = 0;
+  std::shared_ptr<SyncGroup> local;  ///< of the ranks of this host, in their order
+
+  [[nodiscard]] int leader(int host) const { return members[static_cast<std::size_t>(host)].front(); }
+  [[nodiscard]] bool is_here(int rank) const { return host_of[static_cast<std::size_t>(rank)] == mine; }
+};
+
+/// What every rank knows of every other after the meeting.
+struct Met {
+  std::vector<RankInfo> ranks;
+  SyncGroup::Nonce nonce{};  ///< rank 0's
+  Hosts hosts;
+};
+
+/// Who a rank is. Its beginning stays the same in all versions.
+struct Card {
+  static constexpr std::uint32_t right_magic = 0x4d4d5049;
+  std::uint32_t magic = right_magic;
+  std::uint32_t bytes = 0;
+  std::array<char, 24> version{};
+  std::int64_t pid = 0;
+  std::uint64_t network = 0;
+  std::uint32_t user = 0;
+  std::uint32_t reserved_word = 0;
+  SyncGroup::Nonce nonce{};
+  std::array<char, 40> boot{};
+  std::array<char, 128> host{};
+  std::array<std::byte, 272> reserved{};
+};
+static_assert(sizeof(Card) == 512, "ranks of other versions have to understand that they are");
+
+/// This process's.
+Card own_card();
+
+/// Throws Error(version) where ranks cannot understand each other: they run different versions of Muster, or on
+/// machines of different byte order. Of all ranks' cards, so that all come to the same end.
+void check_versions(std::span<const Card> cards);
+
+/// Collective over `comm`. Throws Error(timeout) with the ranks that rank 0 waited for, Error(version), Error(io).
+Met meet(const Comm& comm, std::chrono::milliseconds timeout);
+
+}  // namespace muster::mpi

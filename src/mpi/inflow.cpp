@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/mpi/inflow.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "src/mpi/fail_all.hpp"
+#include "src/mpi/mpi_pieces.hpp"
+
+namespace muster::mpi {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A piece of 4 MiB takes so long at 2 GB/s: slower links keep busy from the kernel's buffers while this rank naps.
+constexpr milliseconds eager_for{2};
+// Others ask meanwhile whether this rank moves: the group has to look at its own messages, too.
+constexpr milliseconds longest_look{10};
+constexpr milliseconds between_looks{50};
+
+}  // namespace
+
+bool Eagerness::again(bool has_moved) noexcept {
+  const Clock::time_point now = Clock::now();
+  if (has_moved) moved_ = now;
+  if (now - moved_ > eager_for || now - entered_ > longest_look) return false;
+  if (!has_moved) std::this_thread::yield();
+  return true;
+}
+
+Inflow::Inflow(MpiGroup& group, std::vector<Lane> lanes, Sink& sink) : group_(group), sink_(sink) {
+  for (const Lane& lane : lanes) {
+    if (lane.pieces != 0) unfinished_.push_back(states_.size());
+    states_.push_back({lane, 0, 0, 0, {}, Clock::now()});
+  }
+}
+
+void Inflow::open() {
+  for (const std::size_t index : unfinished_) open(index);
+}
+
+bool Inflow::open(std::size_t index) {
+  State& state = states_[index];
+  bool has_opened = false;
+  while (state.lane.ring == nullptr && state.next < state.lane.pieces && state.open.size() < pieces_under_way) {
+    const std::span<std::byte> place = sink_.place(index, state.next);
+    if (place.empty()) break;
+    state.open.push_back(
+        start_receive(group_.comm(), state.lane.sender, group_.data_tag(), place, sink_.keeper(index)));
+    if (state.open.size() == 1) state.moved = Clock::now();
+    ++state.next;
+    has_opened = true;
+  }
+  return has_opened;
+}
+
+bool Inflow::look() {
+  bool has_moved = false;
+  for (const std::size_t index : unfinished_) {
+    State& state = states_[index];
+    while (!state.open.empty() && has_finished(state.open.front(), group_, state.lane.sender)) {
+      state.open.pop_front();
+      state.moved = Clock::now();
+      sink_.arrived(index, state.done++);
+      group_.progress();
+      has_moved = true;
+    }
+    const Lane& lane = state.lane;
+    while (lane.ring != nullptr && state.done < lane.pieces &&
+           lane.ring->is_full(lane.turn + static_cast<std::uint32_t>(state.done), 1) &&
+           sink_.takes(index, state.done)) {
+      state.moved = Clock::now();
+      sink_.arrived(index, state.done++);
+      group_.progress();
+      has_moved = true;
+    }
+    has_moved = open(index) || has_moved;
+  }
+  return sink_.work() || has_moved;
+}
+
+void Inflow::run(const WaitOptions& wait) {
+  or_fail_all(group_, [&] { take_all(wait); });
+}
+
+void Inflow::take_all(const WaitOptions& wait) {
+  while (!unfinished_.empty() || sink_.has_work_left()) {
+    // Those of other hosts that something is awaited from. One wait until each of them has moved: a rank that stands
+    // still is late, however much the others send.
+    std::vector<int> on;
+    std::vector<std::size_t> awaited;
+    for (const std::size_t index : unfinished_) {
+      if (!is_awaited(index)) continue;
+      awaited.push_back(index);
+      states_[index].done_before = states_[index].done;
+      if (!group_.shares_memory(states_[index].lane.sender)) on.push_back(states_[index].lane.sender);
+    }
+    const std::size_t before = unfinished_.size();
+    group_.wait_for(
+        [&] {
+          eagerness_.begin();
+          for (;;) {
+            const bool has_moved = look();
+            std::erase_if(unfinished_,
+                          [&](std::size_t index) { return states_[index].done == states_[index].lane.pieces; });
+            if (unfinished_.size() != before || unfinished_.empty()) return true;
+            if (!eagerness_.again(has_moved)) break;
+          }
+          look_at_neighbours(wait);
+          return std::ranges::all_of(
+              awaited, [&](std::size_t index) { return states_[index].done != states_[index].done_before; });
+        },
+        on, wait);
+  }
+}
+
+/// A lane for whose next piece there is no room waits for the others.
+bool Inflow::is_awaited(std::size_t index) const {
+  const State& state = states_[index];
+  return !state.open.empty() ||
+         (state.lane.ring != nullptr && state.done < state.lane.pieces && sink_.takes(index, state.done));
+}
+
+void Inflow::look_at_neighbours(const WaitOptions& wait) {
+  const Clock::time_point now = Clock::now();
+  if (now - looked_ < between_looks) return;
+  looked_ = now;
+  for (const std::size_t index : unfinished_) {
+    State& state = states_[index];
+    const int sender = state.lane.sender;
+    if (!group_.shares_memory(sender)) continue;
+    throw_if_dead(group_, sender);
+    if (!is_awaited(index)) state.moved = now;
+    if (now - state.moved <= wait.timeout.value_or(group_.timeout())) continue;
+    const RankInfo& info = group_.info(sender);
+    throw Error(
+        ErrorKind::timeout,
+        fmt::format("rank {} waited {:.1f} s in '{}' for a piece from rank {} (host {}, pid {}): look what that "
+                    "process does, or raise the timeout (MUSTER_TIMEOUT, seconds)",
+                    group_.rank(), std::chrono::duration<double>(now - state.moved).count(), wait.phase, sender,
+                    info.host, info.pid),
+        {.rank = sender, .pid = info.pid, .host = info.host});
+  }
+}
+
+}  // namespace muster::mpi

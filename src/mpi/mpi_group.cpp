@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds, messages and duplicates; the numbers are those of mpi_group.hpp. Waits and failures: mpi_waits.cpp.
+
+#include "src/mpi/mpi_group.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/mpi/mpi_waits.hpp"
+#include "src/os/process.hpp"
+#include "src/sync/local_group.hpp"
+
+namespace muster::mpi {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int tags_a_group = 8;
+// What waits within a host sleep at most while data of a route comes from another.
+constexpr std::chrono::microseconds busy_slice{200};
+enum Tag : int { up = 0, down = 1, message = 2, data = 4 };
+
+// Who waits for somebody who waits for others gives up somewhat later than he, so that the first cause is his: first
+// the ranks of a host for each other, then leaders for those below them in the tree, from the leaves to the root, then
+// for the one above, from the root to the leaves, last followers for their leader.
+constexpr milliseconds wait_step{400};
+
+/// Stands before the records of a host, and before all of them.
+struct RoundHead {
+  std::uint32_t round = 0;
+  std::uint32_t record_bytes = 0;
+};
+
+/// Stands before a message.
+struct MessageHead {
+  std::uint64_t length = 0;
+};
+
+/// Of another host: whether it lives is seen in waits, by whether it answers.
+class Elsewhere final : public PeerLiveness {
+ public:
+  [[nodiscard]] bool is_dead() const noexcept override { return false; }
+};
+
+/// The deadline of the whole group, which may have been set after the local one was made.
+WaitOptions with_deadline(const SyncGroup& group, WaitOptions options) {
+  if (!options.timeout) options.timeout = group.timeout();
+  return options;
+}
+
+std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byte> records) {
+  std::vector<std::byte> bytes(sizeof head + records.size());
+  std::memcpy(bytes.data(), &head, sizeof head);
+  if (!records.empty()) std::memcpy(bytes.data() + sizeof head, records.data(), records.size());
+  return bytes;
+}
+
+}  // namespace
+
+void HostChannel::send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) {
+  DescriptorChannel& channel = channel_to(to);
+  try {
+    channel.send(hosts_.place_of[static_cast<std::size_t>(to)], note, descriptor, with_deadline(group_, options));
+  } catch (const Error&) {
+    group_.pass_on_local_failure();
+    throw;
+  }
+}
+
+DescriptorChannel::Received HostChannel::receive(int from, const WaitOptions& options) {
+  DescriptorChannel& channel = channel_to(from);
+  try {
+    return channel.receive(hosts_.place_of[static_cast<std::size_t>(from)], with_deadline(group_, options));
+  } catch (const Error&) {
+    group_.pass_on_local_failure();
+    throw;
+  }
+}
+
+DescriptorChannel& HostChannel::channel_to(int rank) const {
+  DescriptorChannel* channel = hosts_.is_here(rank) ? hosts_.local->descriptor_channel() : nullptr;
+  if (channel == nullptr)
+    throw Error(ErrorKind::unsupported, fmt::format("rank {} shares no memory with this one", rank), {.rank = rank});
+  return *channel;
+}
+
+MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
+                   std::shared_ptr<MpiGroup> parent)
+    : SyncGroup(family->rank(), std::move(met.ranks), met.nonce, timeout),
+      family_(std::move(family)),
+      number_(number),
+      hosts_(std::move(met.hosts)),
+      parent_(std::move(parent)),
+      views_(static_cast<std::size_t>(size())) {
+  family_->enroll(number_, *this);
+  if (!has_other_hosts()) return;
+  if (auto* group = dynamic_cast<sync::LocalGroup*>(hosts_.local.get()))
+    group->while_waiting([kin = family_]() -> std::chrono::nanoseconds {
+      try {
+        kin->pump();
+      } catch (const Error&) {
+        // The next call of MPI tells.
+      }
+      return kin->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
+    });
+}
+
+int MpiGroup::tag(int kind) const noexcept {
+  return (number_ + 1) * tags_a_group + kind;
+}
+int MpiGroup::data_tag() const noexcept {
+  return tag(data);
+}
+
+bool MpiGroup::shares_memory(int rank) const {
+  (void)info(rank);
+  return hosts_.is_here(rank);
+}
+
+int MpiGroup::host_of(int rank) const {
+  (void)info(rank);
+  return hosts_.host_of[static_cast<std::size_t>(rank)];
+}
+
+DescriptorChannel* MpiGroup::descriptor_channel() noexcept {
+  return local().descriptor_channel() == nullptr ? nullptr : &channel_;
+}
+
+std::shared_ptr<const PeerLiveness> MpiGroup::liveness(int rank) const {
+  if (!shares_memory(rank)) return std::make_shared<Elsewhere>();
+  return local().liveness(place_of(rank));
+}
+
+void MpiGroup::do_barrier(const WaitOptions& options) {
+  round({}, {}, options);
+}
+
+void MpiGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+  round(mine, all, options);
+}
+
+void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+  const Phase phase(*this, options.phase);
+  ++round_;
+  progress();
+  if (!has_other_hosts()) {
+    locally(-1, [&] { local().all_gather(mine, all, later(options)); });
+    return;
+  }
+  const std::size_t here = hosts_.members[static_cast<std::size_t>(hosts_.mine)].size();
+  std::vector<std::byte> records(mine.size() * here);
+  locally(-1, [&] { local().all_gather(mine, records, later(options)); });
+  const int leader = hosts_.leader(hosts_.mine);
+  const int levels = host_tree().height(0);
+  if (rank() != leader) {
+    // Step 4.
+    const std::vector<std::byte> answer =
+        locally(leader, [&] { return local().receive(0, all.size(), later(options, (2 * levels + 1) * wait_step)); });
+    if (answer.size() == all.size() && !all.empty()) std::memcpy(all.data(), answer.data(), all.size());
+    return;
+  }
+  gather_hosts(records, all, options);
+  for (std::size_t place = 1; place < here; ++place)
+    locally(hosts_.members[static_cast<std::size_t>(hosts_.mine)][place],
+            [&] { local().send(static_cast<int>(place), all, later(options, 2 * levels * wait_step)); });
+}
+
+void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte> all, const WaitOptions& options) {
+  const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
+  const RoundHead head{round_, record_bytes};
+  const HostTree tree = host_tree();
+  // Those of earlier rounds have arrived: answers to them have.
+  std::erase_if(rounds_, [](Pending& send) { return send.test(); });
+  // What another round's message would need at most: a longer one is an error of MPI's, and told as that.
+  const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
+    std::vector<std::byte> bytes =
+        take_message(from, this->tag(tag), sizeof head + SyncGroup::max_record * ranks, options, grace);
+    RoundHead theirs;
+    if (bytes.size() >= sizeof theirs) std::memcpy(&theirs, bytes.data(), sizeof theirs);
+    if (theirs.round == head.round && theirs.record_bytes == record_bytes &&
+        bytes.size() == sizeof theirs + ranks * record_bytes)
+      return bytes;
+    fail(Error(ErrorKind::rank_mismatch,
+               fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
+                           "the ranks are in different calls",
+                           options.phase, rank(), head.round, record_bytes, from, theirs.round, theirs.record_bytes),
+               {.rank = from}));
+  };
+  const std::vector<int> children = tree.children(hosts_.mine);
+  // Step 2.
+  std::vector<std::byte> below = with_head(head, here);
+  for (const int child : children) {
+    std::size_t ranks = 0;
+    for (const int host : tree.with_all_below(child)) ranks += hosts_.members[static_cast<std::size_t>(host)].size();
+    const std::vector<std::byte> records = take(hosts_.leader(child), up, ranks, tree.height(hosts_.mine) * wait_step);
+    below.insert(below.end(), records.begin() + sizeof head, records.end());
+  }
+  // Step 3.
+  const auto answer = std::make_shared<std::vector<std::byte>>();
+  if (hosts_.mine == 0) {
+    const std::byte* next = below.data() + sizeof head;
+    for (const int host : tree.with_all_below(0))
+      for (const int member : hosts_.members[static_cast<std::size_t>(host)]) {
+        if (record_bytes != 0)
+          std::memcpy(all.data() + static_cast<std::size_t>(member) * record_bytes, next, record_bytes);
+        next += record_bytes;
+      }
+    if (!children.empty()) *answer = with_head(head, all);
+  } else {
+    const int parent = hosts_.leader(tree.parent(hosts_.mine));
+    rounds_.push_back(send_copy(comm(), parent, tag(up), below));
+    *answer =
+        take(parent, down, static_cast<std::size_t>(size()), (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
+    if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
+  }
+  for (const int child : children)
+    rounds_.push_back(start_send(comm(), hosts_.leader(child), tag(down), *answer, answer));
+}
+
+std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                              std::chrono::milliseconds grace) {
+  MPI_Message found = MPI_MESSAGE_NULL;
+  MPI_Status status{};
+  const std::array<int, 1> on{from};
+  wait(
+      [&] {
+        int flag = 0;
+        check(MPI_Improbe(from, tag, comm().get(), &flag, &found, &status), "looking for a message");
+        return flag != 0;
+      },
+      {}, on, options, grace);
+  int length = 0;
+  check(MPI_Get_count(&status, MPI_BYTE, &length), "asking for a message's length");
+  if (static_cast<std::uint64_t>(length) > most)
+    fail(Error(ErrorKind::corrupt,
+               fmt::format("rank {} sends a message of {} bytes where at most {} can be", from, length, most),
+               {.rank = from}));
+  const auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(length));
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Imrecv(bytes->data(), length, MPI_BYTE, &found, &request), "receiving a message");
+  Pending pending(request, bytes);
+  wait([&] { return pending.test(); }, {}, on, options, grace);
+  return std::move(*bytes);
+}
+
+void MpiGroup::do_send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+  const Phase phase(*this, options.phase);
+  if (hosts_.is_here(to)) {
+    locally(to, [&] { local().send(place_of(to), message, later(options)); });
+    return;
+  }
+  const MessageHead head{message.size()};
+  const std::size_t first = std::min(message.size(), largest_piece - sizeof head);
+  std::vector<std::byte> bytes(sizeof head + first);
+  std::memcpy(bytes.data(), &head, sizeof head);
+  if (first != 0) std::memcpy(bytes.data() + sizeof head, message.data(), first);
+  const std::array<int, 1> on{to};
+  for (std::size_t sent = 0;;) {
+    auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag(Tag::message), bytes));
+    wait([&] { return pending->test(); }, {}, on, options, std::chrono::milliseconds(0));
+    progress();
+    sent += sent == 0 ? first : bytes.size();
+    if (sent >= message.size()) return;
+    const std::size_t piece = std::min(message.size() - sent, largest_piece);
+    bytes.assign(message.begin() + static_cast<std::ptrdiff_t>(sent),
+                 message.begin() + static_cast<std::ptrdiff_t>(sent + piece));
+  }
+}
+
+std::vector<std::byte> MpiGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
+  const Phase phase(*this, options.phase);
+  if (hosts_.is_here(from)) return locally(from, [&] { return local().receive(place_of(from), most, later(options)); });
+  MessageHead head;
+  std::vector<std::byte> bytes =
+      take_message(from, tag(Tag::message), largest_piece, options, std::chrono::milliseconds(0));
+  if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
+  if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
+    fail(Error(ErrorKind::corrupt,
+               fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, head.length, most),
+               {.rank = from}));
+  bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
+  while (bytes.size() < head.length) {
+    const std::vector<std::byte> more =
+        take_message(from, tag(Tag::message), head.length - bytes.size(), options, std::chrono::milliseconds(0));
+    bytes.insert(bytes.end(), more.begin(), more.end());
+    progress();
+  }
+  return bytes;
+}
+
+std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Tie tie) {
+  // The numbers of groups have to be the same on all ranks, and new on each: the largest that one has not used.
+  struct Proposal {
+    std::int32_t number;
+    Nonce nonce;  // rank 0's is the new group's
+  };
+  const Phase phase(*this, options.phase);
+  Proposal mine{family_->next_number(), {}};
+  os::random_bytes(mine.nonce);
+  std::vector<Proposal> cards(static_cast<std::size_t>(size()));
+  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
+  const int number = std::ranges::max_element(cards, {}, [](const Proposal& card) { return card.number; })->number;
+  if ((number + 2) * tags_a_group > comm().most_tag())
+    throw Error(ErrorKind::unsupported,
+                fmt::format("{} groups of one communicator are more than MPI has tags for", number));
+  family_->claim(number);
+  Met met;
+  met.nonce = cards.front().nonce;
+  for (int rank = 0; rank < size(); ++rank) met.ranks.push_back(info(rank));
+  met.hosts = hosts_;
+  met.hosts.local = locally(-1, [&] {
+    return tie == Tie::companion ? local().companion(later(options)) : local().duplicate(later(options));
+  });
+  std::shared_ptr<MpiGroup> parent;
+  if (tie == Tie::companion) parent = std::static_pointer_cast<MpiGroup>(shared_from_this());
+  auto copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(), std::move(parent));
+  do_barrier(options);
+  return copy;
+}
+
+}  // namespace muster::mpi

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// MpiGroup: ranks on several hosts. On each host they meet in shared memory (a local group); the first rank of each
+// host, its leader, speaks for them by MPI.
+//
+// A round (barrier, all-gather):
+//  1. The ranks of a host give their records to each other in a round of the local group.
+//  2. The hosts are a tree (host_tree.hpp) whose root is rank 0's. Each leader takes the records of all hosts below its
+//     own, puts its host's before them, and sends them on.
+//  3. The root has all of them, and they go down the same way: each leader takes them and sends them to those below.
+//  4. Each leader gives them to the ranks of its host.
+// With one host it is the local group's round and nothing else.
+//
+// A message between ranks of two hosts is one MPI message (more beyond 1 GiB); on one host it goes the local group's
+// way.
+//
+// Failures: who finds one tells ranks of each other host, all of them where they are few; the local groups tell the
+// rest. The dead are found by those who share their host, and told by them; a host that is silent as a whole, by the
+// deadline. A rank that waits for one of another host asks it every second whether it moves: ranks answer whenever they
+// are inside the library, waits within a host included. Those messages are the family's (family.hpp).
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/mpi/control.hpp"
+#include "src/mpi/family.hpp"
+#include "src/mpi/host_tree.hpp"
+#include "src/mpi/hosts.hpp"
+#include "src/sync/descriptor_channel.hpp"
+
+namespace muster::mpi {
+
+class MpiGroup;
+
+/// The local group's channel, by the numbers of the whole group.
+class HostChannel final : public DescriptorChannel {
+ public:
+  HostChannel(MpiGroup& group, const Hosts& hosts) : group_(group), hosts_(hosts) {}
+  void send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) override;
+  Received receive(int from, const WaitOptions& options) override;
+
+ private:
+  [[nodiscard]] DescriptorChannel& channel_to(int rank) const;
+  MpiGroup& group_;
+  const Hosts& hosts_;
+};
+
+class MpiGroup final : public SyncGroup, private Listener {
+ public:
+  MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
+           std::shared_ptr<MpiGroup> parent = nullptr);
+  ~MpiGroup() override;
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return "mpi"; }
+  [[nodiscard]] bool shares_memory(int rank) const override;
+  [[nodiscard]] int host_of(int rank) const override;
+  [[nodiscard]] DescriptorChannel* descriptor_channel() noexcept override;
+  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
+  void poison(const Error& cause) noexcept override;
+  [[nodiscard]] std::optional<Error> failure() const override;
+  void progress() noexcept override;
+
+  [[nodiscard]] const Hosts& hosts() const noexcept { return hosts_; }
+  [[nodiscard]] const Comm& comm() const noexcept { return family_->comm(); }
+  [[nodiscard]] Family& family() const noexcept { return *family_; }
+  /// This tag and the three after it are the routes' own.
+  [[nodiscard]] int data_tag() const noexcept;
+
+  /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
+  /// What the local group has failed with is this group's failure; other hosts are told of what began on this one.
+  void pass_on_local_failure() noexcept;
+
+  template <class Done>
+  void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
+
+ protected:
+  void do_barrier(const WaitOptions& options) override;
+  void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
+  void do_send(int to, std::span<const std::byte> message, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) override;
+  void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                     std::span<const int> on, const WaitOptions& options) override;
+  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) override;
+
+ private:
+  class Phase;
+  /// What is known of a rank of another host.
+  struct View {
+    std::uint64_t progress = 0;
+    int waits_for = -1;
+    bool has_left = false;
+    bool is_dead = false;
+    bool is_asked = false;  // and has not answered yet
+    std::string phase;
+    std::chrono::steady_clock::time_point asked{};
+    std::chrono::steady_clock::time_point heard{};
+  };
+  /// How the ranks that one waits for get on, with all those that they wait for themselves.
+  struct Chain {
+    std::uint64_t progress = 0;
+    int end = 0;
+  };
+
+  void take(const Control& control) override;
+  void end() noexcept override;
+  [[nodiscard]] int tag(int kind) const noexcept;
+  std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                      std::chrono::milliseconds grace);
+  void tell_leaving() noexcept;
+  void tell_other_hosts(const Error& cause) noexcept;
+  [[noreturn]] void fail(const Error& cause);
+  void remember(const Error& cause) noexcept;
+  void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+            std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace);
+  Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
+  /// Ranks of this host: who waits for them elsewhere is told; a companion fails whoever waits for them.
+  void look_for_the_dead(const WaitOptions& options);
+  void tell_other_hosts(const Control& notice);
+  [[noreturn]] void time_out(const std::vector<int>& late, std::chrono::steady_clock::duration waited,
+                             const WaitOptions& options);
+  /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
+  template <class Call>
+  auto locally(int on, const Call& call);
+  /// With this group's deadline, not the local group's own, and `grace` more.
+  [[nodiscard]] WaitOptions later(const WaitOptions& options,
+                                  std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
+  void round(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options);
+  [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
+  void gather_hosts(std::span<const std::byte> here, std::span<std::byte> all, const WaitOptions& options);
+  [[nodiscard]] std::string describe(int rank);
+  [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
+  [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
+
+  std::shared_ptr<Family> family_;
+  int number_;
+  Hosts hosts_;
+  HostChannel channel_{*this, hosts_};
+  std::shared_ptr<MpiGroup> parent_;
+  std::uint32_t round_ = 0;
+  mutable std::mutex failure_mutex_;
+  std::optional<Error> failure_;
+  std::vector<Pending> rounds_;  // sends of rounds
+  std::atomic<std::uint64_t> progress_{0};
+  std::atomic<int> waits_for_{-1};
+  std::atomic<const char*> phase_{"between calls"};
+  std::vector<View> views_;  // guarded by the family's lock
+  std::atomic<bool> has_ended_{false};
+  std::atomic<bool> has_passed_on_{false};
+  std::chrono::steady_clock::time_point looked_around_{};
+};
+
+template <class Done>
+void MpiGroup::wait_for(const Done& done, std::span<const int> on, const WaitOptions& options) {
+  wait(done, {}, on, options, std::chrono::milliseconds(0));
+}
+
+}  // namespace muster::mpi

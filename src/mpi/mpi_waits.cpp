@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an MpiGroup waits, how it fails and how it ends.
+
+#include "src/mpi/mpi_waits.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "muster/log.hpp"
+#include "src/base/fixed_text.hpp"
+#include "src/mpi/ending.hpp"
+
+namespace muster::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// Long enough for an answer of a network, short against the scheduler's slice where ranks are more than cores.
+constexpr std::chrono::microseconds spinning{200};
+constexpr std::chrono::microseconds nap{100};
+constexpr milliseconds slice{20};
+constexpr milliseconds asking{1000};
+// A rank that has left may have sent before what is waited for.
+constexpr milliseconds last_messages{200};
+// Ranks of another host that are told of a failure: one must listen, and all are where they are few.
+constexpr int most_told = 64;
+
+double seconds(Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+MpiGroup::~MpiGroup() {
+  if (!is_owner_process()) return;
+  pass_on_local_failure();
+  tell_leaving();
+  family_->resign(number_);
+  advance_endings();
+}
+
+void MpiGroup::tell_leaving() noexcept {
+  if (!has_other_hosts() || failure() || has_ended_.load()) return;
+  try {
+    // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
+    Control notice;
+    notice.kind = ControlKind::left;
+    notice.from = rank();
+    notice.group = number_;
+    if (rank() != hosts_.leader(hosts_.mine)) return;
+    const HostTree tree = host_tree();
+    for (const int child : tree.children(hosts_.mine)) family_->tell(hosts_.leader(child), notice);
+    if (hosts_.mine != 0) family_->tell(hosts_.leader(tree.parent(hosts_.mine)), notice);
+  } catch (const std::exception&) {
+    // They find out by their own deadlines.
+  }
+}
+
+void MpiGroup::end() noexcept {
+  tell_leaving();
+  const Error ended(ErrorKind::argument,
+                    "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
+                    {.rank = rank()});
+  remember(ended);
+  has_ended_.store(true);
+}
+
+void MpiGroup::take(const Control& control) {
+  View& view = views_[static_cast<std::size_t>(control.from)];
+  view.heard = Clock::now();
+  switch (control.kind) {
+    case ControlKind::failure: {
+      const Error cause = to_error(control);
+      remember(cause);
+      local().poison(cause);
+      break;
+    }
+    case ControlKind::left:
+      view.has_left = true;
+      view.phase = "leaving";
+      break;
+    case ControlKind::ask: {
+      Control answer;
+      answer.kind = ControlKind::answer;
+      answer.from = rank();
+      answer.group = number_;
+      answer.progress = progress_.load(std::memory_order_relaxed);
+      // Of a companion: what the rank does with the other group counts, too.
+      if (parent_) answer.progress += parent_->progress_.load(std::memory_order_relaxed);
+      answer.waits_for = waits_for_.load();
+      put_text(answer.phase, phase_.load());
+      family_->tell(control.from, answer);
+      break;
+    }
+    case ControlKind::answer:
+      view.is_asked = false;
+      if (control.has_left != 0) {
+        view.has_left = true;
+        view.phase = "leaving";
+        break;
+      }
+      view.progress = control.progress;
+      view.waits_for = control.waits_for;
+      view.phase = get_text(control.phase);
+      break;
+    case ControlKind::died:
+      if (control.about >= 0 && control.about < size()) views_[static_cast<std::size_t>(control.about)].is_dead = true;
+      break;
+    case ControlKind::farewell:
+      break;
+  }
+}
+
+void MpiGroup::tell_other_hosts(const Control& notice) {
+  const int others = static_cast<int>(hosts_.members.size()) - 1;
+  for (int host = 0; host <= others; ++host) {
+    if (host == hosts_.mine) continue;
+    // Beginning with the counterpart: together the ranks of this host tell all of that one.
+    const std::vector<int>& members = hosts_.members[static_cast<std::size_t>(host)];
+    const std::size_t count = std::min(static_cast<std::size_t>(std::max(2, most_told / others)), members.size());
+    for (std::size_t i = 0; i < count; ++i)
+      family_->tell(members[(static_cast<std::size_t>(place_of(rank())) + i) % members.size()], notice);
+  }
+}
+
+void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
+  family_->has_failed();
+  if (!has_other_hosts()) return;
+  try {
+    tell_other_hosts(failure_notice(rank(), number_, cause));
+    // This process may end soon.
+    family_->flush(milliseconds(500));
+  } catch (const std::exception&) {
+    // They find out by their own deadlines.
+  }
+}
+
+void MpiGroup::pass_on_local_failure() noexcept {
+  const std::optional<Error> cause = local().failure();
+  if (!cause || has_passed_on_.exchange(true)) return;
+  remember(*cause);
+  // What began on another host is known there.
+  if (!cause->rank() || *cause->rank() < 0 || *cause->rank() >= size() || hosts_.is_here(*cause->rank()))
+    tell_other_hosts(*cause);
+}
+
+void MpiGroup::remember(const Error& cause) noexcept {
+  const std::lock_guard lock(failure_mutex_);
+  if (!failure_) failure_ = cause;
+}
+
+void MpiGroup::poison(const Error& cause) noexcept {
+  const bool is_first = !failure();
+  remember(cause);
+  has_passed_on_.store(true);
+  local().poison(cause);
+  if (is_first) tell_other_hosts(cause);
+}
+
+std::optional<Error> MpiGroup::failure() const {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (failure_) return failure_;
+  }
+  if (auto cause = local().failure()) return cause;
+  return parent_ ? parent_->failure() : std::nullopt;
+}
+
+void MpiGroup::fail(const Error& cause) {
+  const std::optional<Error> earlier = failure();
+  poison(cause);
+  throw earlier.value_or(cause);
+}
+
+void MpiGroup::progress() noexcept {
+  progress_.fetch_add(1, std::memory_order_relaxed);
+  if (parent_) parent_->progress_.fetch_add(1, std::memory_order_relaxed);
+  local().progress();
+  // Who asks must hear from a rank that works for long inside one call.
+  const milliseconds often = family_->is_under_way() ? milliseconds(1) : milliseconds(200);
+  if ((!has_other_hosts() && !family_->is_under_way()) || family_->since_pumped() < often) return;
+  try {
+    family_->pump();
+  } catch (const Error&) {
+    // The next wait tells.
+  }
+}
+
+WaitOptions MpiGroup::later(const WaitOptions& options, milliseconds grace) const {
+  WaitOptions longer = options;
+  longer.timeout = options.timeout.value_or(timeout()) + grace;
+  return longer;
+}
+
+std::string MpiGroup::describe(int rank) {
+  const RankInfo& peer = info(rank);
+  const auto hold = family_->lock();
+  const Clock::time_point now = Clock::now();
+  const auto answers = [&](int other) {
+    const View& view = views_[static_cast<std::size_t>(other)];
+    return view.heard != Clock::time_point{} && now - view.heard < 3 * asking;
+  };
+  const View& view = views_[static_cast<std::size_t>(rank)];
+  std::string words = fmt::format("rank {} (host {}, pid {}, {}{})", rank, peer.host, peer.pid,
+                                  view.has_left          ? "left the group"
+                                  : hosts_.is_here(rank) ? "on this host"
+                                  : answers(rank)        ? "alive"
+                                                         : "does not answer",
+                                  view.phase.empty() ? std::string() : fmt::format(", last seen in '{}'", view.phase));
+  const std::vector<int>& mates =
+      hosts_.members[static_cast<std::size_t>(hosts_.host_of[static_cast<std::size_t>(rank)])];
+  if (mates.size() > 1 && !hosts_.is_here(rank) && std::ranges::none_of(mates, answers))
+    words += fmt::format(" and the {} other rank{} of that host", mates.size() - 1, mates.size() == 2 ? "" : "s");
+  return words;
+}
+
+MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseconds every) {
+  const auto hold = family_->lock();
+  const Clock::time_point now = Clock::now();
+  Chain chain{0, rank};
+  int at = rank;
+  for (int steps = 0; at >= 0 && at < size() && at != this->rank() && steps < size(); ++steps) {
+    View& link = views_[static_cast<std::size_t>(at)];
+    // A question that was not taken in yet needs no second one.
+    if (now - begin > every && now - link.asked > every && !link.is_asked && !hosts_.is_here(at)) {
+      link.asked = now;
+      link.is_asked = true;
+      Control question;
+      question.kind = ControlKind::ask;
+      question.from = this->rank();
+      question.group = number_;
+      family_->tell(at, question);
+    }
+    chain.progress += link.progress;
+    chain.end = at;
+    at = link.waits_for;
+  }
+  // A circle, or one that comes back here: whom this rank waits for is as good as any.
+  if (at >= 0) chain.end = rank;
+  return chain;
+}
+
+void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                    std::span<const int> on, const WaitOptions& options, milliseconds grace) {
+  struct Seen {
+    std::uint64_t progress = 0;
+    Clock::time_point since;
+  };
+  const Clock::time_point begin = Clock::now();
+  const milliseconds timeout = options.timeout.value_or(this->timeout()) + grace;
+  // Several times within the deadline, however short: who is not asked cannot say that it moves.
+  const milliseconds every = std::min(asking, timeout / 5);
+  struct Awaiting {
+    std::atomic<int>& place;
+    int before;
+    ~Awaiting() { place.store(before); }
+  } const awaiting{waits_for_, waits_for_.exchange(on.empty() ? -1 : on.front())};
+  std::vector<Seen> seen(on.size(), Seen{0, begin});
+  Clock::time_point looked = begin;
+  Clock::time_point logged = begin;
+  // Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
+  const auto look_around = [&](Clock::time_point now) {
+    if (now - looked_around_ < slice) return;
+    looked_around_ = now;
+    look_for_the_dead(options);
+  };
+  look_around(begin);
+  while (!done()) {
+    family_->pump();
+    if (const auto cause = failure()) {
+      pass_on_local_failure();
+      throw *cause;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now - begin < spinning && !sleep) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (options.stop.stop_requested())
+      fail(Error(ErrorKind::cancelled,
+                 fmt::format("rank {} (host {}, pid {}) cancelled '{}'", rank(), info(rank()).host, info(rank()).pid,
+                             options.phase),
+                 {.rank = rank(), .pid = info(rank()).pid, .host = info(rank()).host}));
+    if (sleep)
+      sleep(slice);
+    else
+      std::this_thread::sleep_for(nap);
+    if (now - looked < slice) continue;
+    looked = now;
+    look_around(now);
+    advance_endings();
+    std::vector<int> late;
+    for (std::size_t i = 0; i < on.size(); ++i) {
+      const Chain chain = ask_along(on[i], begin, every);
+      const char* end = nullptr;
+      {
+        const auto hold = family_->lock();
+        const View& view = views_[static_cast<std::size_t>(on[i])];
+        if (view.has_left && now - view.heard > last_messages) end = "left the group";
+        if (view.is_dead) end = "died";
+      }
+      if (end != nullptr && !done())
+        fail(Error(ErrorKind::peer_lost,
+                   fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'", on[i], info(on[i]).host,
+                               info(on[i]).pid, end, rank(), options.phase),
+                   {.rank = on[i], .pid = info(on[i]).pid, .host = info(on[i]).host}));
+      if (chain.progress != seen[i].progress) {
+        seen[i] = {chain.progress, now};
+        local().progress();
+      }
+      if (now - seen[i].since > timeout && std::ranges::find(late, chain.end) == late.end()) late.push_back(chain.end);
+    }
+    if (!late.empty() && !done()) time_out(late, now - begin, options);
+    // Whoever of this host waits for this rank waits for what it waits for, until its own deadline says whom to blame.
+    local().progress();
+    if (now - logged > std::chrono::seconds(30)) {
+      logged = now;
+      std::string names;
+      for (const int rank : on) names += (names.empty() ? "" : ", ") + describe(rank);
+      log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}", rank(), seconds(now - begin),
+                                         options.phase, names));
+    }
+  }
+}
+
+void MpiGroup::look_for_the_dead(const WaitOptions& options) {
+  for (const int rank : hosts_.members[static_cast<std::size_t>(hosts_.mine)]) {
+    if (rank == this->rank() || !liveness(rank)->is_dead()) continue;
+    if (parent_)
+      fail(Error(ErrorKind::peer_lost,
+                 fmt::format("rank {} (host {}, pid {}) died while rank {} was in '{}'", rank, info(rank).host,
+                             info(rank).pid, this->rank(), options.phase),
+                 {.rank = rank, .pid = info(rank).pid, .host = info(rank).host}));
+    const auto hold = family_->lock();
+    View& view = views_[static_cast<std::size_t>(rank)];
+    if (std::exchange(view.is_dead, true)) continue;
+    Control notice;
+    notice.kind = ControlKind::died;
+    notice.from = this->rank();
+    notice.group = number_;
+    notice.about = rank;
+    tell_other_hosts(notice);
+  }
+}
+
+void MpiGroup::time_out(const std::vector<int>& late, Clock::duration waited, const WaitOptions& options) {
+  std::string names;
+  for (const int rank : late) names += (names.empty() ? "" : ", ") + describe(rank);
+  const RankInfo& first = info(late.front());
+  fail(Error(ErrorKind::timeout,
+             fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does and "
+                         "whether that host can be reached, or raise the timeout (MUSTER_TIMEOUT, seconds)",
+                         rank(), seconds(waited), options.phase, names),
+             {.rank = late.front(), .pid = first.pid, .host = first.host}));
+}
+
+void MpiGroup::do_wait_until(const std::function<bool()>& done,
+                             const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                             const WaitOptions& options) {
+  if (!std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+    wait(done, sleep, on, options, milliseconds(0));
+    return;
+  }
+  std::vector<int> places;
+  for (const int rank : on) places.push_back(place_of(rank));
+  locally(on.empty() ? -1 : on.front(), [&] { local().wait_until(done, sleep, places, later(options)); });
+}
+
+}  // namespace muster::mpi

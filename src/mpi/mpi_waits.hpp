@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What MpiGroup's waits are made of.
+
+#include "src/mpi/mpi_group.hpp"
+
+namespace muster::mpi {
+
+/// A call of the group: what this rank is in, for those who ask. Throws where the thread may not call MPI.
+class MpiGroup::Phase {
+ public:
+  Phase(MpiGroup& group, const char* phase) : group_(group) {
+    if (group.has_ended_.load()) throw *group.failure();
+    if (group.has_other_hosts()) group.family_->enter();
+    before_ = group.phase_.exchange(phase);
+  }
+  ~Phase() { group_.phase_.store(before_); }
+  Phase(const Phase&) = delete;
+  Phase& operator=(const Phase&) = delete;
+
+ private:
+  MpiGroup& group_;
+  const char* before_ = nullptr;
+};
+
+template <class Call>
+auto MpiGroup::locally(int on, const Call& call) {
+  struct Awaiting {
+    std::atomic<int>& place;
+    int before;
+    ~Awaiting() { place.store(before); }
+  } const awaiting{waits_for_, waits_for_.exchange(on)};
+  try {
+    return call();
+  } catch (const Error&) {
+    // An argument error leaves the local group as it was.
+    if (!local().failure()) throw;
+    pass_on_local_failure();
+    throw *failure();
+  }
+}
+
+}  // namespace muster::mpi

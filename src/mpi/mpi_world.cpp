@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// MPI_COMM_WORLD as world().
+//
+// A process manager of MPI takes a process that has initialised MPI and ends without MPI_Finalize for one that has
+// crashed: it kills the others and the job has failed, whatever the process's own status was. So where Muster has
+// initialised MPI it also finalises it, at exit, when the groups of all ranks have ended in order; where they have not
+// (somebody died, or does not come), MPI_Finalize would wait for ever and is left out: then the job has failed. Where
+// it does not return although all have ended, this process says to its process manager what MPI_Finalize would have
+// said.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "muster/log.hpp"
+#include "muster/mpi.hpp"
+#include "src/mpi/ending.hpp"
+#include "src/os/process.hpp"
+#include "src/os/signal_action.hpp"
+#include "src/sync/mpi_library.hpp"
+
+namespace muster::mpi {
+namespace {
+
+std::int64_t initialiser = 0;  // the process that has initialised MPI
+
+// All ranks have said that they are through when it is called.
+constexpr std::chrono::seconds longest_finalize{10};
+
+/// MPI_Finalize may wait for ever (ending.hpp). This process is in exit() already, and nothing of it is left to do:
+/// past a deadline it ends without.
+void finalise_or_leave(int status) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool has_returned = false;
+  std::thread watch([&] {
+    std::unique_lock lock(mutex);
+    if (changed.wait_for(lock, longest_finalize, [&] { return has_returned; })) return;
+    log(LogLevel::warning,
+        "MPI: MPI_Finalize did not return: the process ends without it, and mpiexec takes the job for failed, although "
+        "its work is done");
+    ::_exit(status);
+  });
+  MPI_Finalize();
+  {
+    const std::lock_guard lock(mutex);
+    has_returned = true;
+  }
+  changed.notify_all();
+  watch.join();
+}
+
+void finalise_at_exit(int status, void*) {
+  // Not in a forked child.
+  if (os::process_id() != initialiser || !is_running()) return;
+  set_world(nullptr);
+  if (end_all())
+    finalise_or_leave(status);
+  else
+    log(LogLevel::warning, "MPI: MPI_Finalize is left out at the end of this process: it would wait for ever");
+}
+
+void initialise() {
+  int level = MPI_THREAD_SINGLE;
+  const os::SignalAction before(SIGUSR1);
+  // Several, because a program that does not know of MPI does not know of its rules for threads either.
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  // By that signal MPICH's mpiexec tells that a rank has died, and the next call of MPI asks it which: it waits for
+  // ever where the network to mpiexec has gone. The dead are found here without it.
+  before.restore_or_ignore();
+  initialiser = os::process_id();
+  ::on_exit(finalise_at_exit, nullptr);
+}
+
+std::string library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "MPI of an unknown kind";
+  std::string words(text.data());
+  words.resize(std::min(words.find('\n'), words.size()));
+  for (char& c : words)
+    if (c == '\t') c = ' ';
+  while (!words.empty() && words.back() == ' ') words.pop_back();
+  return words;
+}
+
+std::shared_ptr<SyncGroup> make_world(const sync::Start& start) {
+  int flag = 0;
+  check(MPI_Finalized(&flag), "asking whether MPI has ended");
+  if (flag != 0)
+    throw Error(
+        ErrorKind::argument,
+        "world(): MPI has started this process, but it has ended MPI already (MPI_Finalize): call world() before");
+  if (must_rest()) throw Error(ErrorKind::unsupported, std::string("world(): ") + resting_words);
+  if (!is_running()) initialise();
+  int size = 0;
+  int rank = 0;
+  check(MPI_Comm_size(MPI_COMM_WORLD, &size), "asking for the number of ranks");
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "asking for the rank");
+  if (start.size > 1 && (size != start.size || rank != start.rank))
+    throw Error(ErrorKind::unsupported,
+                fmt::format("world(): the environment says {}, but MPI says rank {} of {}: the ranks were started by "
+                            "another MPI than libmuster-mpi is built with ({}); start them with that one's mpiexec",
+                            start.said, rank, size, library_version()));
+  return mpi_group(MPI_COMM_WORLD);
+}
+
+int ranks() {
+  int size = 0;
+  return is_running() && MPI_Comm_size(MPI_COMM_WORLD, &size) == MPI_SUCCESS ? size : 0;
+}
+
+[[maybe_unused]] const bool is_registered = [] {
+  sync::set_mpi_support({.ranks = ranks, .make_world = make_world, .describe = library_version});
+  return true;
+}();
+
+}  // namespace
+}  // namespace muster::mpi

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/mpi/receive_pool.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "muster/error.hpp"
+
+namespace muster::mpi {
+namespace {
+
+// Less than this is not worth a buffer of its own: it stays behind the one that was asked for.
+constexpr std::uint64_t least_rest = 64 << 10;
+// More free buffers than that are crumbs.
+constexpr std::size_t most_free = 256;
+constexpr std::chrono::milliseconds headroom_age{50};
+
+}  // namespace
+
+/// A buffer outside; the pool has it again when its last owner goes.
+struct ReceivePool::Lent {
+  os::PrivateMemory memory;
+  std::weak_ptr<ReceivePool> pool;
+
+  Lent(os::PrivateMemory taken, std::weak_ptr<ReceivePool> from) noexcept
+      : memory(std::move(taken)), pool(std::move(from)) {}
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent() {
+    if (const auto owner = pool.lock()) owner->give_back(std::move(memory));
+  }
+};
+
+std::vector<ReceivePool::Buffer> ReceivePool::take(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  // The largest first: what is left of a free buffer may serve the smaller ones.
+  std::ranges::stable_sort(order, std::greater<>{}, [&](std::size_t i) { return sizes[i]; });
+  std::vector<Buffer> buffers(sizes.size());
+  const std::uint64_t before = bytes();
+  {
+    const std::lock_guard lock(mutex_);
+    limit_ = limit;
+  }
+  for (const std::size_t i : order) {
+    if (sizes[i] == 0) continue;
+    auto lent = std::make_shared<Lent>(os::PrivateMemory(), weak_from_this());
+    {
+      const std::lock_guard lock(mutex_);
+      lent->memory = find(sizes[i]);
+      lent_ += lent->memory.size();
+    }
+    buffers[i].bytes = lent->memory.size();
+    std::byte* data = lent->memory.data();
+    buffers[i].data = std::shared_ptr<std::byte>(std::move(lent), data);
+  }
+  const std::lock_guard lock(mutex_);
+  trim_locked(std::min(limit_, std::max(before, lent_) - lent_));
+  return buffers;
+}
+
+/// Free memory of that size: the smallest that is large enough, else the largest, grown, else fresh.
+os::PrivateMemory ReceivePool::find(std::uint64_t bytes) {
+  auto best = free_.end();
+  for (auto at = free_.begin(); at != free_.end(); ++at) {
+    if (best == free_.end()) {
+      best = at;
+    } else if (best->size() < bytes ? at->size() > best->size() : at->size() >= bytes && at->size() <= best->size()) {
+      best = at;
+    }
+  }
+  if (best == free_.end()) return os::PrivateMemory(bytes);
+  os::PrivateMemory memory = std::move(*best);
+  free_.erase(best);
+  free_bytes_ -= memory.size();
+  try {
+    memory.grow(bytes);
+  } catch (const Error&) {
+    free_bytes_ += memory.size();
+    free_.push_back(std::move(memory));
+    throw;
+  }
+  if (memory.size() >= os::whole_pages(bytes) + least_rest) {
+    os::PrivateMemory rest = memory.split(bytes);
+    free_bytes_ += rest.size();
+    free_.push_back(std::move(rest));
+  }
+  return memory;
+}
+
+std::uint64_t ReceivePool::free_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return free_bytes_;
+}
+
+std::uint64_t ReceivePool::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return lent_ + free_bytes_;
+}
+
+std::uint64_t ReceivePool::trim(std::uint64_t most) {
+  const std::lock_guard lock(mutex_);
+  return trim_locked(most);
+}
+
+std::uint64_t ReceivePool::trim_locked(std::uint64_t most) noexcept {
+  std::uint64_t gone = 0;
+  std::size_t count = 0;
+  while (count < free_.size() && (free_bytes_ - gone > most || free_.size() - count > most_free))
+    gone += free_[count++].size();
+  free_.erase(free_.begin(), free_.begin() + static_cast<std::ptrdiff_t>(count));
+  free_bytes_ -= gone;
+  return gone;
+}
+
+os::MemoryHeadroom ReceivePool::headroom() {
+  const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (now - looked_ > headroom_age) {
+    headroom_ = os::memory_headroom(os::Backing::anonymous);
+    looked_ = now;
+  }
+  return headroom_;
+}
+
+void ReceivePool::give_back(os::PrivateMemory memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  lent_ -= memory.size();
+  const std::uint64_t bytes = memory.size();
+  try {
+    free_.push_back(std::move(memory));
+    free_bytes_ += bytes;
+  } catch (const std::bad_alloc&) {
+    return;  // it goes
+  }
+  trim_locked(limit_);
+}
+
+}  // namespace muster::mpi

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Memory of the first rank for what comes from other hosts: used again, because fresh memory costs page faults, more
+// than the network does.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "src/os/private_memory.hpp"
+#include "src/os/shared_memory.hpp"
+
+namespace muster::mpi {
+
+/// Thread-safe. Buffers go back to it when nobody holds them, and outlive it.
+class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
+ public:
+  struct Buffer {
+    std::shared_ptr<std::byte> data;  ///< at the begin of a page; not initialised; null where nothing was asked for
+    std::uint64_t bytes = 0;
+  };
+  /// A buffer of each size, from free memory as far as there is some: afterwards the pool has grown by no more than the
+  /// sum of the sizes beyond that. At most `limit` bytes stay free from now on. Throws Error(no_space).
+  std::vector<Buffer> take(std::span<const std::uint64_t> sizes, std::uint64_t limit);
+  /// Nobody holds them.
+  [[nodiscard]] std::uint64_t free_bytes() const;
+  /// Bytes in it and lent out.
+  [[nodiscard]] std::uint64_t bytes() const;
+  /// Free bytes beyond `most` go back to the system, what was used longest ago first; returns how many went.
+  std::uint64_t trim(std::uint64_t most);
+  /// What the host still has, as of a moment ago: asked for in every exchange.
+  os::MemoryHeadroom headroom();
+
+ private:
+  struct Lent;
+  os::PrivateMemory find(std::uint64_t bytes);
+  void give_back(os::PrivateMemory memory) noexcept;
+  std::uint64_t trim_locked(std::uint64_t most) noexcept;
+  mutable std::mutex mutex_;
+  std::vector<os::PrivateMemory> free_;  // what was used last at the end
+  std::uint64_t free_bytes_ = 0;
+  std::uint64_t lent_ = 0;
+  std::uint64_t limit_ = UINT64_MAX;
+  os::MemoryHeadroom headroom_;
+  std::chrono::steady_clock::time_point looked_{};
+};
+
+}  // namespace muster::mpi

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Libraries that are loaded when they are first needed. They are never unloaded: what they load has handlers that run
+// at exit.
+
+#include <string>
+
+namespace muster::os {
+
+struct LoadedLibrary {
+  void* handle = nullptr;    ///< null where it could not be loaded
+  std::string file;          ///< what was loaded, else the first file that was looked for
+  std::string failure = {};  ///< the loader's words about each place that it was looked for in
+};
+
+/// Loads the library of that file name, from the folder of the library or program that `code` (a function's address)
+/// belongs to, else where the system looks.
+LoadedLibrary load_library(const void* code, const std::string& name);
+
+/// The address of a symbol of it; null where there is none.
+void* find_symbol(const LoadedLibrary& library, const char* name) noexcept;
+
+}  // namespace muster::os

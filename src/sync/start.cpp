@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers are those of start.hpp.
+
+#include "src/sync/start.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string_view>
+
+#include "muster/error.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::sync {
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(const Surroundings& surroundings) : surroundings_(surroundings) {}
+
+  [[nodiscard]] std::optional<std::string> text(const char* name) const { return surroundings_.variable(name); }
+  [[nodiscard]] bool has(const char* name) const { return text(name).has_value(); }
+  [[nodiscard]] std::string text_or_nothing(const char* name) const { return text(name).value_or(""); }
+  [[nodiscard]] std::optional<int> number(const char* name) const {
+    const auto found = text(name);
+    if (!found) return std::nullopt;
+    int value = 0;
+    const auto [end, error] = std::from_chars(found->data(), found->data() + found->size(), value);
+    if (error != std::errc{} || end != found->data() + found->size() || value < 0)
+      throw Error(ErrorKind::argument,
+                  fmt::format("the environment's {} is '{}': it must be a number from 0 on", name, *found));
+    return value;
+  }
+  [[nodiscard]] bool is_socket(int descriptor) const { return surroundings_.is_socket(descriptor); }
+
+ private:
+  const Surroundings& surroundings_;
+};
+
+/// What two variables say. Throws where that cannot be.
+void tell(Start& start, const char* rank_name, int rank, const char* size_name, int size) {
+  start.rank = rank;
+  start.size = size;
+  start.said = fmt::format("{}={} {}={}", rank_name, rank, size_name, size);
+  if (start.size < 1 || start.rank >= start.size)
+    throw Error(ErrorKind::argument, fmt::format("the environment says rank {} in a world of {} ranks, which cannot be",
+                                                 start.rank, start.size));
+}
+
+/// Step 1. PMI and its successor tell a process its rank; whether somebody listens is seen by the channel to it.
+std::optional<Start> started_by_mpi(const Reader& environment) {
+  Start start;
+  start.by = StartedBy::mpi;
+  start.is_here = false;
+  const auto rank = environment.number("PMI_RANK");
+  const auto size = environment.number("PMI_SIZE");
+  if (rank && size) {
+    const auto descriptor = environment.number("PMI_FD");
+    if (descriptor ? environment.is_socket(*descriptor)
+                   : environment.has("PMI_PORT") || environment.has("PMI_CONTROL_PORT")) {
+      tell(start, "PMI_RANK", *rank, "PMI_SIZE", *size);
+      return start;
+    }
+  }
+  const auto open_rank = environment.number("OMPI_COMM_WORLD_RANK");
+  const auto open_size = environment.number("OMPI_COMM_WORLD_SIZE");
+  if (open_rank && open_size) {
+    tell(start, "OMPI_COMM_WORLD_RANK", *open_rank, "OMPI_COMM_WORLD_SIZE", *open_size);
+    return start;
+  }
+  if (const auto pmix_rank = environment.number("PMIX_RANK")) {
+    start.rank = *pmix_rank;
+    // PMIx tells the number of processes by calls alone.
+    start.size = environment.number("SLURM_STEP_NUM_TASKS").value_or(0);
+    start.said = fmt::format("PMIX_RANK={}", *pmix_rank);
+    return start;
+  }
+  return std::nullopt;
+}
+
+/// Step 2.
+std::optional<Start> started_by_launcher(const Reader& environment) {
+  const auto rank = environment.number("RANK");
+  const auto size = environment.number("WORLD_SIZE");
+  if (!rank && !size) return std::nullopt;
+  if (!rank || !size)
+    throw Error(ErrorKind::argument,
+                fmt::format("the environment has RANK or WORLD_SIZE but not {}: set all of them or "
+                            "none",
+                            rank ? "WORLD_SIZE" : "RANK"));
+  Start start;
+  start.by = StartedBy::launcher;
+  tell(start, "RANK", *rank, "WORLD_SIZE", *size);
+  const auto here = environment.number("LOCAL_WORLD_SIZE");
+  start.is_here = here && *here == *size;
+  start.is_apart = here && !start.is_here;
+  if (const auto job = environment.text("MUSTER_JOB")) {
+    start.key = "job " + *job;
+  } else if (environment.has("MASTER_ADDR") && environment.has("MASTER_PORT")) {
+    // torchrun's own port is another program's: its number only tells jobs apart.
+    start.key = fmt::format(
+        "torchrun {} {} {} {}", environment.text_or_nothing("MASTER_ADDR"), environment.text_or_nothing("MASTER_PORT"),
+        environment.text_or_nothing("TORCHELASTIC_RUN_ID"), environment.text_or_nothing("TORCHELASTIC_RESTART_COUNT"));
+  }
+  return start;
+}
+
+/// Step 4.
+std::optional<Start> started_by_slurm(const Reader& environment) {
+  const auto rank = environment.number("SLURM_PROCID");
+  const auto size = environment.number("SLURM_STEP_NUM_TASKS");
+  const auto step = environment.text("SLURM_STEP_ID");
+  if (!rank || !step || !size || *size < 2) return std::nullopt;
+  Start start;
+  start.by = StartedBy::slurm;
+  tell(start, "SLURM_PROCID", *rank, "SLURM_STEP_NUM_TASKS", *size);
+  start.is_here = environment.number("SLURM_STEP_NUM_NODES").value_or(0) == 1;
+  start.is_apart = !start.is_here;
+  start.key = fmt::format("slurm {} {} {}", environment.text_or_nothing("SLURM_JOB_ID"), *step,
+                          environment.text_or_nothing("SLURM_RESTART_COUNT"));
+  return start;
+}
+
+}  // namespace
+
+Surroundings own_surroundings() {
+  return {.variable = [](const char* name) { return os::environment(name); },
+          .is_socket =
+              [](int descriptor) {
+                struct stat status {};
+                return ::fstat(descriptor, &status) == 0 && S_ISSOCK(status.st_mode);
+              }};
+}
+
+Start find_start(const Surroundings& surroundings) {
+  const Reader environment(surroundings);
+  const std::optional<Start> mpi = started_by_mpi(environment);
+  const std::optional<Start> launcher = started_by_launcher(environment);
+  if (mpi && mpi->size != 1 && launcher) {
+    // Step 3.
+    const bool is_same = mpi->rank == launcher->rank && mpi->size == launcher->size;
+    if (is_same || environment.has("MUSTER_JOB")) return *mpi;
+    if (environment.has("TORCHELASTIC_RUN_ID")) return *launcher;
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("the environment says two things: {} and {}: unset those of the launcher that did not start "
+                    "this process, or say which group is the world by set_world()",
+                    launcher->said, mpi->said));
+  }
+  if (launcher) return *launcher;
+  if (mpi && mpi->size != 1) return *mpi;
+  // Processes of Slurm that its own PMI has not been told about.
+  if (const auto slurm = started_by_slurm(environment); slurm && !mpi) return *slurm;
+  return {};
+}
+
+bool is_process_manager_variable(std::string_view name) noexcept {
+  constexpr std::array<std::string_view, 6> beginnings = {
+      "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCAL", "HYDI_CONTROL_FD",
+  };
+  return std::ranges::any_of(beginnings, [name](std::string_view beginning) { return name.starts_with(beginning); });
+}
+
+}  // namespace muster::sync

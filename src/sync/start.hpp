@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How this process was started: what world() concludes from the environment.
+//
+//  1. A process manager of MPI that still listens (PMI_FD is an open socket, PMI_PORT, PMIX_RANK, OMPI_COMM_WORLD_SIZE)
+//     and has started more than one process: MPI. Descriptors tell who is nearer: torchrun closes them for its workers,
+//     and `muster run` takes these variables from its ranks' environment.
+//  2. RANK and WORLD_SIZE: `muster run`, torchrun, or set by hand.
+//  3. Both: the same rank of the same number of ranks is MPI (a script has set one from the other); inside of `muster
+//     run` MPI was started later; inside of torchrun, torchrun was. Anything else is an error.
+//  4. A step of Slurm with several tasks (SLURM_STEP_NUM_TASKS; SLURM_NTASKS is also set in the shell of a job).
+//  5. Else the process is alone.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace muster::sync {
+
+struct Surroundings {
+  std::function<std::optional<std::string>(const char* name)> variable;
+  /// Whether a descriptor is an open socket.
+  std::function<bool(int descriptor)> is_socket;
+};
+
+/// Of this process.
+Surroundings own_surroundings();
+
+enum class StartedBy : unsigned char { alone, launcher, mpi, slurm };
+
+struct Start {
+  StartedBy by = StartedBy::alone;
+  int rank = 0;
+  int size = 1;           ///< 0: only MPI knows
+  bool is_here = true;    ///< all ranks are known to be on this host
+  bool is_apart = false;  ///< some ranks are known to be on others
+  std::string key = {};   ///< tells the job from others; not of MPI
+  std::string said = {};  ///< the variables that say so, for messages: "PMI_RANK=1 PMI_SIZE=4"
+};
+
+/// Throws Error(argument) on variables that do not parse, are not complete or contradict each other.
+Start find_start(const Surroundings& surroundings);
+
+/// Whether a variable belongs to a process manager of MPI: processes that a rank starts must not take themselves for
+/// it.
+bool is_process_manager_variable(std::string_view name) noexcept;
+
+}  // namespace muster::sync

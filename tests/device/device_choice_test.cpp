@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the device route decides without a device: how a sender's tensors reach the first rank's device, and which
+// strides a device can copy.
+
+#include "doctest/doctest.h"
+#include "muster/cuda.hpp"
+#include "src/device/landing_choice.hpp"
+#include "src/device/pitched.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::cuda;
+
+namespace {
+
+/// A rank that could go every way.
+DeviceFacts able(std::uint64_t device) {
+  DeviceFacts facts;
+  facts.is_known = facts.has_tensors = facts.is_exportable = facts.is_contiguous = facts.has_nccl = true;
+  facts.landing = Landing::device;
+  facts.device = device;
+  return facts;
+}
+
+DeviceFacts here(std::uint64_t device) {
+  DeviceFacts facts = able(device);
+  facts.sees_first = true;
+  return facts;
+}
+
+using Ways = std::vector<Way>;
+
+ErrorKind refused(const std::vector<DeviceFacts>& facts) {
+  try {
+    (void)choose_ways(facts);
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  return ErrorKind::corrupt;
+}
+
+TensorView strided(DType dtype, Shape shape, Strides strides) {
+  return {dtype, std::move(shape), reinterpret_cast<const void*>(0x1000), std::move(strides), {Device::Kind::cuda, 0}};
+}
+
+}  // namespace
+
+TEST_CASE("facts survive their way through a record") {
+  for (unsigned bits = 0; bits < 128; ++bits) {
+    for (const std::optional<Way> forced :
+         {std::optional<Way>(), std::optional(Way::staging), std::optional(Way::ipc), std::optional(Way::nccl)}) {
+      DeviceFacts facts;
+      facts.is_known = (bits & 1) != 0;
+      facts.landing = (bits & 2) != 0 ? Landing::device : Landing::host;
+      facts.has_tensors = (bits & 4) != 0;
+      facts.sees_first = (bits & 8) != 0;
+      facts.is_exportable = (bits & 16) != 0;
+      facts.is_contiguous = (bits & 32) != 0;
+      facts.has_nccl = (bits & 64) != 0;
+      facts.forced = forced;
+      facts.device = 0x0123456789abcdef;
+      gather::Record record;
+      put_facts(facts, record);
+      CHECK(get_facts(record) == facts);
+    }
+  }
+  CHECK(get_facts(gather::Record{}) == DeviceFacts{});
+}
+
+TEST_CASE("tensors that land on the host are staged, whatever else could be") {
+  std::vector<DeviceFacts> facts{able(1), here(2), able(3)};
+  for (DeviceFacts& each : facts) each.landing = Landing::host;
+  CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging, Way::staging});
+}
+
+TEST_CASE("ranks without tensors go no way, and do not disturb") {
+  DeviceFacts nobody;
+  CHECK(choose_ways(std::vector{nobody, nobody}) == Ways{Way::nothing, Way::nothing});
+  CHECK(choose_ways(std::vector{able(1), nobody, here(2)}) == Ways{Way::nothing, Way::nothing, Way::ipc});
+  // The first rank has said nothing: IPC is found out, NCCL is not dared.
+  CHECK(choose_ways(std::vector{nobody, here(2), able(3)}) == Ways{Way::nothing, Way::ipc, Way::staging});
+}
+
+TEST_CASE("on the first rank's host by IPC, also on one device") {
+  CHECK(choose_ways(std::vector{able(1), here(1), here(1)}) == Ways{Way::nothing, Way::ipc, Way::ipc});
+  DeviceFacts pool = here(2);
+  pool.is_exportable = false;
+  CHECK(choose_ways(std::vector{able(1), pool, here(3)}) == Ways{Way::nothing, Way::staging, Way::ipc});
+}
+
+TEST_CASE("from other hosts by NCCL where all have it and a device each") {
+  CHECK(choose_ways(std::vector{able(1), here(1), able(2), able(3)}) ==
+        Ways{Way::nothing, Way::ipc, Way::nccl, Way::nccl});
+  // Two ranks on one device: NCCL refuses that.
+  CHECK(choose_ways(std::vector{able(1), able(2), able(2)}) == Ways{Way::nothing, Way::staging, Way::staging});
+  CHECK(choose_ways(std::vector{able(2), able(2)}) == Ways{Way::nothing, Way::staging});
+  for (bool DeviceFacts::*const property : {&DeviceFacts::has_nccl, &DeviceFacts::is_contiguous}) {
+    std::vector<DeviceFacts> facts{able(1), able(2), able(3)};
+    facts[2].*property = false;
+    CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging, Way::staging});
+  }
+  std::vector<DeviceFacts> facts{able(1), able(2)};
+  facts[0].has_nccl = false;
+  CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging});
+}
+
+TEST_CASE("a forced way is taken or refused, on all ranks alike") {
+  const auto forced = [](std::vector<DeviceFacts> facts, Way way) {
+    for (DeviceFacts& each : facts) each.forced = way;
+    return facts;
+  };
+  CHECK(choose_ways(forced({able(1), here(2), able(3)}, Way::staging)) ==
+        Ways{Way::nothing, Way::staging, Way::staging});
+  CHECK(choose_ways(forced({able(1), here(2)}, Way::ipc)) == Ways{Way::nothing, Way::ipc});
+  CHECK(refused(forced({able(1), able(2)}, Way::ipc)) == ErrorKind::unsupported);
+  CHECK(choose_ways(forced({able(1), here(2), able(3)}, Way::nccl)) == Ways{Way::nothing, Way::nccl, Way::nccl});
+  CHECK(refused(forced({able(1), here(1)}, Way::nccl)) == ErrorKind::unsupported);
+  std::vector<DeviceFacts> differ = forced({able(1), here(2)}, Way::ipc);
+  differ[1].forced = Way::nccl;
+  CHECK(refused(differ) == ErrorKind::rank_mismatch);
+  differ = {able(1), here(2)};
+  differ[1].landing = Landing::host;
+  CHECK(refused(differ) == ErrorKind::rank_mismatch);
+}
+
+TEST_CASE("strides that a device copies in one go") {
+  CHECK(pitched(strided(DType::f32, {4, 6}, {})) == Pitched{96, 1, 96});
+  CHECK(pitched(strided(DType::f32, {4, 6}, {8, 1})) == Pitched{24, 4, 32});          // rows with gaps
+  CHECK(pitched(strided(DType::bf16, {4, 6}, {24, 2})) == std::nullopt);              // gaps in two dimensions
+  CHECK(pitched(strided(DType::bf16, {4, 6}, {12, 2})) == Pitched{2, 24, 4});         // every second element
+  CHECK(pitched(strided(DType::f32, {2, 3, 5}, {24, 8, 1})) == Pitched{20, 6, 32});   // rows of two dimensions
+  CHECK(pitched(strided(DType::f32, {2, 3, 5}, {32, 8, 1})) == std::nullopt);         // they are not evenly apart
+  CHECK(pitched(strided(DType::f32, {2, 3, 5}, {32, 5, 1})) == Pitched{60, 2, 128});  // inner dimensions without gaps
+  CHECK(pitched(strided(DType::f32, {6, 4}, {1, 6})) == std::nullopt);                // a transpose
+  CHECK(pitched(strided(DType::f32, {4, 6}, {-6, 1})) == std::nullopt);
+  CHECK(pitched(strided(DType::f32, {4, 6}, {0, 1})) == std::nullopt);
+  CHECK(pitched(strided(DType::f32, {4, 1, 6}, {8, 77, 1})) == Pitched{24, 4, 32});
+  CHECK_THROWS_AS(require_pitched(strided(DType::f32, {6, 4}, {1, 6})), Error);
+}
+
+TEST_CASE("without a driver: what is there says so") {
+  if (cuda_available()) return;
+  CHECK_FALSE(cuda_obstacle().empty());
+  const int number = 1;
+  CHECK_THROWS_WITH_AS(cuda_view(DType::i32, {1}, &number), cuda_obstacle().c_str(), Error);
+  CHECK_THROWS_AS(cuda_allocate(DType::u8, {4}, 0), Error);
+  CHECK(examine_cuda().obstacle == cuda_obstacle());
+  CHECK(examine_cuda().driver.empty());
+  // Tensors of the host do not need one.
+  const TensorView view(DType::i32, {1}, &number);
+  CHECK(bitwise_equal(copy_to_host(view), view));
+}

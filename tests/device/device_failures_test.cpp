@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong with tensors on devices: between real processes, over a fake driver and a fake NCCL (fake/).
+
+#include <csignal>
+#include <thread>
+
+#include "tests/device/device_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+GatherOptions to_device() {
+  GatherOptions options;
+  options.landing = Landing::device;
+  return options;
+}
+
+/// In a rank: the call throws this kind, with these words.
+void check_refused(const std::function<void()>& call, ErrorKind kind, const std::string& words) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (error.kind() != kind || std::string(error.what()).find(words) == std::string::npos)
+      throw RankFailure(std::string("refused with other words: ") + error.what());
+    return;
+  }
+  throw RankFailure("not refused");
+}
+
+}  // namespace
+
+TEST_CASE("host and device in one call: refused on all ranks before a byte moves, with the remedy") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Tensor here = pattern(DType::u8, {100}, 1);
+    const Tensor there = on_device(here);
+    const Config mixed = Config::object({{"a", here}, {"b", there}});
+    const std::uint64_t before = calls("cuMemcpyDtoHAsync_v2");
+    check_refused([&] { (void)get_tensors_parallel(group.rank() == 1 ? there : here, all_of(group), group); },
+                  ErrorKind::argument, "host");
+    check_refused([&] { (void)get_configs_parallel(&mixed, all_of(group), group); }, ErrorKind::argument, "host");
+    RANK_CHECK(calls("cuMemcpyDtoHAsync_v2") == before);
+    (void)get_tensors_parallel(here, all_of(group), group);
+    (void)get_tensors_parallel(there, all_of(group), group);
+  });
+}
+
+TEST_CASE("different landings are refused on all ranks") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {100}, 1);
+    check_refused(
+        [&] {
+          (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 2 ? to_device() : GatherOptions{});
+        },
+        ErrorKind::rank_mismatch, "land in different places");
+    (void)get_tensors_parallel(mine, all_of(group), group);
+  });
+}
+
+TEST_CASE("a tensor that is not where its view says: refused on all ranks") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor host = pattern(DType::u8, {100}, 1);
+    const Tensor there = on_device(host, 1);
+    check_refused(
+        [&] {
+          (void)get_tensors_parallel(TensorView(DType::u8, {100}, host.data(), {}, {Device::Kind::cuda, 0}),
+                                     all_of(group), group);
+        },
+        ErrorKind::argument, "its address is not one of a device");
+    check_refused(
+        [&] {
+          (void)get_tensors_parallel(TensorView(DType::u8, {100}, there.data(), {}, {Device::Kind::cuda, 0}),
+                                     all_of(group), group);
+        },
+        ErrorKind::argument, "its address is on cuda:1");
+    group.barrier();
+  });
+}
+
+TEST_CASE("too little memory on the first rank's device: every rank hears of it, the group goes on") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {100000}, 1, group.rank() % 2);
+    if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "150000", 1);
+    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::no_space,
+                  "let it land on the host");
+    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
+    if (group.rank() == 0) RANK_CHECK(is_pattern(*all[2], DType::u8, {100000}, 1));
+  });
+}
+
+TEST_CASE("a device that hangs ends in a timeout that names it") {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<Ended> ended = try_ranks(2, [](SyncGroup& group) {
+    group.set_timeout(1s);
+    const Tensor mine = device_pattern(DType::u8, {100000}, 1);
+    if (group.rank() == 1) ::setenv("FAKE_CUDA_HANG", "1", 1);
+    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group); }, ErrorKind::timeout, "cuda:0");
+    check_refused([&] { group.barrier(); }, ErrorKind::timeout, "cuda:0");
+  });
+  for (const Ended& each : ended) {
+    CAPTURE(each.words);
+    CHECK(each.ok());
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < 10s);
+}
+
+TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
+  ::setenv("MUSTER_DEVICE_WAY", "nccl", 1);
+  const std::vector<Ended> ended = try_ranks(2, [](SyncGroup& group) {
+    group.set_timeout(1s);
+    const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
+    if (group.rank() == 1) ::setenv("FAKE_NCCL_SILENT", "1", 1);
+    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::timeout,
+                  "NCCL");
+  });
+  ::unsetenv("MUSTER_DEVICE_WAY");
+  for (const Ended& each : ended) {
+    CAPTURE(each.words);
+    CHECK(each.ok());
+  }
+}
+
+TEST_CASE("a killed sender is named by all others within a second or so, on every way") {
+  for (const char* way : {"host", "staging", "ipc", "nccl"}) {
+    CAPTURE(way);
+    const bool is_landing = std::string(way) != "host";
+    if (is_landing) ::setenv("MUSTER_DEVICE_WAY", way, 1);
+    ::setenv("FAKE_CUDA_DEVICES", "3", 1);
+    const GroupOf groups(3);
+    Ranks ranks(3, [&](int rank) {
+      const auto group = groups.join(rank);
+      const Tensor mine = device_pattern(DType::u8, {8 << 20}, 1, rank);
+      const GatherOptions options = is_landing ? to_device() : GatherOptions{};
+      try {
+        for (;;) (void)get_tensors_parallel(mine, all_of(*group), *group, options);
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::peer_lost || error.rank() != 1) throw;
+      }
+    });
+    std::this_thread::sleep_for(300ms);
+    ranks.signal(1, SIGKILL);
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<Ended> ended = ranks.wait(20s);
+    CHECK(std::chrono::steady_clock::now() - begin < 5s);
+    for (const int rank : {0, 2}) {
+      CAPTURE(rank);
+      CAPTURE(ended[static_cast<std::size_t>(rank)].words);
+      CHECK(ended[static_cast<std::size_t>(rank)].ok());
+    }
+    ::unsetenv("MUSTER_DEVICE_WAY");
+    ::unsetenv("FAKE_CUDA_DEVICES");
+  }
+  CHECK(shared_memory_names().empty());
+}
+
+TEST_CASE("a failing sender is every rank's error, whichever step fails") {
+  for (const char* const failing :
+       {"cuIpcGetMemHandle:999", "cuMemGetAddressRange_v2:999", "cuEventCreate:999:2", "cuMemcpyDtoDAsync_v2:999"}) {
+    CAPTURE(failing);
+    run_ranks(2, [&](SyncGroup& group) {
+      const Tensor mine = device_pattern(DType::u8, {1000}, 4, group.rank());
+      ::setenv("FAKE_CUDA_FAIL", failing, 1);
+      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::io,
+                    "CUDA_ERROR_999");
+      ::unsetenv("FAKE_CUDA_FAIL");
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
+      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1000}, 4));
+    });
+  }
+}
+
+TEST_CASE("after fork the child has no devices, and says so") {
+  run_ranks(1, [](SyncGroup&) {
+    const Tensor mine = device_pattern(DType::u8, {1000}, 4);
+    Ranks child(1, [&](int) {
+      RANK_CHECK(!cuda_available());
+      RANK_CHECK(cuda_obstacle().find("forked") != std::string::npos);
+      // Destructors of what the parent has do nothing.
+      Tensor copy = mine;
+    });
+    for (const Ended& ended : child.wait()) RANK_CHECK(ended.ok());
+    RANK_CHECK(is_pattern(copy_to_host(mine), DType::u8, {1000}, 4));
+  });
+}
+
+TEST_CASE("without a device: host tensors go as ever, and the obstacle has a remedy") {
+  ::setenv("FAKE_CUDA_DEVICES", "0", 1);
+  run_ranks(2, [](SyncGroup& group) {
+    RANK_CHECK(!cuda_available());
+    RANK_CHECK(cuda_obstacle().find("nvidia-smi") != std::string::npos);
+    const GatheredTensors all = get_tensors_parallel(pattern(DType::u8, {100}, 1), all_of(group), group);
+    RANK_CHECK(all.report().route == Route::shm);
+  });
+  ::unsetenv("FAKE_CUDA_DEVICES");
+}

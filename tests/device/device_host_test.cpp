@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors on devices, gathered to the host: between real processes, over a fake driver (fake/fake_cuda.hpp). What this
+// shows is that nothing is read too early and nothing is left; not that a device does it.
+
+#include "tests/device/device_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+Config layer_of(int rank, int devices = 1) {
+  Config layer = Config::object({{"rank", rank}, {"name", "layer"}});
+  for (int i = 0; i < 9; ++i)
+    layer["w" + std::to_string(i)] =
+        device_pattern(DType::bf16, {i % 4, 130 + i}, static_cast<std::uint64_t>(rank * 100 + i), i % devices);
+  return layer;
+}
+
+void check_layer(const Config& layer, int rank) {
+  RANK_CHECK(layer.at("rank").as_int() == rank);
+  for (int i = 0; i < 9; ++i) {
+    const Tensor& tensor = layer.at("w" + std::to_string(i)).as_tensor();
+    RANK_CHECK(tensor.nbytes() == 0 || tensor.device().is_host());
+    if (tensor.nbytes() != 0)
+      RANK_CHECK(is_pattern(tensor, DType::bf16, {i % 4, 130 + i}, static_cast<std::uint64_t>(rank * 100 + i)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("configs of all ranks arrive in host memory, the first rank's own too") {
+  for (const int size : {1, 2, 4}) {
+    CAPTURE(size);
+    run_ranks(size, [](SyncGroup& group) {
+      const Config mine = layer_of(group.rank());
+      for (int round = 0; round < 3; ++round) {
+        const std::vector<int> ranks = ranks_from(round % group.size(), group.size());
+        const GatheredConfigs all = get_configs_parallel(&mine, ranks, group);
+        RANK_CHECK(all.report().route == Route::device);
+        for (const auto& [rank, layer] : all.present()) check_layer(layer, rank);
+        RANK_CHECK(all.present().size() == (group.rank() == ranks.front() ? ranks.size() : 0));
+      }
+      RANK_CHECK(pageable_copies() == 6);  // those by which the test has made its tensors
+    });
+  }
+}
+
+TEST_CASE("tensors of several pieces, and of several devices of one rank") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto seed = static_cast<std::uint64_t>(group.rank());
+    const Tensor large = device_pattern(DType::f32, {9, 1 << 20}, seed, group.rank());
+    const GatheredTensors all = get_tensors_parallel(large, all_of(group), group);
+    if (group.rank() == 0)
+      for (std::size_t i = 0; i < 2; ++i) RANK_CHECK(is_pattern(*all[i], DType::f32, {9, 1 << 20}, i));
+    const Config mine = layer_of(group.rank(), 2);
+    const GatheredConfigs layers = get_configs_parallel(&mine, all_of(group), group);
+    for (const auto& [rank, layer] : layers.present()) check_layer(layer, rank);
+  });
+}
+
+TEST_CASE("ranks without a config, as first and as another") {
+  run_ranks(3, [](SyncGroup& group) {
+    for (const int without : {0, 1}) {
+      const Config mine = layer_of(group.rank());
+      const GatheredConfigs all = get_configs_parallel(group.rank() == without ? nullptr : &mine, all_of(group), group);
+      if (group.rank() != 0) continue;
+      RANK_CHECK(!all[static_cast<std::size_t>(without)].has_value());
+      RANK_CHECK(all.present().size() == 2);
+      for (const auto& [rank, layer] : all.present()) check_layer(layer, rank);
+    }
+  });
+}
+
+TEST_CASE("strided tensors: rows with gaps are copied, other strides are refused on all ranks with the remedy") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto seed = static_cast<std::uint64_t>(group.rank());
+    const Tensor host = pattern(DType::f32, {64, 48}, seed);
+    const Tensor whole = on_device(host);
+    const GatheredTensors all = get_tensors_parallel(whole.view().slice(1, 8, 24), all_of(group), group);
+    if (group.rank() == 0)
+      for (std::size_t i = 0; i < 2; ++i)
+        RANK_CHECK(bitwise_equal(*all[i], pattern(DType::f32, {64, 48}, i).view().slice(1, 8, 24)));
+    try {
+      (void)get_tensors_parallel(
+          group.rank() == 1 ? whole.view().transposed() : cuda_allocate(DType::f32, {48, 64}, 0).view(), all_of(group),
+          group);
+      RANK_CHECK(false);
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::argument);
+      RANK_CHECK(error.rank() == 1);
+      RANK_CHECK(std::string(error.what()).find("make it contiguous there first") != std::string::npos);
+    }
+    group.barrier();
+  });
+}
+
+TEST_CASE("what the caller has queued comes first, without and with a named stream") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto seed = static_cast<std::uint64_t>(group.rank());
+    const auto gather_from = [&](UserStream& stream, std::uint64_t round) {
+      const Tensor target = cuda_allocate(DType::u8, {100000}, 0);
+      std::vector<Tensor> work;
+      for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(pattern(DType::u8, {100000}, seed + 10 * round + 100 * i));
+      for (const Tensor& each : work) stream.write(target, each);
+      const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
+      // From here on the source is the caller's again.
+      const Tensor after = pattern(DType::u8, {100000}, 999);
+      stream.write(target, after);
+      group.barrier();
+      if (group.rank() == 0)
+        for (std::size_t i = 0; i < 2; ++i) RANK_CHECK(is_pattern(*all[i], DType::u8, {100000}, i + 10 * round + 2000));
+      (void)copy_to_host(target);
+    };
+    UserStream ordinary(0, true);
+    gather_from(ordinary, 1);
+    UserStream apart(0);
+    const cuda::Current current(0);
+    const CudaStreamScope scope(apart.handle());
+    gather_from(apart, 2);
+  });
+}
+
+TEST_CASE("the current device stays what it was, also after errors") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {1000}, 1, 0);
+    RANK_CHECK(cuda::current_device() == std::nullopt);
+    (void)get_tensors_parallel(mine, all_of(group), group);
+    RANK_CHECK(cuda::current_device() == std::nullopt);
+    const cuda::Current current(1);
+    (void)get_tensors_parallel(mine, all_of(group), group);
+    RANK_CHECK(cuda::current_device() == 1);
+    ::setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:700", 1);
+    try {
+      (void)get_tensors_parallel(mine, all_of(group), group);
+      RANK_CHECK(false);
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::io);
+      RANK_CHECK(std::string(error.what()).find("CUDA_ERROR_700") != std::string::npos);
+    }
+    ::unsetenv("FAKE_CUDA_FAIL");
+    RANK_CHECK(cuda::current_device() == 1);
+    // The group is as good as before.
+    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
+    if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {1000}, 1));
+  });
+}
+
+TEST_CASE("pages that cannot be locked: small buffers in turns") {
+  ::setenv("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:2", 1);
+  run_ranks(2, [](SyncGroup& group) {
+    const auto seed = static_cast<std::uint64_t>(group.rank());
+    const Tensor host = pattern(DType::f32, {6 << 20}, seed);
+    const Tensor mine = on_device(host);
+    for (int round = 0; round < 2; ++round) {
+      const std::uint64_t before = pageable_copies();
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
+      RANK_CHECK(pageable_copies() == before);
+      if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::f32, {6 << 20}, 1));
+      if (group.rank() == 1) RANK_CHECK(all.explain().find("cannot be page-locked") != std::string::npos);
+    }
+    const Tensor wide = pattern(DType::f32, {3000, 2000}, seed);
+    const GatheredTensors rows = get_tensors_parallel(on_device(wide).view().slice(1, 0, 1500), all_of(group), group);
+    if (group.rank() == 0)
+      RANK_CHECK(bitwise_equal(*rows[1], pattern(DType::f32, {3000, 2000}, 1).view().slice(1, 0, 1500)));
+  });
+  ::unsetenv("FAKE_CUDA_FAIL");
+}
+
+TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto gather_of = [&](std::int64_t bytes, std::uint64_t seed) {
+      const Tensor mine = device_pattern(DType::u8, {bytes}, seed + static_cast<std::uint64_t>(group.rank()));
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
+      if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {bytes}, seed + 1));
+      if (group.rank() == 1) RANK_CHECK(all.explain().find("page-locked shared memory") != std::string::npos);
+    };
+    for (std::uint64_t round = 0; round < 5; ++round) gather_of(50000, round);
+    const bool sends = group.rank() == 1;
+    if (sends) RANK_CHECK(calls("cuMemHostRegister_v2") == 1);
+    gather_of(500000, 7);
+    gather_of(50000, 8);
+    if (sends) RANK_CHECK(still_open("locks") >= 1);
+    // Memory that was given back is other memory when it is taken again: a lock on the old pages would show here.
+    group.barrier();
+    trim(group);
+    if (sends) RANK_CHECK(still_open("locks") == 0);
+    gather_of(500000, 9);
+    gather_of(400000, 10);
+  });
+  // Everything that a group had goes with it.
+  const GroupOf groups(2);
+  Ranks ranks(2, [&](int rank) {
+    {
+      const auto group = groups.join(rank);
+      const Tensor mine = device_pattern(DType::u8, {50000}, 1);
+      (void)get_tensors_parallel(mine, all_of(*group), *group);
+      group->barrier();
+    }
+    for (const char* what : {"locks", "host", "streams", "events", "memory"}) {
+      if (still_open(what) != 0) throw RankFailure(std::string("left: ") + what);
+    }
+  });
+  for (const Ended& ended : ranks.wait()) {
+    CAPTURE(ended.words);
+    CHECK(ended.ok());
+  }
+}
+
+TEST_CASE("results outlive their group, and what they hold goes with them") {
+  run_ranks(2, [](SyncGroup& outer) {
+    GatheredTensors all;
+    {
+      const auto group = outer.duplicate();
+      const Tensor mine = device_pattern(DType::u8, {5000}, static_cast<std::uint64_t>(group->rank()));
+      all = get_tensors_parallel(mine, all_of(*group), *group);
+    }
+    if (outer.rank() == 0)
+      for (std::size_t i = 0; i < 2; ++i) RANK_CHECK(is_pattern(*all[i], DType::u8, {5000}, i));
+    all.release();
+    RANK_CHECK(still_open("host") == 0);
+  });
+}
+
+TEST_CASE("layers that a stream's source copies by hand") {
+  run_ranks(2, [](SyncGroup& group) {
+    int given = 0;
+    const LayerSource source = [&]() -> std::optional<Config> {
+      if (given++ == 4) return std::nullopt;
+      return config_to_host(layer_of(group.rank(), 2));
+    };
+    int taken = 0;
+    const LayerConsumer consume = [&](LayerPart& part) {
+      for (const auto& [rank, layer] : part.present()) check_layer(layer, rank);
+      ++taken;
+    };
+    (void)gather_each(source, all_of(group), group, consume);
+    RANK_CHECK(taken == (group.rank() == 0 ? 4 : 0));
+    // Memory of one layer is used again for the next.
+    RANK_CHECK(still_open("host") <= 3);
+    // Without it the stream ends on all ranks, with the remedy.
+    given = 0;
+    const LayerSource raw = [&]() -> std::optional<Config> {
+      if (given++ == 4) return std::nullopt;
+      return layer_of(group.rank());
+    };
+    try {
+      (void)gather_each(raw, all_of(group), group, consume);
+      RANK_CHECK(false);
+    } catch (const Error& error) {
+      RANK_CHECK(std::string(error.what()).find("host") != std::string::npos);
+    }
+  });
+}
+
+TEST_CASE("copies by hand") {
+  run_ranks(1, [](SyncGroup&) {
+    const Tensor host = pattern(DType::i16, {30, 20}, 5);
+    const Tensor there = copy_to_device(host.view().transposed(), 1);
+    RANK_CHECK(there.device() == (Device{Device::Kind::cuda, 1}));
+    RANK_CHECK(bitwise_equal(copy_to_host(there), host.view().transposed()));
+    RANK_CHECK(bitwise_equal(copy_to_host(copy_to_device(host, 0).view().slice(1, 3, 9)), host.view().slice(1, 3, 9)));
+    RANK_CHECK(cuda_view(DType::i16, {20, 30}, there.data()).device().index == 1);
+    try {
+      (void)cuda_view(DType::i16, {20, 30}, host.data());
+      RANK_CHECK(false);
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::argument);
+    }
+  });
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors on devices that land on the first rank's device, by CUDA IPC, by NCCL, and staged: between real processes,
+// over a fake driver and a fake NCCL (fake/).
+
+#include "tests/device/device_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+GatherOptions to_device() {
+  GatherOptions options;
+  options.landing = Landing::device;
+  return options;
+}
+
+std::uint64_t nccl_meetings() {
+  return fake<std::uint64_t()>("libnccl.so.2", "fake_nccl_inits")();
+}
+
+Config layer_of(int rank, std::uint64_t round, int device) {
+  const auto seed = static_cast<std::uint64_t>(rank) * 1000 + round * 10;
+  return Config::object({{"rank", rank},
+                         {"a", device_pattern(DType::bf16, {3, 100}, seed, device)},
+                         {"none", cuda_allocate(DType::f32, {0}, device)},
+                         {"b", device_pattern(DType::f32, {77}, seed + 1, device)}});
+}
+
+void check_layer(const Config& layer, int rank, std::uint64_t round, int device) {
+  const auto seed = static_cast<std::uint64_t>(rank) * 1000 + round * 10;
+  RANK_CHECK(layer.at("rank").as_int() == rank);
+  for (const char* name : {"a", "b"})
+    RANK_CHECK(layer.at(name).as_tensor().device() == (Device{Device::Kind::cuda, device}));
+  RANK_CHECK(is_pattern(copy_to_host(layer.at("a").as_tensor()), DType::bf16, {3, 100}, seed));
+  RANK_CHECK(is_pattern(copy_to_host(layer.at("b").as_tensor()), DType::f32, {77}, seed + 1));
+}
+
+/// Gathers a few times, each rank from a device of its own, and says what each rank explained last.
+std::vector<Ended> gather_rounds(int size, int rounds, const std::function<void(SyncGroup&)>& after = {}) {
+  return try_ranks(size, [&](SyncGroup& group) {
+    const int device = group.rank() % cuda::device_count();
+    std::string words;
+    for (int round = 0; round < rounds; ++round) {
+      const Config mine = layer_of(group.rank(), static_cast<std::uint64_t>(round), device);
+      const GatheredConfigs all = get_configs_parallel(&mine, all_of(group), group, to_device());
+      for (const auto& [rank, layer] : all.present()) check_layer(layer, rank, static_cast<std::uint64_t>(round), 0);
+      RANK_CHECK(all.present().size() == (group.rank() == 0 ? static_cast<std::size_t>(group.size()) : 0));
+      words = all.explain();
+    }
+    if (after) after(group);
+    say(words);
+  });
+}
+
+void check_all(const std::vector<Ended>& ended, int from, const std::string& words) {
+  for (std::size_t rank = 0; rank < ended.size(); ++rank) {
+    CAPTURE(rank);
+    CAPTURE(ended[rank].words);
+    CHECK(ended[rank].ok());
+    if (static_cast<int>(rank) >= from) CHECK(ended[rank].words.find(words) != std::string::npos);
+  }
+}
+
+/// Of this test and the ranks it forks.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Setting() { ::unsetenv(name_); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  const char* name_;
+};
+
+}  // namespace
+
+TEST_CASE("on one host by CUDA IPC: opened once, however often") {
+  const std::vector<Ended> ended = gather_rounds(3, 4, [](SyncGroup& group) {
+    // Layers are allocated anew each round; their memory is told apart from what was at the same address.
+    if (group.rank() == 0) RANK_CHECK(still_open("opened") <= 2 * 2 * 2);
+    group.barrier();
+    trim(group);
+    RANK_CHECK(still_open("opened") == 0);
+  });
+  check_all(ended, 1, "CUDA IPC");
+}
+
+TEST_CASE("an allocation that stays is opened once; one that is gone is closed") {
+  run_ranks(2, [](SyncGroup& group) {
+    {
+      const Tensor mine = device_pattern(DType::u8, {4096}, static_cast<std::uint64_t>(group.rank()), group.rank());
+      for (int round = 0; round < 5; ++round) (void)get_tensors_parallel(mine, all_of(group), group, to_device());
+      if (group.rank() == 0) RANK_CHECK(calls("cuIpcOpenMemHandle_v2") == 1);
+      if (group.rank() == 1) RANK_CHECK(calls("cuIpcGetMemHandle") == 1);
+    }
+    const Tensor other = device_pattern(DType::u8, {4096}, 7, group.rank());
+    const GatheredTensors all = get_tensors_parallel(other, all_of(group), group, to_device());
+    if (group.rank() == 0) {
+      RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {4096}, 7));
+      RANK_CHECK(calls("cuIpcOpenMemHandle_v2") == 2);
+      RANK_CHECK(still_open("opened") == 1);
+    }
+  });
+}
+
+TEST_CASE("more allocations in one exchange than stay open after it") {
+  run_ranks(2, [](SyncGroup& group) {
+    const std::vector<int> ranks = all_of(group);
+    Config mine = Config::array();
+    if (group.rank() == 1)
+      for (std::uint64_t i = 0; i < 300; ++i) mine.push_back(device_pattern(DType::u8, {64}, i, 1));
+    for (int round = 0; round < 2; ++round) {
+      const GatheredConfigs all = get_configs_parallel(&mine, ranks, group, to_device());
+      if (group.rank() != 0) continue;
+      for (std::uint64_t i = 0; i < 300; ++i)
+        RANK_CHECK(is_pattern(copy_to_host(all[1]->at(i).as_tensor()), DType::u8, {64}, i));
+      RANK_CHECK(still_open("opened") == 256);
+    }
+  });
+}
+
+TEST_CASE("several ranks on one device: IPC") {
+  const Setting one("FAKE_CUDA_ONE_DEVICE", "1");
+  check_all(gather_rounds(3, 2), 1, "CUDA IPC");
+}
+
+TEST_CASE("IPC is a snapshot: what the caller writes after the call does not show, what it had queued does") {
+  run_ranks(2, [](SyncGroup& group) {
+    const int device = group.rank();
+    UserStream stream(device);
+    const cuda::Current current(device);
+    const CudaStreamScope scope(stream.handle());
+    const Tensor target = cuda_allocate(DType::u8, {100000}, device);
+    std::vector<Tensor> work;
+    for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(pattern(DType::u8, {100000}, 100 * i));
+    for (const Tensor& each : work) stream.write(target, each);
+    GatherOptions options = to_device();
+    options.own = Own::copy;
+    const GatheredTensors all = get_tensors_parallel(target, all_of(group), group, options);
+    stream.write(target, work.front());
+    (void)copy_to_host(target);
+    group.barrier();
+    for (const auto& [rank, tensor] : all.present())
+      RANK_CHECK(is_pattern(copy_to_host(tensor), DType::u8, {100000}, 2000));
+  });
+}
+
+TEST_CASE("what cannot be opened is staged, and says so") {
+  const Setting failing("FAKE_CUDA_FAIL", "cuIpcOpenMemHandle_v2:217");
+  check_all(gather_rounds(3, 2), 1, "page-locked shared memory");
+}
+
+TEST_CASE("memory of a pool cannot be exported: it is staged") {
+  run_ranks(2, [](SyncGroup& group) {
+    unsigned long long pointer = 0;
+    {
+      (void)cuda::driver();
+      const cuda::Current current(0);
+      RANK_CHECK(fake<int(unsigned long long*, std::uint64_t)>("libcuda.so.1", "fake_cuda_allocate_from_pool")(
+                     &pointer, 5000) == 0);
+    }
+    const TensorView mine = cuda_view(DType::u8, {5000}, cuda::address_of(pointer));
+    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
+    if (group.rank() == 0) RANK_CHECK(bitwise_equal(copy_to_host(*all[1]), copy_to_host(mine)));
+    if (group.rank() == 1) RANK_CHECK(all.explain().find("page-locked shared memory") != std::string::npos);
+    RANK_CHECK(calls("cuIpcGetMemHandle") == 0);
+  });
+}
+
+TEST_CASE("staging, forced") {
+  const Setting way("MUSTER_DEVICE_WAY", "staging");
+  check_all(gather_rounds(2, 3), 1, "page-locked");
+}
+
+TEST_CASE("NCCL, forced: one meeting for all rounds") {
+  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting devices("FAKE_CUDA_DEVICES", "3");
+  check_all(gather_rounds(3, 4, [](SyncGroup&) { RANK_CHECK(nccl_meetings() == 1); }), 1, "NCCL");
+}
+
+TEST_CASE("NCCL moves what is larger than a socket takes at once, and many tensors") {
+  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  run_ranks(2, [](SyncGroup& group) {
+    const auto seed = static_cast<std::uint64_t>(group.rank());
+    const Tensor mine = device_pattern(DType::f32, {3 << 20}, seed, group.rank());
+    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
+    if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::f32, {3 << 20}, 1));
+    const Tensor part = device_pattern(DType::u8, {1100, 16}, 50 + seed, group.rank());
+    Config many = Config::array();
+    for (int i = 0; i < 1100; ++i) many.push_back(Tensor::borrow(part.view().slice(0, i, i + 1)));
+    const GatheredConfigs configs = get_configs_parallel(&many, all_of(group), group, to_device());
+    if (group.rank() != 0) return;
+    const Tensor expected = pattern(DType::u8, {1100, 16}, 51);
+    for (const int i : {0, 511, 512, 1099})
+      RANK_CHECK(bitwise_equal(copy_to_host(configs[1]->at(static_cast<std::size_t>(i)).as_tensor()),
+                               expected.view().slice(0, i, i + 1)));
+  });
+}
+
+TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and the group goes on") {
+  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  run_ranks(3, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {100}, 1, 0);
+    try {
+      (void)get_tensors_parallel(mine, all_of(group), group, to_device());
+      RANK_CHECK(false);
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::unsupported);
+      RANK_CHECK(std::string(error.what()).find("a device for each rank") != std::string::npos);
+    }
+    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
+    RANK_CHECK(group.rank() != 0 || all.present().size() == 3);
+  });
+}
+
+TEST_CASE("a first rank that has no tensors of its own gives its current device, else the first one") {
+  run_ranks(2, [](SyncGroup& group) {
+    for (const int chosen : {0, 1}) {
+      const cuda::Current current(chosen);
+      const Config mine = layer_of(group.rank(), 1, 0);
+      const GatheredConfigs all =
+          get_configs_parallel(group.rank() == 0 ? nullptr : &mine, all_of(group), group, to_device());
+      for (const auto& [rank, layer] : all.present()) check_layer(layer, rank, 1, chosen);
+      RANK_CHECK(group.rank() != 0 || all.present().size() == 1);
+    }
+  });
+}
+
+TEST_CASE("memory that results give back is used again") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank());
+    std::uint64_t allocated = 0;
+    for (int round = 0; round < 6; ++round) {
+      (void)get_tensors_parallel(mine, all_of(group), group, to_device());
+      if (round == 1) allocated = calls("cuMemAlloc_v2");
+    }
+    RANK_CHECK(calls("cuMemAlloc_v2") == allocated);
+  });
+}
+
+TEST_CASE("several hosts, not forced: IPC on the first rank's, NCCL or staging from others") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
+  const std::vector<Ended> ended = gather_rounds(4, 2);
+  check_all(ended, 1, "device: ");
+  const bool is_apart =
+      std::getenv("MUSTER_TEST_GROUP") != nullptr && std::string(std::getenv("MUSTER_TEST_GROUP")) == "mpi-2";
+  std::size_t by_nccl = 0;
+  std::size_t by_ipc = 0;
+  for (const Ended& each : ended) {
+    by_nccl += each.words.find("device: NCCL") != std::string::npos ? 1 : 0;
+    by_ipc += each.words.find("device: CUDA IPC") != std::string::npos ? 1 : 0;
+  }
+  CHECK(by_nccl == (is_apart ? 2 : 0));
+  CHECK(by_ipc == (is_apart ? 1 : 3));
+  // Two ranks of the other host on one device: it is staged and sent on.
+  const Setting one("FAKE_CUDA_ONE_DEVICE", "1");
+  const std::vector<Ended> staged = gather_rounds(4, 2);
+  check_all(staged, 1, "device: ");
+  std::size_t by_staging = 0;
+  for (const Ended& each : staged) by_staging += each.words.find("sent on") != std::string::npos ? 1 : 0;
+  CHECK(by_staging == (is_apart ? 2 : 0));
+}
+
+TEST_CASE("each rank as the first, 1, 2, 4 and 7 ranks, shapes of all kinds, both landings") {
+  for (const int size : {1, 2, 4, 7}) {
+    CAPTURE(size);
+    run_ranks(size, [&](SyncGroup& group) {
+      const int device = group.rank() % cuda::device_count();
+      for (int first = 0; first < size; ++first) {
+        const std::vector<int> ranks = ranks_from(first, size);
+        for (const Shape& shape : {Shape{}, Shape{0, 3}, Shape{5}, Shape{3, 70}}) {
+          const Tensor mine = device_pattern(DType::f32, shape, static_cast<std::uint64_t>(group.rank()), device);
+          for (const Landing landing : {Landing::host, Landing::device}) {
+            for (const Own own : {Own::borrow, Own::copy}) {
+              GatherOptions options;
+              options.landing = landing;
+              options.own = own;
+              const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
+              RANK_CHECK(all.present().size() == (group.rank() == first ? ranks.size() : 0));
+              for (const auto& [rank, tensor] : all.present()) {
+                if (tensor.nbytes() != 0) RANK_CHECK(tensor.device().is_host() == (landing == Landing::host));
+                RANK_CHECK(is_pattern(copy_to_host(tensor), DType::f32, shape, static_cast<std::uint64_t>(rank)));
+                const bool is_view = rank == first && landing == Landing::device && own == Own::borrow;
+                if (rank == first && tensor.nbytes() != 0) RANK_CHECK((tensor.data() == mine.data()) == is_view);
+              }
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("several lists in one exchange, one of them on the host, and a rank that is in none") {
+  run_ranks(5, [](SyncGroup& group) {
+    const std::vector<std::vector<int>> lists{{1, 0}, {2, 3}, {}};
+    const std::vector<int>& mine = lists[static_cast<std::size_t>(group.rank() / 2)];
+    const Tensor here = pattern(DType::u8, {300}, static_cast<std::uint64_t>(group.rank()));
+    const Tensor value = group.rank() < 2 ? on_device(here, group.rank()) : here;
+    for (const Landing landing : {Landing::host, Landing::device}) {
+      GatherOptions options;
+      options.landing = landing;
+      const GatheredTensors all = get_tensors_parallel(value, mine, group, options);
+      RANK_CHECK(all.present().size() == (group.rank() == 1 || group.rank() == 2 ? 2U : 0U));
+      for (const auto& [rank, tensor] : all.present())
+        RANK_CHECK(is_pattern(copy_to_host(tensor), DType::u8, {300}, static_cast<std::uint64_t>(rank)));
+    }
+  });
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/device/fake/fake_machine.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace fake {
+
+State& state() {
+  static auto* const it = new State;
+  return *it;
+}
+
+std::vector<CUctx_st*>& current() {
+  static thread_local std::vector<CUctx_st*> stack;
+  return stack;
+}
+
+std::uint64_t setting(const char* name, std::uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
+}
+
+int devices() {
+  return static_cast<int>(setting("FAKE_CUDA_DEVICES", 2));
+}
+
+/// Counts a call, and says how it goes.
+Status enter(const char* name, bool needs_context) {
+  State& s = state();
+  const std::uint64_t calls = ++s.calls[name];
+  if (const char* failing = std::getenv("FAKE_CUDA_FAIL")) {
+    char function[64] = {};
+    int status = 0;
+    unsigned long from = 1;
+    if (std::sscanf(failing, "%63[^:]:%d:%lu", function, &status, &from) >= 2 && std::strcmp(function, name) == 0 &&
+        calls >= from)
+      return static_cast<Status>(status);
+  }
+  if (s.pid != ::getpid()) return Status::not_initialized;
+  if (needs_context && current().empty()) return Status::invalid_context;
+  return Status::success;
+}
+
+Memory* find(DevicePointer pointer) {
+  State& s = state();
+  auto after = s.memory.upper_bound(pointer);
+  if (after == s.memory.begin()) return nullptr;
+  Memory& memory = std::prev(after)->second;
+  return pointer < memory.base + memory.bytes ? &memory : nullptr;
+}
+
+bool contains(const std::map<std::uintptr_t, std::size_t>& ranges, std::uintptr_t at, std::size_t bytes) {
+  auto after = ranges.upper_bound(at);
+  if (after == ranges.begin()) return false;
+  const auto& [base, size] = *std::prev(after);
+  return at >= base && at + bytes <= base + size;
+}
+
+std::byte* real_of(DevicePointer pointer, std::size_t bytes) {
+  Memory* memory = find(pointer);
+  if (memory == nullptr || pointer + bytes > memory->base + memory->bytes) return nullptr;
+  return memory->real + (pointer - memory->base);
+}
+
+CUstream_st* stream_of(CUstream_st* stream) {
+  // 0 and 1 are the default stream of the current device.
+  if (reinterpret_cast<std::uintptr_t>(stream) > 1) return stream;
+  return state().defaults[static_cast<std::size_t>(current().back()->device)].get();
+}
+
+/// The default stream and the blocking ones of its device wait for each other.
+std::vector<std::pair<CUstream_st*, std::uint64_t>> marks_of(CUstream_st* stream) {
+  std::vector<std::pair<CUstream_st*, std::uint64_t>> marks{{stream, stream->end()}};
+  if (stream != state().defaults[static_cast<std::size_t>(stream->device)].get()) return marks;
+  for (const auto& other : state().streams)
+    if (other->is_blocking && other->device == stream->device) marks.emplace_back(other.get(), other->end());
+  return marks;
+}
+
+bool have_passed(const std::vector<std::pair<CUstream_st*, std::uint64_t>>& marks) {
+  for (const auto& [stream, count] : marks)
+    if (stream->done < count) return false;
+  return true;
+}
+
+void put(CUstream_st* stream, std::function<bool()> step) {
+  auto marks = marks_of(stream);
+  marks.erase(marks.begin());  // itself: steps are in order anyway
+  stream->steps.push_back([marks = std::move(marks), step = std::move(step)] { return have_passed(marks) && step(); });
+}
+
+void tick() {
+  if (setting("FAKE_CUDA_HANG", 0) != 0) return;
+  State& s = state();
+  const auto one = [](CUstream_st& stream) {
+    if (stream.steps.empty() || !stream.steps.front()()) return;
+    stream.steps.pop_front();
+    ++stream.done;
+  };
+  for (const auto& stream : s.streams) one(*stream);
+  for (const auto& stream : s.defaults) one(*stream);
+}
+
+Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
+  State& s = state();
+  if (bytes == 0) return Status::invalid_value;
+  if (s.used + bytes > setting("FAKE_CUDA_MEMORY", std::uint64_t{4} << 30)) return Status::out_of_memory;
+  Memory memory;
+  memory.bytes = bytes;
+  memory.mapped = (bytes + 4095) / 4096 * 4096;
+  memory.device = current().back()->device;
+  memory.is_exportable = is_exportable;
+  memory.file = ::memfd_create("fake device", MFD_CLOEXEC);
+  if (memory.file < 0 || ::ftruncate(memory.file, static_cast<off_t>(memory.mapped)) != 0) return Status::out_of_memory;
+  memory.real =
+      static_cast<std::byte*>(::mmap(nullptr, memory.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory.file, 0));
+  void* shown = ::mmap(nullptr, memory.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  memory.base = reinterpret_cast<std::uintptr_t>(shown);
+  memory.buffer = s.next_buffer++;
+  std::memset(memory.real, 0xd5, memory.bytes);  // what nobody has written
+  s.used += bytes;
+  *pointer = memory.base;
+  s.memory[memory.base] = memory;
+  return Status::success;
+}
+
+void release(Memory& memory) {
+  ::munmap(memory.real, memory.mapped);
+  ::munmap(reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.base)), memory.mapped);
+  ::close(memory.file);
+  if (!memory.is_opened) state().used -= memory.bytes;
+  state().memory.erase(memory.base);
+}
+
+/// Where `bytes` of the host may be copied to or from.
+std::byte* host(const void* address, std::size_t bytes) {
+  State& s = state();
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (!contains(s.locked, at, bytes) && !contains(s.host_allocated, at, bytes)) ++s.pageable_copies;
+  return static_cast<std::byte*>(const_cast<void*>(address));
+}
+
+Status copy(std::byte* to, const std::byte* from, std::size_t bytes, CUstream_st* stream) {
+  if (to == nullptr || from == nullptr) return Status::invalid_value;
+  put(stream_of(stream), [=] {
+    std::memcpy(to, from, bytes);
+    return true;
+  });
+  return Status::success;
+}
+
+}  // namespace fake

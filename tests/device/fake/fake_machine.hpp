@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the fake driver is made of: memory, streams, and what it counts (fake_cuda.hpp).
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "src/device/driver_api.hpp"
+
+struct CUctx_st {
+  int device;
+};
+
+struct CUstream_st {
+  int device = 0;
+  bool is_blocking = true;
+  std::uint64_t done = 0;  // steps that it has taken
+  std::deque<std::function<bool()>> steps;
+  [[nodiscard]] std::uint64_t end() const { return done + steps.size(); }
+};
+
+struct CUevent_st {
+  int device = 0;
+  // What must have happened: so many steps of each of these streams.
+  std::vector<std::pair<CUstream_st*, std::uint64_t>> marks;
+};
+
+namespace fake {
+
+using muster::cuda::Copy2d;
+using muster::cuda::DevicePointer;
+using muster::cuda::IpcHandle;
+using muster::cuda::Status;
+using muster::cuda::Uuid;
+
+inline constexpr auto invalid_handle = static_cast<Status>(400);
+
+struct Memory {
+  DevicePointer base = 0;  // what the program sees
+  std::byte* real = nullptr;
+  std::size_t bytes = 0;
+  std::size_t mapped = 0;
+  int device = 0;
+  int file = -1;
+  std::uint64_t buffer = 0;
+  bool is_exportable = true;
+  bool is_opened = false;  // of another process
+};
+
+struct Shown {
+  std::int32_t pid;
+  std::int32_t file;
+  std::uint64_t bytes;
+  std::int32_t device;
+};
+static_assert(sizeof(Shown) <= sizeof(IpcHandle));
+
+struct State {
+  std::mutex mutex;
+  pid_t pid = 0;
+  std::vector<std::unique_ptr<CUctx_st>> contexts;
+  std::vector<std::unique_ptr<CUstream_st>> defaults;  // by device
+  std::map<DevicePointer, Memory> memory;
+  std::map<std::uintptr_t, std::size_t> locked;  // host memory that devices reach
+  std::map<std::uintptr_t, std::size_t> host_allocated;
+  std::vector<std::unique_ptr<CUstream_st>> streams;
+  std::vector<std::unique_ptr<CUevent_st>> events;
+  std::map<std::string, std::uint64_t> calls;
+  std::uint64_t next_buffer = 1;
+  std::uint64_t pageable_copies = 0;
+  std::uint64_t used = 0;
+};
+
+State& state();
+/// The thread's current devices, the last one on top.
+std::vector<CUctx_st*>& current();
+std::uint64_t setting(const char* name, std::uint64_t otherwise);
+int devices();
+/// Counts a call, and says how it goes.
+Status enter(const char* name, bool needs_context = false);
+bool contains(const std::map<std::uintptr_t, std::size_t>& ranges, std::uintptr_t at, std::size_t bytes);
+
+/// The allocation that an address is in; null where there is none.
+Memory* find(DevicePointer pointer);
+/// Where so many bytes really are; null where they are in no allocation.
+std::byte* real_of(DevicePointer pointer, std::size_t bytes);
+Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable);
+void release(Memory& memory);
+/// Where `bytes` of the host may be copied to or from.
+std::byte* host(const void* address, std::size_t bytes);
+
+/// 0 and 1 are the default stream of the current device.
+CUstream_st* stream_of(CUstream_st* stream);
+/// What must have happened for all that is in the stream now.
+std::vector<std::pair<CUstream_st*, std::uint64_t>> marks_of(CUstream_st* stream);
+bool have_passed(const std::vector<std::pair<CUstream_st*, std::uint64_t>>& marks);
+/// Something that the stream does when it comes to it, again and again until it is true.
+void put(CUstream_st* stream, std::function<bool()> step);
+/// Lets every stream do one thing.
+void tick();
+Status copy(std::byte* to, const std::byte* from, std::size_t bytes, CUstream_st* stream);
+
+}  // namespace fake
+
+#define LOCKED const std::lock_guard lock(fake::state().mutex)
+#define ENTER(...) \
+  LOCKED;          \
+  if (const fake::Status entered = fake::enter(__VA_ARGS__); entered != fake::Status::success) return entered

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// src/device/nccl_api.hpp against NVIDIA's nccl.h: it compiles, or it is wrong.
+
+#include <nccl.h>
+
+#include <cstddef>
+
+#include "src/device/nccl_api.hpp"
+#include "tests/device/declarations.hpp"
+
+namespace muster::cuda {
+namespace {
+
+using Ours = NcclFunctions;
+#define SAME(member, function) static_assert(test::Alike<decltype(Ours::member), decltype(&::function)>::value)
+SAME(version, ncclGetVersion);
+SAME(error_string, ncclGetErrorString);
+SAME(unique_id, ncclGetUniqueId);
+SAME(init, ncclCommInitRankConfig);
+SAME(abort, ncclCommAbort);
+SAME(async_error, ncclCommGetAsyncError);
+SAME(group_start, ncclGroupStart);
+SAME(group_end, ncclGroupEnd);
+SAME(send, ncclSend);
+SAME(receive, ncclRecv);
+#undef SAME
+
+static_assert(static_cast<int>(NcclStatus::success) == ncclSuccess);
+static_assert(static_cast<int>(NcclStatus::in_progress) == ncclInProgress);
+static_assert(nccl_bytes == ncclUint8);
+static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
+static_assert(NcclConfig{}.version == NCCL_VERSION(2, 14, 0));
+// Older headers have the number in the initialiser only.
+constexpr ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+static_assert(NcclConfig{}.magic == theirs.magic);
+static_assert(offsetof(NcclConfig, size) == offsetof(ncclConfig_t, size));
+static_assert(offsetof(NcclConfig, magic) == offsetof(ncclConfig_t, magic));
+static_assert(offsetof(NcclConfig, version) == offsetof(ncclConfig_t, version));
+static_assert(offsetof(NcclConfig, blocking) == offsetof(ncclConfig_t, blocking));
+static_assert(sizeof(NcclConfig) <= sizeof(ncclConfig_t));
+
+}  // namespace
+}  // namespace muster::cuda

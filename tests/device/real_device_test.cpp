@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors on real devices. Where there is none this says so and is skipped (77). The driver is only started in forked
+// ranks: a process that was forked after that has no devices.
+
+#define DOCTEST_CONFIG_IMPLEMENT
+
+#include <cstdio>
+
+#include "tests/device/device_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+int devices = 0;
+
+/// Empty where there are devices; sets their number.
+std::string obstacle() {
+  Ranks probe(1,
+              [](int) { say(cuda_available() ? "devices " + std::to_string(cuda::device_count()) : cuda_obstacle()); });
+  const std::string words = probe.wait().front().words;
+  if (std::sscanf(words.c_str(), "devices %d", &devices) == 1) return {};
+  return words.empty() ? "the driver ended the process that asked" : words;
+}
+
+void gather_and_check(SyncGroup& group, const GatherOptions& options, const std::string& way) {
+  for (const std::int64_t rows : {1, 1000, 20000}) {
+    const auto seed = static_cast<std::uint64_t>(group.rank() + rows);
+    const Tensor mine = device_pattern(DType::bf16, {rows, 1024}, seed, group.rank() % cuda::device_count());
+    for (int round = 0; round < 3; ++round) {
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
+      for (const auto& [rank, tensor] : all.present()) {
+        RANK_CHECK(tensor.device().is_host() == (options.landing == Landing::host));
+        RANK_CHECK(
+            is_pattern(copy_to_host(tensor), DType::bf16, {rows, 1024}, static_cast<std::uint64_t>(rank + rows)));
+      }
+      if (group.rank() != 0 && all.explain().find(way) == std::string::npos)
+        throw RankFailure("not by " + way + ": " + all.explain());
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("to the host: page-locked shared memory") {
+  run_ranks(3, [](SyncGroup& group) { gather_and_check(group, {}, "page-locked shared memory"); });
+}
+
+TEST_CASE("to the first rank's device: CUDA IPC, also with several ranks on one device") {
+  run_ranks(3, [](SyncGroup& group) {
+    GatherOptions options;
+    options.landing = Landing::device;
+    gather_and_check(group, options, "CUDA IPC");
+  });
+}
+
+TEST_CASE("to the first rank's device, staged") {
+  ::setenv("MUSTER_DEVICE_WAY", "staging", 1);
+  run_ranks(2, [](SyncGroup& group) {
+    GatherOptions options;
+    options.landing = Landing::device;
+    gather_and_check(group, options, "page-locked shared memory");
+  });
+  ::unsetenv("MUSTER_DEVICE_WAY");
+}
+
+TEST_CASE("to the first rank's device by NCCL, where there are two devices and NCCL") {
+  if (devices < 2) {
+    std::puts("skipped: NCCL needs two devices");
+    return;
+  }
+  ::setenv("MUSTER_DEVICE_WAY", "nccl", 1);
+  run_ranks(2, [](SyncGroup& group) {
+    if (examine_cuda().nccl.empty()) return;
+    GatherOptions options;
+    options.landing = Landing::device;
+    gather_and_check(group, options, "NCCL");
+  });
+  ::unsetenv("MUSTER_DEVICE_WAY");
+}
+
+TEST_CASE("the caller's stream comes first, and the source is free after the call") {
+  run_ranks(2, [](SyncGroup& group) {
+    UserStream stream(0);
+    const cuda::Current current(0);
+    const CudaStreamScope scope(stream.handle());
+    constexpr std::int64_t bytes = 64 << 20;
+    const Tensor target = cuda_allocate(DType::u8, {bytes}, 0);
+    std::vector<Tensor> work;
+    for (std::uint64_t i = 0; i < 4; ++i) work.push_back(pattern(DType::u8, {bytes}, i));
+    for (int round = 0; round < 10; ++round) {
+      for (const Tensor& each : work) stream.write(target, each);
+      const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
+      stream.write(target, work.front());
+      group.barrier();
+      if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {bytes}, 3));
+    }
+    (void)copy_to_host(target);
+  });
+}
+
+TEST_CASE("rows with gaps, empty tensors, memory that is given back and taken again") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor whole = on_device(pattern(DType::f32, {640, 480}, 1));
+    for (int round = 0; round < 3; ++round) {
+      const GatheredTensors all = get_tensors_parallel(whole.view().slice(1, 8, 240), all_of(group), group);
+      if (group.rank() == 0)
+        RANK_CHECK(bitwise_equal(*all[1], pattern(DType::f32, {640, 480}, 1).view().slice(1, 8, 240)));
+      (void)get_tensors_parallel(cuda_allocate(DType::f32, {0}, 0), all_of(group), group);
+      group.barrier();
+      trim(group);
+    }
+  });
+}
+
+int main(int argc, char** argv) {
+  const std::string reason = obstacle();
+  if (!reason.empty()) {
+    std::printf("SKIPPED: nothing was run on a device: %s\n", reason.c_str());
+    return 77;
+  }
+  return doctest::Context(argc, argv).run();
+}

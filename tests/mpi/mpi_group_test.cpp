@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of MPI communicators: what is refused, communicators of every shape, threads, many groups at once and one
+// after another, and what is left when they end. Ranks are on two hosts (MUSTER_TEST_GROUP=mpi-2).
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/mpi.hpp"
+#include "src/mpi/hosts.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+ErrorKind kind_of(const std::function<void()>& call, const std::string& words) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (std::string(error.what()).find(words) == std::string::npos)
+      throw RankFailure(std::string("other words: ") + error.what());
+    return error.kind();
+  }
+  throw RankFailure("nothing was thrown, which should have said: " + words);
+}
+
+/// A communicator of this test's own, freed at its end.
+struct OwnComm {
+  MPI_Comm comm = MPI_COMM_NULL;
+  OwnComm() = default;
+  OwnComm(const OwnComm&) = delete;
+  OwnComm& operator=(const OwnComm&) = delete;
+  ~OwnComm() {
+    if (comm != MPI_COMM_NULL) MPI_Comm_free(&comm);
+  }
+};
+
+void check_gather(SyncGroup& group) {
+  std::vector<int> ranks = ranks_from(group.size() - 1, group.size());
+  const Tensor mine = pattern(DType::f32, {1000}, static_cast<std::uint64_t>(group.rank()));
+  const GatheredTensors all = get_tensors_parallel(mine, ranks, group);
+  RANK_CHECK(all.present().size() == (group.rank() == ranks.front() ? ranks.size() : 0));
+  for (const auto& [rank, tensor] : all.present())
+    RANK_CHECK(is_pattern(tensor, DType::f32, {1000}, static_cast<std::uint64_t>(rank)));
+}
+
+}  // namespace
+
+TEST_CASE("communicators that cannot be a group are refused with the remedy, and nobody's process ends") {
+  run_ranks(4, [](SyncGroup& group) {
+    RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_NULL); }, "MPI_COMM_NULL") == ErrorKind::argument);
+    OwnComm half;
+    MPI_Comm_split(MPI_COMM_WORLD, group.rank() % 2, group.rank(), &half.comm);
+    OwnComm both;
+    MPI_Intercomm_create(half.comm, 0, MPI_COMM_WORLD, group.rank() % 2 == 0 ? 1 : 0, 5, &both.comm);
+    RANK_CHECK(kind_of([&] { mpi_group(both.comm); }, "MPI_Intercomm_merge") == ErrorKind::argument);
+    // Its errors are as they were: fatal, as the standard has it.
+    MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
+    RANK_CHECK(handler == MPI_ERRORS_ARE_FATAL);
+    MPI_Errhandler_free(&handler);
+    check_gather(group);
+  });
+}
+
+TEST_CASE("a rank that does not come is waited for until the deadline, and the rest says so") {
+  const auto ended = try_ranks(3, [](SyncGroup& group) {
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(600ms);
+    } else {
+      RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_WORLD, {.timeout = 300ms}); }, "all of them have to make the group") ==
+                 ErrorKind::timeout);
+    }
+    group.barrier();
+    // MPI waits for the duplicate that one has not made.
+    ::_exit(0);
+  });
+  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+}
+
+TEST_CASE("groups of parts, in another order, of this rank alone, several at once") {
+  run_ranks(5, [](SyncGroup& group) {
+    // Not in the order of hosts, and not with rank 0's host first.
+    OwnComm reversed;
+    MPI_Comm_split(MPI_COMM_WORLD, 0, (group.rank() * 3 + 2) % 5, &reversed.comm);
+    const auto turned = mpi_group(reversed.comm);
+    RANK_CHECK(turned->rank() == (group.rank() * 3 + 2) % 5);
+    OwnComm part;
+    MPI_Comm_split(MPI_COMM_WORLD, group.rank() % 2, -group.rank(), &part.comm);
+    const auto odd_or_even = mpi_group(part.comm);
+    const auto alone = mpi_group(MPI_COMM_SELF);
+    RANK_CHECK(alone->size() == 1);
+    for (int i = 0; i < 3; ++i) {
+      check_gather(*turned);
+      check_gather(*odd_or_even);
+      check_gather(*alone);
+      check_gather(group);
+    }
+    const auto copy = turned->duplicate();
+    const auto companion = copy->companion();
+    companion->barrier();
+    check_gather(*copy);
+    // In another order on each rank: the end of a group is nobody else's business.
+    std::vector<std::shared_ptr<SyncGroup>> all = {turned, odd_or_even, alone, copy};
+    std::rotate(all.begin(), all.begin() + group.rank() % 4, all.end());
+    all.clear();
+    check_gather(group);
+  });
+}
+
+TEST_CASE("many groups one after another, as MUSTER_TEST_GROUPS says: MPI has 2048 communicators at a time") {
+  run_ranks(3, [](SyncGroup& group) {
+    const char* text = std::getenv("MUSTER_TEST_GROUPS");
+    const int count = text == nullptr ? 100 : std::atoi(text);
+    for (int i = 0; i < count; ++i) {
+      const auto one = mpi_group(MPI_COMM_WORLD);
+      if (i % 50 == 0) check_gather(*one);
+    }
+    for (int i = 0; i < 100; ++i) group.duplicate()->barrier();
+  });
+}
+
+TEST_CASE("another thread is refused where MPI has not been initialised for it") {
+  run_ranks(2, [](SyncGroup& group) {
+    std::thread([&] {
+      RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_SELF); }, "MPI_THREAD_MULTIPLE") == ErrorKind::unsupported);
+      RANK_CHECK(kind_of([&] { group.barrier(); }, "MPI_THREAD_MULTIPLE") == ErrorKind::unsupported);
+    }).join();
+    // Neither of them has harmed it.
+    check_gather(group);
+  });
+}
+
+TEST_CASE("a failure that another thread declares reaches all hosts") {
+  run_ranks(4, [](SyncGroup& group) {
+    const auto copy = group.duplicate();
+    if (copy->rank() == 1)
+      std::thread([&] { copy->poison(Error(ErrorKind::cancelled, "enough", {.rank = 1})); }).join();
+    RANK_CHECK(kind_of([&] { copy->barrier({.timeout = 5s, .stop = {}, .phase = "barrier"}); }, "enough") ==
+               ErrorKind::cancelled);
+    group.barrier();
+  });
+}
+
+TEST_CASE("a rank that works for long inside one call keeps those of another host waiting") {
+  run_ranks(2, [](SyncGroup& group) {
+    if (group.rank() == 0) {
+      const auto begin = std::chrono::steady_clock::now();
+      while (std::chrono::steady_clock::now() - begin < 1500ms) {
+        std::this_thread::sleep_for(10ms);
+        group.progress();
+      }
+    }
+    group.barrier({.timeout = 1100ms, .stop = {}, .phase = "barrier"});
+  });
+}
+
+TEST_CASE("groups that the program forgets before MPI_Finalize end with it, and say so afterwards") {
+  const auto ended = try_ranks(4, [](SyncGroup& group) {
+    const auto forgotten = group.duplicate();
+    check_gather(*forgotten);
+    MPI_Finalize();
+    RANK_CHECK(kind_of([&] { forgotten->barrier(); }, "MPI has ended") == ErrorKind::argument);
+    RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_WORLD); }, "has ended") == ErrorKind::argument);
+    ::_exit(0);
+  });
+  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+}
+
+TEST_CASE("mpi_group() before MPI_Init") {
+  const auto ended = Ranks(1, [](int) {
+                       RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_WORLD); }, "MPI_Init_thread") == ErrorKind::argument);
+                     }).wait();
+  CHECK_MESSAGE(ended.front().ok(), ended.front().words);
+}
+
+TEST_CASE("ranks of other versions and of other byte order cannot be in one group") {
+  std::vector<mpi::Card> cards(3, mpi::own_card());
+  CHECK_NOTHROW(mpi::check_versions(cards));
+  std::memcpy(cards[2].version.data(), "0.0.1", 6);
+  CHECK(kind_of([&] { mpi::check_versions(cards); }, "rank 2 runs Muster 0.0.1") == ErrorKind::version);
+  cards[2] = cards[0];
+  cards[1].magic = __builtin_bswap32(mpi::Card::right_magic);
+  CHECK(kind_of([&] { mpi::check_versions(cards); }, "byte order") == ErrorKind::version);
+  cards[1] = {};
+  cards[1].magic = 7;
+  CHECK(kind_of([&] { mpi::check_versions(cards); }, "one version") == ErrorKind::version);
+}

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Every command of muster under mpiexec on one host; who finds which world; statuses; what a failure leaves behind.
+set -euo pipefail
+command -v mpiexec >/dev/null || {
+  echo "skipped: no mpiexec here"
+  exit 77
+}
+[[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] || {
+  echo "skipped: mpiexec is not MPICH's"
+  exit 77
+}
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+cd "$place"
+muster=$MUSTER_PROGRAM
+# ranks N STATUS COMMAND...: under mpiexec; its words are in ./said.
+ranks() {
+  local count=$1 expected=$2 status=0
+  shift 2
+  timeout 60 mpiexec -n "$count" "$@" >said 2>&1 || status=$?
+  [ "$status" = "$expected" ] || {
+    echo "FAILED: status $status, not $expected: mpiexec -n $count $*"
+    cat said
+    failures=$((failures + 1))
+  }
+}
+said() { [ "$(grep -c -- "$1" said)" = "$2" ]; }
+
+"$MUSTER_DEMO_MODEL" model >/dev/null
+"$muster" shard model --ranks 4 --plan auto --out shards >/dev/null
+"$muster" shard model --ranks 2 --plan auto --workspace --out workspace >/dev/null
+"$muster" export shards --plan auto --out alone --jobs 1 >/dev/null
+
+# Collective: by all ranks together, once.
+ranks 3 0 "$muster" export shards --plan auto --out together
+check "the export of three ranks is said once" said tensors 1
+check "three ranks export what one does" diff -r alone together
+ranks 2 2 "$muster" export shards --plan auto --out together
+check "a refusal is said once" said "^muster: " 1
+ranks 1 0 "$muster" export shards --plan auto --out single
+check "one rank exports what one process does" diff -r alone single
+
+# All others act in each process, as any program does.
+shard=shards/rank-00000-of-00004.safetensors
+for command in "show $shard" "stats $shard" "ls workspace" "verify alone" "diff $shard $shard" "gc workspace" doctor \
+  "completion bash" man "export shards --plan auto --dry-run" "convert $shard out.h5"; do
+  # shellcheck disable=SC2086
+  ranks 2 0 "$muster" $command
+done
+ranks 2 2 "$muster" show nothing
+check "each says what it cannot do" said "^muster: " 2
+# Each its own.
+ranks 2 0 sh -c "$muster convert shards/rank-0000\$PMI_RANK-of-00004.safetensors own-\$PMI_RANK.h5"
+check "each rank converts its own" test -s own-0.h5 -a -s own-1.h5
+
+# Who started whom.
+mkdir out
+ranks 3 0 "$MUSTER_MPI_RANK" out work
+check "mpiexec's ranks are one world" test "$(cat out/* | grep -c well)" = 3
+rm out/*
+ranks 2 0 "$muster" run -n 3 -- "$MUSTER_MPI_RANK" out work
+check "the ranks of muster run are a world within mpiexec's" test "$(ls out | tr '\n' ' ')" = "0 1 2 "
+rm out/*
+"$muster" run -n 2 -- mpiexec -n 3 "$MUSTER_MPI_RANK" out work
+check "mpiexec's ranks are a world within muster run's" test "$(ls out | tr '\n' ' ')" = "0 1 2 "
+rm out/*
+# A script that tells torch what MPI says.
+MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ranks 2 0 sh -c 'RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE exec "$0" out work' "$MUSTER_MPI_RANK"
+check "variables that agree are one world" test "$(ls out | tr '\n' ' ')" = "0 1 "
+rm out/*
+ranks 2 2 env RANK=0 WORLD_SIZE=3 "$MUSTER_MPI_RANK" out work
+check "variables that contradict are told" said "says two things" 2
+
+# A rank of another version, which looks for its own libmuster-mpi.
+ln -s "$MUSTER_MPI_LIBRARY" libmuster-mpi.so.0.0.9
+ranks 2 2 "$MUSTER_MPI_RANK" out work : -n 1 env LD_PRELOAD="$MUSTER_OTHER_VERSION" \
+  LD_LIBRARY_PATH="$PWD:${LD_LIBRARY_PATH:-}" ASAN_OPTIONS="${ASAN_OPTIONS:-}:verify_asan_link_order=0" \
+  "$MUSTER_MPI_RANK" out work
+check "all ranks refuse another version, and say which" said "rank 2 .*0.0.9.*start all ranks with one version" 3
+
+# Endings. Without mpiexec's own clean-up the survivors end by themselves: it still tells them by SIGUSR1, which ends who
+# does not ignore it, and does not wait for them.
+rm -f out/*
+(sleep 1 && touch out/die) &
+status=0
+MUSTER_TIMEOUT=5 timeout 30 mpiexec -disable-auto-cleanup -n 4 \
+  sh -c 'trap "" USR1; exec "$0" out die 2 2>said.$PMI_RANK' "$MUSTER_MPI_RANK" >said 2>&1 || status=$?
+check "the job has failed" test "$status" != 0
+check "it has not hung" test "$status" != 124
+wait
+# It goes home at once, and its proxy may take survivors with it before they have spoken: whoever speaks says it right.
+# (mpi_kill_test has all of them speak, under a process manager that lets them.)
+for ((turn = 0; turn < 30 && $(find out -name '[0-3]' | wc -l) < 3; turn++)); do sleep 0.1; done
+while read -r words; do check "$words names rank 2" grep -q "rank 2" "$words"; done < <(find out -name '[0-3]')
+leftovers=$(find /dev/shm -name '*muster*' | wc -l)
+check "nothing of Muster stays in /dev/shm" test "$leftovers" = 0
+[ "$failures" = 0 ] && echo "all is well under mpiexec"
+exit "$((failures > 0))"

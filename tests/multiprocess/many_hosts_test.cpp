@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// More hosts than one has right below it in the tree of a round: records reach all ranks in order, who is missing is
+// named, and what the tree says of itself holds for any number of hosts.
+
+#include <algorithm>
+#include <csignal>
+#include <numeric>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "src/mpi/host_tree.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using mpi::HostTree;
+
+namespace {
+
+constexpr int ranks = 13;  // two of them share the first host
+
+}  // namespace
+
+TEST_CASE("a tree has every host once, below the one that says so") {
+  for (const int hosts : {1, 2, 3, 9, 10, 17, 73, 74, 512, 1000}) {
+    const HostTree tree{hosts};
+    CAPTURE(hosts);
+    std::vector<int> all = tree.with_all_below(0);
+    CHECK(all.front() == 0);
+    std::ranges::sort(all);
+    std::vector<int> each(static_cast<std::size_t>(hosts));
+    std::iota(each.begin(), each.end(), 0);
+    CHECK(all == each);
+    int deepest = 0;
+    for (int host = 0; host < hosts; ++host) {
+      const std::vector<int> children = tree.children(host);
+      REQUIRE(children.size() <= static_cast<std::size_t>(HostTree::most_children));
+      int highest = -1;
+      for (const int child : children) {
+        REQUIRE(tree.parent(child) == host);
+        REQUIRE(tree.depth(child) == tree.depth(host) + 1);
+        highest = std::max(highest, tree.height(child));
+      }
+      REQUIRE(tree.height(host) == highest + 1);
+      deepest = std::max(deepest, tree.depth(host));
+    }
+    CHECK(tree.height(0) == deepest);
+  }
+  // What the waits of a group count with: few hosts are a hub.
+  CHECK(HostTree{9}.height(0) == 1);
+  CHECK(HostTree{10}.height(0) == 2);
+  CHECK(HostTree{512}.height(0) == 3);
+}
+
+TEST_CASE("rounds, gathers and duplicates over twelve hosts") {
+  run_ranks(ranks, [](SyncGroup& group) {
+    for (int turn = 0; turn < 20; ++turn) {
+      const std::array<int, 3> mine = {group.rank(), turn, group.rank() * turn};
+      std::vector<std::array<int, 3>> all(ranks);
+      group.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+      for (int rank = 0; rank < ranks; ++rank)
+        RANK_CHECK((all[static_cast<std::size_t>(rank)] == std::array<int, 3>{rank, turn, rank * turn}));
+      group.barrier();
+    }
+    const auto tensor_of = [](int rank) { return pattern(DType::f32, {200}, static_cast<std::uint64_t>(rank)); };
+    const Tensor mine = tensor_of(group.rank());
+    const auto other = group.duplicate();
+    for (const int first : {0, 11}) {
+      const GatheredTensors all = get_tensors_parallel(mine, ranks_from(first, ranks), *other);
+      RANK_CHECK(all.present().size() == (group.rank() == first ? ranks : 0));
+      for (const auto& [rank, tensor] : all.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(rank)));
+    }
+  });
+}
+
+TEST_CASE("ranks in different calls are told, whichever host they are on") {
+  const std::vector<Ended> all = try_ranks(ranks, [](SyncGroup& group) {
+    try {
+      std::array<std::byte, 8> mine{};
+      std::vector<std::byte> records(8 * ranks);
+      if (group.rank() == 12)
+        group.barrier();
+      else
+        group.all_gather(mine, records);
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+      RANK_CHECK(group.failure());
+    }
+  });
+  // Who had not come out of the meeting yet hears of it there.
+  for (const Ended& ended : all)
+    CHECK_MESSAGE((ended.ok() || ended.words.find("different calls") != std::string::npos), ended.words);
+}
+
+TEST_CASE("a host that stops, below another, is named by all at the deadline") {
+  constexpr int victim = 12;  // on the last host, which is not right below the root
+  const GroupOf group(ranks);
+  Ranks processes(ranks, [&](int rank) {
+    const auto mine = group.join(rank);
+    mine->barrier();
+    mine->set_timeout(std::chrono::milliseconds(1500));
+    if (rank == victim) ::raise(SIGSTOP);
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      mine->barrier();
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::timeout);
+      if (error.rank() != victim) throw RankFailure(std::string("another one is blamed: ") + error.what());
+    }
+    // The deadline and two seconds, and what a busy machine adds.
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1500 + 2000 + 2000));
+  });
+  // Nobody shares its host: that it is killed at last is not seen by the others.
+  const std::jthread ending([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+    processes.signal(victim, SIGKILL);
+  });
+  const std::vector<Ended> all = processes.wait(std::chrono::seconds(20));
+  for (int rank = 0; rank < ranks; ++rank)
+    if (rank != victim)
+      CHECK_MESSAGE(all[static_cast<std::size_t>(rank)].ok(), rank, ": ", all[static_cast<std::size_t>(rank)].words);
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the MPI route does beyond what every route must: memory of the first rank, lists across hosts, ranks that fail,
+// die or stop while pieces are under way. Over two hosts (MUSTER_TEST_GROUP=mpi-2): of four ranks 0 and 1, 2 and 3.
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/merge_gather.hpp"
+#include "muster/shared_arena.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/kills.hpp"
+#include "tests/support/merge_model.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::uint64_t seed_of(int rank, int round) {
+  return static_cast<std::uint64_t>(rank * 1000 + round);
+}
+
+void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, int round,
+                      const GatherOptions& options = {}) {
+  const Tensor mine = pattern(DType::u8, {bytes}, seed_of(group.rank(), round));
+  const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
+  RANK_CHECK(all.empty() == (group.rank() != ranks.front()));
+  for (const auto& [rank, tensor] : all.present())
+    RANK_CHECK(is_pattern(tensor, DType::u8, {bytes}, seed_of(rank, round)));
+}
+
+void expect_error(ErrorKind kind, const std::vector<std::string>& parts, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    const std::string words = error.what();
+    if (error.kind() != kind) throw;
+    for (const std::string& part : parts)
+      if (words.find(part) == std::string::npos) throw RankFailure("no \"" + part + "\" in: " + words);
+    return;
+  }
+  throw RankFailure("nothing was thrown");
+}
+
+std::uint64_t pool_of(const Exchange& result) {
+  return result.report().pool_bytes;
+}
+
+}  // namespace
+
+TEST_CASE("the report tells what went by MPI and what by shared memory") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    for (const int first : {0, 3}) {
+      const GatheredTensors all = get_tensors_parallel(mine, ranks_from(first, 4), group);
+      const ExchangeReport& report = all.report();
+      RANK_CHECK(report.route == Route::mpi);
+      RANK_CHECK(report.rounds == 2);
+      RANK_CHECK(report.payload_bytes == 4 << 20);
+      const bool is_far = group.host_of(group.rank()) != group.host_of(first);
+      RANK_CHECK(report.mpi_bytes == (group.rank() == first ? 2 << 20 : is_far ? 1 << 20 : 0));
+      RANK_CHECK((all.explain().find(" of them by MPI") != std::string::npos) == (report.mpi_bytes != 0));
+      RANK_CHECK(all.explain().find("several hosts") != std::string::npos);
+      bool has_sent = false;
+      for (const PhaseReport& phase : report.phases)
+        has_sent = has_sent || (phase.name == "send" && phase.bytes == 1 << 20 && phase.copies == 0);
+      RANK_CHECK(has_sent == is_far);
+    }
+  });
+}
+
+TEST_CASE("lists across hosts, with first ranks on different hosts, in one exchange") {
+  run_ranks(6, [](SyncGroup& group) {
+    const std::vector<std::vector<int>> lists = {{5, 0, 1}, {2, 4}, {3}};
+    for (int round = 0; round < 4; ++round)
+      for (const auto& list : lists)
+        if (std::ranges::find(list, group.rank()) != list.end())
+          gather_and_check(group, list, 100 + 700000 * round, round);
+  });
+}
+
+TEST_CASE("memory is used again: from the second exchange on the first rank's pool does not grow, nor does it fault") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {6 << 20}, seed_of(group.rank(), 0));
+    std::uint64_t pool = 0;
+    for (int round = 0; round < 5; ++round) {
+      const GatheredTensors all = get_tensors_parallel(mine, ranks_from(0, 4), group);
+      if (group.rank() != 0) continue;
+      if (round == 0) pool = pool_of(all);
+      RANK_CHECK(pool_of(all) == pool);
+      RANK_CHECK(pool == 12 << 20);
+      std::uint64_t faults = 0;
+      for (const PhaseReport& phase : all.report().phases)
+        if (phase.name == "receive") faults = phase.page_faults;
+      // Twice 1536 pages have come; what MPI itself touches is a few.
+      if (round >= 2 && faults > 300) throw RankFailure(std::to_string(faults) + " page faults");
+    }
+    group.barrier();
+    const std::uint64_t gone = trim(group);
+    if (group.rank() == 0) RANK_CHECK(gone == 12 << 20);
+    gather_and_check(group, ranks_from(0, 4), 6 << 20, 1, {.pool_limit = 0});
+    const GatheredTensors last = get_tensors_parallel(pattern(DType::u8, {1}, 1), ranks_from(0, 4), group);
+    if (group.rank() == 0) RANK_CHECK(pool_of(last) < 1 << 20);
+  });
+}
+
+TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes back with the results") {
+  run_ranks(4, [](SyncGroup& group) {
+    const GatherOptions options{.own = Own::copy, .memory_budget = 5 << 20};
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    std::vector<GatheredTensors> kept;
+    for (int round = 0; round < 2; ++round)
+      kept.push_back(get_tensors_parallel(mine, ranks_from(0, 4), group, options));
+    for (int again = 0; again < 2; ++again)
+      expect_error(ErrorKind::no_space, {"rank 0", "memory budget", "2097152"},
+                   [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group, options); });
+    for (const GatheredTensors& all : kept)
+      for (const auto& [rank, tensor] : all.present())
+        RANK_CHECK(is_pattern(tensor, DType::u8, {1 << 20}, seed_of(rank, 0)));
+    kept.clear();
+    group.barrier();
+    gather_and_check(group, ranks_from(0, 4), 1 << 20, 3, options);
+    // A merge needs its result and its window.
+    expect_error(ErrorKind::no_space, {"memory budget"}, [&] {
+      (void)merge_tensor_parallel(mine, concat(0), ranks_from(0, 4), group, {.memory_budget = 3 << 20});
+    });
+    (void)trim(group);
+    const Merged merged = merge_tensor_parallel(mine, sum(), ranks_from(0, 4), group, {.memory_budget = 8 << 20});
+    RANK_CHECK(merged.tensor().has_value() == (group.rank() == 0));
+  });
+}
+
+TEST_CASE("more than the host has is refused on all ranks before a byte moves, and the group goes on") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::byte byte{7};
+    const TensorView huge(DType::u8, {std::int64_t{1} << 44}, &byte, {0});
+    for (const int first : {0, 2}) {
+      expect_error(ErrorKind::no_space, {"needed", "available"},
+                   [&] { (void)get_tensors_parallel(huge, ranks_from(first, 4), group); });
+      expect_error(ErrorKind::no_space, {"needed", "available"},
+                   [&] { (void)merge_tensor_parallel(huge, sum(), ranks_from(first, 4), group); });
+      gather_and_check(group, ranks_from(first, 4), 100000, first);
+    }
+  });
+}
+
+TEST_CASE("strided, packed, tiny and arena tensors in one config, in many pieces") {
+  run_ranks(4, [](SyncGroup& group) {
+    SharedArena arena(8 << 20);
+    const auto config_of = [&](int rank, bool from_arena) {
+      Config config = Config::object();
+      const Tensor whole = pattern(DType::f32, {1500, 1201}, seed_of(rank, 1));
+      config["strided"] = Tensor(whole.view().slice(1, 3, 1200).transposed(), whole.owner());
+      config["packed"] = pattern(DType::f4_e2m1, {333, 6}, seed_of(rank, 2));
+      config["nothing"] = pattern(DType::i8, {0, 3}, 1);
+      for (int i = 0; i < 3000; ++i)
+        config["tiny" + std::to_string(i)] = pattern(DType::u8, {i % 300}, seed_of(rank, i));
+      Tensor leased =
+          from_arena ? arena.allocate(DType::bf16, {1000, 1000}) : Tensor::allocate(DType::bf16, {1000, 1000});
+      fill(leased.mutable_data(), leased.nbytes(), seed_of(rank, 3));
+      config["arena"] = leased;
+      return config;
+    };
+    for (const int first : {1, 3}) {
+      const Config mine = config_of(group.rank(), true);
+      const GatheredConfigs all = get_configs_parallel(&mine, ranks_from(first, 4), group);
+      for (const auto& [rank, config] : all.present()) RANK_CHECK(config == config_of(rank, false));
+    }
+  });
+}
+
+TEST_CASE("sums have the same bits as over shared memory") {
+  run_ranks(4, [](SyncGroup& group) {
+    for (const DType dtype : {DType::bf16, DType::f32, DType::f8_e4m3fn}) {
+      const auto make = [&](int rank) { return pattern(dtype, {1001, 777}, seed_of(rank, 1)); };
+      for (const std::vector<int>& ranks : {std::vector<int>{2, 0, 3, 1}, std::vector<int>{0, 1, 2, 3}}) {
+        const Merged merged = merge_tensor_parallel(make(group.rank()), sum(), ranks, group);
+        RANK_CHECK(merged.report().route == Route::mpi);
+        if (!merged.tensor()) continue;
+        std::vector<Tensor> sources;
+        for (const int rank : ranks) sources.push_back(make(rank));
+        RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(sum(), sources)));
+      }
+    }
+  });
+}
+
+TEST_CASE("a merge takes memory for its result and a window, not for the senders' tensors") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::f32, {4096, 1024}, seed_of(group.rank(), 0));  // 16 MiB
+    for (const Merge& merge : {sum(), concat(0), concat(1)}) {
+      (void)trim(group);
+      const std::uint64_t result = std::holds_alternative<Sum>(merge) ? 16 << 20 : 64 << 20;
+      const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
+      // Bytes that belong together are received where they belong, but for those of the first rank's own host.
+      const bool is_straight = std::holds_alternative<Concat>(merge) && std::get<Concat>(merge).dim == 0;
+      const std::uint64_t window = is_straight ? 8 << 20 : 24 << 20;
+      if (group.rank() == 0) RANK_CHECK(pool_of(merged) <= result + window);
+    }
+  });
+}
+
+TEST_CASE("a sender that is killed or stopped while its pieces are under way") {
+  for (const int number : {SIGKILL, SIGSTOP}) {
+    for (const int victim : number == SIGKILL ? std::vector<int>{1, 3} : std::vector<int>{3}) {
+      CAPTURE(number);
+      CAPTURE(victim);
+      const GroupOf group(4);
+      Ranks ranks(4, [&](int rank) {
+        auto mine = group.join(rank);
+        mine->set_timeout(1s);
+        const Tensor early = pattern(DType::u8, {100000}, seed_of(rank, 1));
+        const GatheredTensors delivered = get_tensors_parallel(early, ranks_from(0, 4), *mine, {.own = Own::copy});
+        const Tensor tensor = Tensor::allocate(DType::u8, {96 << 20});
+        std::memset(tensor.mutable_data(), rank, tensor.nbytes());
+        mine->barrier();
+        const Clock::time_point begin = Clock::now();
+        if (rank == victim)
+          std::thread([number] {
+            std::this_thread::sleep_for(15ms);
+            ::kill(::getpid(), number);
+          }).detach();
+        try {
+          for (;;) {
+            (void)get_tensors_parallel(tensor, ranks_from(0, 4), *mine);
+            (void)merge_tensor_parallel(tensor, muster::max(), ranks_from(0, 4), *mine);
+          }
+        } catch (const Error& error) {
+          const std::string words = error.what();
+          // Where it only stands still, who waits for the first rank may give up before the first rank does.
+          const bool is_named = words.find("rank " + std::to_string(victim)) != std::string::npos ||
+                                (number == SIGSTOP && words.find("rank 0") != std::string::npos);
+          if (!is_named) throw;
+          RANK_CHECK(error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost);
+          RANK_CHECK(Clock::now() - begin < 4s);
+        }
+        for (const auto& [sender, received] : delivered.present())
+          RANK_CHECK(is_pattern(received, DType::u8, {100000}, seed_of(sender, 1)));
+      });
+      std::this_thread::sleep_for(100ms);
+      std::vector<Ended> ended;
+      if (number == SIGSTOP) {
+        std::this_thread::sleep_for(4s);
+        ranks.signal(victim, SIGKILL);
+      }
+      ended = ranks.wait(20s);
+      for (int rank = 0; rank < 4; ++rank)
+        if (rank != victim)
+          CHECK_MESSAGE(ended[static_cast<std::size_t>(rank)].ok(), "rank ", rank, ": ",
+                        ended[static_cast<std::size_t>(rank)].words);
+    }
+  }
+}
+
+TEST_CASE("the first rank is killed while it receives") {
+  const GroupOf group(4);
+  Ranks ranks(4, [&](int rank) {
+    auto mine = group.join(rank);
+    mine->set_timeout(2s);
+    const Tensor tensor = Tensor::allocate(DType::u8, {96 << 20});
+    mine->barrier();
+    if (rank == 0) kill_self_after(20ms);
+    try {
+      for (;;) (void)get_tensors_parallel(tensor, ranks_from(0, 4), *mine);
+    } catch (const Error& error) {
+      if (std::string(error.what()).find("rank 0") == std::string::npos) throw;
+      RANK_CHECK(error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost);
+    }
+  });
+  const auto ended = ranks.wait(20s);
+  for (int rank = 1; rank < 4; ++rank)
+    CHECK_MESSAGE(ended[static_cast<std::size_t>(rank)].ok(), "rank ", rank, ": ",
+                  ended[static_cast<std::size_t>(rank)].words);
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routes between ranks on two hosts: shared memory cannot be forced there, and what a list needs depends on where its
+// ranks are.
+
+#include <array>
+#include <cstring>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/merge_gather.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+Tensor tensor_of(int rank) {
+  return pattern(DType::u8, {4000}, static_cast<std::uint64_t>(rank));
+}
+
+void check(const GatheredTensors& all, Route route, std::string_view reason) {
+  RANK_CHECK(all.report().route == route);
+  RANK_CHECK(all.report().reason.find(reason) != std::string::npos);
+  for (const auto& [rank, tensor] : all.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(rank)));
+}
+
+}  // namespace
+
+TEST_CASE("a local group of a program that could use MPI") {
+  const std::string key = unique_key();
+  Ranks ranks(2, [&](int rank) {
+    const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = {}, .numbers = {}});
+    try {
+      (void)get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group, {.route = Route::mpi});
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      const std::string words = error.what();
+      for (const std::string_view part :
+           {"the route 'mpi' is forced by the caller", "the group is of kind 'local'", "All of them can go by: shm"})
+        if (words.find(part) == std::string::npos) throw RankFailure("no \"" + std::string(part) + "\" in: " + words);
+    }
+    check(get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group), Route::shm, "share memory");
+  });
+  for (const Ended& ended : ranks.wait()) CHECK_MESSAGE(ended.ok(), ended.words);
+}
+
+TEST_CASE("four ranks on two hosts") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = tensor_of(group.rank());
+    const auto gathered = [&](const std::vector<int>& list, const GatherOptions& options = {}) {
+      return get_tensors_parallel(mine, list, group, options);
+    };
+    const std::vector<int> all = ranks_from(0, 4);
+    const bool on_first = group.rank() < 2;
+    // 0 and 1 share a host, 2 and 3 the other.
+    check(gathered(all), Route::mpi, "several hosts");
+    check(gathered(on_first ? std::vector{1, 0} : std::vector{2, 3}), Route::shm, "share memory");
+    check(gathered({group.rank()}), Route::local, "one rank");
+    const std::vector<int> across = group.rank() % 2 == 0 ? std::vector{0, 2} : std::vector{3, 1};
+    check(gathered(across), Route::mpi, "several hosts");
+    check(gathered(all, {.route = Route::mpi}), Route::mpi, "forced by the caller");
+    check(gathered(on_first ? std::vector{0, 1} : std::vector{3, 2}, {.route = Route::mpi}), Route::mpi,
+          "forced by the caller");
+    // In one exchange a list on one host, beside two ranks of which each goes alone.
+    check(gathered(on_first ? std::vector{0, 1} : std::vector{group.rank()}), on_first ? Route::shm : Route::local, "");
+
+    const auto refused = [&](const std::function<void()>& call) {
+      std::string words;
+      try {
+        call();
+      } catch (const Error& error) {
+        words = error.what();
+        RANK_CHECK(error.kind() == ErrorKind::unsupported);
+      }
+      std::array<char, 1000> text{};
+      std::memcpy(text.data(), words.data(), std::min(words.size(), text.size()));
+      std::array<std::array<char, 1000>, 4> texts{};
+      group.all_gather(std::as_bytes(std::span(text)), std::as_writable_bytes(std::span(texts)));
+      for (const auto& other : texts)
+        if (other != text) throw RankFailure("other words on another rank: " + std::string(other.data()));
+      for (const std::string_view part :
+           {"the route 'shm' is forced by the caller", "4 of the 4 ranks of the list [0, 1, 2, 3] cannot go by it",
+            "rank 0: shares no memory with rank 2", "rank 3: shares no memory with rank 0",
+            "All of them can go by: mpi"})
+        if (words.find(part) == std::string::npos) throw RankFailure("no \"" + std::string(part) + "\" in: " + words);
+    };
+    refused([&] { (void)gathered(all, {.route = Route::shm}); });
+    check(gathered(all), Route::mpi, "several hosts");
+    refused([&] { (void)merge_tensor_parallel(mine, concat(0), all, group, {.route = Route::shm}); });
+    refused([&] {
+      (void)gather_each([] { return std::optional<Config>(); }, all, group, [](LayerPart&) {}, {.route = Route::shm});
+    });
+    check(gathered(all), Route::mpi, "several hosts");
+  });
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the route over shared memory does beyond what every route must: leases, slots and their pool, arenas that do not
+// move, and that from the third exchange on nothing is paid twice.
+
+#include <optional>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/merge_gather.hpp"
+#include "muster/shared_arena.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/merge_model.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+std::uint64_t seed_of(int rank, int round) {
+  return static_cast<std::uint64_t>(rank * 1000 + round);
+}
+
+void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, int round,
+                      const GatherOptions& options = {}) {
+  const Tensor mine = pattern(DType::u8, {bytes}, seed_of(group.rank(), round));
+  const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
+  for (const auto& [rank, tensor] : all.present())
+    RANK_CHECK(is_pattern(tensor, DType::u8, {bytes}, seed_of(rank, round)));
+  RANK_CHECK(all.empty() == (group.rank() != ranks.front()));
+}
+
+/// `bytes_of(rank)` of each rank, one after the other.
+void concat_and_check(SyncGroup& group, const std::vector<int>& ranks, const std::function<std::int64_t(int)>& bytes_of,
+                      int round, const GatherOptions& options = {}) {
+  const auto make = [&](int rank) { return pattern(DType::u8, {bytes_of(rank)}, seed_of(rank, round)); };
+  const Merged merged = merge_tensor_parallel(make(group.rank()), concat(0), ranks, group, options);
+  if (!merged.tensor()) return;
+  std::vector<Tensor> sources;
+  for (const int rank : ranks) sources.push_back(make(rank));
+  RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(concat(0), sources)));
+}
+
+void expect_no_space(const std::function<void()>& call, const std::vector<std::string>& parts) {
+  try {
+    call();
+  } catch (const Error& error) {
+    const std::string words = error.what();
+    if (error.kind() != ErrorKind::no_space) throw;
+    for (const std::string& part : parts)
+      if (words.find(part) == std::string::npos) throw RankFailure("no \"" + part + "\" in: " + words);
+    return;
+  }
+  throw RankFailure("nothing was thrown");
+}
+
+}  // namespace
+
+TEST_CASE("a sender can wait until it is released") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {5000}, seed_of(group.rank(), 0));
+    GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
+    if (group.rank() == 1) {
+      RANK_CHECK(!all.wait_released(std::chrono::milliseconds(50)));
+      group.barrier();
+      RANK_CHECK(all.wait_released(std::chrono::seconds(10)));
+    } else {
+      group.barrier();
+      all.release();
+    }
+    group.barrier();
+  });
+}
+
+TEST_CASE(
+    "a first rank that keeps results until the budget is gone gets a clear error on all ranks, and goes on after a "
+    "release") {
+  run_ranks(3, [](SyncGroup& group) {
+    std::vector<GatheredTensors> kept;
+    const GatherOptions options{.own = Own::copy, .memory_budget = 4 << 20};
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    bool refused = false;
+    for (int round = 0; round < 8 && !refused; ++round) {
+      try {
+        kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, options));
+      } catch (const Error& error) {
+        refused = true;
+        RANK_CHECK(error.kind() == ErrorKind::no_space);
+        RANK_CHECK(std::string(error.what()).find("rank 0 holds 3 results") != std::string::npos);
+      }
+    }
+    RANK_CHECK(refused);
+    RANK_CHECK(kept.size() == 3);
+    kept.clear();
+    group.barrier();
+    gather_and_check(group, ranks_from(0, 3), 1 << 20, 5, options);
+  });
+}
+
+TEST_CASE("arena tensors do not move, and are leased until the result ends") {
+  run_ranks(3, [](SyncGroup& group) {
+    SharedArena arena(8 << 20);
+    for (int round = 0; round < 5; ++round) {
+      std::optional<Tensor> mine = arena.allocate(DType::f32, {200000});
+      fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
+      {
+        const GatheredTensors all = get_tensors_parallel(*mine, ranks_from(0, 3), group, {.check_leases = true});
+        RANK_CHECK(all.report().rounds == 1);
+        for (const auto& [rank, tensor] : all.present())
+          RANK_CHECK(is_pattern(tensor, DType::f32, {200000}, seed_of(rank, round)));
+        if (group.rank() == 0) RANK_CHECK(all.report().arena_bytes == 2 * 800000);
+        const std::uint64_t before = arena.available();
+        mine.reset();
+        if (group.rank() != 0) {
+          // Freed while leased: not given out again.
+          RANK_CHECK(arena.available() == before);
+          RANK_CHECK(arena.waiting_for_leases() >= 800000);
+        }
+        group.barrier();
+      }
+      group.barrier();
+      RANK_CHECK(arena.waiting_for_leases() == 0);
+    }
+  });
+}
+
+TEST_CASE("the report tells bytes, copies and rounds") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
+    const ExchangeReport& report = all.report();
+    RANK_CHECK(report.route == Route::shm);
+    RANK_CHECK(report.rounds == 2);
+    RANK_CHECK(report.payload_bytes == 2 << 20);
+    RANK_CHECK(all.explain().find("route shm") != std::string::npos);
+    for (const PhaseReport& phase : report.phases)
+      if (phase.name == "copy") RANK_CHECK(phase.bytes == 1 << 20 && phase.copies == 1);
+    RANK_CHECK((group.rank() == 1) == (report.pool_bytes != 0));
+  });
+}
+
+TEST_CASE("trim gives a sender's free slots back, and the first rank has none") {
+  run_ranks(3, [](SyncGroup& group) {
+    for (int round = 0; round < 3; ++round) {
+      gather_and_check(group, ranks_from(0, 3), 5 << 20, round);
+      group.barrier();
+      RANK_CHECK((trim(group) == 0) == (group.rank() == 0));
+    }
+    concat_and_check(
+        group, ranks_from(0, 3), [](int) { return 1 << 20; }, 3);
+    RANK_CHECK((trim(group) != 0) == (group.rank() == 0));
+  });
+}
+
+TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for merges") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 3);
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const GatherOptions tight{.memory_budget = 2 << 20};
+    expect_no_space([&] { (void)merge_tensor_parallel(mine, concat(0), ranks, group, tight); },
+                    {"memory budget", "rank 0"});
+    // What the first rank expects is too much, what there is is not.
+    const GatherOptions enough{.memory_budget = 4 << 20};
+    concat_and_check(
+        group, ranks, [](int rank) { return rank == 0 ? 3 << 20 : 100; }, 4, enough);
+    (void)trim(group);
+    std::vector<Merged> kept;
+    kept.push_back(merge_tensor_parallel(mine, concat(0), ranks, group, enough));
+    expect_no_space([&] { (void)merge_tensor_parallel(mine, concat(0), ranks, group, enough); }, {"holds 1 results"});
+    kept.clear();
+    group.barrier();
+    concat_and_check(
+        group, ranks, [](int) { return 1 << 20; }, 5, enough);
+    // Another list has a slot of its own; what the first one left is more than may be kept.
+    const Merged other = merge_tensor_parallel(mine, sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
+    if (group.rank() == 0) RANK_CHECK(other.report().pool_bytes < (6 << 20));
+  });
+}
+
+TEST_CASE("from the third exchange on there are two rounds and no page fault") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::bf16, {512, 2048}, seed_of(group.rank(), 0));
+    for (const Merge& merge : {concat(0), concat(1), stack(), sum()}) {
+      for (int round = 0; round < 6; ++round) {
+        const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
+        RANK_CHECK(merged.report().rounds == 2);
+        RANK_CHECK(merged.report().route == Route::shm);
+        RANK_CHECK(merged.report().payload_bytes == 8 << 20);
+        RANK_CHECK(merged.explain().find("merge") != std::string::npos);
+        std::uint64_t faults = 0;
+        for (const PhaseReport& phase : merged.report().phases)
+          if (phase.name == "merge") faults = phase.page_faults;
+        // A few are the heap's, and more of them under a sanitizer; the merged tensor has 2048 pages, each rank's own
+        // 512.
+        if (round >= 2 && faults > 128)
+          throw RankFailure(std::string(merge_name(merge)) + ": " + std::to_string(faults) + " page faults");
+      }
+    }
+  });
+}

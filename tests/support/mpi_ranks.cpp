@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forked ranks as ranks of MPI: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N of them. A host is a network namespace:
+// ranks of two of them cannot meet in shared memory, as on two machines; MPI itself needs no network here.
+// MUSTER_TEST_MPI_THREADS=multiple: any thread may call MPI, else one.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "muster/mpi.hpp"
+#include "src/os/fd.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/pmi_server.hpp"
+
+namespace muster::test {
+namespace {
+
+/// A network namespace that nobody is in.
+os::Fd fresh_network() {
+  int ready[2] = {-1, -1};
+  if (::pipe2(ready, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const char word = ::unshare(CLONE_NEWNET) == 0 ? 'y' : 'n';
+    if (::write(ready[1], &word, 1) != 1) ::_exit(1);
+    ::pause();
+    ::_exit(0);
+  }
+  char word = 'n';
+  if (::read(ready[0], &word, 1) != 1) word = 'n';
+  const std::string path = "/proc/" + std::to_string(child) + "/ns/net";
+  os::Fd network(word == 'y' ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+  if (!network) throw std::runtime_error("no network namespace can be made here: that needs root");
+  return network;
+}
+
+class MpiMaker final : public GroupMaker {
+ public:
+  MpiMaker(int size, int hosts) : size_(size), hosts_(hosts), server_(size) {
+    for (int host = 1; host < hosts; ++host) networks_.push_back(fresh_network());
+  }
+
+  [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
+    server_.enter(rank);
+    // Ranks in turns over the hosts would be as good; in blocks is what launchers do.
+    const int host = rank * hosts_ / size_;
+    if (host != 0 && ::setns(networks_[static_cast<std::size_t>(host - 1)].get(), CLONE_NEWNET) != 0)
+      throw std::runtime_error("setns");
+    // Hosts apart cannot look into each other's processes. UCX would here, and ends a process that looks into one that
+    // is gone or has left the exchange.
+    if (hosts_ > 1) ::setenv("UCX_TLS", "^cma", 0);
+    int level = 0;
+    const char* threads = std::getenv("MUSTER_TEST_MPI_THREADS");
+    const bool any = threads != nullptr && std::string_view(threads) == "multiple";
+    MPI_Init_thread(nullptr, nullptr, any ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED, &level);
+    std::shared_ptr<SyncGroup> group = mpi_group(MPI_COMM_WORLD, {.timeout = timeout});
+    SyncGroup* plain = group.get();
+    return {plain, [owner = std::move(group)](SyncGroup*) mutable {
+              const bool is_well = !owner->failure();
+              owner.reset();
+              // After a failure it may wait for the dead.
+              if (is_well) MPI_Finalize();
+            }};
+  }
+
+ private:
+  int size_;
+  int hosts_;
+  PmiServer server_;
+  std::vector<os::Fd> networks_;
+};
+
+template <int hosts>
+std::unique_ptr<GroupMaker> make(int size) {
+  return std::make_unique<MpiMaker>(size, std::min(hosts, size));
+}
+
+const bool is_added = add_group_kind("mpi", make<1>) && add_group_kind("mpi-2", make<2>) &&
+                      add_group_kind("mpi-3", make<3>) && add_group_kind("mpi-12", make<12>);
+
+}  // namespace
+}  // namespace muster::test

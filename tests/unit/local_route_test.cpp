@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The route of lists with one rank: nothing travels.
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/merge_gather.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+TEST_CASE("the world of one process gathers from itself") {
+  const auto group = single_group();
+  const Config mine = Config::object({{"rank", 0}, {"weight", Tensor::allocate(DType::f32, {3, 5})}});
+  const GatheredConfigs all = get_configs_parallel(&mine, std::vector<int>{0}, *group);
+  REQUIRE(all.size() == 1);
+  CHECK(*all[0] == mine);
+  CHECK(all.report().route == Route::local);
+  CHECK_THROWS_AS((void)get_configs_parallel(&mine, std::vector<int>{0}, *group, {.route = Route::shm}), Error);
+}
+
+TEST_CASE("the world of one process merges with itself") {
+  const auto group = single_group();
+  const Tensor mine = pattern(DType::f32, {4, 6}, 1);
+  for (const Merge& merge : {concat(1), concat_blocks(0, {1, 1}), sum(), muster::max(), same(), muster::first()}) {
+    const Merged merged = merge_tensor_parallel(mine, merge, std::vector<int>{0}, *group);
+    CHECK(bitwise_equal(*merged.tensor(), mine));
+    CHECK(merged.report().route == Route::local);
+  }
+  const TensorView strided = mine.view().transposed();
+  const Merged stacked = merge_tensor_parallel(strided, stack(), std::vector<int>{0}, *group);
+  CHECK(stacked.tensor()->shape() == Shape{1, 6, 4});
+  CHECK(bitwise_equal(stacked.tensor()->view().slice(0, 0, 1), stacked.tensor()->view()));
+  CHECK_THROWS_AS((void)merge_tensor_parallel(mine, concat(2), std::vector<int>{0}, *group), Error);
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the MPI route is made of and can be tested without MPI: pieces, the pool, how much memory a rank will need.
+
+#include <algorithm>
+#include <numeric>
+
+#include "doctest/doctest.h"
+#include "muster/error.hpp"
+#include "src/gather/merge_record.hpp"
+#include "src/gather/receive_need.hpp"
+#include "src/mpi/mpi_pieces.hpp"
+#include "src/mpi/receive_pool.hpp"
+
+using namespace muster;
+using namespace muster::mpi;
+
+namespace {
+
+constexpr std::uint64_t MiB = 1 << 20;
+
+std::vector<Placed> laid_out(const std::vector<std::uint64_t>& sizes) {
+  std::vector<Placed> places;
+  std::uint64_t at = 0;
+  for (const std::uint64_t bytes : sizes) {
+    places.push_back({at, bytes});
+    at += (bytes + 63) / 64 * 64;
+  }
+  return places;
+}
+
+void check_covered(const std::vector<Placed>& places, const std::vector<Piece>& pieces) {
+  std::uint64_t end = 0;
+  for (const Piece& piece : pieces) {
+    CHECK(piece.offset >= end);
+    CHECK(piece.bytes > 0);
+    CHECK(piece.count >= 1);
+    end = piece.offset + piece.bytes;
+  }
+  for (const Placed& place : places) {
+    std::uint64_t covered = 0;
+    for (const Piece& piece : pieces) {
+      const std::uint64_t from = std::max(place.offset, piece.offset);
+      const std::uint64_t to = std::min(place.offset + place.bytes, piece.offset + piece.bytes);
+      if (from < to) covered += to - from;
+    }
+    CHECK(covered == place.bytes);
+  }
+}
+
+std::uint64_t taken(const std::vector<ReceivePool::Buffer>& buffers) {
+  return std::accumulate(buffers.begin(), buffers.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const ReceivePool::Buffer& buffer) { return sum + buffer.bytes; });
+}
+
+std::vector<ReceivePool::Buffer> take(ReceivePool& pool, const std::vector<std::uint64_t>& sizes,
+                                      std::uint64_t limit = UINT64_MAX) {
+  return pool.take(sizes, limit);
+}
+
+/// Ranks in turns on two hosts.
+class TwoHosts final : public SyncGroup {
+ public:
+  explicit TwoHosts(int size)
+      : SyncGroup(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
+  [[nodiscard]] std::string_view kind() const noexcept override { return "two hosts"; }
+  [[nodiscard]] bool shares_memory(int rank) const override { return rank % 2 == 0; }
+  [[nodiscard]] int host_of(int rank) const override { return rank % 2; }
+  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int) const override { return nullptr; }
+  void poison(const Error&) noexcept override {}
+  [[nodiscard]] std::optional<Error> failure() const override { return std::nullopt; }
+  void progress() noexcept override {}
+
+ protected:
+  void do_barrier(const WaitOptions&) override {}
+  void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
+  void do_send(int, std::span<const std::byte>, const WaitOptions&) override {}
+  std::vector<std::byte> do_receive(int, std::uint64_t, const WaitOptions&) override { return {}; }
+  void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
+                     std::span<const int>, const WaitOptions&) override {}
+  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&, Tie) override { return nullptr; }
+};
+
+/// One list of all ranks, each of which has `bytes` to send to rank 0.
+std::vector<gather::Record> records_of(int size, std::uint64_t bytes) {
+  std::vector<gather::Record> records(static_cast<std::size_t>(size));
+  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    gather::Record& record = records[rank];
+    record.operation = gather::Operation::tensors;
+    record.list_hash = 7;
+    record.list_length = static_cast<std::uint32_t>(size);
+    record.position = static_cast<std::uint32_t>(rank);
+    record.has_value = true;
+    record.routes = gather::route_bit(Route::mpi);
+    record.residency = gather::Residency::host;
+    if (rank != 0) record.moving_bytes = bytes;
+  }
+  records.front().receives = true;
+  records.front().facts[gather::fact_room] = UINT64_MAX;
+  records.front().available_bytes = UINT64_MAX;
+  return records;
+}
+
+}  // namespace
+
+TEST_CASE("small tensors share pieces, large ones are cut, empty ones have none") {
+  CHECK(cut({}).empty());
+  CHECK(cut(laid_out({0, 0})).empty());
+  const auto small = laid_out(std::vector<std::uint64_t>(10000, 1000));
+  const auto packed = cut(small);
+  check_covered(small, packed);
+  CHECK(packed.size() == 10);
+  for (const Piece& piece : packed) CHECK(piece.bytes <= packed_piece);
+  const auto mixed = laid_out({10, 0, large_tensor - 1, large_tensor, 3 * cut_piece + 5, 7, 0, 9, 2 * cut_piece, 1});
+  const auto pieces = cut(mixed);
+  check_covered(mixed, pieces);
+  CHECK(pieces.size() == 10);
+  for (const Piece& piece : pieces)
+    if (mixed[piece.first].bytes >= large_tensor) CHECK(piece.count == 1);
+  // Beyond what an int counts.
+  const auto huge = laid_out({(std::uint64_t{5} << 30) + 3});
+  const auto many = cut(huge);
+  check_covered(huge, many);
+  CHECK(many.size() == 1281);
+}
+
+TEST_CASE("free memory is used again, cut and grown; the pool grows by no more than what is missing") {
+  const auto pool = std::make_shared<ReceivePool>();
+  {
+    const auto first = take(*pool, {10 * MiB, 0, 100});
+    CHECK(taken(first) == 10 * MiB + 4096);
+    CHECK(!first[1].data);
+  }
+  CHECK(pool->bytes() == 10 * MiB + 4096);
+  CHECK(pool->free_bytes() == pool->bytes());
+  {
+    const auto cut_up = take(*pool, {4 * MiB, 5 * MiB});
+    CHECK(pool->bytes() == 10 * MiB + 4096);
+    CHECK(cut_up[0].data.get() + 4 * MiB != cut_up[1].data.get() + 5 * MiB);
+    std::fill_n(cut_up[0].data.get(), 4 * MiB, std::byte{1});
+    std::fill_n(cut_up[1].data.get(), 5 * MiB, std::byte{2});
+    CHECK(cut_up[0].data.get()[4 * MiB - 1] == std::byte{1});
+  }
+  for (int round = 0; round < 20; ++round) {
+    const std::vector<std::uint64_t> sizes = {static_cast<std::uint64_t>(round % 7) * MiB + 5, 3 * MiB, 70000};
+    const std::uint64_t before = pool->bytes();
+    std::uint64_t needed = 0;
+    for (const std::uint64_t size : sizes) needed += os::whole_pages(size);
+    const std::uint64_t free = pool->free_bytes();
+    const auto buffers = take(*pool, sizes);
+    // A rest of less than 64 KiB stays behind a buffer.
+    CHECK(pool->bytes() <= before + (needed - std::min(needed, free)) + sizes.size() * (64 << 10));
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      CHECK(buffers[i].bytes >= sizes[i]);
+      CHECK(reinterpret_cast<std::uintptr_t>(buffers[i].data.get()) % 64 == 0);
+    }
+  }
+  const std::uint64_t all = pool->bytes();
+  CHECK(pool->trim(0) == all);
+  CHECK(pool->bytes() == 0);
+}
+
+TEST_CASE("a pool keeps no more than its limit, and its buffers outlive it") {
+  auto pool = std::make_shared<ReceivePool>();
+  auto kept = take(*pool, {3 * MiB, 2 * MiB}, MiB);
+  CHECK(pool->bytes() == 5 * MiB);
+  kept.pop_back();
+  CHECK(pool->bytes() == 3 * MiB);
+  pool.reset();
+  std::fill_n(kept.front().data.get(), 3 * MiB, std::byte{3});
+  kept.clear();
+  pool = std::make_shared<ReceivePool>();
+  CHECK_THROWS_AS((void)take(*pool, {MiB, std::uint64_t{1} << 60}), Error);
+  CHECK(pool->bytes() <= MiB);
+}
+
+TEST_CASE("a first rank needs memory for what other hosts send, less what its pool has") {
+  const TwoHosts group(4);
+  auto records = records_of(4, 5000);
+  CHECK(gather::fresh_bytes_of(0, records, group) == 2 * 8192);
+  CHECK(gather::fresh_bytes_of(1, records, group) == 0);
+  records.front().facts[gather::fact_free] = 8192;
+  CHECK(gather::fresh_bytes_of(0, records, group) == 8192);
+  records.front().forced = Route::mpi;
+  CHECK(gather::fresh_bytes_of(0, records, group) == 2 * 8192);
+  records.front().facts[gather::fact_free] = 1 << 20;
+  CHECK(gather::fresh_bytes_of(0, records, group) == 0);
+}
+
+TEST_CASE("memory is summed by host, a budget is one rank's") {
+  using Reason = gather::Objection::Reason;
+  const TwoHosts group(4);
+  auto records = records_of(4, 4096);
+  CHECK(!gather::object(records, group));
+  // Rank 2 sends by shared memory on the first rank's host, 1 and 3 are on the other.
+  records[2].fresh_bytes = 100;
+  records[2].available_bytes = 8291;
+  const auto memory = gather::object(records, group);
+  REQUIRE(memory);
+  CHECK(memory->reason == Reason::memory);
+  CHECK(memory->ranks == std::vector<int>{0, 2});
+  records[2].available_bytes = 8292;
+  CHECK(!gather::object(records, group));
+  records[1].fresh_bytes = 1000;
+  records[1].available_bytes = 1000;
+  CHECK(!gather::object(records, group));
+  records.front().facts[gather::fact_room] = 8191;
+  const auto budget = gather::object(records, group);
+  REQUIRE(budget);
+  CHECK(budget->reason == Reason::budget);
+  CHECK(budget->ranks == std::vector<int>{0});
+}
+
+TEST_CASE("a merge needs its result and a window that does not grow with the tensors") {
+  const TwoHosts group(4);
+  auto records = records_of(4, 1 << 30);
+  for (gather::Record& record : records) {
+    record.operation = gather::Operation::merge;
+    record.moving_bytes = 1 << 30;
+    record.merge = gather::merge_number(concat(0));
+  }
+  const std::uint64_t window = gather::merge_window_bytes(3, 1 << 30);
+  CHECK(window == 6 * gather::merge_piece_bytes(3));
+  CHECK(window <= 64 * MiB);
+  CHECK(gather::fresh_bytes_of(0, records, group) == 4 * (std::uint64_t{1} << 30) + window);
+  for (gather::Record& record : records) record.merge = gather::merge_number(sum());
+  CHECK(gather::fresh_bytes_of(0, records, group) == (std::uint64_t{1} << 30) + window);
+  CHECK(gather::merge_window_bytes(3, 100) == 6 * 4096);
+  CHECK(gather::merge_window_bytes(4095, 1 << 30) <= 128 * MiB);
+  for (const std::size_t senders : {1, 2, 3, 7, 8, 511, 4095}) CHECK(gather::merge_piece_bytes(senders) % 4096 == 0);
+}

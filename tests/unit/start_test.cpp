@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a process finds out who has started it.
+
+#include "src/sync/start.hpp"
+
+#include <map>
+
+#include "doctest/doctest.h"
+#include "muster/error.hpp"
+
+using namespace muster;
+using namespace muster::sync;
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Start start_of(const Variables& variables, bool has_sockets = true) {
+  return find_start({.variable = [&](const char* name) -> std::optional<std::string> {
+                       const auto found = variables.find(name);
+                       return found == variables.end() ? std::nullopt : std::optional(found->second);
+                     },
+                     .is_socket = [&](int) { return has_sockets; }});
+}
+
+Variables operator+(Variables a, const Variables& b) {
+  for (const auto& [name, value] : b) a[name] = value;
+  return a;
+}
+
+const Variables mpiexec = {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"PMI_FD", "9"}, {"MPI_LOCALRANKID", "1"}};
+const Variables open_mpi = {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "3"}, {"PMIX_RANK", "2"}};
+const Variables muster_run = {{"RANK", "1"},          {"WORLD_SIZE", "2"},          {"LOCAL_WORLD_SIZE", "2"},
+                              {"MUSTER_JOB", "abcd"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
+const Variables torchrun = {{"RANK", "5"},         {"WORLD_SIZE", "8"},      {"LOCAL_WORLD_SIZE", "4"},
+                            {"MASTER_ADDR", "h1"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "17"}};
+const Variables slurm_shell = {
+    {"SLURM_JOB_ID", "42"}, {"SLURM_NTASKS", "8"}, {"SLURM_NPROCS", "8"}, {"SLURM_PROCID", "0"}};
+const Variables slurm_step = slurm_shell + Variables{{"SLURM_STEP_ID", "0"},
+                                                     {"SLURM_STEP_NUM_TASKS", "8"},
+                                                     {"SLURM_STEP_NUM_NODES", "2"},
+                                                     {"SLURM_PROCID", "3"}};
+
+void check(const Start& start, StartedBy by, int rank, int size) {
+  CHECK(start.by == by);
+  CHECK(start.rank == rank);
+  CHECK(start.size == size);
+}
+
+}  // namespace
+
+TEST_CASE("one who has started this process is known") {
+  check(start_of({}), StartedBy::alone, 0, 1);
+  check(start_of(mpiexec), StartedBy::mpi, 1, 4);
+  check(start_of(open_mpi), StartedBy::mpi, 2, 3);
+  check(start_of({{"PMIX_RANK", "2"}}), StartedBy::mpi, 2, 0);
+  check(start_of(muster_run), StartedBy::launcher, 1, 2);
+  CHECK(start_of(muster_run).is_here);
+  CHECK(start_of(muster_run).key == "job abcd");
+  check(start_of(torchrun), StartedBy::launcher, 5, 8);
+  CHECK(start_of(torchrun).is_apart);
+  CHECK(start_of(torchrun).key == "torchrun h1 29500 17 ");
+}
+
+TEST_CASE("a process manager that does not listen any more has started somebody else") {
+  check(start_of(mpiexec, false), StartedBy::alone, 0, 1);
+  check(start_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), StartedBy::alone, 0, 1);
+  check(start_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"PMI_PORT", "h1:4000"}}, false), StartedBy::mpi, 1, 4);
+  // torchrun closes its workers' descriptors.
+  check(start_of(mpiexec + torchrun, false), StartedBy::launcher, 5, 8);
+}
+
+TEST_CASE("one process of MPI is one process") {
+  const Variables one = {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"PMI_FD", "9"}};
+  check(start_of(one), StartedBy::alone, 0, 1);
+  check(start_of(one + torchrun), StartedBy::launcher, 5, 8);
+}
+
+TEST_CASE("two that say something: the nearer one, or an error") {
+  // muster run takes MPI's variables from its ranks, so that they were set later.
+  check(start_of(muster_run + mpiexec), StartedBy::mpi, 1, 4);
+  check(start_of(torchrun + open_mpi), StartedBy::launcher, 5, 8);
+  check(start_of(mpiexec + Variables{{"RANK", "1"}, {"WORLD_SIZE", "4"}}), StartedBy::mpi, 1, 4);
+  try {
+    start_of(mpiexec + Variables{{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+    FAIL("two worlds");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::argument);
+    const std::string words = error.what();
+    CHECK(words.find("RANK=0 WORLD_SIZE=2") != std::string::npos);
+    CHECK(words.find("PMI_RANK=1 PMI_SIZE=4") != std::string::npos);
+    CHECK(words.find("set_world()") != std::string::npos);
+  }
+}
+
+TEST_CASE("Slurm: the shell of a job is one process, a step's tasks are ranks") {
+  check(start_of(slurm_shell), StartedBy::alone, 0, 1);
+  check(start_of(slurm_step), StartedBy::slurm, 3, 8);
+  CHECK(start_of(slurm_step).is_apart);
+  check(start_of(slurm_step + mpiexec), StartedBy::mpi, 1, 4);
+  check(start_of(slurm_step + Variables{{"PMIX_RANK", "3"}}), StartedBy::mpi, 3, 8);
+  check(start_of(slurm_step + torchrun), StartedBy::launcher, 5, 8);
+  const Start here = start_of(slurm_step + Variables{{"SLURM_STEP_NUM_NODES", "1"}});
+  CHECK(here.is_here);
+  CHECK(here.key == "slurm 42 0 ");
+  // mpiexec inside an allocation, of one process.
+  check(start_of(slurm_step + Variables{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"PMI_FD", "9"}}), StartedBy::alone, 0,
+        1);
+}
+
+TEST_CASE("variables that cannot be are refused") {
+  for (const Variables& bad :
+       {Variables{{"RANK", "0"}}, Variables{{"WORLD_SIZE", "2"}}, Variables{{"RANK", "2"}, {"WORLD_SIZE", "2"}},
+        Variables{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, Variables{{"RANK", "x"}, {"WORLD_SIZE", "2"}},
+        Variables{{"PMI_RANK", "4"}, {"PMI_SIZE", "4"}, {"PMI_FD", "3"}}})
+    CHECK_THROWS_AS(start_of(bad), Error);
+}
+
+TEST_CASE("the variables that ranks of muster run do not inherit") {
+  for (const char* name : {"PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID"})
+    CHECK(is_process_manager_variable(name));
+  for (const char* name : {"PATH", "RANK", "SLURM_JOB_ID", "OMP_NUM_THREADS", "OMPI_MCA_btl", "MPIR_CVAR_NOLOCAL"})
+    CHECK_FALSE(is_process_manager_variable(name));
+}
