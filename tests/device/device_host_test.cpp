@@ -175,7 +175,11 @@ TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
       if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {bytes}, seed + 1));
       if (group.rank() == 1) RANK_CHECK(all.explain().find("page-locked shared memory") != std::string::npos);
     };
-    for (std::uint64_t round = 0; round < 5; ++round) gather_of(50000, round);
+    for (std::uint64_t round = 0; round < 5; ++round) {
+      gather_of(50000, round);
+      // The first rank has let go of the slot: else the next round would take another one, and lock that.
+      group.barrier();
+    }
     const bool sends = group.rank() == 1;
     if (sends) RANK_CHECK(calls("cuMemHostRegister_v2") == 1);
     gather_of(500000, 7);
