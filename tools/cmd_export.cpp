@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -227,9 +226,6 @@ void add_export_command(CLI::App& app, int& status) {
       return;
     }
     if (arguments->out.empty()) throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
-    // mpiexec -disable-auto-cleanup tells ranks by this signal that another one has died. They find out by themselves,
-    // and have something to say.
-    if (is_rank_of_a_job()) std::signal(SIGUSR1, SIG_IGN);
     status = is_rank_of_a_job() ? export_with(*world(), *arguments) : export_with_own_ranks(*arguments);
   });
 }

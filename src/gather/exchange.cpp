@@ -242,9 +242,11 @@ Outcome exchange(Operation operation, const Config* value, std::span<const int> 
     }
     return outcome;
   } catch (const Error& error) {
-    if (group.failure())
+    const std::optional<Error> cause = group.failure();
+    if (cause)
       for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
-    throw error.with_context(to_string(operation));
+    // What this rank has found meanwhile is of no interest: all throw the first.
+    throw cause.value_or(error).with_context(to_string(operation));
   }
 }
 

@@ -333,9 +333,11 @@ StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, 
                       report.seconds_waiting, report.seconds));
     return report;
   } catch (const Error& error) {
-    if (group.failure())
+    const std::optional<Error> cause = group.failure();
+    if (cause)
       for (const auto& driver : gather::RouteTable::instance().drivers()) driver->clean_up(group);
-    throw error.with_context(to_string(gather::Operation::stream));
+    // What this rank has found meanwhile is of no interest: all throw the first.
+    throw cause.value_or(error).with_context(to_string(gather::Operation::stream));
   }
 }
 

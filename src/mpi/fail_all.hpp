@@ -17,12 +17,12 @@ void or_fail_all(MpiGroup& group, const Work& work) {
   try {
     work();
   } catch (const Error& error) {
-    if (!group.failure()) group.poison(error);
-    throw;
+    if (!group.known_failure()) group.poison(error);
+    throw group.failure().value_or(error);
   } catch (const std::bad_alloc&) {
     const Error error(ErrorKind::no_space, "out of memory while tensors were under way");
     group.poison(error);
-    throw error;
+    throw group.failure().value_or(error);
   }
 }
 

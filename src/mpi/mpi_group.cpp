@@ -65,6 +65,7 @@ void HostChannel::send(int to, std::span<const std::byte> note, int descriptor, 
     channel.send(hosts_.place_of[static_cast<std::size_t>(to)], note, descriptor, with_deadline(group_, options));
   } catch (const Error&) {
     group_.pass_on_local_failure();
+    if (const auto cause = group_.failure()) throw *cause;
     throw;
   }
 }
@@ -75,6 +76,7 @@ DescriptorChannel::Received HostChannel::receive(int from, const WaitOptions& op
     return channel.receive(hosts_.place_of[static_cast<std::size_t>(from)], with_deadline(group_, options));
   } catch (const Error&) {
     group_.pass_on_local_failure();
+    if (const auto cause = group_.failure()) throw *cause;
     throw;
   }
 }
@@ -97,12 +99,13 @@ MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chr
   family_->enroll(number_, *this);
   if (!has_other_hosts()) return;
   if (auto* group = dynamic_cast<sync::LocalGroup*>(hosts_.local.get()))
-    group->while_waiting([kin = family_]() -> std::chrono::nanoseconds {
+    group->while_waiting([this, kin = family_]() -> std::chrono::nanoseconds {
       try {
         kin->pump();
       } catch (const Error&) {
         // The next call of MPI tells.
       }
+      if (settles() && is_settled()) decide();
       return kin->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
     });
 }
@@ -150,8 +153,9 @@ void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, 
     return;
   }
   const std::size_t here = hosts_.members[static_cast<std::size_t>(hosts_.mine)].size();
-  std::vector<std::byte> records(mine.size() * here);
-  locally(-1, [&] { local().all_gather(mine, records, later(options)); });
+  std::vector<std::byte> records(mine.begin(), mine.end());
+  records.resize(mine.size() * here);
+  if (!is_alone_here()) locally(-1, [&] { local().all_gather(mine, records, later(options)); });
   const int leader = hosts_.leader(hosts_.mine);
   const int levels = host_tree().height(0);
   if (rank() != leader) {

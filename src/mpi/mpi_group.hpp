@@ -22,13 +22,13 @@
 #include <array>
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "src/mpi/control.hpp"
 #include "src/mpi/family.hpp"
+#include "src/mpi/first_cause.hpp"
 #include "src/mpi/host_tree.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/sync/descriptor_channel.hpp"
@@ -71,10 +71,12 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// This tag and the three after it are the routes' own.
   [[nodiscard]] int data_tag() const noexcept;
 
-  /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
   /// What the local group has failed with is this group's failure; other hosts are told of what began on this one.
   void pass_on_local_failure() noexcept;
+  /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
+  [[nodiscard]] std::optional<Error> known_failure() const;
 
+  /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
 
@@ -114,7 +116,18 @@ class MpiGroup final : public SyncGroup, private Listener {
   void tell_leaving() noexcept;
   void tell_other_hosts(const Error& cause) noexcept;
   [[noreturn]] void fail(const Error& cause);
-  void remember(const Error& cause) noexcept;
+  /// Another host's failure.
+  void hear(int host, const Error& cause);
+  /// Whether the hosts have to come to the same cause (first_cause.hpp).
+  [[nodiscard]] bool settles() const noexcept;
+  [[nodiscard]] bool is_settled() const;
+  /// What this host's ranks throw, where that is decided.
+  [[nodiscard]] std::optional<Error> verdict() const;
+  /// Waits until all hosts' proposals are in.
+  Error settle() noexcept;
+  Error decide() noexcept;
+  /// Ranks of that host that are told of a failure by one of another.
+  [[nodiscard]] std::size_t told_of(int host) const noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace);
   Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
@@ -136,6 +149,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
+  [[nodiscard]] bool is_alone_here() const noexcept {
+    return hosts_.members[static_cast<std::size_t>(hosts_.mine)].size() == 1;
+  }
 
   std::shared_ptr<Family> family_;
   int number_;
@@ -143,8 +159,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   HostChannel channel_{*this, hosts_};
   std::shared_ptr<MpiGroup> parent_;
   std::uint32_t round_ = 0;
-  mutable std::mutex failure_mutex_;
-  std::optional<Error> failure_;
+  FirstCause first_cause_;
   std::vector<Pending> rounds_;  // sends of rounds
   std::atomic<std::uint64_t> progress_{0};
   std::atomic<int> waits_for_{-1};

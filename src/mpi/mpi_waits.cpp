@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an MpiGroup waits, how it fails and how it ends.
+// How an MpiGroup waits and how it ends.
 
 #include "src/mpi/mpi_waits.hpp"
 
@@ -25,8 +25,6 @@ constexpr milliseconds slice{20};
 constexpr milliseconds asking{1000};
 // A rank that has left may have sent before what is waited for.
 constexpr milliseconds last_messages{200};
-// Ranks of another host that are told of a failure: one must listen, and all are where they are few.
-constexpr int most_told = 64;
 
 double seconds(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
@@ -43,7 +41,7 @@ MpiGroup::~MpiGroup() {
 }
 
 void MpiGroup::tell_leaving() noexcept {
-  if (!has_other_hosts() || failure() || has_ended_.load()) return;
+  if (!has_other_hosts() || known_failure() || has_ended_.load()) return;
   try {
     // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
     Control notice;
@@ -64,20 +62,17 @@ void MpiGroup::end() noexcept {
   const Error ended(ErrorKind::argument,
                     "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
                     {.rank = rank()});
-  remember(ended);
   has_ended_.store(true);
+  first_cause_.decide(ended);
 }
 
 void MpiGroup::take(const Control& control) {
   View& view = views_[static_cast<std::size_t>(control.from)];
   view.heard = Clock::now();
   switch (control.kind) {
-    case ControlKind::failure: {
-      const Error cause = to_error(control);
-      remember(cause);
-      local().poison(cause);
+    case ControlKind::failure:
+      hear(hosts_.host_of[static_cast<std::size_t>(control.from)], to_error(control));
       break;
-    }
     case ControlKind::left:
       view.has_left = true;
       view.phase = "leaving";
@@ -112,67 +107,6 @@ void MpiGroup::take(const Control& control) {
     case ControlKind::farewell:
       break;
   }
-}
-
-void MpiGroup::tell_other_hosts(const Control& notice) {
-  const int others = static_cast<int>(hosts_.members.size()) - 1;
-  for (int host = 0; host <= others; ++host) {
-    if (host == hosts_.mine) continue;
-    // Beginning with the counterpart: together the ranks of this host tell all of that one.
-    const std::vector<int>& members = hosts_.members[static_cast<std::size_t>(host)];
-    const std::size_t count = std::min(static_cast<std::size_t>(std::max(2, most_told / others)), members.size());
-    for (std::size_t i = 0; i < count; ++i)
-      family_->tell(members[(static_cast<std::size_t>(place_of(rank())) + i) % members.size()], notice);
-  }
-}
-
-void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
-  family_->has_failed();
-  if (!has_other_hosts()) return;
-  try {
-    tell_other_hosts(failure_notice(rank(), number_, cause));
-    // This process may end soon.
-    family_->flush(milliseconds(500));
-  } catch (const std::exception&) {
-    // They find out by their own deadlines.
-  }
-}
-
-void MpiGroup::pass_on_local_failure() noexcept {
-  const std::optional<Error> cause = local().failure();
-  if (!cause || has_passed_on_.exchange(true)) return;
-  remember(*cause);
-  // What began on another host is known there.
-  if (!cause->rank() || *cause->rank() < 0 || *cause->rank() >= size() || hosts_.is_here(*cause->rank()))
-    tell_other_hosts(*cause);
-}
-
-void MpiGroup::remember(const Error& cause) noexcept {
-  const std::lock_guard lock(failure_mutex_);
-  if (!failure_) failure_ = cause;
-}
-
-void MpiGroup::poison(const Error& cause) noexcept {
-  const bool is_first = !failure();
-  remember(cause);
-  has_passed_on_.store(true);
-  local().poison(cause);
-  if (is_first) tell_other_hosts(cause);
-}
-
-std::optional<Error> MpiGroup::failure() const {
-  {
-    const std::lock_guard lock(failure_mutex_);
-    if (failure_) return failure_;
-  }
-  if (auto cause = local().failure()) return cause;
-  return parent_ ? parent_->failure() : std::nullopt;
-}
-
-void MpiGroup::fail(const Error& cause) {
-  const std::optional<Error> earlier = failure();
-  poison(cause);
-  throw earlier.value_or(cause);
 }
 
 void MpiGroup::progress() noexcept {
@@ -265,14 +199,16 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   const auto look_around = [&](Clock::time_point now) {
     if (now - looked_around_ < slice) return;
     looked_around_ = now;
-    look_for_the_dead(options);
+    // Who is dead now may have told before what all fail with.
+    family_->pump();
+    if (!known_failure()) look_for_the_dead(options);
   };
   look_around(begin);
   while (!done()) {
     family_->pump();
-    if (const auto cause = failure()) {
+    if (known_failure()) {
       pass_on_local_failure();
-      throw *cause;
+      throw *failure();
     }
     const Clock::time_point now = Clock::now();
     if (now - begin < spinning && !sleep) {
@@ -360,7 +296,9 @@ void MpiGroup::time_out(const std::vector<int>& late, Clock::duration waited, co
 void MpiGroup::do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) {
-  if (!std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+  // A local group of one knows neither who it is nor what the other hosts say.
+  if ((has_other_hosts() && is_alone_here()) ||
+      !std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
     wait(done, sleep, on, options, milliseconds(0));
     return;
   }

@@ -12,17 +12,18 @@
 #include <unistd.h>
 
 #include <array>
-#include <condition_variable>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
-#include <mutex>
-#include <thread>
 
 #include "muster/log.hpp"
 #include "muster/mpi.hpp"
+#include "src/mpi/call_watch.hpp"
 #include "src/mpi/ending.hpp"
 #include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
 #include "src/sync/mpi_library.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -35,24 +36,14 @@ constexpr std::chrono::seconds longest_finalize{10};
 /// MPI_Finalize may wait for ever (ending.hpp). This process is in exit() already, and nothing of it is left to do:
 /// past a deadline it ends without.
 void finalise_or_leave(int status) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool has_returned = false;
-  std::thread watch([&] {
-    std::unique_lock lock(mutex);
-    if (changed.wait_for(lock, longest_finalize, [&] { return has_returned; })) return;
+  const CallWatch watch([status](std::chrono::milliseconds waited) {
+    if (waited < longest_finalize) return;
     log(LogLevel::warning,
         "MPI: MPI_Finalize did not return: the process ends without it, and mpiexec takes the job for failed, although "
         "its work is done");
     ::_exit(status);
   });
   MPI_Finalize();
-  {
-    const std::lock_guard lock(mutex);
-    has_returned = true;
-  }
-  changed.notify_all();
-  watch.join();
 }
 
 void finalise_at_exit(int status, void*) {
@@ -65,13 +56,57 @@ void finalise_at_exit(int status, void*) {
     log(LogLevel::warning, "MPI: MPI_Finalize is left out at the end of this process: it would wait for ever");
 }
 
-void initialise() {
+volatile std::sig_atomic_t is_told_of_a_death = 0;
+void hear_of_a_death(int) {
+  is_told_of_a_death = 1;
+}
+
+/// Ends the process where ranks do not come to MPI_Init: it cannot be taken back, and which of them is missing only the
+/// process manager knows.
+class InitWatch {
+ public:
+  explicit InitWatch(const sync::Start& start)
+      : name_(start.size > 1 ? fmt::format("rank {} of {}", start.rank, start.size) : "a rank"),
+        timeout_(sync::default_timeout()) {}
+
+  void operator()(std::chrono::milliseconds waited) {
+    constexpr std::chrono::seconds between_words{30};
+    const std::string words =
+        fmt::format("MPI: {} (host {}, pid {}) has waited {:.1f} s in MPI_Init for the other ranks", name_,
+                    os::host_name(), os::process_id(), std::chrono::duration<double>(waited).count());
+    if (is_told_of_a_death != 0) leave(words + ", and mpiexec tells that one of them has ended: look what it said");
+    if (waited > timeout_)
+      leave(words +
+            ": look whether each of them runs and comes to world(), and whether its host can be reached from this one "
+            "(UCX_NET_DEVICES), or raise the timeout (MUSTER_TIMEOUT, seconds)");
+    if (waited < said_ + between_words) return;
+    said_ = waited;
+    log(LogLevel::warning, words);
+  }
+
+ private:
+  [[noreturn]] static void leave(const std::string& words) {
+    log(LogLevel::error, words + "; the process ends, because MPI_Init cannot be cancelled");
+    ::_exit(EXIT_FAILURE);
+  }
+
+  std::string name_;
+  std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds said_{0};
+};
+
+void initialise(const sync::Start& start) {
   int level = MPI_THREAD_SINGLE;
   const os::SignalAction before(SIGUSR1);
-  // Several, because a program that does not know of MPI does not know of its rules for threads either.
-  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
-  // By that signal MPICH's mpiexec tells that a rank has died, and the next call of MPI asks it which: it waits for
-  // ever where the network to mpiexec has gone. The dead are found here without it.
+  // By that signal MPICH's mpiexec tells that a rank has died where it does not end the others itself.
+  before.handle_where_default(hear_of_a_death);
+  {
+    const CallWatch watch(InitWatch{start});
+    // Several, because a program that does not know of MPI does not know of its rules for threads either.
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  }
+  // MPICH has a handler of its own by now: its next call asks mpiexec which rank it is, and waits for ever where the
+  // network to mpiexec has gone. The dead are found here without it.
   before.restore_or_ignore();
   initialiser = os::process_id();
   ::on_exit(finalise_at_exit, nullptr);
@@ -97,7 +132,7 @@ std::shared_ptr<SyncGroup> make_world(const sync::Start& start) {
         ErrorKind::argument,
         "world(): MPI has started this process, but it has ended MPI already (MPI_Finalize): call world() before");
   if (must_rest()) throw Error(ErrorKind::unsupported, std::string("world(): ") + resting_words);
-  if (!is_running()) initialise();
+  if (!is_running()) initialise(start);
   int size = 0;
   int rank = 0;
   check(MPI_Comm_size(MPI_COMM_WORLD, &size), "asking for the number of ranks");

@@ -31,6 +31,35 @@ std::uint64_t block_bytes(int size) {
   return rings_offset(size) + static_cast<std::uint64_t>(size) * ring_bytes;
 }
 
+/// False where there is one already.
+bool put(FailureCell& cell, const Error& cause) noexcept {
+  std::uint32_t none = FailureCell::none;
+  if (!cell.state.compare_exchange_strong(none, FailureCell::being_written)) return false;
+  cell.kind = static_cast<std::uint32_t>(cause.kind());
+  cell.rank = cause.rank().value_or(-1);
+  cell.os_error = cause.os_error();
+  cell.pid = cause.pid().value_or(-1);
+  put_text(cell.host, cause.host());
+  put_text(cell.text, cause.what());
+  cell.state.store(FailureCell::published, std::memory_order_seq_cst);
+  return true;
+}
+
+std::optional<Error> get(const FailureCell& cell) {
+  if (cell.state.load(std::memory_order_acquire) == FailureCell::none) return std::nullopt;
+  // Whoever claimed the cell publishes within microseconds, unless it was killed in between.
+  for (int turn = 0; turn < 100 && cell.state.load(std::memory_order_acquire) != FailureCell::published; ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (cell.state.load(std::memory_order_acquire) != FailureCell::published)
+    return Error(ErrorKind::peer_lost, "the group failed, and the rank that knew why died while saying so");
+  ErrorDetails details;
+  if (cell.rank >= 0) details.rank = cell.rank;
+  if (cell.pid >= 0) details.pid = cell.pid;
+  details.host = get_text(cell.host);
+  details.os_error = cell.os_error;
+  return Error(static_cast<ErrorKind>(cell.kind), get_text(cell.text), details);
+}
+
 }  // namespace
 
 ControlBlock::ControlBlock(os::Fd memory, int size)
@@ -75,16 +104,7 @@ std::byte* ControlBlock::ring(int rank) const noexcept {
 }
 
 void ControlBlock::poison(const Error& cause) noexcept {
-  FailureCell& cell = header().failure;
-  std::uint32_t none = FailureCell::none;
-  if (!cell.state.compare_exchange_strong(none, FailureCell::being_written)) return;
-  cell.kind = static_cast<std::uint32_t>(cause.kind());
-  cell.rank = cause.rank().value_or(-1);
-  cell.os_error = cause.os_error();
-  cell.pid = cause.pid().value_or(-1);
-  put_text(cell.host, cause.host());
-  put_text(cell.text, cause.what());
-  cell.state.store(FailureCell::published, std::memory_order_seq_cst);
+  if (!put(header().failure, cause)) return;
   os::futex_wake_all(header().round);
   for (int rank = 0; rank < size_; ++rank) {
     os::futex_wake_all(this->cell(rank).outbox.written_bell);
@@ -93,19 +113,15 @@ void ControlBlock::poison(const Error& cause) noexcept {
 }
 
 std::optional<Error> ControlBlock::failure() const {
-  const FailureCell& cell = header().failure;
-  if (cell.state.load(std::memory_order_acquire) == FailureCell::none) return std::nullopt;
-  // Whoever claimed the cell publishes within microseconds, unless it was killed in between.
-  for (int turn = 0; turn < 100 && cell.state.load(std::memory_order_acquire) != FailureCell::published; ++turn)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (cell.state.load(std::memory_order_acquire) != FailureCell::published)
-    return Error(ErrorKind::peer_lost, "the group failed, and the rank that knew why died while saying so");
-  ErrorDetails details;
-  if (cell.rank >= 0) details.rank = cell.rank;
-  if (cell.pid >= 0) details.pid = cell.pid;
-  details.host = get_text(cell.host);
-  details.os_error = cell.os_error;
-  return Error(static_cast<ErrorKind>(cell.kind), get_text(cell.text), details);
+  return get(header().failure);
+}
+
+void ControlBlock::decide(const Error& cause) noexcept {
+  put(header().verdict, cause);
+}
+
+std::optional<Error> ControlBlock::verdict() const {
+  return get(header().verdict);
 }
 
 void ControlBlock::set_phase(int rank, std::string_view phase) noexcept {

@@ -62,6 +62,7 @@ struct alignas(64) ControlHeader {
   alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have come to the next one
   std::atomic<std::uint32_t> waiting;
   alignas(64) FailureCell failure;
+  alignas(64) FailureCell verdict;
 };
 
 /// Maps a control block and finds the parts in it: header, cells, records (two a rank), rings.
@@ -85,6 +86,10 @@ class ControlBlock final : public Pulse {
   [[nodiscard]] bool has_failure() const noexcept override {
     return header().failure.state.load(std::memory_order_acquire) != 0;
   }
+
+  /// Where this group is a part of a larger one: what that one's ranks throw here. The first stays, and wakes nobody.
+  void decide(const Error& cause) noexcept;
+  [[nodiscard]] std::optional<Error> verdict() const;
 
   [[nodiscard]] bool has_left(int rank) const override { return cell(rank).left.load(std::memory_order_acquire) != 0; }
   [[nodiscard]] std::uint64_t progress_of(int rank) const override {

@@ -51,6 +51,13 @@ class LocalGroup final : public SyncGroup {
   void poison(const Error& cause) noexcept override { control_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
+  /// For a group that this one is a part of: what its ranks throw here, which need not be this group's own failure.
+  /// Returns the first that was decided.
+  Error decide(const Error& cause) noexcept {
+    control_->decide(cause);
+    return control_->verdict().value_or(cause);
+  }
+  [[nodiscard]] std::optional<Error> verdict() const { return control_->verdict(); }
 
   /// Called by every wait of this rank before it sleeps, and returns for how long at most: for a group that this one is
   /// a part of, whose other messages have to be looked after meanwhile. By any thread that waits. Set before the group

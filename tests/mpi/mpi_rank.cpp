@@ -4,6 +4,7 @@
 //   work S      S seconds of it, then ends in order; 0: once
 //   die R       as work, but rank R kills itself when OUT/die is there
 //   late R      rank R exits with status 3 before it has found its world
+//   absent R    rank R does not come to its world for 20 s
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -43,7 +44,9 @@ void gather_once(SyncGroup& group, const std::vector<int>& ranks) {
 
 int run(const std::string& out, const std::string& mode, double amount) {
   const char* number = std::getenv("PMI_RANK");
-  if (mode == "late" && number != nullptr && std::atoi(number) == static_cast<int>(amount)) return 3;
+  const bool is_meant = number != nullptr && std::atoi(number) == static_cast<int>(amount);
+  if (mode == "late" && is_meant) return 3;
+  if (mode == "absent" && is_meant) std::this_thread::sleep_for(std::chrono::seconds(20));
   const std::shared_ptr<SyncGroup> group = world();
   std::vector<int> ranks(static_cast<std::size_t>(group->size()));
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -80,6 +80,33 @@ ranks 2 2 "$MUSTER_MPI_RANK" out work : -n 1 env LD_PRELOAD="$MUSTER_OTHER_VERSI
   "$MUSTER_MPI_RANK" out work
 check "all ranks refuse another version, and say which" said "rank 2 .*0.0.9.*start all ranks with one version" 3
 
+# MPI_Init cannot be cancelled: who waits there for a rank that does not come ends at the deadline, and says so.
+rm -f out/*
+# never_comes WORDS COMMAND...: all of three ranks but rank 1 wait for it.
+never_comes() {
+  local words=$1 status=0
+  shift
+  MUSTER_TIMEOUT=2 timeout 30 "$@" >said 2>&1 || status=$?
+  check "the job of $words has failed in time" test "$status" != 0 -a "$status" != 124
+  # Without its clean-up mpiexec does not wait for all.
+  for ((turn = 0; turn < 30 && $(grep -c "in MPI_Init" said) < 1; turn++)); do sleep 0.1; done
+  check "who waits for $words says it" grep -q "rank [02] of 3 (host .*) has waited 2.* s in MPI_Init for the other ranks" said
+}
+never_comes "a rank that is late" mpiexec -n 3 "$MUSTER_MPI_RANK" out absent 1
+never_comes "a rank that has ended" mpiexec -n 3 "$MUSTER_MPI_RANK" out late 1
+never_comes "one that mpiexec leaves alone" mpiexec -disable-auto-cleanup -n 3 "$MUSTER_MPI_RANK" out late 1
+# By this signal it tells of a rank that has died: nobody waits for the deadline then.
+(
+  for ((turn = 0; turn < 50; turn++)); do [ -s pid.0 ] && break || sleep 0.1; done
+  sleep 1
+  kill -USR1 "$(cat pid.0)"
+) &
+status=0
+timeout 30 mpiexec -n 2 sh -c 'echo $$ >pid.$PMI_RANK; exec "$0" out absent 1' "$MUSTER_MPI_RANK" >said 2>&1 || status=$?
+check "a death that is told ends the job" test "$status" != 0 -a "$status" != 124
+check "who is told of it says it" grep -q "rank 0 of 2 .* in MPI_Init .* mpiexec tells that one of them has ended" said
+wait
+
 # Endings. Without mpiexec's own clean-up the survivors end by themselves: it still tells them by SIGUSR1, which ends who
 # does not ignore it, and does not wait for them.
 rm -f out/*

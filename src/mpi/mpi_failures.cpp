@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an MpiGroup fails: which words all ranks throw, and how the other hosts hear of them. The numbers are those of
+// first_cause.hpp.
+
+#include <algorithm>
+#include <thread>
+
+#include "src/mpi/mpi_waits.hpp"
+#include "src/sync/local_group.hpp"
+
+namespace muster::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// Ranks of another host that are told of a failure: one must listen, and all are where they are few.
+constexpr std::size_t most_told = 64;
+constexpr std::chrono::microseconds nap{200};
+
+}  // namespace
+
+std::size_t MpiGroup::told_of(int host) const noexcept {
+  const std::size_t others = hosts_.members.size() - 1;
+  return std::min(std::max<std::size_t>(2, most_told / others), hosts_.members[static_cast<std::size_t>(host)].size());
+}
+
+void MpiGroup::tell_other_hosts(const Control& notice) {
+  for (int host = 0; host < static_cast<int>(hosts_.members.size()); ++host) {
+    if (host == hosts_.mine) continue;
+    // The leader, who decides; then beginning with the counterpart: together the ranks of this host tell all of that
+    // one.
+    const std::vector<int>& members = hosts_.members[static_cast<std::size_t>(host)];
+    family_->tell(members.front(), notice);
+    std::size_t left = told_of(host) - 1;
+    for (std::size_t i = 0; left != 0; ++i) {
+      const std::size_t place = (static_cast<std::size_t>(place_of(rank())) + i) % members.size();
+      if (place == 0) continue;
+      family_->tell(members[place], notice);
+      --left;
+    }
+  }
+}
+
+void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
+  family_->has_failed();
+  if (!has_other_hosts()) return;
+  try {
+    tell_other_hosts(failure_notice(rank(), number_, cause));
+    // This process may end soon.
+    family_->flush(milliseconds(500));
+  } catch (const std::exception&) {
+    // They find out by their own deadlines.
+  }
+}
+
+void MpiGroup::hear(int host, const Error& cause) {
+  if (settles()) {
+    first_cause_.propose(host, cause);
+    return;
+  }
+  first_cause_.decide(cause);
+  local().poison(cause);
+}
+
+// Step 1.
+void MpiGroup::pass_on_local_failure() noexcept {
+  const std::optional<Error> cause = local().failure();
+  if (!cause || has_passed_on_.exchange(true)) return;
+  if (settles()) {
+    // Step 4 has put it there, or it was decided before this rank came to know.
+    if (first_cause_.decided() || verdict()) return;
+    first_cause_.propose(hosts_.mine, *cause);
+    tell_other_hosts(*cause);
+    return;
+  }
+  first_cause_.decide(*cause);
+  // What began on another host is known there.
+  if (!cause->rank() || *cause->rank() < 0 || *cause->rank() >= size() || hosts_.is_here(*cause->rank()))
+    tell_other_hosts(*cause);
+}
+
+void MpiGroup::poison(const Error& cause) noexcept {
+  try {
+    if (settles()) family_->pump();
+  } catch (const Error&) {
+    // What is found here is the news, then.
+  }
+  if (!known_failure()) {
+    local().poison(cause);
+    if (!settles()) {
+      // Also what this rank alone knows: its causes need not be of its host.
+      const Error first = local().failure().value_or(cause);
+      first_cause_.decide(first);
+      if (!has_passed_on_.exchange(true)) tell_other_hosts(first);
+      return;
+    }
+  }
+  pass_on_local_failure();
+  if (settles()) settle();
+}
+
+bool MpiGroup::settles() const noexcept {
+  return has_other_hosts() && !parent_ && !has_ended_.load();
+}
+
+std::optional<Error> MpiGroup::verdict() const {
+  const auto* shared = dynamic_cast<const sync::LocalGroup*>(hosts_.local.get());
+  return shared == nullptr ? std::nullopt : shared->verdict();
+}
+
+std::optional<Error> MpiGroup::known_failure() const {
+  if (auto cause = first_cause_.decided()) return cause;
+  if (auto cause = first_cause_.best()) return cause;
+  if (auto cause = local().failure()) return cause;
+  return parent_ ? parent_->known_failure() : std::nullopt;
+}
+
+std::optional<Error> MpiGroup::failure() const {
+  auto known = known_failure();
+  if (!known || !settles()) return known;
+  // Settling listens and tells, but changes nothing that a caller could see but the failure itself.
+  return const_cast<MpiGroup*>(this)->settle();  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+}
+
+bool MpiGroup::is_settled() const {
+  const auto since = first_cause_.since();
+  if (!since) return false;
+  const bool decides = rank() == hosts_.leader(hosts_.mine) ||
+                       told_of(hosts_.mine) == hosts_.members[static_cast<std::size_t>(hosts_.mine)].size();
+  return Clock::now() - *since > FirstCause::settling + (decides ? milliseconds(0) : FirstCause::lead);
+}
+
+Error MpiGroup::settle() noexcept {
+  if (const auto decided = first_cause_.decided()) return *decided;
+  pass_on_local_failure();
+  // Step 2.
+  while (!verdict() && !is_settled()) {
+    // A mate has put it there, and may be telling it.
+    if (const auto own = local().failure(); own && !verdict()) first_cause_.propose(hosts_.mine, *own);
+    try {
+      family_->pump();
+    } catch (const Error&) {
+      // As far as is known, then.
+    }
+    std::this_thread::sleep_for(nap);
+  }
+  return decide();
+}
+
+// Steps 3 and 4.
+Error MpiGroup::decide() noexcept {
+  family_->has_failed();
+  const Error best = known_failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
+  auto* shared = dynamic_cast<sync::LocalGroup*>(hosts_.local.get());
+  const Error cause = shared == nullptr ? best : shared->decide(best);
+  first_cause_.decide(cause);
+  local().poison(cause);
+  return *first_cause_.decided();
+}
+
+void MpiGroup::fail(const Error& cause) {
+  poison(cause);
+  throw failure().value_or(cause);
+}
+
+}  // namespace muster::mpi

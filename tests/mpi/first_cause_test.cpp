@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of several hosts fail their group at the same moment, each with words of its own: all throw the same ones, and
+// go on throwing them. Over two and three hosts (MUSTER_TEST_GROUP).
+
+#include <random>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/sync_group.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/shared_words.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Four ranks that throw, each when `fails` says so, else wait; what all of them say.
+void expect_one_cause(const std::function<void(SyncGroup&, Clock::time_point)>& fails) {
+  SharedWords words;
+  const auto ended = try_ranks(
+      4,
+      [&](SyncGroup& group) {
+        group.barrier();
+        if (group.rank() == 0) words[0] = static_cast<std::uint64_t>((Clock::now() + 20ms).time_since_epoch().count());
+        group.barrier();
+        const Clock::time_point moment{Clock::duration(static_cast<Clock::rep>(words[0].load()))};
+        std::string said;
+        try {
+          fails(group, moment);
+        } catch (const Error& error) {
+          said = error.what();
+          RANK_CHECK(Clock::now() - moment < 2s);
+        }
+        RANK_CHECK(!said.empty());
+        say(said);
+        for (int again = 0; again < 2; ++again) {
+          std::string then;
+          try {
+            group.barrier();
+          } catch (const Error& error) {
+            then = error.what();
+          }
+          RANK_CHECK(then == said);
+        }
+      },
+      20s);
+  for (const Ended& one : ended) {
+    CHECK_MESSAGE(one.ok(), one.words);
+    CHECK(one.words == ended.front().words);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ranks of two hosts poison their group at the same moment: one cause") {
+  std::mt19937 random(2026);
+  for (int turn = 0; turn < 6; ++turn) {
+    CAPTURE(turn);
+    const auto spread = std::chrono::microseconds(random() % 30000);
+    expect_one_cause([spread](SyncGroup& group, Clock::time_point moment) {
+      if (group.rank() == 1 || group.rank() == 2) {
+        std::this_thread::sleep_until(moment + (group.rank() == 1 ? spread : 0us));
+        group.poison(Error(ErrorKind::io, "the disk of rank " + std::to_string(group.rank())));
+      }
+      group.barrier();
+    });
+  }
+}
+
+TEST_CASE("deadlines of two hosts pass at the same moment: one cause") {
+  // Rank 3 does not come, and hears of it when it does.
+  expect_one_cause([](SyncGroup& group, Clock::time_point moment) {
+    if (group.rank() == 3) std::this_thread::sleep_until(moment + 1200ms);
+    group.barrier({.timeout = 400ms, .stop = {}, .phase = "waiting"});
+  });
+}
+
+TEST_CASE("one rank of each host is cancelled at the same moment: one cause") {
+  expect_one_cause([](SyncGroup& group, Clock::time_point moment) {
+    std::stop_source source;
+    std::jthread stopping;
+    if (group.rank() == 0 || group.rank() == 2)
+      stopping = std::jthread([&] {
+        std::this_thread::sleep_until(moment);
+        source.request_stop();
+      });
+    for (;;) group.barrier({.timeout = {}, .stop = source.get_token(), .phase = "rounds"});
+  });
+}
