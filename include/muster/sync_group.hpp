@@ -90,7 +90,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// them in rank order. Throws as barrier.
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {});
   /// To one other rank, which must call receive(). Returns when the message is handed over or buffered (some 256 KiB);
-  /// any length. Throws as barrier.
+  /// any length. Between ranks that share memory a rank's messages are taken in the order in which it has sent them,
+  /// whoever they are for: one to rank 2 waits until rank 1 has taken an earlier one. Throws as barrier.
   void send(int to, std::span<const std::byte> message, const WaitOptions& options = {});
   /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) where it is longer than `most`
   /// (nothing of that size is allocated).

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/device/waiting.hpp"
+#include "src/sync/settings.hpp"
 
 #include <fmt/format.h>
 
@@ -17,7 +18,7 @@ using namespace std::chrono_literals;
 void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const std::string& what,
                      const WaitOptions& options, std::span<const int> on) {
   const Clock::time_point begin = Clock::now();
-  const auto timeout = options.timeout.value_or(group.timeout());
+  const auto timeout = sync::timeout_of(options.timeout, group.timeout());
   // The group's own deadline is about other ranks; a device that hangs has none.
   const auto is_done = [&] {
     if (done()) return true;

@@ -9,12 +9,13 @@
 
 #include "src/gather/exchange.hpp"
 #include "src/gather/stream.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster {
 
 bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
   if (!state_) return true;
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = std::chrono::steady_clock::now() + sync::timeout_of(timeout, timeout);
   for (const auto& obligation : state_->obligations)
     if (!obligation->wait(deadline)) return false;
   return true;

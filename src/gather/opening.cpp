@@ -46,7 +46,7 @@ bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& 
   record.list_length = static_cast<std::uint32_t>(ranks.size());
   record.position = call.position;
   const Forcing forcing = forcing_of(options);
-  record.forced = forcing.route;
+  record.forced = call.forced = forcing.route;
   record.forced_by = forcing.by;
   record.routes = usable_routes(call);
   return true;

@@ -41,12 +41,16 @@ RouteTable& RouteTable::instance() {
 }
 
 void RouteTable::add(std::unique_ptr<RouteDriver> driver) {
-  drivers_.push_back(std::move(driver));
+  const std::lock_guard lock(adding_);
+  const std::size_t count = count_.load(std::memory_order_relaxed);
+  drivers_.at(count) = std::move(driver);
+  count_.store(count + 1, std::memory_order_release);
 }
 
 const RouteDriver* RouteTable::find(Route route) const noexcept {
-  const auto found = std::ranges::find_if(drivers_, [&](const auto& driver) { return driver->route() == route; });
-  return found == drivers_.end() ? nullptr : found->get();
+  const auto known = drivers();
+  const auto found = std::ranges::find_if(known, [&](const auto& driver) { return driver->route() == route; });
+  return found == known.end() ? nullptr : found->get();
 }
 
 }  // namespace muster::gather

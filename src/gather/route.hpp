@@ -3,7 +3,10 @@
 // Routes: the ways that bytes travel. A route registers itself with the policy, so that the exchange knows none of them
 // by name.
 
+#include <array>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -39,6 +42,7 @@ struct Call {
   std::uint32_t position = no_position;
   SyncGroup* group = nullptr;
   const GatherOptions* options = nullptr;
+  Route forced = Route::automatic;  ///< by the options or by MUSTER_ROUTE, as this rank's record has it
   std::uint64_t number =
       0;  ///< of the exchange in its group: tells what belongs to it from what an earlier, failed one left behind
   SlotFiller* filler = nullptr;  ///< null: the CPU copies
@@ -160,17 +164,22 @@ class RouteDriver {
   virtual void clean_up(SyncGroup& group) const noexcept = 0;
 };
 
-/// All drivers that this program has. Which of them a list takes is the policy (policy.hpp).
+/// All drivers that this program has. Which of them a list takes is the policy (policy.hpp). A library that is loaded
+/// late adds its own while other threads exchange: drivers stay where they are, and are never taken out.
 class RouteTable {
  public:
   static RouteTable& instance();
   void add(std::unique_ptr<RouteDriver> driver);
-  [[nodiscard]] std::span<const std::unique_ptr<RouteDriver>> drivers() const noexcept { return drivers_; }
+  [[nodiscard]] std::span<const std::unique_ptr<RouteDriver>> drivers() const noexcept {
+    return std::span(drivers_).first(count_.load(std::memory_order_acquire));
+  }
   [[nodiscard]] const RouteDriver* find(Route route) const noexcept;
 
  private:
   RouteTable();
-  std::vector<std::unique_ptr<RouteDriver>> drivers_;
+  std::mutex adding_;
+  std::array<std::unique_ptr<RouteDriver>, 8> drivers_;  // a bit each in Record::routes
+  std::atomic<std::size_t> count_{0};
 };
 
 /// GatherOptions::route, or MUSTER_ROUTE where that is automatic. Throws Error(argument) on an unknown name.

@@ -15,6 +15,7 @@
 #include "muster/log.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/stream_budget.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster::gather {
 namespace {
@@ -42,7 +43,7 @@ class Run {
     call_.entry.options = &call_.part_options;
     call_.report = &report_;
     call_.part_options.route = options.route;
-    call_.part_options.timeout = options.timeout.value_or(group.timeout());
+    call_.part_options.timeout = sync::timeout_of(options.timeout, group.timeout());
     call_.part_options.stop = options.stop;
     call_.part_options.pipeline_depth = options.pipeline_depth;
     call_.part_options.check_leases = options.check_leases;

@@ -10,6 +10,7 @@
 #include "muster/state_file.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/small_file.hpp"
+#include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
 
@@ -164,11 +165,11 @@ Config ReceivedFiles::read(int sender, const std::string& name) const {
     throw Error(ErrorKind::corrupt, fmt::format("rank {} names {} as its state file", sender, in_quotes(name)));
   const std::string path = workspace_of(call_, state_).path + "/" + name;
   Config value;
-  const workspace::Patience patience{.deadline = Clock::now() + call_.options->timeout.value_or(call_.group->timeout()),
-                                     .check = [&] {
-                                       if (const auto failure = call_.group->failure()) throw *failure;
-                                       call_.group->progress();
-                                     }};
+  const workspace::Patience patience{
+      .deadline = Clock::now() + sync::timeout_of(call_.options->timeout, call_.group->timeout()), .check = [&] {
+        if (const auto failure = call_.group->failure()) throw *failure;
+        call_.group->progress();
+      }};
   workspace::patiently(path, patience, [&] {
     const StateFile file = StateFile::open(path);
     const StateFileInfo& info = file.info();

@@ -10,6 +10,7 @@
 #include "src/gather/workspace_state.hpp"
 #include "src/os/process.hpp"
 #include "src/os/small_file.hpp"
+#include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
 
@@ -68,7 +69,8 @@ class WorkspaceProof final : public Proof {
       const auto name = workspace::parse_name(entry.name);
       return name && name->kind == workspace::NameKind::token && name->random == random;
     };
-    const auto longest = std::min(call_.options->timeout.value_or(call_.group->timeout()), workspace::longest_lateness);
+    const auto longest =
+        std::min(sync::timeout_of(call_.options->timeout, call_.group->timeout()), workspace::longest_lateness);
     const std::string place = directory.path + "/token";
     try {
       workspace::patiently(place,

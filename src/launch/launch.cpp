@@ -29,6 +29,7 @@
 #include "src/launch/spawn.hpp"
 #include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster {
 namespace {
@@ -181,7 +182,7 @@ class Job {
   static int status_of(const siginfo_t& end) { return end.si_code == CLD_EXITED ? end.si_status : 128 + end.si_status; }
 
   void supervise() {
-    if (options_.timeout) timeout_ = Clock::now() + *options_.timeout;
+    if (options_.timeout) timeout_ = Clock::now() + sync::timeout_of(options_.timeout, {});
     std::vector<pollfd> wanted;
     std::vector<std::size_t> whose;
     for (;;) {

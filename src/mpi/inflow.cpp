@@ -8,6 +8,7 @@
 
 #include "src/mpi/fail_all.hpp"
 #include "src/mpi/mpi_pieces.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -133,7 +134,7 @@ void Inflow::look_at_neighbours(const WaitOptions& wait) {
     if (!group_.shares_memory(sender)) continue;
     throw_if_dead(group_, sender);
     if (!is_awaited(index)) state.moved = now;
-    if (now - state.moved <= wait.timeout.value_or(group_.timeout())) continue;
+    if (now - state.moved <= sync::timeout_of(wait.timeout, group_.timeout())) continue;
     const RankInfo& info = group_.info(sender);
     throw Error(
         ErrorKind::timeout,

@@ -14,10 +14,24 @@ MergeRing& MergeRings::give(int sender, std::uint64_t known, std::uint64_t windo
   return ring;
 }
 
+namespace {
+
+std::uint64_t bytes_of_ring(const MergeRing& ring) noexcept {
+  return ring.windows ? MergeRings::depth * ring.windows->window_bytes() : 0;
+}
+
+}  // namespace
+
 std::uint64_t MergeRings::bytes() const noexcept {
   std::uint64_t sum = 0;
-  for (const auto& [sender, ring] : own_)
-    if (ring.windows) sum += depth * ring.windows->window_bytes();
+  for (const auto& [sender, ring] : own_) sum += bytes_of_ring(ring);
+  return sum;
+}
+
+std::uint64_t MergeRings::bytes_of(std::span<const int> senders) const noexcept {
+  std::uint64_t sum = 0;
+  for (const int sender : senders)
+    if (const auto known = own_.find(sender); known != own_.end()) sum += bytes_of_ring(known->second);
   return sum;
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "src/mpi/mpi_group.hpp"
 #include "src/shm/window_ring.hpp"
@@ -33,6 +34,8 @@ class MergeRings {
   MergeRing& of(int first) { return theirs_[first]; }
   /// Bytes of those that this rank owns.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
+  /// And of these senders alone: what a merge with them uses again, or replaces.
+  [[nodiscard]] std::uint64_t bytes_of(std::span<const int> senders) const noexcept;
   /// Forgets all; returns the bytes of those that this rank owns.
   std::uint64_t trim() noexcept;
 

@@ -39,7 +39,7 @@ std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& optio
     throw Error(ErrorKind::argument,
                 "mpi_group: MPI is not initialised here, or has ended: call MPI_Init_thread before");
   const mpi::MpiThreads threads = threads_of_mpi();
-  const std::chrono::milliseconds timeout = options.timeout.value_or(sync::default_timeout());
+  const std::chrono::milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   mpi::advance_endings();
   const auto family = std::make_shared<mpi::Family>(mpi::Comm::duplicate(comm, timeout), threads, timeout);
   mpi::keep(family);

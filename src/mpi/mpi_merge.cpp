@@ -211,7 +211,8 @@ void Receiving::take_rings() {
 void Receiving::answer(bool is_well) {
   const WaitOptions wait = call_.wait("merge: receiving");
   for (std::size_t source = 1; source < call_.list.size(); ++source) {
-    if (plan_.bytes[source] == 0) continue;
+    // One that cannot send does not wait for the word, and would find it in its next exchange.
+    if (plan_.bytes[source] == 0 || heads_[source - 1].is_well == 0) continue;
     const MergeRing* ring = rings_[source - 1];
     const MergeWord word{is_well ? 1U : 0U, is_well && ring != nullptr ? ring->number : 0};
     group_.send(call_.list[source], std::as_bytes(std::span(&word, 1)), wait);
@@ -325,7 +326,7 @@ class MpiMerge final : public gather::Transfer {
     try {
       if (!own_.is_contiguous() && !is_near)
         flow.prepare(*pool_, plan.pieces(call_.position), plan.piece_bytes(call_.position), call_.options->pool_limit);
-    } catch (const Error&) {
+    } catch (...) {
       head.is_well = 0;
       say();
       throw;

@@ -10,6 +10,7 @@
 
 #include "src/gather/opening.hpp"
 #include "src/gather/receive_need.hpp"
+#include "src/mpi/merge_rings.hpp"
 #include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
 
@@ -22,8 +23,10 @@ std::shared_ptr<ReceivePool> receive_pool_of(SyncGroup& group) {
 
 void offer_to_receive(const gather::Call& call, ReceivePool& pool, gather::Record& record) {
   record.receives = true;
-  const std::uint64_t held = pool.bytes();
-  record.facts[gather::fact_free] = pool.free_bytes();
+  const std::shared_ptr<const MergeRings> rings = merge_rings_of(*call.group);
+  const std::uint64_t held = pool.bytes() + rings->bytes();
+  const bool uses_rings = call.operation == gather::Operation::merge;
+  record.facts[gather::fact_free] = pool.free_bytes() + (uses_rings ? rings->bytes_of(call.list) : 0);
   record.facts[gather::fact_room] = call.options->memory_budget - std::min(call.options->memory_budget, held);
   const os::MemoryHeadroom room = pool.headroom();
   record.available_bytes = room.bytes;
@@ -44,7 +47,7 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
     const int sender = call_.list[position];
     if (records[static_cast<std::size_t>(sender)].has_value && takes_(sender))
-      parcels_.push_back({position, sender, {}, {}, {}, {}});
+      parcels_.push_back({position, sender, false, {}, {}, {}, {}});
   }
   attempt([&] { take_memory(records); });
   bool all_are_well = true;
@@ -63,7 +66,7 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
   if (goes_on) inflow.open();
   const std::byte word{goes_on ? std::uint8_t{1} : std::uint8_t{0}};
   for (const Parcel& parcel : parcels_)
-    if (records[static_cast<std::size_t>(parcel.sender)].moving_bytes > rides_along)
+    if (!parcel.has_given_up && records[static_cast<std::size_t>(parcel.sender)].moving_bytes > rides_along)
       group_.send(parcel.sender, std::span(&word, 1), call_.wait("gather: receiving"));
   attempt(meanwhile);
   // Even when what came by shared memory is bad: the others send, and MPI writes into this memory.
@@ -91,7 +94,9 @@ bool MpiReceiving::take_descriptor(Parcel& parcel, const gather::Record& record)
     if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
     std::memcpy(&head, message.data(), sizeof head);
   } while (head.exchange != call_.number);
-  if (head.is_well == 0) return false;
+  // One that cannot send does not wait for the word, and would find it in its next exchange.
+  parcel.has_given_up = head.is_well == 0;
+  if (parcel.has_given_up) return false;
   const std::span<const std::byte> body = std::span(message).subspan(sizeof head);
   try {
     if (message.size() != expected + (rides ? record.moving_bytes : 0) ||

@@ -16,7 +16,7 @@
 namespace muster::mpi {
 
 bool goes_by_mpi(const gather::Call& call, const MpiGroup& group, int sender) {
-  return gather::forced_route(*call.options) == Route::mpi || group.host_of(sender) != group.host_of(call.first());
+  return call.forced == Route::mpi || group.host_of(sender) != group.host_of(call.first());
 }
 
 namespace {

@@ -76,6 +76,7 @@ class MpiReceiving final : private Inflow::Sink {
   struct Parcel {
     std::size_t position = 0;
     int sender = 0;
+    bool has_given_up = false;  // it cannot send
     ReceivePool::Buffer buffer;
     std::vector<Placed> places;
     std::vector<Piece> pieces;  // none where the bytes came with the descriptor

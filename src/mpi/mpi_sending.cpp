@@ -21,7 +21,7 @@ void MpiSending::move(ExchangeReport& report) {
   for (const Placed& place : tree_.places()) report.mpi_bytes += place.bytes;
   try {
     prepare();
-  } catch (const Error&) {
+  } catch (...) {
     send_descriptor(false);
     throw;
   }

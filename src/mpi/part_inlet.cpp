@@ -76,6 +76,8 @@ std::vector<std::byte> MpiInlet::take_header(int rank, const WaitOptions& option
   Sender& from = sender(rank);
   wait(
       group_, rank, [&] { return from.parts.size() > from.headers_taken || from.has_said_bye; }, options);
+  // Whoever else lets MPI go on in this process may be adding a part.
+  const std::lock_guard lock(mutex_);
   if (from.parts.size() <= from.headers_taken)
     throw Error(ErrorKind::corrupt, fmt::format("rank {} left the stream before its end", rank), {.rank = rank});
   return std::move(from.parts[from.headers_taken++].header);

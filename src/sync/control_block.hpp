@@ -28,6 +28,7 @@ struct Outbox {
   std::atomic<std::uint64_t> written;
   std::atomic<std::uint64_t> read;
   std::atomic<std::uint64_t> next_frame;    // where a frame begins: while `read` is elsewhere, a message is being read
+  std::atomic<std::int32_t> reader;         // the rank that reads it
   std::atomic<std::uint32_t> written_bell;  // futexes: changed whenever the word above changes
   std::atomic<std::uint32_t> read_bell;
   std::atomic<std::uint32_t> receivers_waiting;

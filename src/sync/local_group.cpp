@@ -9,6 +9,7 @@
 #include "src/os/futex.hpp"
 #include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster::sync {
 namespace {
@@ -88,7 +89,7 @@ LocalGroup::~LocalGroup() {
 }
 
 std::chrono::milliseconds LocalGroup::timeout_of(const WaitOptions& options) const {
-  return options.timeout.value_or(timeout());
+  return sync::timeout_of(options.timeout, timeout());
 }
 
 Watchdog LocalGroup::watchdog(const WaitOptions& options) const {
@@ -233,20 +234,29 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
   const Phase phase(*control_, rank(), options);
   Outbox& outbox = control_->cell(from).outbox;
   // The frame at the head of the ring may be for another rank, which will take it: wait until the head is ours.
-  const auto is_sender = [from](int rank) { return rank == from; };
+  // Then that one is waited for, too.
+  int ahead = -1;
   Frame frame{};
   const auto is_ours = [&] {
     const std::uint64_t read = outbox.read.load(std::memory_order_acquire);
+    ahead = -1;
     // Inside another rank's message there are no frames, whatever its bytes look like.
-    if (read != outbox.next_frame.load(std::memory_order_acquire)) return false;
+    if (read != outbox.next_frame.load(std::memory_order_acquire)) {
+      ahead = outbox.reader.load(std::memory_order_relaxed);
+      return false;
+    }
     if (outbox.written.load(std::memory_order_acquire) - read < sizeof frame) return false;
     around(read, sizeof frame, [&](std::uint64_t at, std::uint64_t to, std::uint64_t length) {
       std::memcpy(reinterpret_cast<std::byte*>(&frame) + to, control_->ring(from) + at, length);
     });
     // Another receiver may have moved the head meanwhile: then what was read may be a torn frame.
-    return outbox.read.load(std::memory_order_acquire) == read && frame.to == rank();
+    if (outbox.read.load(std::memory_order_acquire) != read) return false;
+    if (frame.to != rank()) ahead = frame.to;
+    return frame.to == rank();
   };
-  if (!is_ours()) wait(outbox.written_bell, outbox.receivers_waiting, options, is_ours, is_sender, is_sender);
+  const auto is_awaited = [&](int rank) { return rank == from || rank == ahead; };
+  if (!is_ours()) wait(outbox.written_bell, outbox.receivers_waiting, options, is_ours, is_awaited, is_awaited);
+  outbox.reader.store(rank(), std::memory_order_relaxed);
   outbox.next_frame.fetch_add(sizeof frame + frame.length,
                               std::memory_order_release);  // before `read` leaves the frame
   read_ring(from, std::as_writable_bytes(std::span(&frame, 1)), options);

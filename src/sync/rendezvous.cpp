@@ -466,7 +466,7 @@ std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options) {
   if (!options.numbers.empty() && options.numbers.size() != static_cast<std::size_t>(options.size))
     throw Error(ErrorKind::argument,
                 fmt::format("local_group: {} numbers for a group of {} ranks", options.numbers.size(), options.size));
-  const std::chrono::milliseconds timeout = options.timeout.value_or(sync::default_timeout());
+  const std::chrono::milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   sync::Membership membership = sync::rendezvous(options.key, options.rank, options.size, timeout);
   for (std::size_t i = 0; i < options.numbers.size(); ++i) membership.peers->ranks[i].rank = options.numbers[i];
   auto group = std::make_shared<sync::LocalGroup>(std::move(membership), timeout);

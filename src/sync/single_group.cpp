@@ -63,7 +63,7 @@ class SingleGroup final : public SyncGroup {
       if (const auto cause = failure()) throw *cause;
       check(options);
       sleep(std::chrono::milliseconds(20));
-      if (done() || std::chrono::steady_clock::now() - begin < options.timeout.value_or(timeout())) continue;
+      if (done() || std::chrono::steady_clock::now() - begin < sync::timeout_of(options.timeout, timeout())) continue;
       const Error cause(ErrorKind::timeout, std::string(options.phase) + ": the deadline passed", {.rank = 0});
       poison(cause);
       throw cause;

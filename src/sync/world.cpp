@@ -105,7 +105,7 @@ std::chrono::milliseconds default_timeout() {
   double seconds = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
   if (error != std::errc{} || end != text->data() + text->size() || !std::isfinite(seconds) || seconds <= 0 ||
-      seconds > 1e9)
+      seconds > std::chrono::duration<double>(longest_timeout).count())
     throw Error(ErrorKind::argument, fmt::format("MUSTER_TIMEOUT is '{}': it must be a number of seconds", *text));
   return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
 }

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "src/os/process.hpp"
+#include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_names.hpp"
 
@@ -89,7 +90,7 @@ FileGroup::~FileGroup() {
 }
 
 milliseconds FileGroup::timeout_of(const WaitOptions& options) const {
-  return options.timeout.value_or(timeout());
+  return sync::timeout_of(options.timeout, timeout());
 }
 
 Watchdog FileGroup::watchdog(const WaitOptions& options) const {

@@ -40,7 +40,7 @@ void check(const FileGroupOptions& options) {
 
 std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
   check(options);
-  const milliseconds timeout = options.timeout.value_or(sync::default_timeout());
+  const milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(options.directory);
   if (options.rank == 0) workspace::sweep_dead(directory.path);
   workspace::Meeting meeting(directory, options, timeout);

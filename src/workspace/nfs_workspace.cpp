@@ -18,6 +18,7 @@
 #include "muster/workspace.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/small_file.hpp"
+#include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
@@ -151,7 +152,7 @@ std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(i
   std::optional<WorkspaceState> found;
   std::optional<Error> gone;
   const workspace::Patience patience{
-      .deadline = std::chrono::steady_clock::now() + options_.timeout.value_or(group_->timeout()),
+      .deadline = std::chrono::steady_clock::now() + sync::timeout_of(options_.timeout, group_->timeout()),
       .check = [&] { group_->progress(); }};
   // Any path in the directory: patience is with the directory.
   workspace::patiently(path_ + "/states", patience, [&] {

@@ -4,6 +4,9 @@
 #include "muster/gather.hpp"
 
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
@@ -315,6 +318,43 @@ TEST_CASE("growing, shrinking and trimmed exchanges") {
       group.barrier();
       if (round % 3 == 0) (void)trim(group);
       gather_and_check(group, ranks_from(0, 3), DType::u8, {bytes}, ++round, {.pool_limit = 1 << 20});
+    }
+  });
+}
+
+TEST_CASE("the longest timeout that can be said is one that never comes") {
+  run_ranks(3, [](SyncGroup& group) {
+    constexpr auto for_ever = std::chrono::milliseconds::max();
+    const auto be_late = [&] {
+      if (group.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    };
+    be_late();
+    gather_and_check(group, ranks_from(0, 3), DType::u8, {100000}, 0, {.timeout = for_ever});
+    be_late();
+    group.barrier({.timeout = for_ever});
+    group.set_timeout(for_ever);
+    be_late();
+    gather_and_check(group, ranks_from(2, 3), DType::u8, {100000}, 1);
+    be_late();
+    if (group.rank() == 2) group.send(0, std::array<std::byte, 3>{});
+    if (group.rank() == 0) RANK_CHECK(group.receive(2, 3).size() == 3);
+  });
+}
+
+TEST_CASE("messages of the caller's own that are under way do not meet an exchange's") {
+  run_ranks(4, [](SyncGroup& group) {
+    const auto word = [](int from, int to) { return static_cast<std::byte>(10 * from + to); };
+    const int rank = group.rank();
+    for (int other = 0; other < 4; ++other)
+      if (other != rank) group.send(other, std::array{word(rank, other)});
+    for (int first = 0; first < 4; ++first) {
+      gather_and_check(group, ranks_from(first, 4), DType::u8, {5}, first);
+      gather_and_check(group, ranks_from(first, 4), DType::u8, {3 << 20}, first + 10);
+    }
+    for (int other = 0; other < 4; ++other) {
+      if (other == rank) continue;
+      const std::vector<std::byte> message = group.receive(other, 1);
+      RANK_CHECK(message.size() == 1 && message.front() == word(other, rank));
     }
   });
 }

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of one rank to several share a ring: each receiver takes its own, whatever the others' look like inside.
+// Messages of one rank to several share a ring: each receiver takes its own, whatever the others' look like inside, and
+// waits for those that have to take theirs first.
 
 #include <doctest/doctest.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -33,4 +37,26 @@ TEST_CASE("a message whose bytes look like a frame for another rank is not taken
       }
     }
   });
+}
+
+TEST_CASE("who waits behind another rank's message hears at once that this one has gone") {
+  for (const bool is_killed : {true, false}) {
+    CAPTURE(is_killed);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto ended = test::try_ranks(3, [&](SyncGroup& group) {
+      const std::vector<std::byte> message(1000);
+      if (group.rank() == 0) {
+        group.send(1, message);
+        group.send(2, message);
+      }
+      group.barrier();
+      if (group.rank() == 1) {
+        if (is_killed) ::kill(::getpid(), SIGKILL);
+        return;  // it leaves the group
+      }
+      (void)group.receive(group.rank() == 0 ? 2 : 0, 1 << 16);
+    });
+    CHECK(ended[2].words.find("rank 1") != std::string::npos);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+  }
 }

@@ -3,10 +3,14 @@
 // die or stop while pieces are under way. Over two hosts (MUSTER_TEST_GROUP=mpi-2): of four ranks 0 and 1, 2 and 3.
 
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <fstream>
+#include <optional>
 #include <thread>
 
 #include "doctest/doctest.h"
@@ -50,6 +54,13 @@ void expect_error(ErrorKind kind, const std::vector<std::string>& parts, const s
     return;
   }
   throw RankFailure("nothing was thrown");
+}
+
+/// Bytes of this process's address space in use.
+std::uint64_t address_space() {
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 std::uint64_t pool_of(const Exchange& result) {
@@ -137,6 +148,56 @@ TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes bac
     (void)trim(group);
     const Merged merged = merge_tensor_parallel(mine, sum(), ranks_from(0, 4), group, {.memory_budget = 8 << 20});
     RANK_CHECK(merged.tensor().has_value() == (group.rank() == 0));
+  });
+}
+
+TEST_CASE("a sender without memory to pack in fails one exchange, and the next one is as ever") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  MESSAGE("skipped: sanitizers need the address space");
+#else
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor whole = Tensor::allocate(DType::f32, {2048, 4096});
+    const TensorView columns = whole.view().slice(1, 0, 2048);
+    const auto expect_refusal = [&](const auto& call) {
+      rlimit before{};
+      RANK_CHECK(::getrlimit(RLIMIT_AS, &before) == 0);
+      if (group.rank() == 3) {
+        const rlimit small{address_space() + (3 << 20), before.rlim_max};
+        RANK_CHECK(::setrlimit(RLIMIT_AS, &small) == 0);
+      }
+      std::optional<Error> refusal;
+      try {
+        call();
+      } catch (const Error& error) {
+        refusal = error;
+      }
+      RANK_CHECK(::setrlimit(RLIMIT_AS, &before) == 0);
+      RANK_CHECK(refusal && refusal->kind() == ErrorKind::no_space && refusal->rank() == 3);
+    };
+    expect_refusal([&] { (void)get_tensors_parallel(columns, ranks_from(0, 4), group); });
+    gather_and_check(group, ranks_from(0, 4), 1 << 20, 1);
+    expect_refusal([&] { (void)merge_tensor_parallel(columns, concat(0), ranks_from(0, 4), group); });
+    gather_and_check(group, ranks_from(0, 4), 1 << 20, 2);
+    const Merged merged = merge_tensor_parallel(columns, concat(0), ranks_from(0, 4), group);
+    RANK_CHECK(merged.tensor().has_value() == (group.rank() == 0));
+  });
+#endif
+}
+
+TEST_CASE("rings of merges count against the budget of what comes after them") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const MergeOptions ample{.memory_budget = 64 << 20};
+    for (int round = 0; round < 2; ++round) (void)merge_tensor_parallel(mine, sum(), ranks_from(0, 4), group, ample);
+    group.barrier();
+    // The two of rank 1's have 1 MiB each; the pool's buffers that the merges have left are used again.
+    expect_error(ErrorKind::no_space, {"rank 0", "memory budget"}, [&] {
+      (void)get_tensors_parallel(pattern(DType::u8, {12 << 20}, 1), ranks_from(0, 4), group,
+                                 {.memory_budget = 25 << 20});
+    });
+    (void)trim(group);
+    group.barrier();
+    (void)get_tensors_parallel(pattern(DType::u8, {12 << 20}, 1), ranks_from(0, 4), group, {.memory_budget = 25 << 20});
   });
 }
 
