@@ -187,7 +187,7 @@ TEST_CASE("a sender without memory to pack in fails one exchange, and the next o
 TEST_CASE("rings of merges count against the budget of what comes after them") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
-    const MergeOptions ample{.memory_budget = 64 << 20};
+    const GatherOptions ample{.memory_budget = 64 << 20};
     for (int round = 0; round < 2; ++round) (void)merge_tensor_parallel(mine, sum(), ranks_from(0, 4), group, ample);
     group.barrier();
     // The two of rank 1's have 1 MiB each; the pool's buffers that the merges have left are used again.
