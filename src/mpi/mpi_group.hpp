@@ -8,7 +8,8 @@
 //  2. The hosts are a tree (host_tree.hpp) whose root is rank 0's. Each leader takes the records of all hosts below its
 //     own, puts its host's before them, and sends them on.
 //  3. The root has all of them, and they go down the same way: each leader takes them and sends them to those below.
-//  4. Each leader gives them to the ranks of its host.
+//  4. Each leader gives them to the ranks of its host, by messages of the local group. Messages of the caller's that
+//     its ranks find before that are put aside until they are received.
 // With one host it is the local group's round and nothing else.
 //
 // A message between ranks of two hosts is one MPI message (more beyond 1 GiB); on one host it goes the local group's
@@ -21,6 +22,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -110,7 +112,12 @@ class MpiGroup final : public SyncGroup, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
+  enum Tag : int { up = 0, down = 1, message = 2, data = 4 };
   [[nodiscard]] int tag(int kind) const noexcept;
+  void give_answer(int to, std::span<const std::byte> all, const WaitOptions& options);
+  void take_answer(int leader, std::span<std::byte> all, const WaitOptions& options);
+  void send_here(int to, std::span<const std::byte> message, const WaitOptions& options);
+  std::vector<std::byte> receive_here(int from, std::uint64_t most, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
@@ -160,7 +167,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::shared_ptr<MpiGroup> parent_;
   std::uint32_t round_ = 0;
   FirstCause first_cause_;
-  std::vector<Pending> rounds_;  // sends of rounds
+  std::vector<Pending> rounds_;                   // sends of rounds
+  std::deque<std::vector<std::byte>> put_aside_;  // messages of this host's leader, found in a round
   std::atomic<std::uint64_t> progress_{0};
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{"between calls"};
