@@ -83,12 +83,13 @@ DescriptorChannel& HostChannel::channel_to(int rank) const {
 }
 
 MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
-                   std::shared_ptr<MpiGroup> parent)
+                   std::shared_ptr<Standing> parent)
     : SyncGroup(family->rank(), std::move(met.ranks), met.nonce, timeout),
       family_(std::move(family)),
       number_(number),
       hosts_(std::move(met.hosts)),
       parent_(std::move(parent)),
+      standing_(std::make_shared<Standing>(hosts_.local, parent_)),
       views_(static_cast<std::size_t>(size())) {
   family_->enroll(number_, *this);
   if (!has_other_hosts()) return;
@@ -104,11 +105,11 @@ MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chr
     });
 }
 
-int MpiGroup::tag(int kind) const noexcept {
-  return (number_ + 1) * tags_a_group + kind;
+int MpiGroup::tag(Tag kind) const noexcept {
+  return (number_ + 1) * tags_a_group + static_cast<int>(kind);
 }
 int MpiGroup::data_tag() const noexcept {
-  return tag(data);
+  return tag(Tag::data);
 }
 
 bool MpiGroup::shares_memory(int rank) const {
@@ -189,7 +190,8 @@ void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte
   for (const int child : children) {
     std::size_t ranks = 0;
     for (const int host : tree.with_all_below(child)) ranks += hosts_.members[static_cast<std::size_t>(host)].size();
-    const std::vector<std::byte> records = take(hosts_.leader(child), up, ranks, tree.height(hosts_.mine) * wait_step);
+    const std::vector<std::byte> records =
+        take(hosts_.leader(child), Tag::up, ranks, tree.height(hosts_.mine) * wait_step);
     below.insert(below.end(), records.begin() + sizeof head, records.end());
   }
   // Step 3.
@@ -205,13 +207,13 @@ void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte
     if (!children.empty()) *answer = with_head(head, all);
   } else {
     const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    rounds_.push_back(send_copy(comm(), parent, tag(up), below));
-    *answer =
-        take(parent, down, static_cast<std::size_t>(size()), (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
+    rounds_.push_back(send_copy(comm(), parent, tag(Tag::up), below));
+    *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
+                   (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
     if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
   }
   for (const int child : children)
-    rounds_.push_back(start_send(comm(), hosts_.leader(child), tag(down), *answer, answer));
+    rounds_.push_back(start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer));
 }
 
 std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Tie tie) {
@@ -237,9 +239,8 @@ std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Ti
   met.hosts.local = locally(-1, [&] {
     return tie == Tie::companion ? local().companion(later(options)) : local().duplicate(later(options));
   });
-  std::shared_ptr<MpiGroup> parent;
-  if (tie == Tie::companion) parent = std::static_pointer_cast<MpiGroup>(shared_from_this());
-  auto copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(), std::move(parent));
+  auto copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(),
+                                         tie == Tie::companion ? standing_ : nullptr);
   do_barrier(options);
   return copy;
 }

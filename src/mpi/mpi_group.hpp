@@ -30,9 +30,9 @@
 
 #include "src/mpi/control.hpp"
 #include "src/mpi/family.hpp"
-#include "src/mpi/first_cause.hpp"
 #include "src/mpi/host_tree.hpp"
 #include "src/mpi/hosts.hpp"
+#include "src/mpi/standing.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
 namespace muster::mpi {
@@ -55,7 +55,7 @@ class HostChannel final : public DescriptorChannel {
 class MpiGroup final : public SyncGroup, private Listener {
  public:
   MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
-           std::shared_ptr<MpiGroup> parent = nullptr);
+           std::shared_ptr<Standing> parent = nullptr);
   ~MpiGroup() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "mpi"; }
@@ -112,8 +112,8 @@ class MpiGroup final : public SyncGroup, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
-  enum Tag : int { up = 0, down = 1, message = 2, data = 4 };
-  [[nodiscard]] int tag(int kind) const noexcept;
+  enum class Tag : int { up = 0, down = 1, message = 2, data = 4 };
+  [[nodiscard]] int tag(Tag kind) const noexcept;
   void give_answer(int to, std::span<const std::byte> all, const WaitOptions& options);
   void take_answer(int leader, std::span<std::byte> all, const WaitOptions& options);
   void send_here(int to, std::span<const std::byte> message, const WaitOptions& options);
@@ -164,12 +164,11 @@ class MpiGroup final : public SyncGroup, private Listener {
   int number_;
   Hosts hosts_;
   HostChannel channel_{*this, hosts_};
-  std::shared_ptr<MpiGroup> parent_;
+  std::shared_ptr<Standing> parent_;  // of a companion
+  std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;
-  FirstCause first_cause_;
   std::vector<Pending> rounds_;                   // sends of rounds
   std::deque<std::vector<std::byte>> put_aside_;  // messages of this host's leader, found in a round
-  std::atomic<std::uint64_t> progress_{0};
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{"between calls"};
   std::vector<View> views_;  // guarded by the family's lock
