@@ -217,7 +217,7 @@ void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte
 }
 
 std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Tie tie) {
-  // The numbers of groups have to be the same on all ranks, and new on each: the largest that one has not used.
+  // The numbers of groups have to be the same on all ranks, and new on each: rank 0 says them.
   struct Proposal {
     std::int32_t number;
     Nonce nonce;  // rank 0's is the new group's
@@ -227,11 +227,10 @@ std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Ti
   os::random_bytes(mine.nonce);
   std::vector<Proposal> cards(static_cast<std::size_t>(size()));
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  const int number = std::ranges::max_element(cards, {}, [](const Proposal& card) { return card.number; })->number;
+  const int number = cards.front().number;
   if ((number + 2) * tags_a_group > comm().most_tag())
     throw Error(ErrorKind::unsupported,
                 fmt::format("{} groups of one communicator are more than MPI has tags for", number));
-  family_->claim(number);
   Met met;
   met.nonce = cards.front().nonce;
   for (int rank = 0; rank < size(); ++rank) met.ranks.push_back(info(rank));

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is left of groups of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) that have gone: nothing.
+// Groups of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) come at the same time and go, and leave nothing.
 
+#include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <thread>
+#include <vector>
 
 #include "doctest/doctest.h"
 #include "muster/gather_each.hpp"
@@ -59,4 +63,34 @@ TEST_CASE("a rank that leaves a group that had a stream is named by the others a
     group.barrier();
   });
   for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+}
+
+TEST_CASE("threads that duplicate two groups at once get groups that do not hear each other") {
+  ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
+  run_ranks(4, [](SyncGroup& group) {
+    const auto work = [&group](SyncGroup& mine, int which, std::string& failure) {
+      try {
+        for (int turn = 0; turn < 30; ++turn) {
+          const auto copy = mine.duplicate();
+          for (int round = 0; round < 5; ++round) {
+            std::vector<int> all(4);
+            const int word = 1000 * which + 10 * turn + group.rank();
+            copy->all_gather(std::as_bytes(std::span(&word, 1)), std::as_writable_bytes(std::span(all)));
+            for (int rank = 0; rank < 4; ++rank)
+              RANK_CHECK(all[static_cast<std::size_t>(rank)] == 1000 * which + 10 * turn + rank);
+          }
+        }
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+    };
+    const auto first = group.duplicate();
+    const auto second = group.duplicate();
+    std::array<std::string, 2> failures;
+    std::thread beside([&] { work(*second, 2, failures[1]); });
+    work(*first, 1, failures[0]);
+    beside.join();
+    if (!failures[0].empty() || !failures[1].empty()) throw RankFailure(failures[0] + " / " + failures[1]);
+  });
+  ::unsetenv("MUSTER_TEST_MPI_THREADS");
 }
