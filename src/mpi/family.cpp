@@ -66,7 +66,11 @@ void Family::introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_pt
 
 void Family::enroll(int number, Listener& group) {
   const auto hold = lock();
-  groups_.emplace(number, &group);
+  if (!groups_.emplace(number, &group).second)
+    throw Error(
+        ErrorKind::rank_mismatch,
+        fmt::format("rank {} has a group of number {} already: the ranks are in different calls", rank_, number),
+        {.rank = rank_});
 }
 
 void Family::resign(int number) noexcept {

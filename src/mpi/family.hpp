@@ -64,9 +64,10 @@ class Family : public std::enable_shared_from_this<Family> {
 
   /// Who the ranks are, and those whose end can be seen from here: known after the meeting.
   void introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const PeerLiveness>> neighbours);
-  /// The number of the next group, at least; claimed when all ranks have agreed.
-  [[nodiscard]] int next_number() const noexcept { return next_number_; }
-  void claim(int number) noexcept { next_number_ = number + 1; }
+  /// A number that no other group has had on this rank. Rank 0's is the next group's: threads that make several groups
+  /// at once do so in another order on each rank.
+  [[nodiscard]] int next_number() noexcept { return next_number_.fetch_add(1); }
+  /// Throws Error(rank_mismatch) where another group has this number.
   void enroll(int number, Listener& group);
   /// The last one begins the end of the family.
   void resign(int number) noexcept;

@@ -56,10 +56,10 @@ void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
 
 void MpiGroup::hear(int host, const Error& cause) {
   if (settles()) {
-    first_cause_.propose(host, cause);
+    standing_->first_cause.propose(host, cause);
     return;
   }
-  first_cause_.decide(cause);
+  standing_->first_cause.decide(cause);
   local().poison(cause);
 }
 
@@ -69,12 +69,12 @@ void MpiGroup::pass_on_local_failure() noexcept {
   if (!cause || has_passed_on_.exchange(true)) return;
   if (settles()) {
     // Step 4 has put it there, or it was decided before this rank came to know.
-    if (first_cause_.decided() || verdict()) return;
-    first_cause_.propose(hosts_.mine, *cause);
+    if (standing_->first_cause.decided() || verdict()) return;
+    standing_->first_cause.propose(hosts_.mine, *cause);
     tell_other_hosts(*cause);
     return;
   }
-  first_cause_.decide(*cause);
+  standing_->first_cause.decide(*cause);
   // What began on another host is known there.
   if (!cause->rank() || *cause->rank() < 0 || *cause->rank() >= size() || hosts_.is_here(*cause->rank()))
     tell_other_hosts(*cause);
@@ -91,7 +91,7 @@ void MpiGroup::poison(const Error& cause) noexcept {
     if (!settles()) {
       // Also what this rank alone knows: its causes need not be of its host.
       const Error first = local().failure().value_or(cause);
-      first_cause_.decide(first);
+      standing_->first_cause.decide(first);
       if (!has_passed_on_.exchange(true)) tell_other_hosts(first);
       return;
     }
@@ -110,10 +110,7 @@ std::optional<Error> MpiGroup::verdict() const {
 }
 
 std::optional<Error> MpiGroup::known_failure() const {
-  if (auto cause = first_cause_.decided()) return cause;
-  if (auto cause = first_cause_.best()) return cause;
-  if (auto cause = local().failure()) return cause;
-  return parent_ ? parent_->known_failure() : std::nullopt;
+  return standing_->known_failure();
 }
 
 std::optional<Error> MpiGroup::failure() const {
@@ -124,7 +121,7 @@ std::optional<Error> MpiGroup::failure() const {
 }
 
 bool MpiGroup::is_settled() const {
-  const auto since = first_cause_.since();
+  const auto since = standing_->first_cause.since();
   if (!since) return false;
   const bool decides = rank() == hosts_.leader(hosts_.mine) ||
                        told_of(hosts_.mine) == hosts_.members[static_cast<std::size_t>(hosts_.mine)].size();
@@ -132,12 +129,12 @@ bool MpiGroup::is_settled() const {
 }
 
 Error MpiGroup::settle() noexcept {
-  if (const auto decided = first_cause_.decided()) return *decided;
+  if (const auto decided = standing_->first_cause.decided()) return *decided;
   pass_on_local_failure();
   // Step 2.
   while (!verdict() && !is_settled()) {
     // A mate has put it there, and may be telling it.
-    if (const auto own = local().failure(); own && !verdict()) first_cause_.propose(hosts_.mine, *own);
+    if (const auto own = local().failure(); own && !verdict()) standing_->first_cause.propose(hosts_.mine, *own);
     try {
       family_->pump();
     } catch (const Error&) {
@@ -154,9 +151,9 @@ Error MpiGroup::decide() noexcept {
   const Error best = known_failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
   auto* shared = dynamic_cast<sync::LocalGroup*>(hosts_.local.get());
   const Error cause = shared == nullptr ? best : shared->decide(best);
-  first_cause_.decide(cause);
+  standing_->first_cause.decide(cause);
   local().poison(cause);
-  return *first_cause_.decided();
+  return *standing_->first_cause.decided();
 }
 
 void MpiGroup::fail(const Error& cause) {

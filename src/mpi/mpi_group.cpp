@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds, messages and duplicates; the numbers are those of mpi_group.hpp. Waits and failures: mpi_waits.cpp.
+// Rounds and duplicates; the numbers are those of mpi_group.hpp.
 
 #include "src/mpi/mpi_group.hpp"
 
@@ -20,7 +20,6 @@ using std::chrono::milliseconds;
 constexpr int tags_a_group = 8;
 // What waits within a host sleep at most while data of a route comes from another.
 constexpr std::chrono::microseconds busy_slice{200};
-enum Tag : int { up = 0, down = 1, message = 2, data = 4 };
 
 // Who waits for somebody who waits for others gives up somewhat later than he, so that the first cause is his: first
 // the ranks of a host for each other, then leaders for those below them in the tree, from the leaves to the root, then
@@ -31,11 +30,6 @@ constexpr milliseconds wait_step{400};
 struct RoundHead {
   std::uint32_t round = 0;
   std::uint32_t record_bytes = 0;
-};
-
-/// Stands before a message.
-struct MessageHead {
-  std::uint64_t length = 0;
 };
 
 /// Of another host: whether it lives is seen in waits, by whether it answers.
@@ -89,12 +83,13 @@ DescriptorChannel& HostChannel::channel_to(int rank) const {
 }
 
 MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
-                   std::shared_ptr<MpiGroup> parent)
+                   std::shared_ptr<Standing> parent)
     : SyncGroup(family->rank(), std::move(met.ranks), met.nonce, timeout),
       family_(std::move(family)),
       number_(number),
       hosts_(std::move(met.hosts)),
       parent_(std::move(parent)),
+      standing_(std::make_shared<Standing>(hosts_.local, parent_)),
       views_(static_cast<std::size_t>(size())) {
   family_->enroll(number_, *this);
   if (!has_other_hosts()) return;
@@ -110,11 +105,11 @@ MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chr
     });
 }
 
-int MpiGroup::tag(int kind) const noexcept {
-  return (number_ + 1) * tags_a_group + kind;
+int MpiGroup::tag(Tag kind) const noexcept {
+  return (number_ + 1) * tags_a_group + static_cast<int>(kind);
 }
 int MpiGroup::data_tag() const noexcept {
-  return tag(data);
+  return tag(Tag::data);
 }
 
 bool MpiGroup::shares_memory(int rank) const {
@@ -160,15 +155,12 @@ void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, 
   const int levels = host_tree().height(0);
   if (rank() != leader) {
     // Step 4.
-    const std::vector<std::byte> answer =
-        locally(leader, [&] { return local().receive(0, all.size(), later(options, (2 * levels + 1) * wait_step)); });
-    if (answer.size() == all.size() && !all.empty()) std::memcpy(all.data(), answer.data(), all.size());
+    take_answer(leader, all, later(options, (2 * levels + 1) * wait_step));
     return;
   }
   gather_hosts(records, all, options);
-  for (std::size_t place = 1; place < here; ++place)
-    locally(hosts_.members[static_cast<std::size_t>(hosts_.mine)][place],
-            [&] { local().send(static_cast<int>(place), all, later(options, 2 * levels * wait_step)); });
+  for (const int mate : hosts_.members[static_cast<std::size_t>(hosts_.mine)])
+    if (mate != leader) give_answer(mate, all, later(options, 2 * levels * wait_step));
 }
 
 void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte> all, const WaitOptions& options) {
@@ -198,7 +190,8 @@ void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte
   for (const int child : children) {
     std::size_t ranks = 0;
     for (const int host : tree.with_all_below(child)) ranks += hosts_.members[static_cast<std::size_t>(host)].size();
-    const std::vector<std::byte> records = take(hosts_.leader(child), up, ranks, tree.height(hosts_.mine) * wait_step);
+    const std::vector<std::byte> records =
+        take(hosts_.leader(child), Tag::up, ranks, tree.height(hosts_.mine) * wait_step);
     below.insert(below.end(), records.begin() + sizeof head, records.end());
   }
   // Step 3.
@@ -214,88 +207,17 @@ void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte
     if (!children.empty()) *answer = with_head(head, all);
   } else {
     const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    rounds_.push_back(send_copy(comm(), parent, tag(up), below));
-    *answer =
-        take(parent, down, static_cast<std::size_t>(size()), (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
+    rounds_.push_back(send_copy(comm(), parent, tag(Tag::up), below));
+    *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
+                   (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
     if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
   }
   for (const int child : children)
-    rounds_.push_back(start_send(comm(), hosts_.leader(child), tag(down), *answer, answer));
-}
-
-std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
-                                              std::chrono::milliseconds grace) {
-  MPI_Message found = MPI_MESSAGE_NULL;
-  MPI_Status status{};
-  const std::array<int, 1> on{from};
-  wait(
-      [&] {
-        int flag = 0;
-        check(MPI_Improbe(from, tag, comm().get(), &flag, &found, &status), "looking for a message");
-        return flag != 0;
-      },
-      {}, on, options, grace);
-  int length = 0;
-  check(MPI_Get_count(&status, MPI_BYTE, &length), "asking for a message's length");
-  if (static_cast<std::uint64_t>(length) > most)
-    fail(Error(ErrorKind::corrupt,
-               fmt::format("rank {} sends a message of {} bytes where at most {} can be", from, length, most),
-               {.rank = from}));
-  const auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(length));
-  MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Imrecv(bytes->data(), length, MPI_BYTE, &found, &request), "receiving a message");
-  Pending pending(request, bytes);
-  wait([&] { return pending.test(); }, {}, on, options, grace);
-  return std::move(*bytes);
-}
-
-void MpiGroup::do_send(int to, std::span<const std::byte> message, const WaitOptions& options) {
-  const Phase phase(*this, options.phase);
-  if (hosts_.is_here(to)) {
-    locally(to, [&] { local().send(place_of(to), message, later(options)); });
-    return;
-  }
-  const MessageHead head{message.size()};
-  const std::size_t first = std::min(message.size(), largest_piece - sizeof head);
-  std::vector<std::byte> bytes(sizeof head + first);
-  std::memcpy(bytes.data(), &head, sizeof head);
-  if (first != 0) std::memcpy(bytes.data() + sizeof head, message.data(), first);
-  const std::array<int, 1> on{to};
-  for (std::size_t sent = 0;;) {
-    auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag(Tag::message), bytes));
-    wait([&] { return pending->test(); }, {}, on, options, std::chrono::milliseconds(0));
-    progress();
-    sent += sent == 0 ? first : bytes.size();
-    if (sent >= message.size()) return;
-    const std::size_t piece = std::min(message.size() - sent, largest_piece);
-    bytes.assign(message.begin() + static_cast<std::ptrdiff_t>(sent),
-                 message.begin() + static_cast<std::ptrdiff_t>(sent + piece));
-  }
-}
-
-std::vector<std::byte> MpiGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
-  const Phase phase(*this, options.phase);
-  if (hosts_.is_here(from)) return locally(from, [&] { return local().receive(place_of(from), most, later(options)); });
-  MessageHead head;
-  std::vector<std::byte> bytes =
-      take_message(from, tag(Tag::message), largest_piece, options, std::chrono::milliseconds(0));
-  if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
-  if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
-    fail(Error(ErrorKind::corrupt,
-               fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, head.length, most),
-               {.rank = from}));
-  bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
-  while (bytes.size() < head.length) {
-    const std::vector<std::byte> more =
-        take_message(from, tag(Tag::message), head.length - bytes.size(), options, std::chrono::milliseconds(0));
-    bytes.insert(bytes.end(), more.begin(), more.end());
-    progress();
-  }
-  return bytes;
+    rounds_.push_back(start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer));
 }
 
 std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Tie tie) {
-  // The numbers of groups have to be the same on all ranks, and new on each: the largest that one has not used.
+  // The numbers of groups have to be the same on all ranks, and new on each: rank 0 says them.
   struct Proposal {
     std::int32_t number;
     Nonce nonce;  // rank 0's is the new group's
@@ -305,11 +227,10 @@ std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Ti
   os::random_bytes(mine.nonce);
   std::vector<Proposal> cards(static_cast<std::size_t>(size()));
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  const int number = std::ranges::max_element(cards, {}, [](const Proposal& card) { return card.number; })->number;
+  const int number = cards.front().number;
   if ((number + 2) * tags_a_group > comm().most_tag())
     throw Error(ErrorKind::unsupported,
                 fmt::format("{} groups of one communicator are more than MPI has tags for", number));
-  family_->claim(number);
   Met met;
   met.nonce = cards.front().nonce;
   for (int rank = 0; rank < size(); ++rank) met.ranks.push_back(info(rank));
@@ -317,9 +238,8 @@ std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Ti
   met.hosts.local = locally(-1, [&] {
     return tie == Tie::companion ? local().companion(later(options)) : local().duplicate(later(options));
   });
-  std::shared_ptr<MpiGroup> parent;
-  if (tie == Tie::companion) parent = std::static_pointer_cast<MpiGroup>(shared_from_this());
-  auto copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(), std::move(parent));
+  auto copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(),
+                                         tie == Tie::companion ? standing_ : nullptr);
   do_barrier(options);
   return copy;
 }

@@ -8,7 +8,8 @@
 //  2. The hosts are a tree (host_tree.hpp) whose root is rank 0's. Each leader takes the records of all hosts below its
 //     own, puts its host's before them, and sends them on.
 //  3. The root has all of them, and they go down the same way: each leader takes them and sends them to those below.
-//  4. Each leader gives them to the ranks of its host.
+//  4. Each leader gives them to the ranks of its host, by messages of the local group. Messages of the caller's that
+//     its ranks find before that are put aside until they are received.
 // With one host it is the local group's round and nothing else.
 //
 // A message between ranks of two hosts is one MPI message (more beyond 1 GiB); on one host it goes the local group's
@@ -21,6 +22,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -28,9 +30,9 @@
 
 #include "src/mpi/control.hpp"
 #include "src/mpi/family.hpp"
-#include "src/mpi/first_cause.hpp"
 #include "src/mpi/host_tree.hpp"
 #include "src/mpi/hosts.hpp"
+#include "src/mpi/standing.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
 namespace muster::mpi {
@@ -53,7 +55,7 @@ class HostChannel final : public DescriptorChannel {
 class MpiGroup final : public SyncGroup, private Listener {
  public:
   MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
-           std::shared_ptr<MpiGroup> parent = nullptr);
+           std::shared_ptr<Standing> parent = nullptr);
   ~MpiGroup() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "mpi"; }
@@ -110,7 +112,12 @@ class MpiGroup final : public SyncGroup, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
-  [[nodiscard]] int tag(int kind) const noexcept;
+  enum class Tag : int { up = 0, down = 1, message = 2, data = 4 };
+  [[nodiscard]] int tag(Tag kind) const noexcept;
+  void give_answer(int to, std::span<const std::byte> all, const WaitOptions& options);
+  void take_answer(int leader, std::span<std::byte> all, const WaitOptions& options);
+  void send_here(int to, std::span<const std::byte> message, const WaitOptions& options);
+  std::vector<std::byte> receive_here(int from, std::uint64_t most, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
@@ -157,11 +164,11 @@ class MpiGroup final : public SyncGroup, private Listener {
   int number_;
   Hosts hosts_;
   HostChannel channel_{*this, hosts_};
-  std::shared_ptr<MpiGroup> parent_;
+  std::shared_ptr<Standing> parent_;  // of a companion
+  std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;
-  FirstCause first_cause_;
-  std::vector<Pending> rounds_;  // sends of rounds
-  std::atomic<std::uint64_t> progress_{0};
+  std::vector<Pending> rounds_;                   // sends of rounds
+  std::deque<std::vector<std::byte>> put_aside_;  // messages of this host's leader, found in a round
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{"between calls"};
   std::vector<View> views_;  // guarded by the family's lock

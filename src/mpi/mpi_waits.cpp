@@ -63,7 +63,7 @@ void MpiGroup::end() noexcept {
                     "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
                     {.rank = rank()});
   has_ended_.store(true);
-  first_cause_.decide(ended);
+  standing_->first_cause.decide(ended);
 }
 
 void MpiGroup::take(const Control& control) {
@@ -82,9 +82,9 @@ void MpiGroup::take(const Control& control) {
       answer.kind = ControlKind::answer;
       answer.from = rank();
       answer.group = number_;
-      answer.progress = progress_.load(std::memory_order_relaxed);
+      answer.progress = standing_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
-      if (parent_) answer.progress += parent_->progress_.load(std::memory_order_relaxed);
+      if (parent_) answer.progress += parent_->progress.load(std::memory_order_relaxed);
       answer.waits_for = waits_for_.load();
       put_text(answer.phase, phase_.load());
       family_->tell(control.from, answer);
@@ -110,8 +110,8 @@ void MpiGroup::take(const Control& control) {
 }
 
 void MpiGroup::progress() noexcept {
-  progress_.fetch_add(1, std::memory_order_relaxed);
-  if (parent_) parent_->progress_.fetch_add(1, std::memory_order_relaxed);
+  standing_->progress.fetch_add(1, std::memory_order_relaxed);
+  if (parent_) parent_->progress.fetch_add(1, std::memory_order_relaxed);
   local().progress();
   // Who asks must hear from a rank that works for long inside one call.
   const milliseconds often = family_->is_under_way() ? milliseconds(1) : milliseconds(200);

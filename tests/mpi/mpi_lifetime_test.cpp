@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) come at the same time and go, and leave nothing.
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <thread>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "muster/gather_each.hpp"
+#include "tests/support/forked_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+void stream_nothing(SyncGroup& group) {
+  (void)gather_each([]() -> std::optional<Config> { return std::nullopt; }, ranks_from(0, group.size()), group,
+                    [](LayerPart&) {});
+}
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+}  // namespace
+
+TEST_CASE("a group that had a stream goes with its last owner, and takes its descriptors with it") {
+  run_ranks(4, [](SyncGroup& group) {
+    std::ptrdiff_t before = 0;
+    for (int turn = 0; turn < 20; ++turn) {
+      const auto copy = group.duplicate();
+      stream_nothing(*copy);
+      if (turn == 1) before = open_descriptors();
+    }
+    group.barrier();
+    RANK_CHECK(open_descriptors() <= before);
+  });
+}
+
+TEST_CASE("a rank that leaves a group that had a stream is named by the others at once") {
+  const auto ended = try_ranks(4, [](SyncGroup& group) {
+    auto copy = group.duplicate();
+    stream_nothing(*copy);
+    group.barrier();
+    if (group.rank() == 2) {
+      copy.reset();
+    } else {
+      const auto begin = std::chrono::steady_clock::now();
+      try {
+        copy->barrier();
+        throw RankFailure("nothing was thrown");
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::peer_lost);
+        RANK_CHECK(std::string(error.what()).find("left the group") != std::string::npos);
+      }
+      RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
+    }
+    group.barrier();
+  });
+  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+}
+
+TEST_CASE("threads that duplicate two groups at once get groups that do not hear each other") {
+  ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
+  run_ranks(4, [](SyncGroup& group) {
+    const auto work = [&group](SyncGroup& mine, int which, std::string& failure) {
+      try {
+        for (int turn = 0; turn < 30; ++turn) {
+          const auto copy = mine.duplicate();
+          for (int round = 0; round < 5; ++round) {
+            std::vector<int> all(4);
+            const int word = 1000 * which + 10 * turn + group.rank();
+            copy->all_gather(std::as_bytes(std::span(&word, 1)), std::as_writable_bytes(std::span(all)));
+            for (int rank = 0; rank < 4; ++rank)
+              RANK_CHECK(all[static_cast<std::size_t>(rank)] == 1000 * which + 10 * turn + rank);
+          }
+        }
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+    };
+    const auto first = group.duplicate();
+    const auto second = group.duplicate();
+    std::array<std::string, 2> failures;
+    std::thread beside([&] { work(*second, 2, failures[1]); });
+    work(*first, 1, failures[0]);
+    beside.join();
+    if (!failures[0].empty() || !failures[1].empty()) throw RankFailure(failures[0] + " / " + failures[1]);
+  });
+  ::unsetenv("MUSTER_TEST_MPI_THREADS");
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) beside the group's rounds.
+
+#include <algorithm>
+#include <array>
+
+#include "doctest/doctest.h"
+#include "tests/support/forked_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+void check_round(SyncGroup& group) {
+  std::vector<int> all(static_cast<std::size_t>(group.size()), -1);
+  const int mine = 100 + group.rank();
+  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  for (int rank = 0; rank < group.size(); ++rank) RANK_CHECK(all[static_cast<std::size_t>(rank)] == 100 + rank);
+}
+
+std::vector<std::byte> message_of(std::size_t bytes, int seed) {
+  std::vector<std::byte> message(bytes);
+  for (std::size_t i = 0; i < bytes; ++i)
+    message[i] = static_cast<std::byte>(i * 7 + i / 251 + static_cast<std::size_t>(seed));
+  return message;
+}
+
+}  // namespace
+
+TEST_CASE("a message sent before a round and received after it is not taken for the round's answer") {
+  // Of every length that goes another way, from and to ranks that speak for their host, to mates and to the other host.
+  run_ranks(6, [](SyncGroup& group) {
+    for (const std::size_t bytes : {0U, 4U, 24U, 4096U, 4097U, 200U << 10})
+      for (int from = 0; from < 6; ++from)
+        for (int to = 0; to < 6; ++to) {
+          if (from == to || (bytes > 4096 && from / 3 != to / 3)) continue;
+          if (group.rank() == from) {
+            group.send(to, message_of(bytes, 1));
+            if (bytes < 4096) group.send(to, message_of(bytes / 2, 2));
+          }
+          check_round(group);
+          group.barrier();
+          if (group.rank() == to) {
+            RANK_CHECK(group.receive(from, bytes) == message_of(bytes, 1));
+            if (bytes < 4096) RANK_CHECK(group.receive(from, bytes) == message_of(bytes / 2, 2));
+          }
+        }
+    check_round(group);
+  });
+}
+
+TEST_CASE("a message that was found in a round and is longer than its receiver allows fails the group") {
+  const auto ended = try_ranks(4, [](SyncGroup& group) {
+    try {
+      if (group.rank() == 0) group.send(1, message_of(100, 1));
+      group.barrier();
+      if (group.rank() == 1) (void)group.receive(0, 99);
+      group.barrier();
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::corrupt);
+      say(error.what());
+      return;
+    }
+    throw RankFailure("nothing was thrown");
+  });
+  for (const Ended& one : ended) {
+    CHECK_MESSAGE(one.ok(), one.words);
+    CHECK(one.words == "rank 0 announces a message of 100 bytes where at most 99 can be");
+  }
+}
