@@ -44,13 +44,15 @@ class CountingGroup final : public muster::SyncGroup {
     told_.by_rounds += all.size();
     ++told_.rounds;
   }
-  void do_send(int to, std::span<const std::byte> message, const muster::WaitOptions& options) override {
-    inner_->send(to, message, options);
+  void do_send(int to, muster::Subject subject, std::span<const std::byte> message,
+               const muster::WaitOptions& options) override {
+    inner_->send(to, message, options, subject);
   }
-  std::vector<std::byte> do_receive(int from, std::uint64_t most, const muster::WaitOptions& options) override {
-    std::vector<std::byte> message = inner_->receive(from, most, options);
+  Letter do_receive(int from, muster::Subject subject, std::uint64_t most,
+                    const muster::WaitOptions& options) override {
+    std::vector<std::byte> message = inner_->receive(from, most, options, subject);
     told_.by_messages += message.size();
-    return message;
+    return {subject, std::move(message)};
   }
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const muster::WaitOptions& options) override {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,6 +20,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -38,6 +40,13 @@ struct WaitOptions {
   std::stop_token stop = {};
   /// What this wait is part of, for messages ("barrier", "gather: round 1"). Static text: it is not copied.
   const char* phase = "barrier";
+};
+
+/// What a message belongs to: those of one subject never meet those of another, however they cross.
+enum class Subject : std::uint32_t {
+  caller,    ///< of programs: all that they send
+  exchange,  ///< of gathers, merges, streams and exports
+  round,     ///< of the groups' own rounds
 };
 
 /// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back.
@@ -91,11 +100,14 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {});
   /// To one other rank, which must call receive(). Returns when the message is handed over or buffered (some 256 KiB);
   /// any length. Between ranks that share memory a rank's messages are taken in the order in which it has sent them,
-  /// whoever they are for: one to rank 2 waits until rank 1 has taken an earlier one. Throws as barrier.
-  void send(int to, std::span<const std::byte> message, const WaitOptions& options = {});
+  /// whoever they are for: one to rank 2 waits until rank 1 has taken an earlier one. Throws as barrier. Programs leave
+  /// the subject as it is.
+  void send(int to, std::span<const std::byte> message, const WaitOptions& options = {},
+            Subject subject = Subject::caller);
   /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) where it is longer than `most`
   /// (nothing of that size is allocated).
-  std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {});
+  std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {},
+                                 Subject subject = Subject::caller);
   /// Waits for something that the group does not know, such as a word of memory that these ranks share: until done()
   /// is true, which is asked between calls of sleep(longest), at most `longest` each. `on`: the ranks that it depends
   /// on; the wait ends where one of them is dead or has left, and its deadline counts from their last progress. Local;
@@ -145,8 +157,13 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 
   virtual void do_barrier(const WaitOptions& options) = 0;
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
-  virtual void do_send(int to, std::span<const std::byte> message, const WaitOptions& options) = 0;
-  virtual std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) = 0;
+  virtual void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) = 0;
+  struct Letter {
+    Subject subject = Subject::caller;
+    std::vector<std::byte> message;
+  };
+  /// The next message of the wanted subject, or one of another subject that comes before it, however long that is.
+  virtual Letter do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) = 0;
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
@@ -163,6 +180,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   int depth_ = 0;
   std::mutex extensions_mutex_;
   std::map<const void*, std::shared_ptr<void>> extensions_;
+  std::map<std::pair<int, Subject>, std::deque<std::vector<std::byte>>> put_aside_;  // by sender
 };
 
 /// The group of all ranks of this job, made at the first call and the same later on. In this order (docs/mpi.md):

@@ -181,7 +181,7 @@ class Export {
     const WaitOptions wait{.phase = "export: handing out the work"};
     if (!is_first()) {
       const Config facts = [&] {
-        const auto bytes = group_.receive(0, longest_message, wait);
+        const auto bytes = group_.receive(0, longest_message, wait, Subject::exchange);
         return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
       }();
       partial_ = facts.at("partial").as_string();
@@ -189,7 +189,7 @@ class Export {
       depth_ = static_cast<std::uint32_t>(facts.at("depth").as_int());
       for (const Config& file : facts.at("files").as_array())
         targets_.push_back({file.at(std::size_t{0}).as_string(), file.at(std::size_t{1}).as_string()});
-      work_ = decode_work(group_.receive(0, longest_message, wait));
+      work_ = decode_work(group_.receive(0, longest_message, wait, Subject::exchange));
       return;
     }
     partial_ = output_->partial();
@@ -201,8 +201,8 @@ class Export {
                                 {"depth", static_cast<std::int64_t>(depth_)},
                                 {"files", std::move(files)}}));
     for (int rank = 1; rank < group_.size(); ++rank) {
-      group_.send(rank, std::as_bytes(std::span(facts)), wait);
-      group_.send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait);
+      group_.send(rank, std::as_bytes(std::span(facts)), wait, Subject::exchange);
+      group_.send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait, Subject::exchange);
     }
     for (const ProcessWork& work : assembly_.processes) {
       report_.bytes_written.push_back(work.written);
@@ -271,11 +271,11 @@ class Export {
   void compare() {
     const WaitOptions wait{.phase = "export: comparing"};
     if (!is_first()) {
-      group_.send(0, std::as_bytes(std::span(hashes_)), wait);
+      group_.send(0, std::as_bytes(std::span(hashes_)), wait, Subject::exchange);
     } else {
       for (const TensorHash& hash : hashes_) found_[hash.set].push_back({0, hash});
       for (int rank = 1; rank < group_.size(); ++rank) {
-        const auto bytes = group_.receive(rank, longest_message, wait);
+        const auto bytes = group_.receive(rank, longest_message, wait, Subject::exchange);
         std::vector<TensorHash> hashes(bytes.size() / sizeof(TensorHash));
         if (!hashes.empty()) std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(TensorHash));
         for (const TensorHash& hash : hashes) found_[hash.set].push_back({rank, hash});

@@ -37,10 +37,11 @@ std::vector<std::vector<std::byte>> gather_listings(SyncGroup& group, const std:
   std::vector<std::vector<std::byte>> told;
   told.push_back(core::encode_descriptor(value, [](const Tensor&) { return std::nullopt; }));
   if (group.rank() != 0) {
-    group.send(0, told.front(), wait);
+    group.send(0, told.front(), wait, Subject::exchange);
     return {};
   }
-  for (int rank = 1; rank < group.size(); ++rank) told.push_back(group.receive(rank, longest_listing, wait));
+  for (int rank = 1; rank < group.size(); ++rank)
+    told.push_back(group.receive(rank, longest_listing, wait, Subject::exchange));
   return told;
 }
 

@@ -67,7 +67,7 @@ class MessageReader {
 /// The next message of this exchange from a rank.
 inline std::vector<std::byte> receive_of(const gather::Call& call, int from, std::uint64_t most, const char* phase) {
   for (;;) {
-    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase));
+    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), Subject::exchange);
     if (MessageReader(message).take<std::uint64_t>() == call.number) return message;
   }
 }

@@ -63,7 +63,9 @@ void DeviceLanding::begin() {
 bool DeviceLanding::take_ipc(std::size_t position, const gather::Record& record) {
   const int sender = call_.list[position];
   Answer answer{.exchange = call_.number};
-  const auto reply = [&] { call_.group->send(sender, std::as_bytes(std::span(&answer, 1)), call_.wait(phase)); };
+  const auto reply = [&] {
+    call_.group->send(sender, std::as_bytes(std::span(&answer, 1)), call_.wait(phase), Subject::exchange);
+  };
   std::string obstacle;
   try {
     const Offer offer = receive_offer(call_, sender, record.descriptor_bytes);
@@ -172,7 +174,8 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
   answer.size = static_cast<std::int32_t>(members.size());
   for (std::size_t i = 0; i < positions.size(); ++i) {
     answer.rank = static_cast<std::int32_t>(i + 1);
-    if (waits[i]) call_.group->send(members[i + 1], std::as_bytes(std::span(&answer, 1)), call_.wait(phase));
+    if (waits[i])
+      call_.group->send(members[i + 1], std::as_bytes(std::span(&answer, 1)), call_.wait(phase), Subject::exchange);
   }
   if (failure) throw *failure;
   if (!is_well) return;  // the words of whoever has failed come with round 2

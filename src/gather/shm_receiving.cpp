@@ -59,7 +59,7 @@ ShmReceiving::Parcel ShmReceiving::take(int sender, const Record& record) {
   Parcel parcel;
   MessageHeader header;
   do {
-    parcel.message = call_.group->receive(sender, record.descriptor_bytes + most_before_body, wait);
+    parcel.message = call_.group->receive(sender, record.descriptor_bytes + most_before_body, wait, Subject::exchange);
     if (parcel.message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
     std::memcpy(&header, parcel.message.data(), sizeof header);
   } while (header.exchange != call_.number);

@@ -116,7 +116,7 @@ void ShmSending::move(ExchangeReport& report) {
     if (is_new) unknown.push_back(lent.arena.get());
   }
   message.insert(message.end(), body_.begin(), body_.end());
-  group.send(call_.first(), message, wait);
+  group.send(call_.first(), message, wait, Subject::exchange);
   for (const ArenaCore* arena : unknown) send_segment(arena->segment(), wait);
   report.arena_bytes = arena_payload_;
   if (layout_.size() == 0) return;

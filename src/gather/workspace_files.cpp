@@ -89,7 +89,7 @@ void SentFile::send() {
   std::vector<std::byte> message(sizeof header);
   const auto tell = [&] {
     std::memcpy(message.data(), &header, sizeof header);
-    if (call_.is_sender()) call_.group->send(call_.first(), message, call_.wait("gather: writing"));
+    if (call_.is_sender()) call_.group->send(call_.first(), message, call_.wait("gather: writing"), Subject::exchange);
   };
   try {
     write(workspace_of(call_, state_).path + "/" + file);
@@ -149,7 +149,8 @@ std::string ReceivedFiles::take_name(int sender) const {
   MessageHeader header;
   std::vector<std::byte> message;
   do {
-    message = call_.group->receive(sender, sizeof header + longest_name, call_.wait("gather: reading"));
+    message =
+        call_.group->receive(sender, sizeof header + longest_name, call_.wait("gather: reading"), Subject::exchange);
     if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
     std::memcpy(&header, message.data(), sizeof header);
   } while (header.exchange != call_.number);

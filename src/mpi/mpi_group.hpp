@@ -8,8 +8,7 @@
 //  2. The hosts are a tree (host_tree.hpp) whose root is rank 0's. Each leader takes the records of all hosts below its
 //     own, puts its host's before them, and sends them on.
 //  3. The root has all of them, and they go down the same way: each leader takes them and sends them to those below.
-//  4. Each leader gives them to the ranks of its host, by messages of the local group. Messages of the caller's that
-//     its ranks find before that are put aside until they are received.
+//  4. Each leader gives them to the ranks of its host, by messages of the local group.
 // With one host it is the local group's round and nothing else.
 //
 // A message between ranks of two hosts is one MPI message (more beyond 1 GiB); on one host it goes the local group's
@@ -22,7 +21,6 @@
 
 #include <array>
 #include <atomic>
-#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -85,8 +83,8 @@ class MpiGroup final : public SyncGroup, private Listener {
  protected:
   void do_barrier(const WaitOptions& options) override;
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) override;
+  void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
+  Letter do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) override;
@@ -112,12 +110,11 @@ class MpiGroup final : public SyncGroup, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
-  enum class Tag : int { up = 0, down = 1, message = 2, data = 4 };
+  enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4 };
   [[nodiscard]] int tag(Tag kind) const noexcept;
   void give_answer(int to, std::span<const std::byte> all, const WaitOptions& options);
   void take_answer(int leader, std::span<std::byte> all, const WaitOptions& options);
-  void send_here(int to, std::span<const std::byte> message, const WaitOptions& options);
-  std::vector<std::byte> receive_here(int from, std::uint64_t most, const WaitOptions& options);
+  [[nodiscard]] int tag_of(Subject subject) const noexcept;
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
@@ -167,8 +164,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::shared_ptr<Standing> parent_;  // of a companion
   std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;
-  std::vector<Pending> rounds_;                   // sends of rounds
-  std::deque<std::vector<std::byte>> put_aside_;  // messages of this host's leader, found in a round
+  std::vector<Pending> rounds_;  // sends of rounds
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{"between calls"};
   std::vector<View> views_;  // guarded by the family's lock

@@ -192,7 +192,7 @@ bool Receiving::take_heads() {
     ParcelHead& head = heads_[source - 1];
     do {
       const std::vector<std::byte> message =
-          group_.receive(call_.list[source], largest_piece, call_.wait("merge: receiving"));
+          group_.receive(call_.list[source], largest_piece, call_.wait("merge: receiving"), Subject::exchange);
       if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
       std::memcpy(&head, message.data(), sizeof head);
     } while (head.exchange != call_.number);
@@ -215,7 +215,7 @@ void Receiving::answer(bool is_well) {
     if (plan_.bytes[source] == 0 || heads_[source - 1].is_well == 0) continue;
     const MergeRing* ring = rings_[source - 1];
     const MergeWord word{is_well ? 1U : 0U, is_well && ring != nullptr ? ring->number : 0};
-    group_.send(call_.list[source], std::as_bytes(std::span(&word, 1)), wait);
+    group_.send(call_.list[source], std::as_bytes(std::span(&word, 1)), wait, Subject::exchange);
     if (word.ring != 0 && word.ring != heads_[source - 1].ring)
       group_.descriptor_channel()->send(call_.list[source], std::as_bytes(std::span(&word, 1)),
                                         ring->windows->memory().get(), wait);
@@ -322,7 +322,7 @@ class MpiMerge final : public gather::Transfer {
     MergeRing& ring = merge_rings_of(group_)->of(call_.first());
     Outflow flow(group_, call_.first());
     ParcelHead head{call_.number, 1, is_near ? ring.number : 0};
-    const auto say = [&] { group_.send(call_.first(), std::as_bytes(std::span(&head, 1)), wait); };
+    const auto say = [&] { group_.send(call_.first(), std::as_bytes(std::span(&head, 1)), wait, Subject::exchange); };
     try {
       if (!own_.is_contiguous() && !is_near)
         flow.prepare(*pool_, plan.pieces(call_.position), plan.piece_bytes(call_.position), call_.options->pool_limit);
@@ -333,7 +333,7 @@ class MpiMerge final : public gather::Transfer {
     }
     say();
     MergeWord word;
-    const std::vector<std::byte> answer = group_.receive(call_.first(), sizeof word, wait);
+    const std::vector<std::byte> answer = group_.receive(call_.first(), sizeof word, wait, Subject::exchange);
     if (answer.size() == sizeof word) std::memcpy(&word, answer.data(), sizeof word);
     if (word.is_well == 0) return;
     or_fail_all(group_, [&] {

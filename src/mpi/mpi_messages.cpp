@@ -16,98 +16,39 @@ struct MessageHead {
   std::uint64_t length = 0;
 };
 
-/// Begins what goes by the local group: only so a round knows its answer from messages that were sent before it.
-struct LocalHead {
-  enum class Kind : std::uint32_t { message = 1, answer = 2 };
-  Kind kind = Kind::message;
-  std::uint32_t round = 0;  ///< of an answer
-  std::uint64_t length = 0;
+/// Stands before the answer of a round.
+struct AnswerHead {
+  std::uint64_t round = 0;
 };
-
-// Messages up to this length follow their head at once; longer ones are not copied for it.
-constexpr std::size_t most_with_head = 4096;
-
-std::vector<std::byte> with_head(const LocalHead& head, std::span<const std::byte> bytes) {
-  std::vector<std::byte> whole(sizeof head + bytes.size());
-  std::memcpy(whole.data(), &head, sizeof head);
-  if (!bytes.empty()) std::memcpy(whole.data() + sizeof head, bytes.data(), bytes.size());
-  return whole;
-}
-
-/// Takes it off.
-LocalHead head_of(std::vector<std::byte>& whole) {
-  LocalHead head{};
-  if (whole.size() < sizeof head) return {.kind = {}, .round = 0, .length = 0};
-  std::memcpy(&head, whole.data(), sizeof head);
-  whole.erase(whole.begin(), whole.begin() + sizeof head);
-  return head;
-}
 
 }  // namespace
 
 void MpiGroup::give_answer(int to, std::span<const std::byte> all, const WaitOptions& options) {
-  const LocalHead head{LocalHead::Kind::answer, round_, all.size()};
-  locally(to, [&] { local().send(place_of(to), with_head(head, all), options); });
+  const AnswerHead head{round_};
+  std::vector<std::byte> answer(sizeof head + all.size());
+  std::memcpy(answer.data(), &head, sizeof head);
+  if (!all.empty()) std::memcpy(answer.data() + sizeof head, all.data(), all.size());
+  locally(to, [&] { local().send(place_of(to), answer, options, Subject::round); });
 }
 
 void MpiGroup::take_answer(int leader, std::span<std::byte> all, const WaitOptions& options) {
-  for (;;) {
-    std::vector<std::byte> bytes = locally(leader, [&] {
-      return local().receive(place_of(leader), sizeof(LocalHead) + std::max(most_with_head, all.size()), options);
-    });
-    const LocalHead head = head_of(bytes);
-    if (head.kind == LocalHead::Kind::message) {
-      if (bytes.size() != head.length)
-        bytes = locally(leader, [&] { return local().receive(place_of(leader), head.length, options); });
-      put_aside_.push_back(std::move(bytes));
-      continue;
-    }
-    if (head.kind != LocalHead::Kind::answer || head.round != round_ || bytes.size() != all.size())
-      fail(Error(ErrorKind::rank_mismatch,
-                 fmt::format("in '{}' rank {} is in round {} and expects {} bytes, and rank {} gives {} in round {}: "
-                             "the ranks are in different calls",
-                             options.phase, rank(), round_, all.size(), leader, bytes.size(), head.round),
-                 {.rank = leader}));
-    if (!all.empty()) std::memcpy(all.data(), bytes.data(), all.size());
-    return;
-  }
-}
-
-void MpiGroup::send_here(int to, std::span<const std::byte> message, const WaitOptions& options) {
-  const LocalHead head{LocalHead::Kind::message, 0, message.size()};
-  const bool is_short = message.size() <= most_with_head;
-  locally(to, [&] {
-    local().send(place_of(to), with_head(head, message.first(is_short ? message.size() : 0)), options);
-    if (!is_short) local().send(place_of(to), message, options);
+  AnswerHead head;
+  const std::vector<std::byte> answer = locally(leader, [&] {
+    return local().receive(place_of(leader), sizeof head + SyncGroup::max_record * static_cast<std::size_t>(size()),
+                           options, Subject::round);
   });
+  if (answer.size() >= sizeof head) std::memcpy(&head, answer.data(), sizeof head);
+  if (head.round != round_ || answer.size() != sizeof head + all.size())
+    fail(Error(ErrorKind::rank_mismatch,
+               fmt::format("in '{}' rank {} is in round {} and expects {} bytes, and rank {} gives {} in round {}: "
+                           "the ranks are in different calls",
+                           options.phase, rank(), round_, sizeof head + all.size(), leader, answer.size(), head.round),
+               {.rank = leader}));
+  if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof head, all.size());
 }
 
-std::vector<std::byte> MpiGroup::receive_here(int from, std::uint64_t most, const WaitOptions& options) {
-  const auto check_length = [&](std::uint64_t length) {
-    if (length > most)
-      fail(Error(ErrorKind::corrupt,
-                 fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, length, most),
-                 {.rank = from}));
-  };
-  if (from == hosts_.leader(hosts_.mine) && !put_aside_.empty()) {
-    check_length(put_aside_.front().size());
-    std::vector<std::byte> message = std::move(put_aside_.front());
-    put_aside_.pop_front();
-    return message;
-  }
-  std::vector<std::byte> bytes =
-      locally(from, [&] { return local().receive(place_of(from), sizeof(LocalHead) + most_with_head, options); });
-  const LocalHead head = head_of(bytes);
-  if (head.kind != LocalHead::Kind::message)
-    fail(Error(ErrorKind::rank_mismatch,
-               fmt::format("in '{}' rank {} waits for a message of rank {}, which is in a round: the ranks are in "
-                           "different calls",
-                           options.phase, rank(), from),
-               {.rank = from}));
-  check_length(head.length);
-  if (bytes.size() != head.length)
-    bytes = locally(from, [&] { return local().receive(place_of(from), head.length, options); });
-  return bytes;
+int MpiGroup::tag_of(Subject subject) const noexcept {
+  return tag(subject == Subject::caller ? Tag::message : Tag::exchange);
 }
 
 std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
@@ -136,10 +77,10 @@ std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t m
   return std::move(*bytes);
 }
 
-void MpiGroup::do_send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const Phase phase(*this, options.phase);
   if (hosts_.is_here(to)) {
-    send_here(to, message, later(options));
+    locally(to, [&] { local().send(place_of(to), message, later(options), subject); });
     return;
   }
   const MessageHead head{message.size()};
@@ -149,7 +90,7 @@ void MpiGroup::do_send(int to, std::span<const std::byte> message, const WaitOpt
   if (first != 0) std::memcpy(bytes.data() + sizeof head, message.data(), first);
   const std::array<int, 1> on{to};
   for (std::size_t sent = 0;;) {
-    auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag(Tag::message), bytes));
+    auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag_of(subject), bytes));
     wait([&] { return pending->test(); }, {}, on, options, std::chrono::milliseconds(0));
     progress();
     sent += sent == 0 ? first : bytes.size();
@@ -160,12 +101,13 @@ void MpiGroup::do_send(int to, std::span<const std::byte> message, const WaitOpt
   }
 }
 
-std::vector<std::byte> MpiGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
+SyncGroup::Letter MpiGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {
   const Phase phase(*this, options.phase);
-  if (hosts_.is_here(from)) return receive_here(from, most, later(options));
+  if (hosts_.is_here(from))
+    return {wanted, locally(from, [&] { return local().receive(place_of(from), most, later(options), wanted); })};
   MessageHead head;
   std::vector<std::byte> bytes =
-      take_message(from, tag(Tag::message), largest_piece, options, std::chrono::milliseconds(0));
+      take_message(from, tag_of(wanted), largest_piece, options, std::chrono::milliseconds(0));
   if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
   if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
     fail(Error(ErrorKind::corrupt,
@@ -174,11 +116,11 @@ std::vector<std::byte> MpiGroup::do_receive(int from, std::uint64_t most, const 
   bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
   while (bytes.size() < head.length) {
     const std::vector<std::byte> more =
-        take_message(from, tag(Tag::message), head.length - bytes.size(), options, std::chrono::milliseconds(0));
+        take_message(from, tag_of(wanted), head.length - bytes.size(), options, std::chrono::milliseconds(0));
     bytes.insert(bytes.end(), more.begin(), more.end());
     progress();
   }
-  return bytes;
+  return {wanted, std::move(bytes)};
 }
 
 }  // namespace muster::mpi

@@ -67,7 +67,7 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
   const std::byte word{goes_on ? std::uint8_t{1} : std::uint8_t{0}};
   for (const Parcel& parcel : parcels_)
     if (!parcel.has_given_up && records[static_cast<std::size_t>(parcel.sender)].moving_bytes > rides_along)
-      group_.send(parcel.sender, std::span(&word, 1), call_.wait("gather: receiving"));
+      group_.send(parcel.sender, std::span(&word, 1), call_.wait("gather: receiving"), Subject::exchange);
   attempt(meanwhile);
   // Even when what came by shared memory is bad: the others send, and MPI writes into this memory.
   if (goes_on) inflow.run(call_.wait("gather: receiving"));
@@ -90,7 +90,7 @@ bool MpiReceiving::take_descriptor(Parcel& parcel, const gather::Record& record)
   do {
     // An earlier exchange's may be longer than this one's: the group has checked its length already.
     message = group_.receive(parcel.sender, std::max<std::uint64_t>(expected, largest_piece) + rides_along,
-                             call_.wait("gather: receiving"));
+                             call_.wait("gather: receiving"), Subject::exchange);
     if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
     std::memcpy(&head, message.data(), sizeof head);
   } while (head.exchange != call_.number);

@@ -27,7 +27,8 @@ void MpiSending::move(ExchangeReport& report) {
   }
   send_descriptor(true);
   if (tree_.bytes() <= rides_along) return;
-  const std::vector<std::byte> word = group_.receive(call_.first(), 1, call_.wait("gather: sending"));
+  const std::vector<std::byte> word =
+      group_.receive(call_.first(), 1, call_.wait("gather: sending"), Subject::exchange);
   if (word.size() == 1 && word.front() != std::byte{0}) or_fail_all(group_, [&] { send_pieces(); });
 }
 
@@ -52,7 +53,7 @@ void MpiSending::send_descriptor(bool is_well) {
   std::memcpy(message.data(), &head, sizeof head);
   std::memcpy(message.data() + sizeof head, body.data(), body.size());
   if (rides) tree_.copy(message.data() + sizeof head + body.size());
-  group_.send(call_.first(), message, call_.wait("gather: sending"));
+  group_.send(call_.first(), message, call_.wait("gather: sending"), Subject::exchange);
 }
 
 void MpiSending::send_pieces() {

@@ -17,7 +17,7 @@ namespace {
 /// Stands before each message in a ring.
 struct Frame {
   std::int32_t to;
-  std::uint32_t reserved;
+  Subject subject;
   std::uint64_t length;
 };
 
@@ -223,14 +223,14 @@ void LocalGroup::read_ring(int from, std::span<std::byte> bytes, const WaitOptio
   }
 }
 
-void LocalGroup::do_send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const Phase phase(*control_, rank(), options);
-  const Frame frame{to, 0, message.size()};
+  const Frame frame{to, subject, message.size()};
   write_ring(to, std::as_bytes(std::span(&frame, 1)), options);
   write_ring(to, message, options);
 }
 
-std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
+SyncGroup::Letter LocalGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {
   const Phase phase(*control_, rank(), options);
   Outbox& outbox = control_->cell(from).outbox;
   // The frame at the head of the ring may be for another rank, which will take it: wait until the head is ours.
@@ -260,7 +260,7 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
   outbox.next_frame.fetch_add(sizeof frame + frame.length,
                               std::memory_order_release);  // before `read` leaves the frame
   read_ring(from, std::as_writable_bytes(std::span(&frame, 1)), options);
-  if (frame.length > most) {
+  if (frame.subject == wanted && frame.length > most) {
     // What follows in the ring cannot be told from frames any more.
     const Error cause(ErrorKind::corrupt,
                       fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
@@ -269,11 +269,11 @@ std::vector<std::byte> LocalGroup::do_receive(int from, std::uint64_t most, cons
     control_->poison(cause);
     throw control_->failure().value_or(cause);
   }
-  std::vector<std::byte> message(frame.length);
-  read_ring(from, message, options);
+  Letter letter{frame.subject, std::vector<std::byte>(frame.length)};
+  read_ring(from, letter.message, options);
   // The next message may be for a rank that waits for it to come to the head.
   ring_bell(outbox.written_bell, outbox.receivers_waiting);
-  return message;
+  return letter;
 }
 
 void LocalGroup::do_wait_until(const std::function<bool()>& done,

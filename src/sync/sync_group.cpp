@@ -80,18 +80,34 @@ void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
   do_all_gather(mine, all, options);
 }
 
-void SyncGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+void SyncGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(to);
   if (to == rank_) throw Error(ErrorKind::argument, "a rank cannot send a message to itself");
-  do_send(to, message, options);
+  do_send(to, subject, message, options);
 }
 
-std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const WaitOptions& options) {
+std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(from);
   if (from == rank_) throw Error(ErrorKind::argument, "a rank cannot receive a message from itself");
-  return do_receive(from, most, options);
+  if (const auto earlier = put_aside_.find({from, subject}); earlier != put_aside_.end()) {
+    std::vector<std::byte> message = std::move(earlier->second.front());
+    earlier->second.pop_front();
+    if (earlier->second.empty()) put_aside_.erase(earlier);
+    if (message.size() <= most) return message;
+    const Error cause(ErrorKind::corrupt,
+                      "rank " + std::to_string(info(from).rank) + " has sent a message of " +
+                          std::to_string(message.size()) + " bytes where at most " + std::to_string(most) + " can be",
+                      {.rank = info(from).rank});
+    poison(cause);
+    throw failure().value_or(cause);
+  }
+  for (;;) {
+    Letter letter = do_receive(from, subject, most, options);
+    if (letter.subject == subject) return std::move(letter.message);
+    put_aside_[{from, letter.subject}].push_back(std::move(letter.message));
+  }
 }
 
 void SyncGroup::wait_until(const std::function<bool()>& done,

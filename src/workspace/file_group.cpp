@@ -66,9 +66,7 @@ FileGroup::FileGroup(std::shared_ptr<Heart> heart, std::shared_ptr<GroupPulse> p
       directory_(heart_->directory()),
       parent_(std::move(parent)),
       pulse_(GroupPulse::create(directory_, number)),
-      number_(number),
-      sent_(static_cast<std::size_t>(size())),
-      received_(static_cast<std::size_t>(size())) {}
+      number_(number) {}
 
 FileGroup::~FileGroup() {
   // A forked child's copy goes silently: its parent is still in the group.
@@ -256,17 +254,17 @@ void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::by
   if (!records.empty()) std::memcpy(all.data(), records.data(), records.size());
 }
 
-void FileGroup::do_send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+void FileGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const Phase phase(*pulse_, options);
-  const std::uint64_t number = ++sent_[static_cast<std::size_t>(to)];
-  file_work([&] { directory_->publish(message_name(number_, rank(), to, number, message.size()), message); });
+  const MessageNumber which{subject, ++sent_[{to, subject}]};
+  file_work([&] { directory_->publish(message_name(number_, rank(), to, which, message.size()), message); });
   progress();
 }
 
-std::vector<std::byte> FileGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
+SyncGroup::Letter FileGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {
   const Phase phase(*pulse_, options);
-  const std::uint64_t number = ++received_[static_cast<std::size_t>(from)];
-  const std::string prefix = message_prefix(number_, from, rank(), number);
+  const MessageNumber which{wanted, ++received_[{from, wanted}]};
+  const std::string prefix = message_prefix(number_, from, rank(), which);
   std::string name;
   const auto is_there = [&](const Snapshot& snapshot) {
     if (const auto found = snapshot.with_prefix(prefix); !found.empty()) name = found.front();
@@ -282,7 +280,7 @@ std::vector<std::byte> FileGroup::do_receive(int from, std::uint64_t most, const
   std::vector<std::byte> message = file_work([&] { return directory_->read(name, length, timeout_of(options)); });
   directory_->remove(name);
   progress();
-  return message;
+  return {wanted, std::move(message)};
 }
 
 void FileGroup::do_wait_until(const std::function<bool()>& done,

@@ -10,6 +10,7 @@
 // A message is a file that its receiver removes. Waits list the directory with growing pauses, and between them look
 // for the dead, the cancelled and the deadline (watchdog.hpp).
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -42,8 +43,8 @@ class FileGroup final : public SyncGroup {
  protected:
   void do_barrier(const WaitOptions& options) override { (void)round({}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, std::uint64_t most, const WaitOptions& options) override;
+  void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
+  Letter do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) override;
@@ -70,8 +71,9 @@ class FileGroup final : public SyncGroup {
   int number_;
   std::uint64_t round_ = 0;
   std::string last_all_;  // on rank 0
-  std::vector<std::uint64_t> sent_;
-  std::vector<std::uint64_t> received_;
+  // Messages, by rank and subject.
+  std::map<std::pair<int, Subject>, std::uint64_t> sent_;
+  std::map<std::pair<int, Subject>, std::uint64_t> received_;
 };
 
 }  // namespace muster::workspace

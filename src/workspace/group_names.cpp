@@ -65,11 +65,12 @@ std::string all_prefix(int group, std::uint64_t number) {
 std::string all_name(int group, std::uint64_t number, std::uint64_t length) {
   return all_prefix(group, number) + std::to_string(length);
 }
-std::string message_prefix(int group, int from, int to, std::uint64_t number) {
-  return fmt::format("g{}.message-{}-{}-{}-", group, from, to, number);
+std::string message_prefix(int group, int from, int to, const MessageNumber& which) {
+  return fmt::format("g{}.message-{}-{}-{}-{}-", group, from, to, static_cast<std::uint32_t>(which.subject),
+                     which.number);
 }
-std::string message_name(int group, int from, int to, std::uint64_t number, std::uint64_t length) {
-  return message_prefix(group, from, to, number) + std::to_string(length);
+std::string message_name(int group, int from, int to, const MessageNumber& which, std::uint64_t length) {
+  return message_prefix(group, from, to, which) + std::to_string(length);
 }
 std::string failed_name(int group) {
   return fmt::format("g{}.failed", group);

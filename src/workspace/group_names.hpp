@@ -10,7 +10,7 @@
 //   gK.pulse-R-N-PROGRESS-AWAITED-PHASE   what rank R is in, and whether it gets on
 //   gK.round-N-R-L                        rank R's record of a round
 //   gK.all-N-L                            all ranks' records of it, by rank 0
-//   gK.message-FROM-TO-N-L
+//   gK.message-FROM-TO-SUBJECT-N-L
 //   gK.failed                             the group's first failure
 //   gK.left-R                             rank R has destroyed the group
 //
@@ -26,6 +26,7 @@
 #include <string>
 #include <string_view>
 
+#include "muster/sync_group.hpp"
 #include "src/os/identity.hpp"
 
 namespace muster::workspace {
@@ -48,8 +49,13 @@ std::string round_prefix(int group, std::uint64_t number, int rank);
 std::string round_name(int group, std::uint64_t number, int rank, std::uint64_t length);
 std::string all_prefix(int group, std::uint64_t number);
 std::string all_name(int group, std::uint64_t number, std::uint64_t length);
-std::string message_prefix(int group, int from, int to, std::uint64_t number);
-std::string message_name(int group, int from, int to, std::uint64_t number, std::uint64_t length);
+/// Of each subject's messages from one rank to another, in their order.
+struct MessageNumber {
+  Subject subject = Subject::caller;
+  std::uint64_t number = 0;
+};
+std::string message_prefix(int group, int from, int to, const MessageNumber& which);
+std::string message_name(int group, int from, int to, const MessageNumber& which, std::uint64_t length);
 std::string failed_name(int group);
 std::string left_name(int group, int rank);
 /// "gK.": all of a group's names.
