@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "muster/log.hpp"
 #include "src/device/pitched.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
@@ -64,6 +65,17 @@ DeviceTransfer::~DeviceTransfer() {
   state_->drop_queues();
 }
 
+bool DeviceTransfer::can_be_exported(const TensorView& tensor) const {
+  try {
+    (void)state_->exports.find(tensor);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::io) throw;
+    log(LogLevel::info, fmt::format("rank {}: what it sends is staged: {}", call_.group->rank(), error.what()));
+    return false;
+  }
+}
+
 DeviceFacts DeviceTransfer::own_facts() const {
   DeviceFacts facts;
   facts.is_known = true;
@@ -78,7 +90,8 @@ DeviceFacts DeviceTransfer::own_facts() const {
   std::optional<int> device;
   visit_device_tensors(*call_.value, [&](const Tensor& tensor) {
     const auto located = locate(tensor.data());
-    facts.is_exportable = facts.is_exportable && tensor.view().is_contiguous() && located && located->is_exportable;
+    facts.is_exportable = facts.is_exportable && tensor.view().is_contiguous() && located && located->is_exportable &&
+                          (!facts.sees_first || can_be_exported(tensor.view()));
     facts.is_contiguous = facts.is_contiguous && tensor.view().is_contiguous() &&
                           device.value_or(tensor.device().index) == tensor.device().index;
     device = tensor.device().index;
@@ -284,7 +297,9 @@ class DeviceRoute final : public gather::RouteDriver {
     const std::uint64_t bytes = state.bytes();
     return keep == Keep::nothing ? bytes - state.trim() : bytes;
   }
-  std::uint64_t trim(SyncGroup& group) const override { return device_state_of(group)->trim(); }
+  std::uint64_t trim(SyncGroup& group) const override {
+    return device_state_of(group)->trim() + pinned_pool_of_process()->trim();
+  }
   void clean_up(SyncGroup& group) const noexcept override {
     DeviceState& state = *device_state_of(group);
     state.nccl.clear();

@@ -88,7 +88,7 @@ TEST_CASE("the caller's stream comes first, and the source is free after the cal
     constexpr std::int64_t bytes = 64 << 20;
     const Tensor target = cuda_allocate(DType::u8, {bytes}, 0);
     std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i < 4; ++i) work.push_back(pattern(DType::u8, {bytes}, i));
+    for (std::uint64_t i = 0; i < 4; ++i) work.push_back(page_locked(pattern(DType::u8, {bytes}, i)));
     for (int round = 0; round < 10; ++round) {
       for (const Tensor& each : work) stream.write(target, each);
       const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
