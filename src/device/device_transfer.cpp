@@ -8,6 +8,7 @@
 
 #include "muster/log.hpp"
 #include "src/device/pitched.hpp"
+#include "src/device/stream_staging.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
 namespace muster::cuda {
@@ -273,7 +274,9 @@ class DeviceRoute final : public gather::RouteDriver {
            call.options->workspace_path.empty() && route_underneath(call) != nullptr;
   }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
-    if (call.operation == gather::Operation::merge || call.operation == gather::Operation::stream)
+    if (call.operation == gather::Operation::stream)
+      return "it is for gathers of configs and tensors: streams bring what is on devices to the host by any route";
+    if (call.operation == gather::Operation::merge)
       return "it is for gathers of configs and tensors: config_to_host() (muster/cuda.hpp) first";
     if (!call.options->workspace_path.empty()) return "a workspace_path is given, and files take tensors of the host";
     return "what comes from devices is carried by shared memory, MPI or a workspace, and the ranks have none of them "
@@ -295,10 +298,11 @@ class DeviceRoute final : public gather::RouteDriver {
   std::uint64_t settle(SyncGroup& group, Keep keep) const override {
     DeviceState& state = *device_state_of(group);
     const std::uint64_t bytes = state.bytes();
+    if (keep == Keep::nothing) trim_stream_staging(group);
     return keep == Keep::nothing ? bytes - state.trim() : bytes;
   }
   std::uint64_t trim(SyncGroup& group) const override {
-    return device_state_of(group)->trim() + pinned_pool_of_process()->trim();
+    return device_state_of(group)->trim() + trim_stream_staging(group) + pinned_pool_of_process()->trim();
   }
   void clean_up(SyncGroup& group) const noexcept override {
     DeviceState& state = *device_state_of(group);
