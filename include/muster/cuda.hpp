@@ -36,7 +36,7 @@ Tensor cuda_allocate(DType dtype, Shape shape, int device);
 /// fails.
 Tensor copy_to_host(const TensorView& tensor);
 /// The tree with all its tensors on the host, those of devices in page-locked memory, which is used again when they are
-/// gone: for layers that are streamed or merged. All devices copy at once. As above.
+/// gone: for layers that are merged or written. All devices copy at once. As above.
 Config config_to_host(const Config& config);
 /// A contiguous copy on a device, of a tensor that is on the host. As above.
 Tensor copy_to_device(const TensorView& tensor, int device);
