@@ -149,7 +149,13 @@ Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
   if (memory.file < 0 || ::ftruncate(memory.file, static_cast<off_t>(memory.mapped)) != 0) return Status::out_of_memory;
   memory.real =
       static_cast<std::byte*>(::mmap(nullptr, memory.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory.file, 0));
-  void* shown = ::mmap(nullptr, memory.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* shown = nullptr;
+  if (const auto free = s.free_addresses.find(memory.mapped); free != s.free_addresses.end()) {
+    shown = free->second;
+    s.free_addresses.erase(free);
+  } else {
+    shown = ::mmap(nullptr, memory.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
   memory.base = reinterpret_cast<std::uintptr_t>(shown);
   memory.buffer = s.next_buffer++;
   std::memset(memory.real, 0xd5, memory.bytes);  // what nobody has written
@@ -161,7 +167,11 @@ Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
 
 void release(Memory& memory) {
   ::munmap(memory.real, memory.mapped);
-  ::munmap(reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.base)), memory.mapped);
+  void* const shown = reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.base));
+  if (memory.is_opened)
+    ::munmap(shown, memory.mapped);
+  else
+    state().free_addresses.emplace(memory.mapped, shown);
   ::close(memory.file);
   if (!memory.is_opened) state().used -= memory.bytes;
   state().memory.erase(memory.base);

@@ -82,7 +82,8 @@ struct State {
   std::vector<std::unique_ptr<CUctx_st>> contexts;
   std::vector<std::unique_ptr<CUstream_st>> defaults;  // by device
   std::map<DevicePointer, Memory> memory;
-  std::map<std::uintptr_t, std::size_t> locked;  // host memory that devices reach
+  std::multimap<std::size_t, void*> free_addresses;  // by size: used again at once, as a driver does
+  std::map<std::uintptr_t, std::size_t> locked;      // host memory that devices reach
   std::map<std::uintptr_t, std::size_t> host_allocated;
   std::vector<std::unique_ptr<CUstream_st>> streams;
   std::vector<std::unique_ptr<CUevent_st>> events;
