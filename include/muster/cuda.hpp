@@ -45,8 +45,8 @@ Tensor copy_to_device(const TensorView& tensor, int device);
 /// is done before elements are read; and when the call returns, nothing reads them any more (with Own::borrow, but for
 /// the views of the first rank's own). It is a stream of the thread's current device; for tensors on other devices, and
 /// without a scope, it is the device's default stream, which waits for all streams that were not made non-blocking.
-/// Scopes nest. The stream must live as long as the scope. Calls throw Error(argument) while it is being captured into a
-/// graph.
+/// Scopes nest. The stream must live as long as the scope. Calls throw Error(argument) while it is being captured into
+/// a graph.
 class CudaStreamScope {
  public:
   explicit CudaStreamScope(CUstream_st* stream);

@@ -107,8 +107,9 @@ struct StreamReport {
 /// (on the first rank's host they move as names and are never cut). A strided tensor whose rows do not fit into a part
 /// costs one part of ordinary memory more. Tensors on devices (muster/cuda.hpp) are brought to the host part by part,
 /// after what is queued on this thread's stream; on the first rank, on senders of other hosts and where a layer has
-/// tensors of both kinds that takes one part of page-locked memory more, which the budget does not count. Other hosts' parts come in beside the consumer where any thread may call MPI
-/// (MPI_THREAD_MULTIPLE), else between its calls and inside of group.progress().
+/// tensors of both kinds that takes one part of page-locked memory more, which the budget does not count. Other hosts'
+/// parts come in beside the consumer where any thread may call MPI (MPI_THREAD_MULTIPLE), else between its calls and
+/// inside of group.progress().
 ///
 /// Where less memory is available than the budgets of all lists together, the budgets are cut to what there is.
 /// Memory is kept for the next stream of this group; trim() gives it back. What a consumer has kept of an earlier
