@@ -44,6 +44,10 @@ void RouteTable::add(std::unique_ptr<RouteDriver> driver) {
   drivers_.push_back(std::move(driver));
 }
 
+void RouteTable::set_staging(std::unique_ptr<HostStaging> staging) {
+  staging_ = std::move(staging);
+}
+
 const RouteDriver* RouteTable::find(Route route) const noexcept {
   const auto found = std::ranges::find_if(drivers_, [&](const auto& driver) { return driver->route() == route; });
   return found == drivers_.end() ? nullptr : found->get();

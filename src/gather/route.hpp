@@ -160,6 +160,20 @@ class RouteDriver {
   virtual void clean_up(SyncGroup& group) const noexcept = 0;
 };
 
+/// How parts of a stream come from devices to the host, where a library of this program can bring them.
+class HostStaging {
+ public:
+  virtual ~HostStaging() = default;
+  /// Of a part whose tensors are all on devices, and whose route copies them into slots: without memory besides those.
+  /// `call` outlives it. Throws Error.
+  virtual std::unique_ptr<SlotFiller> filler(const Call& call) const = 0;
+  /// The part with all its tensors on the host, whole. Its memory is used again when nobody holds it. Throws Error, and
+  /// as a wait of `group`.
+  virtual Config to_host(const Config& part, SyncGroup& group, const WaitOptions& options) const = 0;
+  /// Memory of the host that it has for this group's parts.
+  [[nodiscard]] virtual std::uint64_t bytes(SyncGroup& group) const = 0;
+};
+
 /// All drivers that this program has. Which of them a list takes is the policy (policy.hpp).
 class RouteTable {
  public:
@@ -167,10 +181,14 @@ class RouteTable {
   void add(std::unique_ptr<RouteDriver> driver);
   [[nodiscard]] std::span<const std::unique_ptr<RouteDriver>> drivers() const noexcept { return drivers_; }
   [[nodiscard]] const RouteDriver* find(Route route) const noexcept;
+  void set_staging(std::unique_ptr<HostStaging> staging);
+  /// Null where no library of this program can reach devices.
+  [[nodiscard]] const HostStaging* staging() const noexcept { return staging_.get(); }
 
  private:
   RouteTable();
   std::vector<std::unique_ptr<RouteDriver>> drivers_;
+  std::unique_ptr<HostStaging> staging_;
 };
 
 /// GatherOptions::route, or MUSTER_ROUTE where that is automatic. Throws Error(argument) on an unknown name.
