@@ -14,6 +14,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -115,8 +116,8 @@ void judge(const std::string& what, Sampling& sampling, std::uint64_t own, const
 void stream(SyncGroup& group, const Task& task) {
   const auto words = static_cast<std::int64_t>(task.layer_bytes / 8);
   const auto size = static_cast<std::uint64_t>(group.size());
-  std::vector<int> ranks;
-  for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(rank);
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
   std::int64_t given = 0;
   const auto source = [&]() -> std::optional<Config> {
     if (given == layers) return std::nullopt;

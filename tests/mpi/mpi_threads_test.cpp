@@ -70,6 +70,7 @@ void at_once(int count, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(count));
   {
     std::vector<std::jthread> all;
+    all.reserve(failures.size());
     for (int thread = 0; thread < count; ++thread)
       all.emplace_back([&, thread] {
         try {
@@ -131,6 +132,7 @@ TEST_CASE("at once: each thread has a duplicate of one group, and the group itse
 TEST_CASE("at once: one thread's group fails, and those of the others go on") {
   run_ranks(size, [](SyncGroup& group) {
     std::vector<std::shared_ptr<SyncGroup>> copies;
+    copies.reserve(threads);
     for (int thread = 0; thread < threads; ++thread) copies.push_back(group.duplicate());
     at_once(threads, [&](int thread) {
       SyncGroup& own = *copies[static_cast<std::size_t>(thread)];
