@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -53,9 +54,19 @@ int wanted_level() {
   return threads == "serialized" ? MPI_THREAD_SERIALIZED : MPI_THREAD_FUNNELED;
 }
 
+/// Ends the program as skipped where MPI does not speak the process manager's language.
+bool can_fork() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
+  int length = 0;
+  MPI_Get_library_version(version.data(), &length);
+  if (std::string_view(version.data()).find("Open MPI") == std::string_view::npos) return true;
+  std::puts("skipped: forked ranks are ranks of MPI by PMI-1, which Open MPI does not speak");
+  std::exit(77);
+}
+
 class MpiMaker final : public GroupMaker {
  public:
-  MpiMaker(int size, int hosts) : size_(size), hosts_(hosts), server_(size) {
+  MpiMaker(int size, int hosts) : size_(can_fork() ? size : 0), hosts_(hosts), server_(size) {
     for (int host = 1; host < hosts; ++host) networks_.push_back(fresh_network());
   }
 
