@@ -36,7 +36,7 @@ Tensor cuda_allocate(DType dtype, Shape shape, int device);
 /// fails.
 Tensor copy_to_host(const TensorView& tensor);
 /// The tree with all its tensors on the host, those of devices in page-locked memory, which is used again when they are
-/// gone: for layers that are streamed or merged. All devices copy at once. As above.
+/// gone: for layers that are merged or written. All devices copy at once. As above.
 Config config_to_host(const Config& config);
 /// A contiguous copy on a device, of a tensor that is on the host. As above.
 Tensor copy_to_device(const TensorView& tensor, int device);
@@ -45,7 +45,8 @@ Tensor copy_to_device(const TensorView& tensor, int device);
 /// is done before elements are read; and when the call returns, nothing reads them any more (with Own::borrow, but for
 /// the views of the first rank's own). It is a stream of the thread's current device; for tensors on other devices, and
 /// without a scope, it is the device's default stream, which waits for all streams that were not made non-blocking.
-/// Scopes nest. The stream must live as long as the scope.
+/// Scopes nest. The stream must live as long as the scope. Calls throw Error(argument) while it is being captured into
+/// a graph.
 class CudaStreamScope {
  public:
   explicit CudaStreamScope(CUstream_st* stream);

@@ -88,7 +88,7 @@ struct StreamReport {
   std::uint64_t part_bytes = 0;       ///< the most tensor bytes of one rank in a part
   double seconds = 0;                 ///< the whole call
   double seconds_waiting = 0;         ///< for the first rank to give a part back; on the first rank: for parts
-  std::uint64_t peak_slot_bytes = 0;  ///< the most memory for parts that this rank had at any moment
+  std::uint64_t peak_slot_bytes = 0;  ///< the most memory for parts that this rank had at any moment, page-locked, too
 };
 
 /// Collective over the group, one call by each rank. `ranks` is a list as in get_configs_parallel: the same on all its
@@ -105,8 +105,11 @@ struct StreamReport {
 /// configs) are not counted and bounded by the message buffer (some 256 KiB); from other hosts they count as well. A
 /// sender's tensors are its own again when it is asked for the next layer, those in a SharedArena when their leases end
 /// (on the first rank's host they move as names and are never cut). A strided tensor whose rows do not fit into a part
-/// costs one part of ordinary memory more. Other hosts' parts come in beside the consumer where any thread may call MPI
-/// (MPI_THREAD_MULTIPLE), else between its calls and inside of group.progress().
+/// costs one part of ordinary memory more. Tensors on devices (muster/cuda.hpp) are brought to the host part by part,
+/// after what is queued on this thread's stream; on the first rank, on senders of other hosts and where a layer has
+/// tensors of both kinds that takes one part of page-locked memory more, which the budget does not count. Other hosts'
+/// parts come in beside the consumer where any thread may call MPI (MPI_THREAD_MULTIPLE), else between its calls and
+/// inside of group.progress().
 ///
 /// Where less memory is available than the budgets of all lists together, the budgets are cut to what there is.
 /// Memory is kept for the next stream of this group; trim() gives it back. What a consumer has kept of an earlier

@@ -99,9 +99,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// them in rank order. Throws as barrier.
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {});
   /// To one other rank, which must call receive(). Returns when the message is handed over or buffered (some 256 KiB);
-  /// any length. Between ranks that share memory a rank's messages are taken in the order in which it has sent them,
-  /// whoever they are for: one to rank 2 waits until rank 1 has taken an earlier one. Throws as barrier. Programs leave
-  /// the subject as it is.
+  /// any length. Between ranks that share memory a message to rank 2 may have to wait until rank 1 has taken an earlier
+  /// one, which it does in whatever it waits for in this group. Throws as barrier. Programs leave the subject as it is.
   void send(int to, std::span<const std::byte> message, const WaitOptions& options = {},
             Subject subject = Subject::caller);
   /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) where it is longer than `most`
@@ -164,6 +163,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   };
   /// The next message of the wanted subject, or one of another subject that comes before it, however long that is.
   virtual Letter do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) = 0;
+  /// Keeps a message until it is asked for.
+  void put_aside(int from, Letter letter);
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;

@@ -39,7 +39,7 @@ class Splitter {
 
  private:
   static void check(std::string_view text) {
-    if (!core::is_utf8(text)) throw Error(ErrorKind::argument, "splitting a config: a key or string is not UTF-8");
+    if (!core::is_utf8(text)) throw Error(ErrorKind::argument, "a key or string of a config is not UTF-8");
   }
 
   Config reference(const Tensor& tensor) {

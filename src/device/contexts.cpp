@@ -64,6 +64,13 @@ std::uint64_t device_memory(int device) {
   return bytes;
 }
 
+std::uint64_t device_max_pitch_bytes(int device) {
+  int bytes = 0;
+  check(driver().device_attribute(&bytes, device_max_pitch, device_handle(device)),
+        fmt::format("asking cuda:{} for its limits", device));
+  return static_cast<std::uint64_t>(bytes);
+}
+
 std::optional<int> current_device() {
   Context context = nullptr;
   if (driver().current_context(&context) != Status::success || context == nullptr) return std::nullopt;
@@ -72,6 +79,14 @@ std::optional<int> current_device() {
   for (int device = 0; device < device_count(); ++device)
     if (device_handle(device) == handle) return device;
   return std::nullopt;
+}
+
+BesideCaptures::BesideCaptures() noexcept : mode_(capture_mode_relaxed) {
+  if (const DriverFunctions* functions = find_driver()) functions->exchange_capture_mode(&mode_);
+}
+
+BesideCaptures::~BesideCaptures() {
+  if (const DriverFunctions* functions = find_driver()) functions->exchange_capture_mode(&mode_);
 }
 
 Current::Current(int device) {
@@ -87,13 +102,18 @@ std::optional<Located> locate(const void* address) {
   const DriverFunctions& functions = driver();
   const DevicePointer pointer = device_pointer(address);
   unsigned type = 0;
-  const Status asked = functions.pointer_attribute(&type, pointer_memory_type, pointer);
+  const BesideCaptures beside;
+  std::optional<Current> current;
+  Status asked = functions.pointer_attribute(&type, pointer_memory_type, pointer);
   if (asked == Status::invalid_context) {
     // The thread has no current device. Addresses are unique over all of them, so that any will do.
-    const Current current(0);
-    return locate(address);
+    current.emplace(0);
+    asked = functions.pointer_attribute(&type, pointer_memory_type, pointer);
   }
-  if (asked != Status::success || type != memory_device) return std::nullopt;
+  // What the driver says of an address that it does not know.
+  if (asked == Status::invalid_value) return std::nullopt;
+  check(asked, "asking where an address is");
+  if (type != memory_device) return std::nullopt;
   unsigned managed = 0;
   if (functions.pointer_attribute(&managed, pointer_is_managed, pointer) == Status::success && managed != 0)
     return std::nullopt;

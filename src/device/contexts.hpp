@@ -17,13 +17,29 @@ int device_count();
 /// The primary context of a device: kept once it was asked for, until the process ends. Throws Error(argument) where
 /// there is no such device.
 Context primary_context(int device);
-/// The same on every host that sees the device; a part of a divided one (MIG) has its own.
+/// The same on every host that sees the device, and the same of all parts of a divided one (MIG): NCCL refuses ranks on
+/// two parts of one (by their bus, at least to 2.29), and is not asked to join them.
 std::uint64_t device_identity(int device);
 /// "NVIDIA H200".
 std::string device_name(int device);
 std::uint64_t device_memory(int device);
+/// The greatest distance of rows that it copies in one go.
+std::uint64_t device_max_pitch_bytes(int device);
 /// The thread's current device, where it has one.
 std::optional<int> current_device();
+
+/// While it lives, calls of this thread that a stream capture elsewhere in the process would forbid (asking events,
+/// taking memory) are allowed, and do that capture no harm: nothing of an exchange is a part of a graph.
+class BesideCaptures {
+ public:
+  BesideCaptures() noexcept;
+  ~BesideCaptures();
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  int mode_;
+};
 
 /// Makes a device the thread's current one; the one before it comes back at the end.
 class Current {
@@ -32,6 +48,9 @@ class Current {
   ~Current();
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
+
+ private:
+  BesideCaptures beside_;
 };
 
 /// For destructors: calls `work(driver)` with the device as the current one; does nothing where the driver has gone, in

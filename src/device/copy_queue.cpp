@@ -46,7 +46,8 @@ void each_piece(const TensorView& source, std::uint64_t most, StreamHandle strea
     }
     return;
   }
-  if (layout.width > most) {
+  // The driver refuses rows that are farther apart.
+  if (layout.width > most || layout.pitch > device_max_pitch_bytes(source.device().index)) {
     for (std::uint64_t row = 0; row < layout.rows; ++row)
       for (std::uint64_t at = 0; at < layout.width; at += most) {
         const std::uint64_t bytes = std::min(most, layout.width - at);
@@ -86,10 +87,10 @@ void CopyQueue::hold_for_ever(std::unique_ptr<Kept> kept) noexcept {
   held->next = latest.exchange(held);
 }
 
-void CopyQueue::follow_caller() {
-  const Current current(device());
-  Event event(device());
-  event.record(callers_stream(device()));
+void CopyQueue::follow_caller(int device) {
+  const Current current(device);
+  Event event(device);
+  event.record(callers_stream(device));
   stream_.wait_for(event);
 }
 
@@ -138,17 +139,21 @@ void CopyQueue::mark() {
   has_unmarked_ = false;
 }
 
-void CopyQueue::wait_for_first(SyncGroup& group, const WaitOptions& options, std::span<const int> on) {
-  wait_for_device(
-      group, [&] { return marks_.front().has_passed(); }, fmt::format("cuda:{} to copy", device()), options, on);
+void CopyQueue::wait_for_first(SyncGroup& group, const WaitOptions& options, const OthersInStream& others) {
+  const auto has_passed = [&] {
+    if (marks_.front().has_passed()) return true;
+    others.look();
+    return false;
+  };
+  wait_for_device(group, has_passed, fmt::format("cuda:{} to copy", device()), options, others.ranks);
   spare_.push_back(std::move(marks_.front()));
   marks_.pop_front();
   group.progress();
 }
 
-void CopyQueue::finish(SyncGroup& group, const WaitOptions& options, std::span<const int> on) {
+void CopyQueue::finish(SyncGroup& group, const WaitOptions& options, const OthersInStream& others) {
   if (has_unmarked_) mark();
-  while (!marks_.empty()) wait_for_first(group, options, on);
+  while (!marks_.empty()) wait_for_first(group, options, others);
   kept_->memory.clear();
 }
 
@@ -157,7 +162,8 @@ void CopyQueue::bounce_to_host(const TensorView& source, std::byte* target, Memo
   if (source.nbytes() == 0) return;
   finish(group, options);
   const Current current(device());
-  const MemoryPool::Buffer buffer = pinned.take(2 * bounce_bytes);
+  const std::uint64_t half_bytes = std::min(bounce_bytes, source.nbytes());
+  const MemoryPool::Buffer buffer = pinned.take(2 * half_bytes);
   keep(buffer.data);
   struct Filled {
     std::byte* from;
@@ -171,15 +177,36 @@ void CopyQueue::bounce_to_host(const TensorView& source, std::byte* target, Memo
     filled.pop_front();
   };
   std::size_t turn = 0;
-  each_piece(source, bounce_bytes, stream(), [&](std::uint64_t offset, std::uint64_t bytes, const auto& copy) {
+  each_piece(source, half_bytes, stream(), [&](std::uint64_t offset, std::uint64_t bytes, const auto& copy) {
     if (filled.size() == 2) empty_one();
-    std::byte* const half = buffer.data.get() + (turn++ % 2) * bounce_bytes;
+    std::byte* const half = buffer.data.get() + (turn++ % 2) * half_bytes;
     copy(half);
     mark();
     filled.push_back({half, target + offset, bytes});
   });
   while (!filled.empty()) empty_one();
   kept_->memory.clear();
+}
+
+void CopyQueue::bounce_to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes, MemoryPool& pinned,
+                                 SyncGroup& group, const WaitOptions& options) {
+  if (bytes == 0) return;
+  const Current current(device());
+  const std::uint64_t half_bytes = std::min(bounce_bytes, bytes);
+  const MemoryPool::Buffer buffer = pinned.take(2 * half_bytes);
+  keep(buffer.data);
+  std::size_t turn = 0;
+  for (std::uint64_t at = 0; at < bytes; at += half_bytes) {
+    // What was in this half two turns ago has left it.
+    while (marks_.size() >= 2) wait_for_first(group, options);
+    const std::uint64_t piece = std::min(half_bytes, bytes - at);
+    std::byte* const half = buffer.data.get() + (turn++ % 2) * half_bytes;
+    std::memcpy(half, source + at, piece);
+    to_device(half, target + at, piece);
+    if (has_unmarked_) mark();
+  }
+  while (!marks_.empty()) wait_for_first(group, options);
+  kept_->memory.pop_back();
 }
 
 }  // namespace muster::cuda

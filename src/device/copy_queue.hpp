@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,12 @@ namespace muster::cuda {
 /// Between two signs of progress: long against the cost of an event, short against any deadline.
 inline constexpr std::uint64_t piece_bytes = 32 << 20;
 
+/// What takes part in a stream besides its device.
+struct OthersInStream {
+  std::span<const int> ranks = {};     ///< whose devices do
+  std::function<void()> look = [] {};  ///< throws where it has failed: asked as often as the device
+};
+
 class CopyQueue {
  public:
   explicit CopyQueue(int device) : stream_(device), kept_(std::make_unique<Kept>()) {}
@@ -35,9 +42,12 @@ class CopyQueue {
   [[nodiscard]] int device() const noexcept { return stream_.device(); }
   [[nodiscard]] StreamHandle stream() const noexcept { return stream_.handle(); }
 
-  void follow_caller();
+  void follow_caller() { follow_caller(device()); }
+  /// What it has queued on another device of this process.
+  void follow_caller(int device);
   /// `target` is page-locked and has room for source.nbytes(). Throws Error(argument) on strides that cannot be copied.
   void to_host(const TensorView& source, std::byte* target);
+  /// `source` is page-locked.
   void to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes);
   /// From one device, or one opened allocation, to another.
   void on_device(DevicePointer source, DevicePointer target, std::uint64_t bytes);
@@ -47,17 +57,18 @@ class CopyQueue {
   void mark();
 
   /// Returns when all is done. Throws Error(io) where the device has failed, and as wait_for_device.
-  /// `on`: ranks whose devices take part in what is in the stream.
-  void finish(SyncGroup& group, const WaitOptions& options, std::span<const int> on = {});
+  void finish(SyncGroup& group, const WaitOptions& options, const OthersInStream& others = {});
 
-  /// For ordinary memory: through two small page-locked buffers in turns, so that one is filled while the other one is
-  /// emptied. Returns when it is done.
+  /// For ordinary memory, of which the driver would make its own copies while the CPU waits inside of it: through two
+  /// small page-locked buffers in turns, so that one is filled while the other one is emptied. Return when it is done.
   void bounce_to_host(const TensorView& source, std::byte* target, MemoryPool& pinned, SyncGroup& group,
                       const WaitOptions& options);
+  void bounce_to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes, MemoryPool& pinned,
+                        SyncGroup& group, const WaitOptions& options);
 
  private:
   void copied(std::uint64_t bytes);
-  void wait_for_first(SyncGroup& group, const WaitOptions& options, std::span<const int> on = {});
+  void wait_for_first(SyncGroup& group, const WaitOptions& options, const OthersInStream& others = {});
 
   Stream stream_;
   std::deque<Event> marks_;

@@ -55,18 +55,14 @@ Tensor copy_to_host(const TensorView& tensor) {
   // Of one rank: it has the deadline that all waits have.
   const std::shared_ptr<SyncGroup> group = single_group();
   CopyQueue queue(tensor.device().index);
-  queue.keep(copy.owner());
   queue.follow_caller();
-  queue.to_host(tensor, copy.mutable_data());
-  queue.finish(*group, {.phase = "copy_to_host"});
+  queue.bounce_to_host(tensor, copy.mutable_data(), *pinned_pool_of_process(), *group, {.phase = "copy_to_host"});
   return copy;
 }
 
 Config config_to_host(const Config& config) {
-  // Never destroyed: what goes at exit may still give back to it.
-  static const auto* const pinned = new std::shared_ptr<MemoryPool>(make_pinned_pool());
   DeviceState state;
-  state.pinned = *pinned;
+  state.pinned = pinned_pool_of_process();
   HostCopy copy(config, state);
   copy.start();
   const std::shared_ptr<SyncGroup> group = single_group();
@@ -82,8 +78,8 @@ Tensor copy_to_device(const TensorView& tensor, int device) {
   CopyQueue queue(device);
   queue.keep(copy.owner());
   queue.follow_caller();
-  queue.to_device(tensor.host_data(), device_pointer(copy.data()), tensor.nbytes());
-  queue.finish(*group, {.phase = "copy_to_device"});
+  queue.bounce_to_device(tensor.host_data(), device_pointer(copy.data()), tensor.nbytes(), *pinned_pool_of_process(),
+                         *group, {.phase = "copy_to_device"});
   return copy;
 }
 

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "muster/log.hpp"
 #include "src/device/pitched.hpp"
+#include "src/device/stream_staging.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
 namespace muster::cuda {
@@ -64,6 +66,17 @@ DeviceTransfer::~DeviceTransfer() {
   state_->drop_queues();
 }
 
+bool DeviceTransfer::can_be_exported(const TensorView& tensor) const {
+  try {
+    (void)state_->exports.find(tensor);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::io) throw;
+    log(LogLevel::info, fmt::format("rank {}: what it sends is staged: {}", call_.group->rank(), error.what()));
+    return false;
+  }
+}
+
 DeviceFacts DeviceTransfer::own_facts() const {
   DeviceFacts facts;
   facts.is_known = true;
@@ -78,7 +91,8 @@ DeviceFacts DeviceTransfer::own_facts() const {
   std::optional<int> device;
   visit_device_tensors(*call_.value, [&](const Tensor& tensor) {
     const auto located = locate(tensor.data());
-    facts.is_exportable = facts.is_exportable && tensor.view().is_contiguous() && located && located->is_exportable;
+    facts.is_exportable = facts.is_exportable && tensor.view().is_contiguous() && located && located->is_exportable &&
+                          (!facts.sees_first || can_be_exported(tensor.view()));
     facts.is_contiguous = facts.is_contiguous && tensor.view().is_contiguous() &&
                           device.value_or(tensor.device().index) == tensor.device().index;
     device = tensor.device().index;
@@ -260,7 +274,9 @@ class DeviceRoute final : public gather::RouteDriver {
            call.options->workspace_path.empty() && route_underneath(call) != nullptr;
   }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
-    if (call.operation == gather::Operation::merge || call.operation == gather::Operation::stream)
+    if (call.operation == gather::Operation::stream)
+      return "it is for gathers of configs and tensors: streams bring what is on devices to the host by any route";
+    if (call.operation == gather::Operation::merge)
       return "it is for gathers of configs and tensors: config_to_host() (muster/cuda.hpp) first";
     if (!call.options->workspace_path.empty()) return "a workspace_path is given, and files take tensors of the host";
     return "what comes from devices is carried by shared memory, MPI or a workspace, and the ranks have none of them "
@@ -282,9 +298,12 @@ class DeviceRoute final : public gather::RouteDriver {
   std::uint64_t settle(SyncGroup& group, Keep keep) const override {
     DeviceState& state = *device_state_of(group);
     const std::uint64_t bytes = state.bytes();
+    if (keep == Keep::nothing) trim_stream_staging(group);
     return keep == Keep::nothing ? bytes - state.trim() : bytes;
   }
-  std::uint64_t trim(SyncGroup& group) const override { return device_state_of(group)->trim(); }
+  std::uint64_t trim(SyncGroup& group) const override {
+    return device_state_of(group)->trim() + trim_stream_staging(group) + pinned_pool_of_process()->trim();
+  }
   void clean_up(SyncGroup& group) const noexcept override {
     DeviceState& state = *device_state_of(group);
     state.nccl.clear();

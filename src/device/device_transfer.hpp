@@ -39,6 +39,8 @@ class DeviceTransfer final : public gather::Transfer {
 
  private:
   [[nodiscard]] DeviceFacts own_facts() const;
+  /// By CUDA IPC: tried, because not all machines that say so can.
+  [[nodiscard]] bool can_be_exported(const TensorView& tensor) const;
   void send(Way way, std::span<const Way> ways, std::span<const gather::Record> records, ExchangeReport& report);
   void receive(std::span<const Way> ways, std::span<const gather::Record> records, ExchangeReport& report);
   void stage(std::span<const gather::Record> records, ExchangeReport& report);

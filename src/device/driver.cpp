@@ -13,6 +13,8 @@ namespace muster::cuda {
 namespace {
 
 constexpr const char* library_name = "libcuda.so.1";
+constexpr const char* forked =
+    "this process was forked from one that had used CUDA: its devices cannot be reached from here, start it anew";
 
 struct Loaded {
   DriverFunctions functions;
@@ -45,6 +47,8 @@ std::string load(Loaded& loaded) {
     return fmt::format("the CUDA driver has no function {}: it is older than version 11, update it", missing);
   int devices = 0;
   if (const Status status = start(loaded.functions, devices); status != Status::success) {
+    // What cuInit says in a child of a process that has used CUDA without us.
+    if (status == Status::not_initialized) return forked;
     const char* name = nullptr;
     loaded.functions.error_name(status, &name);
     return fmt::format("the CUDA driver does not start ({}): see whether nvidia-smi works here",
@@ -68,8 +72,7 @@ const DriverFunctions* find_driver(std::string* reason) noexcept {
     if (!loaded->is_ready) why = load(*loaded);
     if (loaded->is_ready) {
       if (loaded->pid == os::process_id()) return &loaded->functions;
-      why =
-          "this process was forked from one that had used CUDA: its devices cannot be reached from here, start it anew";
+      why = forked;
     }
     if (reason != nullptr) *reason = std::move(why);
   } catch (const std::exception&) {
@@ -83,10 +86,6 @@ const DriverFunctions& driver() {
   const DriverFunctions* found = find_driver(&reason);
   if (found == nullptr) throw Error(ErrorKind::unsupported, reason.empty() ? "the CUDA driver cannot be used" : reason);
   return *found;
-}
-
-bool is_over(Status status) noexcept {
-  return status == Status::deinitialized || status == Status::not_initialized || status == Status::context_is_destroyed;
 }
 
 std::string words_of(Status status) {

@@ -16,9 +16,6 @@ const DriverFunctions& driver();
 /// The same without an exception: null, and why in `reason`.
 const DriverFunctions* find_driver(std::string* reason = nullptr) noexcept;
 
-/// The process ends, or the driver has gone before us: calls of destructors mean nothing any more.
-[[nodiscard]] bool is_over(Status status) noexcept;
-
 /// Throws where `status` is not success: Error(no_space) for memory, else Error(io), with `attempted` ("copying from
 /// cuda:0 to page-locked memory") and the driver's own name and words.
 void check(Status status, std::string_view attempted);

@@ -2,7 +2,7 @@
 #pragma once
 // What is used of the CUDA driver, declared here: the library is built where no toolkit is, and loads the driver
 // (libcuda.so.1) when it is needed. The driver's interface is binary stable: a function that changes gets another name
-// (the _v2 below). Where cuda.h is found, tests/device/api_test.cpp compares these declarations with it.
+// (the _v2 below). Where cuda.h is found, tests/device/cuda_declarations.cpp compares these with it.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,11 +28,15 @@ enum class Status : int {
   no_device = 100,
   invalid_device = 101,
   invalid_context = 201,
+  already_mapped = 208,
   peer_access_unsupported = 217,
   not_ready = 600,
   context_is_destroyed = 709,
   already_registered = 712,
   not_registered = 713,
+  stream_capture_unsupported = 900,
+  stream_capture_implicit = 906,
+  captured_event = 907,
 };
 
 // CUpointer_attribute.
@@ -41,6 +45,8 @@ inline constexpr int pointer_buffer_id = 7;
 inline constexpr int pointer_is_managed = 8;
 inline constexpr int pointer_device_ordinal = 9;
 inline constexpr int pointer_is_exportable = 10;  // by cuIpcGetMemHandle
+// CUdevice_attribute.
+inline constexpr int device_max_pitch = 11;
 // CUmemorytype.
 inline constexpr unsigned memory_host = 1;
 inline constexpr unsigned memory_device = 2;
@@ -50,6 +56,9 @@ inline constexpr unsigned event_disable_timing = 2;
 inline constexpr unsigned host_register_portable = 1;
 inline constexpr unsigned host_alloc_portable = 1;
 inline constexpr unsigned ipc_lazy_peer_access = 1;
+// CUstreamCaptureMode, CUstreamCaptureStatus.
+inline constexpr int capture_mode_relaxed = 2;
+inline constexpr int capture_none = 0;
 /// The default stream, which waits for all streams that were not made non-blocking.
 inline StreamHandle legacy_stream() noexcept {
   return reinterpret_cast<StreamHandle>(std::uintptr_t{1});
@@ -94,6 +103,7 @@ struct DriverFunctions {
   Status (*device_name)(char*, int, int) = nullptr;
   Status (*device_uuid)(Uuid*, int) = nullptr;
   Status (*device_total_memory)(std::size_t*, int) = nullptr;
+  Status (*device_attribute)(int*, int, int) = nullptr;
   Status (*primary_context)(Context*, int) = nullptr;
   Status (*push_context)(Context) = nullptr;
   Status (*pop_context)(Context*) = nullptr;
@@ -116,6 +126,8 @@ struct DriverFunctions {
   Status (*stream_destroy)(StreamHandle) = nullptr;
   Status (*stream_query)(StreamHandle) = nullptr;
   Status (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
+  Status (*stream_is_capturing)(StreamHandle, int*) = nullptr;
+  Status (*exchange_capture_mode)(int*) = nullptr;
   Status (*event_create)(EventHandle*, unsigned) = nullptr;
   Status (*event_destroy)(EventHandle) = nullptr;
   Status (*event_record)(EventHandle, StreamHandle) = nullptr;
@@ -137,6 +149,7 @@ void for_each_function(Functions& f, const Use& use) {
   use("cuDeviceGetName", f.device_name);
   use("cuDeviceGetUuid", f.device_uuid);
   use("cuDeviceTotalMem_v2", f.device_total_memory);
+  use("cuDeviceGetAttribute", f.device_attribute);
   use("cuDevicePrimaryCtxRetain", f.primary_context);
   use("cuCtxPushCurrent_v2", f.push_context);
   use("cuCtxPopCurrent_v2", f.pop_context);
@@ -159,6 +172,8 @@ void for_each_function(Functions& f, const Use& use) {
   use("cuStreamDestroy_v2", f.stream_destroy);
   use("cuStreamQuery", f.stream_query);
   use("cuStreamWaitEvent", f.stream_wait_event);
+  use("cuStreamIsCapturing", f.stream_is_capturing);
+  use("cuThreadExchangeStreamCaptureMode", f.exchange_capture_mode);
   use("cuEventCreate", f.event_create);
   use("cuEventDestroy_v2", f.event_destroy);
   use("cuEventRecord", f.event_record);

@@ -58,14 +58,20 @@ std::vector<std::uint64_t> Exports::take_gone(int first) {
   return gone;
 }
 
-DevicePointer OpenedMemory::open(int sender, const Export& exported, int device) {
+DevicePointer OpenedMemory::open(int sender, const Export& exported, int device,
+                                 std::span<const DevicePointer> in_use) {
   const Key key{sender, exported.buffer, device};
   auto found = open_.find(key);
   if (found == open_.end()) {
     const Current current(device);
     DevicePointer pointer = 0;
-    check(driver().ipc_open(&pointer, exported.handle, ipc_lazy_peer_access),
-          fmt::format("opening memory of rank {} for cuda:{}", sender, device));
+    Status status = driver().ipc_open(&pointer, exported.handle, ipc_lazy_peer_access);
+    if (status == Status::already_mapped) {
+      // Something that the sender has freed meanwhile, and whose addresses it uses again, is still open.
+      close_all_of(sender, in_use);
+      status = driver().ipc_open(&pointer, exported.handle, ipc_lazy_peer_access);
+    }
+    check(status, fmt::format("opening memory of rank {} for cuda:{}", sender, device));
     found = open_.emplace(key, Opened{pointer, 0}).first;
   }
   found->second.used = ++uses_;
@@ -75,6 +81,14 @@ DevicePointer OpenedMemory::open(int sender, const Export& exported, int device)
 void OpenedMemory::close(int sender, std::span<const std::uint64_t> buffers) noexcept {
   std::erase_if(open_, [&](const auto& item) {
     if (item.first.sender != sender || std::ranges::find(buffers, item.first.buffer) == buffers.end()) return false;
+    close_handle(item.second.pointer, item.first.device);
+    return true;
+  });
+}
+
+void OpenedMemory::close_all_of(int sender, std::span<const DevicePointer> but) noexcept {
+  std::erase_if(open_, [&](const auto& item) {
+    if (item.first.sender != sender || std::ranges::find(but, item.second.pointer) != but.end()) return false;
     close_handle(item.second.pointer, item.first.device);
     return true;
   });

@@ -53,8 +53,9 @@ class OpenedMemory {
   OpenedMemory& operator=(const OpenedMemory&) = delete;
 
   /// Opens it for `device`, or returns what is open already. Throws Error(io), in the driver's words, where these two
-  /// devices cannot reach each other, or the sender's is hidden from this process.
-  DevicePointer open(int sender, const Export& exported, int device);
+  /// devices cannot reach each other, or the sender's is hidden from this process. `in_use`: what was opened of this
+  /// sender for the same exchange.
+  DevicePointer open(int sender, const Export& exported, int device, std::span<const DevicePointer> in_use);
   void close(int sender, std::span<const std::uint64_t> buffers) noexcept;
   /// Those that were used longest ago, beyond what is kept from one exchange to the next. Nothing may be under way from
   /// them, nor from any in close_all().
@@ -73,6 +74,7 @@ class OpenedMemory {
     DevicePointer pointer = 0;
     std::uint64_t used = 0;
   };
+  void close_all_of(int sender, std::span<const DevicePointer> but) noexcept;
   std::map<Key, Opened> open_;
   std::uint64_t uses_ = 0;
 };

@@ -29,6 +29,8 @@
 
 namespace muster::cuda {
 
+struct Answer;
+
 /// A sender's side.
 class DeviceSending {
  public:
@@ -39,6 +41,8 @@ class DeviceSending {
   void by_nccl(std::span<const int> members);
 
  private:
+  void send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::Entry& entry, const Answer& answer,
+                    std::span<const int> members);
   const gather::Call& call_;
   DeviceState& state_;
 };

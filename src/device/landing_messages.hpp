@@ -3,6 +3,7 @@
 // Messages between a sender and the first rank of an exchange that lands on a device (landing.hpp).
 
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -71,6 +72,10 @@ inline std::vector<std::byte> receive_of(const gather::Call& call, int from, std
     if (MessageReader(message).take<std::uint64_t>() == call.number) return message;
   }
 }
+
+/// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
+/// tells them late or never: the failure is the group's, at once. `members`: the others that take part.
+void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, const std::function<void()>& work);
 
 inline Answer receive_answer(const gather::Call& call) {
   const std::vector<std::byte> message =

@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <set>
 
 #include "muster/log.hpp"
 #include "src/device/landing.hpp"
@@ -76,7 +77,8 @@ bool DeviceLanding::take_ipc(std::size_t position, const gather::Record& record)
     state_.opened.close(sender, offer.gone);
     std::vector<DevicePointer> opened;
     try {
-      for (const Export& exported : offer.exports) opened.push_back(state_.opened.open(sender, exported, device_));
+      for (const Export& exported : offer.exports)
+        opened.push_back(state_.opened.open(sender, exported, device_, opened));
     } catch (const Error& error) {
       obstacle = error.what();
     }
@@ -181,14 +183,16 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
   if (!is_well) return;  // the words of whoever has failed come with round 2
   const Current current(device_);
   const std::span<const int> senders = std::span<const int>(members).subspan(1);
-  if (answer.is_new != 0) {
-    entry.communicator.reset();
-    entry.communicator = std::make_unique<Communicator>(answer.size, 0, answer.id);
-    wait_for_device(
-        *call_.group, [&] { return entry.communicator->is_ready(); }, "NCCL to meet the other ranks", call_.wait(phase),
-        senders);
-  }
-  receive_parcels(parcels, *entry.communicator, senders);
+  by_nccl_or_fail(call_, senders, [&] {
+    if (answer.is_new != 0) {
+      entry.communicator.reset();
+      entry.communicator = std::make_unique<Communicator>(answer.size, 0, answer.id);
+      wait_for_device(
+          *call_.group, [&] { return entry.communicator->is_ready(); }, "NCCL to meet the other ranks",
+          call_.wait(phase), senders);
+    }
+    receive_parcels(parcels, *entry.communicator, senders);
+  });
   std::ranges::move(parcels, std::back_inserter(parcels_));
 }
 
@@ -202,17 +206,18 @@ void DeviceLanding::receive_parcels(std::vector<Parcel>& parcels, Communicator& 
     queue.keep(parcel.buffer.data);
   }
   for (std::size_t at = 0; at < most; at += nccl_batch) {
-    communicator.begin_batch();
-    for (std::size_t i = 0; i < parcels.size(); ++i)
-      for (std::size_t k = at; k < std::min(parcels[i].places.size(), at + nccl_batch); ++k)
-        communicator.receive(device_pointer(parcels[i].buffer.data.get()) + parcels[i].places[k].first,
-                             parcels[i].places[k].second, static_cast<int>(i + 1), queue.stream());
-    communicator.end_batch();
+    communicator.batch([&] {
+      for (std::size_t i = 0; i < parcels.size(); ++i)
+        for (std::size_t k = at; k < std::min(parcels[i].places.size(), at + nccl_batch); ++k)
+          communicator.receive(device_pointer(parcels[i].buffer.data.get()) + parcels[i].places[k].first,
+                               parcels[i].places[k].second, static_cast<int>(i + 1), queue.stream());
+    });
     wait_for_device(
         *call_.group, [&] { return communicator.is_ready(); }, "NCCL to receive", call_.wait(phase), senders);
     queue.mark();
   }
-  queue.finish(*call_.group, call_.wait(phase), senders);
+  // What fails between the devices does not end by itself: the communicator says it.
+  queue.finish(*call_.group, call_.wait(phase), {senders, [&] { (void)communicator.is_ready(); }});
 }
 
 void DeviceLanding::reserve(std::size_t position, std::uint64_t bytes) {
@@ -231,7 +236,8 @@ Config DeviceLanding::upload(std::size_t position, const Config& tree) {
     if (tensor.nbytes() == 0) return tensor;
     if (to > buffer.bytes || tensor.nbytes() > buffer.bytes - to)
       throw Error(ErrorKind::corrupt, "a rank has sent more than it announced");
-    queue.to_device(tensor.bytes().data(), device_pointer(buffer.data.get()) + to, tensor.nbytes());
+    queue.bounce_to_device(tensor.bytes().data(), device_pointer(buffer.data.get()) + to, tensor.nbytes(),
+                           *state_.pinned, *call_.group, call_.wait(phase));
     return landed(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
   });
 }
@@ -244,6 +250,10 @@ Config DeviceLanding::copy_of(const Config& tree) {
   const MemoryPool::Buffer buffer = state_.memory_of(device_).take(sizes.size());
   CopyQueue& queue = state_.queue(device_);
   queue.keep(buffer.data);
+  std::set<int> others;
+  visit_device_tensors(tree, [&](const Tensor& tensor) { others.insert(tensor.device().index); });
+  others.erase(device_);
+  for (const int other : others) queue.follow_caller(other);
   core::SlotLayout layout;
   return with_tensors(tree, [&](const Tensor& tensor) {
     if (!tensor.view().is_contiguous())

@@ -6,8 +6,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "src/device/landing.hpp"
 #include "src/device/landing_messages.hpp"
@@ -60,6 +62,28 @@ void send_or_fail(const gather::Call& call, const auto& make) {
 
 }  // namespace
 
+void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, const std::function<void()>& work) {
+  SyncGroup& group = *call.group;
+  try {
+    work();
+  } catch (const Error& error) {
+    // Also where it is NCCL's way to say that another rank has heard of the failure, and left.
+    if (const auto failure = group.failure()) throw *failure;
+    // NCCL often sees a death before the group does, which has the better words.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    group.wait_until(
+        [&] { return std::chrono::steady_clock::now() >= until; },
+        [](std::chrono::nanoseconds longest) {
+          std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(10)));
+        },
+        members, call.wait("gather: NCCL has failed"));
+    const RankInfo& self = group.info(group.rank());
+    const Error cause(error.kind(), error.what(), {.rank = self.rank, .pid = self.pid, .host = self.host});
+    group.poison(cause);
+    throw group.failure().value_or(cause);
+  }
+}
+
 bool DeviceSending::by_ipc() {
   std::vector<Export> exports;
   send_or_fail(call_, [&] {
@@ -102,6 +126,11 @@ void DeviceSending::by_nccl(std::span<const int> members) {
   });
   const Answer answer = receive_answer(call_);
   if (answer.verdict != Verdict::taken || tensors.empty()) return;
+  by_nccl_or_fail(call_, members.first(1), [&] { send_by_nccl(tensors, entry, answer, members); });
+}
+
+void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::Entry& entry, const Answer& answer,
+                                 std::span<const int> members) {
   const int device = tensors.front()->device().index;
   const Current current(device);
   CopyQueue& queue = state_.queue(device);
@@ -115,14 +144,14 @@ void DeviceSending::by_nccl(std::span<const int> members) {
   }
   queue.follow_caller();
   for (std::size_t at = 0; at < tensors.size(); at += nccl_batch) {
-    entry.communicator->begin_batch();
-    for (std::size_t i = at; i < std::min(tensors.size(), at + nccl_batch); ++i)
-      entry.communicator->send(device_pointer(tensors[i]->data()), tensors[i]->nbytes(), 0, queue.stream());
-    entry.communicator->end_batch();
+    entry.communicator->batch([&] {
+      for (std::size_t i = at; i < std::min(tensors.size(), at + nccl_batch); ++i)
+        entry.communicator->send(device_pointer(tensors[i]->data()), tensors[i]->nbytes(), 0, queue.stream());
+    });
     wait_for_device(*call_.group, ready, "NCCL to send", wait, members.first(1));
     queue.mark();
   }
-  queue.finish(*call_.group, wait, members.first(1));
+  queue.finish(*call_.group, wait, {members.first(1), [&] { (void)ready(); }});
 }
 
 }  // namespace muster::cuda

@@ -126,6 +126,12 @@ std::shared_ptr<MemoryPool> make_pinned_pool() {
   return std::make_shared<MemoryPool>(MemoryPool::Source{allocate, free_pinned});
 }
 
+const std::shared_ptr<MemoryPool>& pinned_pool_of_process() {
+  // Never destroyed: what goes at exit may still give back to it.
+  static const auto* const pool = new std::shared_ptr<MemoryPool>(make_pinned_pool());
+  return *pool;
+}
+
 std::shared_ptr<MemoryPool> make_device_pool(int device) {
   const auto allocate = [device](std::uint64_t bytes) {
     const Current current(device);

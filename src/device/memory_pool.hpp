@@ -57,6 +57,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
 /// Page-locked memory of the host, for all devices; ordinary memory where no more can be locked. Where it is taken, a
 /// device must be current.
 std::shared_ptr<MemoryPool> make_pinned_pool();
+/// One of them for calls that no group is part of; a group's trim() empties it, too.
+const std::shared_ptr<MemoryPool>& pinned_pool_of_process();
 /// Memory of a device.
 std::shared_ptr<MemoryPool> make_device_pool(int device);
 

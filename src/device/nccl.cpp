@@ -74,7 +74,10 @@ NcclId make_nccl_id() {
 
 Communicator::Communicator(int size, int rank, const NcclId& id) {
   NcclConfig config;
-  check(nccl().init(&handle_, size, id, rank, &config), "meeting the other ranks' devices");
+  const NcclStatus status = nccl().init(&handle_, size, id, rank, &config);
+  if (status == NcclStatus::success || status == NcclStatus::in_progress) return;
+  if (handle_ != nullptr) nccl().abort(std::exchange(handle_, nullptr));
+  check(status, "meeting the other ranks' devices");
 }
 
 Communicator::~Communicator() {
@@ -89,6 +92,11 @@ bool Communicator::is_ready() const {
   if (status == NcclStatus::in_progress) return false;
   check(status, "moving tensors between devices");
   return true;
+}
+
+void Communicator::leave_batch() noexcept {
+  // What is in it fails with the communicator, which is aborted.
+  if (const NcclFunctions* functions = find_nccl()) functions->group_end();
 }
 
 void Communicator::begin_batch() {

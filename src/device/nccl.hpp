@@ -30,13 +30,27 @@ class Communicator {
   /// Whether what was begun (the meeting, a batch) has come into the stream. Throws Error(io) where it has failed.
   [[nodiscard]] bool is_ready() const;
 
-  /// Sends and receives between begin() and end() are one batch.
-  void begin_batch();
+  /// The sends and receives that `add` makes are one batch. Not in the stream before is_ready(): nothing may be put
+  /// there until then.
+  template <class Add>
+  void batch(const Add& add) {
+    begin_batch();
+    try {
+      add();
+    } catch (...) {
+      leave_batch();
+      throw;
+    }
+    end_batch();
+  }
   void send(DevicePointer data, std::uint64_t bytes, int to, StreamHandle stream);
   void receive(DevicePointer data, std::uint64_t bytes, int from, StreamHandle stream);
-  void end_batch();
 
  private:
+  void begin_batch();
+  void end_batch();
+  /// A batch that stayed open would swallow all that this thread asks of NCCL later, the program's own calls too.
+  void leave_batch() noexcept;
   NcclHandle handle_ = nullptr;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What is used of NCCL, declared here: the library is loaded (libnccl.so.2) when ranks on several hosts want it. NCCL
-// keeps its binary interface within a major version. Where nccl.h is found, tests/device/api_test.cpp compares.
+// keeps its binary interface within a major version. Where nccl.h is found, tests/device/nccl_declarations.cpp
+// compares.
 
 #include <cstddef>
 

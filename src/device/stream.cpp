@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "muster/error.hpp"
+
 namespace muster::cuda {
 namespace {
 
@@ -25,6 +27,7 @@ void Event::record(StreamHandle stream) {
 }
 
 bool Event::has_passed() const {
+  const BesideCaptures beside;
   const Status status = driver().event_query(handle_);
   if (status == Status::not_ready) return false;
   check(status, fmt::format("waiting for cuda:{}", device_));
@@ -55,8 +58,26 @@ bool Stream::is_idle() const noexcept {
   return status != Status::not_ready;
 }
 
-StreamHandle callers_stream(int device) noexcept {
-  return named.handle == nullptr || named.device != device ? legacy_stream() : named.handle;
+StreamHandle callers_stream(int device) {
+  const StreamHandle stream = named.handle == nullptr || named.device != device ? legacy_stream() : named.handle;
+  // An event of a stream that is captured would draw our streams into the graph, and nothing would be copied.
+  int capture = capture_none;
+  const Status status = driver().stream_is_capturing(stream, &capture);
+  if (status == Status::stream_capture_implicit)
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("a stream of cuda:{} is being captured into a graph, and the default stream cannot be waited "
+                    "for meanwhile: name the stream that the tensors come from (CudaStreamScope), or end the "
+                    "capture first",
+                    device));
+  check(status, fmt::format("asking a stream of cuda:{} whether it is captured", device));
+  if (capture != capture_none)
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("the stream of cuda:{} that is named is being captured into a graph, and an exchange is not "
+                    "a part of one: end the capture first",
+                    device));
+  return stream;
 }
 
 NamedStream name_stream(NamedStream stream) noexcept {

@@ -59,7 +59,9 @@ struct NamedStream {
 };
 /// Names one; returns the one before.
 NamedStream name_stream(NamedStream stream) noexcept;
-/// The named stream where it is one of this device, else the device's default stream.
-StreamHandle callers_stream(int device) noexcept;
+/// The named stream where it is one of this device, else the device's default stream. The device must be current.
+/// Throws Error(argument) where it is being captured into a graph, or the default stream cannot be used because another
+/// one is: the capture takes no harm.
+StreamHandle callers_stream(int device);
 
 }  // namespace muster::cuda

@@ -47,6 +47,10 @@ void RouteTable::add(std::unique_ptr<RouteDriver> driver) {
   count_.store(count + 1, std::memory_order_release);
 }
 
+void RouteTable::set_staging(std::unique_ptr<HostStaging> staging) {
+  staging_.store(staging.release(), std::memory_order_release);
+}
+
 const RouteDriver* RouteTable::find(Route route) const noexcept {
   const auto known = drivers();
   const auto found = std::ranges::find_if(known, [&](const auto& driver) { return driver->route() == route; });

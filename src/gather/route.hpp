@@ -164,6 +164,20 @@ class RouteDriver {
   virtual void clean_up(SyncGroup& group) const noexcept = 0;
 };
 
+/// How parts of a stream come from devices to the host, where a library of this program can bring them.
+class HostStaging {
+ public:
+  virtual ~HostStaging() = default;
+  /// Of a part whose tensors are all on devices, and whose route copies them into slots: without memory besides those.
+  /// `call` outlives it. Throws Error.
+  virtual std::unique_ptr<SlotFiller> filler(const Call& call) const = 0;
+  /// The part with all its tensors on the host, whole. Its memory is used again when nobody holds it. Throws Error, and
+  /// as a wait of `group`.
+  virtual Config to_host(const Config& part, SyncGroup& group, const WaitOptions& options) const = 0;
+  /// Memory of the host that it has for this group's parts.
+  [[nodiscard]] virtual std::uint64_t bytes(SyncGroup& group) const = 0;
+};
+
 /// All drivers that this program has. Which of them a list takes is the policy (policy.hpp). A library that is loaded
 /// late adds its own while other threads exchange: drivers stay where they are, and are never taken out.
 class RouteTable {
@@ -174,12 +188,16 @@ class RouteTable {
     return std::span(drivers_).first(count_.load(std::memory_order_acquire));
   }
   [[nodiscard]] const RouteDriver* find(Route route) const noexcept;
+  void set_staging(std::unique_ptr<HostStaging> staging);
+  /// Null where no library of this program can reach devices.
+  [[nodiscard]] const HostStaging* staging() const noexcept { return staging_.load(std::memory_order_acquire); }
 
  private:
   RouteTable();
   std::mutex adding_;
   std::array<std::unique_ptr<RouteDriver>, 8> drivers_;  // a bit each in Record::routes
   std::atomic<std::size_t> count_{0};
+  std::atomic<const HostStaging*> staging_{nullptr};
 };
 
 /// GatherOptions::route, or MUSTER_ROUTE where that is automatic. Throws Error(argument) on an unknown name.

@@ -28,6 +28,10 @@ constexpr ErrorKind announced = ErrorKind::rank_mismatch;
 
 constexpr std::chrono::milliseconds between_looks{20};
 
+bool has_device_tensors(const Config& config) {
+  return (residency_of(config) | Residency::host) == Residency::mixed;
+}
+
 constexpr std::uint64_t set_up_bytes = 320 << 10;  // of each rank, at most
 
 /// The stream of one rank.
@@ -277,12 +281,32 @@ std::optional<Config> StreamCall::next_layer(std::uint64_t layer) const {
   std::optional<Config> config;
   call_back(fmt::format("the source threw at layer {}", layer), [&] { config = (*source)(); });
   // The route was chosen before anybody knew where the tensors would be.
-  if (config && (residency_of(*config) | Residency::host) == Residency::mixed)
-    throw CallbackFailure{Error(ErrorKind::unsupported,
-                                fmt::format("layer {} has tensors on {}, and streams take those of the host: let the "
-                                            "source copy them there first",
-                                            layer, places_text(*config)))};
+  if (config && has_device_tensors(*config) && RouteTable::instance().staging() == nullptr)
+    throw CallbackFailure{
+        Error(ErrorKind::unsupported,
+              fmt::format("layer {} has tensors on {}, and libmuster-cuda is not loaded: link the program with it "
+                          "(pkg-config muster-cuda), or let the source copy them to the host first",
+                          layer, places_text(*config)))};
   return config;
+}
+
+std::optional<Config> StreamCall::staged(const Config& part) const {
+  if (!has_device_tensors(part)) return std::nullopt;
+  Config there = RouteTable::instance().staging()->to_host(part, *companion, wait("gather_each: copying from devices"));
+  report->peak_slot_bytes = std::max(report->peak_slot_bytes, staged_bytes());
+  return there;
+}
+
+std::unique_ptr<SlotFiller> StreamCall::filler_of(const Call& call) const {
+  if (call.value == nullptr || residency_of(*call.value) != Residency::device) return nullptr;
+  if (outlet != nullptr || driver->route() == Route::workspace || !companion->shares_memory(call.first()))
+    return nullptr;
+  return RouteTable::instance().staging()->filler(call);
+}
+
+std::uint64_t StreamCall::staged_bytes() const {
+  const HostStaging* const staging = RouteTable::instance().staging();
+  return staging == nullptr ? 0 : staging->bytes(*companion);
 }
 
 void StreamCall::call_back(const std::string& what, const std::function<void()>& run) const {

@@ -7,6 +7,7 @@
 //  2. The first stream of a group makes a companion group. All that follows up to 6 is on the companion, between a
 //     sender and its first rank; it is kept for the next stream, and dropped on all ranks when a stream fails.
 //  3. A sender, for each part: waits until part i - depth has been given back; asks its source where a layer begins;
+//     brings what is on devices to the host, into the part's slot where it has one (HostStaging);
 //     sends a header (PartHeader, slices); lets the route move the part; says that it is whole. Where the route has an
 //     outlet (route.hpp), header and part go through that, and come out of the first rank's inlet.
 //  4. The first rank, for each part: asks its own source where a layer begins; takes the headers of all senders that
@@ -64,6 +65,13 @@ struct StreamCall {
   void call_back(const std::string& what, const std::function<void()>& run) const;
   /// The next layer of this rank's source. Throws CallbackFailure.
   std::optional<Config> next_layer(std::uint64_t layer) const;
+  /// The part with its tensors brought to the host; none where they are there.
+  [[nodiscard]] std::optional<Config> staged(const Config& part) const;
+  /// What brings the part's tensors from devices into the slot that it travels in; null where they are on the host, or
+  /// do not travel in one, or not all alike.
+  [[nodiscard]] std::unique_ptr<SlotFiller> filler_of(const Call& call) const;
+  /// Memory of the host that staging takes.
+  [[nodiscard]] std::uint64_t staged_bytes() const;
   /// Throws where the stream has failed, is cancelled, or a rank is dead, although nothing had to be waited for.
   void check() const;
 };

@@ -122,7 +122,9 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
     part.ranks = call_.entry.list;
     part.configs.resize(part.ranks.size());
     if (own_parts && number < own_parts->count()) {
-      part.configs.front() = own_parts->make(number, &part.slices);
+      Config tree = own_parts->make(number, &part.slices);
+      std::optional<Config> staged = call_.staged(tree);
+      part.configs.front() = staged ? std::move(*staged) : std::move(tree);
       for (TensorSlice& slice : part.slices) slice.rank = part.ranks.front();
     }
     take_bytes(part);

@@ -74,7 +74,12 @@ void StreamSending::send_layer(std::uint64_t layer, const Config& config) {
 
 void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint32_t parts, const Config* value,
                               const std::vector<TensorSlice>& slices) {
-  const Call call = call_.part_call(layer, part, value);
+  Call call = call_.part_call(layer, part, value);
+  const std::unique_ptr<SlotFiller> filler = call_.filler_of(call);
+  call.filler = filler.get();
+  std::optional<Config> staged;
+  if (value != nullptr && filler == nullptr) staged = call_.staged(*value);
+  if (staged) call.value = value = &*staged;
   PartHeader header{.layer = layer, .part = part, .parts = parts, .record = {}};
   header.record.has_value = value != nullptr;
   ++call_.report->parts;
@@ -102,7 +107,7 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   StreamReport& report = *call_.report;
   report.bytes += header.record.payload_bytes;
   report.arena_bytes += moved.arena_bytes;
-  report.peak_slot_bytes = std::max(report.peak_slot_bytes, transfer->pool_bytes());
+  report.peak_slot_bytes = std::max(report.peak_slot_bytes, transfer->pool_bytes() + call_.staged_bytes());
 }
 
 void StreamSending::send_through_outlet(PartHeader header, const std::vector<TensorSlice>& slices,

@@ -62,6 +62,7 @@ void advance_endings() noexcept {
     bool has_some = false;
     for (const std::shared_ptr<Family>& family : list()) {
       if (!family->is_retired()) continue;
+      family->take_over();
       family->advance();
       has_some = has_some || family->is_closed();
     }
@@ -74,7 +75,10 @@ void advance_endings() noexcept {
 bool end_all() noexcept {
   try {
     const std::vector<std::shared_ptr<Family>> all = list();
-    for (const std::shared_ptr<Family>& family : all) family->end_groups();
+    for (const std::shared_ptr<Family>& family : all) {
+      family->take_over();
+      family->end_groups();
+    }
     const Clock::time_point begin = Clock::now();
     const auto has_ended = [](const std::shared_ptr<Family>& family) { return family->has_ended(); };
     while (!std::ranges::all_of(all, has_ended)) {

@@ -22,7 +22,7 @@ namespace muster::mpi {
 /// Kept until it has ended, and from now on ended by MPI_Finalize at the latest. Throws Error(io).
 void keep(std::shared_ptr<Family> family);
 
-/// Lets families without groups get on with their end. Never waits.
+/// Lets families without groups get on with their end. Never waits. Called by a thread that may call MPI now.
 void advance_endings() noexcept;
 
 /// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; 2 s where one has

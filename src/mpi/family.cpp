@@ -49,13 +49,17 @@ void Family::enter() {
   if (!is_running() || is_retired())
     throw Error(ErrorKind::argument,
                 "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more");
-  if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
+  take_over();
   if (!may_call_mpi())
     throw Error(
         ErrorKind::unsupported,
         "MPI was initialised for calls of one thread only, and this is another one: use the group in the thread "
         "that made it, or initialise MPI with MPI_THREAD_MULTIPLE",
         {.rank = rank_});
+}
+
+void Family::take_over() noexcept {
+  if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
 }
 
 void Family::introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const PeerLiveness>> neighbours) {

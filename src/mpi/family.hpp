@@ -61,6 +61,9 @@ class Family : public std::enable_shared_from_this<Family> {
   /// The calling thread uses a group. Throws Error(unsupported) where MPI may not be called from it, Error(argument)
   /// where MPI has ended.
   void enter();
+  /// The calling thread is the one that MPI is called from now, where it is one at a time: the group's last user may be
+  /// gone. Only in calls that the program has to keep apart from others (making, destroying, MPI_Finalize).
+  void take_over() noexcept;
 
   /// Who the ranks are, and those whose end can be seen from here: known after the meeting.
   void introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const PeerLiveness>> neighbours);

@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 // Ranks of another host that are told of a failure: one must listen, and all are where they are few.
 constexpr std::size_t most_told = 64;
 constexpr std::chrono::microseconds nap{200};
+constexpr milliseconds between_looks{1};
 
 }  // namespace
 
@@ -115,6 +116,15 @@ std::optional<Error> MpiGroup::known_failure() const {
 
 std::optional<Error> MpiGroup::failure() const {
   auto known = known_failure();
+  if (!known && has_other_hosts() && family_->since_pumped() > between_looks) {
+    // Who only asks has to hear of other hosts, too.
+    try {
+      family_->pump();
+    } catch (const Error&) {
+      // The next wait tells.
+    }
+    known = known_failure();
+  }
   if (!known || !settles()) return known;
   // Settling listens and tells, but changes nothing that a caller could see but the failure itself.
   return const_cast<MpiGroup*>(this)->settle();  // NOLINT(cppcoreguidelines-pro-type-const-cast)

@@ -34,6 +34,7 @@ double seconds(Clock::duration time) {
 
 MpiGroup::~MpiGroup() {
   if (!is_owner_process()) return;
+  family_->take_over();
   pass_on_local_failure();
   tell_leaving();
   family_->resign(number_);
@@ -227,7 +228,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
     if (now - looked < slice) continue;
     looked = now;
     look_around(now);
-    advance_endings();
+    if (family_->may_call_mpi()) advance_endings();
     std::vector<int> late;
     for (std::size_t i = 0; i < on.size(); ++i) {
       const Chain chain = ask_along(on[i], begin, every);

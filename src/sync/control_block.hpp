@@ -42,6 +42,7 @@ struct alignas(64) RankCell {
   std::atomic<std::uint32_t> waits_for;  // the rank that this one waits for in a companion group, and 1; 0: for none
   std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: what the rank is in
   std::array<std::atomic<std::uint32_t>, 2> record_length;    // of the record of an odd and an even round
+  std::atomic<std::uint32_t> letters;                         // messages to this rank that others have begun to write
   alignas(64) Outbox outbox;
 };
 

@@ -15,11 +15,6 @@ namespace muster::sync {
 namespace {
 
 /// Stands before each message in a ring.
-struct Frame {
-  std::int32_t to;
-  Subject subject;
-  std::uint64_t length;
-};
 
 class LocalLiveness final : public PeerLiveness {
  public:
@@ -112,7 +107,8 @@ void LocalGroup::progress() noexcept {
 
 template <class Done, class Needed, class Awaited>
 void LocalGroup::wait(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting,
-                      const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
+                      const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
+                      int reading) {
   for (int turn = 0; turn < spins_; ++turn) {
     if (done()) return;
     os::spin_pause();
@@ -128,6 +124,7 @@ void LocalGroup::wait(const std::atomic<std::uint32_t>& word, std::atomic<std::u
     const bool in_time = os::futex_wait(word, seen, longest);
     waiting.fetch_sub(1, std::memory_order_seq_cst);
     if (done()) return;
+    take_aside(reading, options);
     const auto now = std::chrono::steady_clock::now();
     if (in_time || now - looked < Watchdog::slice) continue;
     watchdog.check(done, needed, awaited);
@@ -226,41 +223,43 @@ void LocalGroup::read_ring(int from, std::span<std::byte> bytes, const WaitOptio
 void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const Phase phase(*control_, rank(), options);
   const Frame frame{to, subject, message.size()};
+  control_->cell(to).letters.fetch_add(1, std::memory_order_release);
   write_ring(to, std::as_bytes(std::span(&frame, 1)), options);
   write_ring(to, message, options);
 }
 
-SyncGroup::Letter LocalGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {
-  const Phase phase(*control_, rank(), options);
-  Outbox& outbox = control_->cell(from).outbox;
-  // The frame at the head of the ring may be for another rank, which will take it: wait until the head is ours.
-  // Then that one is waited for, too.
-  int ahead = -1;
+/// The frame of a sender's next message, where that is for this rank. `ahead`: who has to take one first; -1: nobody.
+std::optional<LocalGroup::Frame> LocalGroup::next_frame(int from, int& ahead) const {
+  const Outbox& outbox = control_->cell(from).outbox;
+  const std::uint64_t read = outbox.read.load(std::memory_order_acquire);
+  ahead = -1;
+  // Inside another rank's message there are no frames, whatever its bytes look like.
+  if (read != outbox.next_frame.load(std::memory_order_acquire)) {
+    ahead = outbox.reader.load(std::memory_order_relaxed);
+    return std::nullopt;
+  }
   Frame frame{};
-  const auto is_ours = [&] {
-    const std::uint64_t read = outbox.read.load(std::memory_order_acquire);
-    ahead = -1;
-    // Inside another rank's message there are no frames, whatever its bytes look like.
-    if (read != outbox.next_frame.load(std::memory_order_acquire)) {
-      ahead = outbox.reader.load(std::memory_order_relaxed);
-      return false;
-    }
-    if (outbox.written.load(std::memory_order_acquire) - read < sizeof frame) return false;
-    around(read, sizeof frame, [&](std::uint64_t at, std::uint64_t to, std::uint64_t length) {
-      std::memcpy(reinterpret_cast<std::byte*>(&frame) + to, control_->ring(from) + at, length);
-    });
-    // Another receiver may have moved the head meanwhile: then what was read may be a torn frame.
-    if (outbox.read.load(std::memory_order_acquire) != read) return false;
-    if (frame.to != rank()) ahead = frame.to;
-    return frame.to == rank();
-  };
-  const auto is_awaited = [&](int rank) { return rank == from || rank == ahead; };
-  if (!is_ours()) wait(outbox.written_bell, outbox.receivers_waiting, options, is_ours, is_awaited, is_awaited);
+  if (outbox.written.load(std::memory_order_acquire) - read < sizeof frame) return std::nullopt;
+  around(read, sizeof frame, [&](std::uint64_t at, std::uint64_t to, std::uint64_t length) {
+    std::memcpy(reinterpret_cast<std::byte*>(&frame) + to, control_->ring(from) + at, length);
+  });
+  // Another receiver may have moved the head meanwhile: then what was read may be a torn frame.
+  if (outbox.read.load(std::memory_order_acquire) != read) return std::nullopt;
+  if (frame.to == rank()) return frame;
+  ahead = frame.to;
+  return std::nullopt;
+}
+
+/// The message behind that frame.
+std::vector<std::byte> LocalGroup::take(int from, const Frame& frame, std::uint64_t most, const WaitOptions& options) {
+  Outbox& outbox = control_->cell(from).outbox;
   outbox.reader.store(rank(), std::memory_order_relaxed);
-  outbox.next_frame.fetch_add(sizeof frame + frame.length,
-                              std::memory_order_release);  // before `read` leaves the frame
-  read_ring(from, std::as_writable_bytes(std::span(&frame, 1)), options);
-  if (frame.subject == wanted && frame.length > most) {
+  // Before `read` leaves the frame.
+  outbox.next_frame.fetch_add(sizeof frame + frame.length, std::memory_order_release);
+  ++letters_taken_;
+  Frame again{};
+  read_ring(from, std::as_writable_bytes(std::span(&again, 1)), options);
+  if (frame.length > most) {
     // What follows in the ring cannot be told from frames any more.
     const Error cause(ErrorKind::corrupt,
                       fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
@@ -269,11 +268,39 @@ SyncGroup::Letter LocalGroup::do_receive(int from, Subject wanted, std::uint64_t
     control_->poison(cause);
     throw control_->failure().value_or(cause);
   }
-  Letter letter{frame.subject, std::vector<std::byte>(frame.length)};
-  read_ring(from, letter.message, options);
+  std::vector<std::byte> message(frame.length);
+  read_ring(from, message, options);
   // The next message may be for a rank that waits for it to come to the head.
   ring_bell(outbox.written_bell, outbox.receivers_waiting);
-  return letter;
+  return message;
+}
+
+SyncGroup::Letter LocalGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {
+  const Phase phase(*control_, rank(), options);
+  Outbox& outbox = control_->cell(from).outbox;
+  // The message at the head of the ring may be for another rank, which will take it: that one is waited for, too.
+  int ahead = -1;
+  std::optional<Frame> frame;
+  const auto is_ours = [&] {
+    frame = next_frame(from, ahead);
+    return frame.has_value();
+  };
+  const auto is_awaited = [&](int rank) { return rank == from || rank == ahead; };
+  if (!is_ours()) wait(outbox.written_bell, outbox.receivers_waiting, options, is_ours, is_awaited, is_awaited, from);
+  return {frame->subject, take(from, *frame, frame->subject == wanted ? most : UINT64_MAX, options)};
+}
+
+void LocalGroup::take_aside(int reading, const WaitOptions& options) {
+  // What this rank waits for has been counted, or will be.
+  if (control_->cell(rank()).letters.load(std::memory_order_acquire) == letters_taken_ || takes_aside_) return;
+  takes_aside_ = true;
+  const std::unique_ptr<bool, void (*)(bool*)> reset(&takes_aside_, [](bool* flag) { *flag = false; });
+  for (int from = 0; from < size(); ++from) {
+    int ahead = -1;
+    if (from == rank() || from == reading) continue;
+    while (const std::optional<Frame> frame = next_frame(from, ahead))
+      put_aside(from, {frame->subject, take(from, *frame, UINT64_MAX, options)});
+  }
 }
 
 void LocalGroup::do_wait_until(const std::function<bool()>& done,

@@ -11,7 +11,8 @@
 //     cancelled and the deadline (watchdog.hpp).
 //  4. Copy out all records.
 // A message: the sender appends frame and bytes to its own ring as the receiver makes room; the receiver copies out in
-// order.
+// order. A rank that waits for anything takes what comes for it out of others' rings and puts it aside: what is behind
+// it there may be what another rank waits for.
 
 #include <memory>
 
@@ -78,7 +79,16 @@ class LocalGroup final : public SyncGroup {
   std::uint32_t round(std::span<const std::byte> record, const WaitOptions& options);
   template <class Done, class Needed, class Awaited>
   void wait(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
-            const Done& done, const Needed& needed, const Awaited& awaited);
+            const Done& done, const Needed& needed, const Awaited& awaited, int reading = -1);
+  struct Frame {
+    std::int32_t to;
+    Subject subject;
+    std::uint64_t length;
+  };
+  [[nodiscard]] std::optional<Frame> next_frame(int from, int& ahead) const;
+  std::vector<std::byte> take(int from, const Frame& frame, std::uint64_t most, const WaitOptions& options);
+  /// Those messages to this rank that come next, but from `reading`: that one's is being waited for.
+  void take_aside(int reading, const WaitOptions& options);
   void write_ring(int to, std::span<const std::byte> bytes, const WaitOptions& options);
   void read_ring(int from, std::span<std::byte> bytes, const WaitOptions& options);
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
@@ -92,6 +102,8 @@ class LocalGroup final : public SyncGroup {
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
   int spins_;
+  std::uint32_t letters_taken_ = 0;
+  bool takes_aside_ = false;
   std::function<std::chrono::nanoseconds()> while_waiting_;
   LocalChannel channel_;
 };

@@ -106,8 +106,12 @@ std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const Wa
   for (;;) {
     Letter letter = do_receive(from, subject, most, options);
     if (letter.subject == subject) return std::move(letter.message);
-    put_aside_[{from, letter.subject}].push_back(std::move(letter.message));
+    put_aside(from, std::move(letter));
   }
+}
+
+void SyncGroup::put_aside(int from, Letter letter) {
+  put_aside_[{from, letter.subject}].push_back(std::move(letter.message));
 }
 
 void SyncGroup::wait_until(const std::function<bool()>& done,

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Memory of the first rank over two hosts of two ranks each: streams_over_hosts.sh PROGRAM MIB BUDGET_MIB. First
-# gather_each with a consumer that writes, then an export that the first rank writes; twice MIB of disk in TMPDIR.
+# Memory of the first rank over two hosts of two ranks each: streams_over_hosts.sh PROGRAM MIB BUDGET_MIB
+# [LAYERS]. First gather_each with a consumer that writes, then an export that the first rank writes; twice MIB of disk in
+# TMPDIR.
 set -euo pipefail
 
 program=$(readlink -f "$1")
@@ -12,6 +13,6 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 for form in stream export; do
-  "$hosts" with 2 "$hosts" run -n 4 -ppn 2 "$program" "$form" "$mib" "$budget" "$folder"
+  "$hosts" with 2 "$hosts" run -n 4 -ppn 2 "$program" "$form" "$mib" "$budget" "$folder" "${@:4}"
   rm -rf "${folder:?}"/*
 done

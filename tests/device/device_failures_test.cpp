@@ -106,6 +106,44 @@ TEST_CASE("a device that hangs ends in a timeout that names it") {
   CHECK(std::chrono::steady_clock::now() - begin < 10s);
 }
 
+TEST_CASE("a device that hangs while it takes what was staged: the CPU does not wait inside of the driver") {
+  const Setting way("MUSTER_DEVICE_WAY", "staging");
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<Ended> ended = try_ranks(2, [](SyncGroup& group) {
+    group.set_timeout(1s);
+    const Tensor mine = device_pattern(DType::u8, {100000}, 1);
+    if (group.rank() == 0) {
+      ::setenv("FAKE_CUDA_HANG", "1", 1);
+      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::timeout,
+                    "cuda:0");
+      // By hand it is the same.
+      const Setting timeout("MUSTER_TIMEOUT", "1");
+      check_refused([&] { (void)copy_to_host(mine); }, ErrorKind::timeout, "cuda:0");
+      check_refused([&] { (void)copy_to_device(pattern(DType::u8, {10}, 1), 0); }, ErrorKind::timeout, "cuda:0");
+    } else {
+      (void)get_tensors_parallel(mine, all_of(group), group, to_device());
+    }
+  });
+  for (const Ended& each : ended) {
+    CAPTURE(each.words);
+    CHECK(each.ok());
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < 20s);
+}
+
+TEST_CASE("a device whose context is lost fails every call, on all ranks; what is on the host goes on") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {1000}, 4, group.rank());
+    (void)get_tensors_parallel(mine, all_of(group), group);
+    if (group.rank() == 1) fake<void(int)>("libcuda.so.1", "fake_cuda_break")(700);
+    for (int round = 0; round < 2; ++round)
+      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group); }, ErrorKind::io, "CUDA_ERROR_700");
+    const Tensor host = pattern(DType::u8, {1000}, 5);
+    const GatheredTensors all = get_tensors_parallel(host, all_of(group), group);
+    if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {1000}, 5));
+  });
+}
+
 TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
   ::setenv("MUSTER_DEVICE_WAY", "nccl", 1);
   const std::vector<Ended> ended = try_ranks(2, [](SyncGroup& group) {
@@ -122,9 +160,46 @@ TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
   }
 }
 
+TEST_CASE("NCCL that fails on one rank ends the exchange on all, at once, and leaves no batch open") {
+  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting devices("FAKE_CUDA_DEVICES", "3");
+  struct Failing {
+    const char* name;
+    const char* value;
+    int rank;
+  };
+  for (const Failing& failing :
+       {Failing{"FAKE_NCCL_FAIL", "ncclSend", 1}, Failing{"FAKE_NCCL_FAIL", "ncclRecv", 0},
+        Failing{"FAKE_NCCL_FAIL", "ncclGroupEnd", 1}, Failing{"FAKE_NCCL_FAIL", "ncclCommInitRankConfig", 1},
+        Failing{"FAKE_NCCL_STUCK", "1", 2}, Failing{"FAKE_NCCL_STUCK", "1", 0}}) {
+    CAPTURE(std::string(failing.value));
+    CAPTURE(failing.rank);
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<Ended> ended = try_ranks(3, [&](SyncGroup& outer) {
+      const Tensor mine = device_pattern(DType::u8, {1000}, 1, outer.rank());
+      {
+        const auto group = outer.duplicate();
+        if (outer.rank() == failing.rank) ::setenv(failing.name, failing.value, 1);
+        check_refused([&] { (void)get_tensors_parallel(mine, all_of(*group), *group, to_device()); }, ErrorKind::io,
+                      "NCCL");
+        RANK_CHECK(fake<int()>("libnccl.so.2", "fake_nccl_depth")() == 0);
+        ::unsetenv(failing.name);
+      }
+      outer.barrier();
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(outer), outer, to_device());
+      if (outer.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[2]), DType::u8, {1000}, 1));
+    });
+    for (const Ended& each : ended) {
+      CAPTURE(each.words);
+      CHECK(each.ok());
+    }
+    CHECK(std::chrono::steady_clock::now() - begin < 20s);
+  }
+}
+
 TEST_CASE("a killed sender is named by all others within a second or so, on every way") {
   for (const char* way : {"host", "staging", "ipc", "nccl"}) {
-    CAPTURE(way);
+    CAPTURE(std::string(way));
     const bool is_landing = std::string(way) != "host";
     if (is_landing) ::setenv("MUSTER_DEVICE_WAY", way, 1);
     ::setenv("FAKE_CUDA_DEVICES", "3", 1);
@@ -157,8 +232,8 @@ TEST_CASE("a killed sender is named by all others within a second or so, on ever
 
 TEST_CASE("a failing sender is every rank's error, whichever step fails") {
   for (const char* const failing :
-       {"cuIpcGetMemHandle:999", "cuMemGetAddressRange_v2:999", "cuEventCreate:999:2", "cuMemcpyDtoDAsync_v2:999"}) {
-    CAPTURE(failing);
+       {"cuEventCreate:999:2", "cuEventRecord:999", "cuMemcpyDtoDAsync_v2:999", "cuStreamIsCapturing:999"}) {
+    CAPTURE(std::string(failing));
     run_ranks(2, [&](SyncGroup& group) {
       const Tensor mine = device_pattern(DType::u8, {1000}, 4, group.rank());
       ::setenv("FAKE_CUDA_FAIL", failing, 1);

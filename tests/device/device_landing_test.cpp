@@ -62,18 +62,6 @@ void check_all(const std::vector<Ended>& ended, int from, const std::string& wor
   }
 }
 
-/// Of this test and the ranks it forks.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  ~Setting() { ::unsetenv(name_); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  const char* name_;
-};
-
 }  // namespace
 
 TEST_CASE("on one host by CUDA IPC: opened once, however often") {
@@ -134,7 +122,7 @@ TEST_CASE("IPC is a snapshot: what the caller writes after the call does not sho
     const CudaStreamScope scope(stream.handle());
     const Tensor target = cuda_allocate(DType::u8, {100000}, device);
     std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(pattern(DType::u8, {100000}, 100 * i));
+    for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(page_locked(pattern(DType::u8, {100000}, 100 * i)));
     for (const Tensor& each : work) stream.write(target, each);
     GatherOptions options = to_device();
     options.own = Own::copy;
@@ -150,6 +138,88 @@ TEST_CASE("IPC is a snapshot: what the caller writes after the call does not sho
 TEST_CASE("what cannot be opened is staged, and says so") {
   const Setting failing("FAKE_CUDA_FAIL", "cuIpcOpenMemHandle_v2:217");
   check_all(gather_rounds(3, 2), 1, "page-locked shared memory");
+}
+
+TEST_CASE("what cannot be exported, although the driver says it can: staged") {
+  for (const char* const failing : {"cuIpcGetMemHandle:801", "cuMemGetAddressRange_v2:500"}) {
+    CAPTURE(std::string(failing));
+    const Setting setting("FAKE_CUDA_FAIL", failing);
+    check_all(gather_rounds(3, 2), 1, "page-locked shared memory");
+  }
+}
+
+TEST_CASE("addresses that the first rank has not heard to be free are closed, and opened anew") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto gather = [&](std::uint64_t seed, std::uintptr_t& address, bool fails = false) {
+      const Tensor mine = device_pattern(DType::u8, {1 << 20}, seed, group.rank());
+      if (fails && group.rank() == 1) ::setenv("FAKE_CUDA_FAIL", "cuEventRecord:999", 1);
+      address = reinterpret_cast<std::uintptr_t>(mine.data());
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
+      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1 << 20}, seed));
+      if (group.rank() == 1) RANK_CHECK(all.explain().find("CUDA IPC") != std::string::npos);
+    };
+    std::uintptr_t before = 0;
+    std::uintptr_t after = 0;
+    gather(1, before);
+    // The sender's offer, with what is gone, does not arrive.
+    try {
+      gather(2, after, true);
+      RANK_CHECK(false);
+    } catch (const Error&) {
+    }
+    ::unsetenv("FAKE_CUDA_FAIL");
+    const std::uint64_t opens = calls("cuIpcOpenMemHandle_v2");
+    gather(3, after);
+    RANK_CHECK(before == after || group.rank() == 0);
+    if (group.rank() == 0) RANK_CHECK(calls("cuIpcOpenMemHandle_v2") == opens + 2);
+  });
+}
+
+TEST_CASE("two groups of the same ranks: what one has open of an address, the other one is staged past") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto other = group.duplicate();
+    std::uint64_t seed = 1;
+    for (SyncGroup* const each : {&group, other.get(), &group, other.get()}) {
+      const Tensor mine = device_pattern(DType::u8, {1 << 20}, ++seed, group.rank());
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), *each, to_device());
+      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1 << 20}, seed));
+    }
+    // The same allocation, opened by both, is closed by both.
+    const Tensor mine = device_pattern(DType::u8, {1 << 20}, 77, group.rank());
+    for (SyncGroup* const each : {&group, other.get(), &group}) {
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), *each, to_device());
+      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1 << 20}, 77));
+      trim(*each);
+    }
+    if (group.rank() != 0) return;
+    trim(*other);
+    RANK_CHECK(still_open("opened") == 0);
+  });
+}
+
+TEST_CASE("own tensors on several devices: what the caller has queued on each comes first") {
+  run_ranks(1, [](SyncGroup& group) {
+    std::vector<Tensor> work;
+    for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(page_locked(pattern(DType::u8, {100000}, 100 * i)));
+    Config mine = Config::array();
+    std::vector<std::unique_ptr<UserStream>> streams;
+    for (const int device : {0, 1}) {
+      const Tensor target = cuda_allocate(DType::u8, {100000}, device);
+      mine.push_back(target);
+      streams.push_back(std::make_unique<UserStream>(device, true));
+      // The second device has more to do: to wait for the first one is not enough.
+      for (int times = 0; times <= 3 * device; ++times)
+        for (const Tensor& each : work) streams.back()->write(target, each);
+    }
+    GatherOptions options = to_device();
+    options.own = Own::copy;
+    const GatheredConfigs all = get_configs_parallel(&mine, all_of(group), group, options);
+    for (const std::size_t i : {0U, 1U}) {
+      const Tensor& copy = all[0]->at(i).as_tensor();
+      RANK_CHECK(copy.device() == (Device{Device::Kind::cuda, 0}));
+      RANK_CHECK(is_pattern(copy_to_host(copy), DType::u8, {100000}, 2000));
+    }
+  });
 }
 
 TEST_CASE("memory of a pool cannot be exported: it is staged") {

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "doctest/doctest.h"
@@ -14,6 +15,7 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "src/device/contexts.hpp"
+#include "src/device/memory_pool.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -44,6 +46,26 @@ inline Tensor device_pattern(DType dtype, Shape shape, std::uint64_t seed, int d
   return on_device(pattern(dtype, std::move(shape), seed), device);
 }
 
+/// A copy in page-locked memory: only what comes from there is queued without waiting for the stream.
+inline Tensor page_locked(const TensorView& tensor) {
+  const cuda::Current current(0);
+  const auto buffer = cuda::pinned_pool_of_process()->take(tensor.nbytes());
+  std::memcpy(buffer.data.get(), tensor.data(), tensor.nbytes());
+  return {TensorView(tensor.dtype(), tensor.shape(), buffer.data.get()), buffer.data};
+}
+
+/// Of a test and the ranks it forks, or of a rank.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Setting() { ::unsetenv(name_); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  const char* name_;
+};
+
 /// A stream of the caller's, on which work waits.
 class UserStream {
  public:
@@ -58,7 +80,7 @@ class UserStream {
   UserStream(const UserStream&) = delete;
   UserStream& operator=(const UserStream&) = delete;
   [[nodiscard]] cuda::StreamHandle handle() const { return handle_; }
-  /// Queued, not done: `from` stays until it is.
+  /// Queued, not done: `from` is page-locked, and stays until it is.
   void write(const TensorView& target, const TensorView& from) const {
     const cuda::Current current(device_);
     cuda::check(cuda::driver().copy_to_device(cuda::device_pointer(target.data()), from.data(), from.nbytes(), handle_),

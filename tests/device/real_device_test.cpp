@@ -88,7 +88,7 @@ TEST_CASE("the caller's stream comes first, and the source is free after the cal
     constexpr std::int64_t bytes = 64 << 20;
     const Tensor target = cuda_allocate(DType::u8, {bytes}, 0);
     std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i < 4; ++i) work.push_back(pattern(DType::u8, {bytes}, i));
+    for (std::uint64_t i = 0; i < 4; ++i) work.push_back(page_locked(pattern(DType::u8, {bytes}, i)));
     for (int round = 0; round < 10; ++round) {
       for (const Tensor& each : work) stream.write(target, each);
       const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
@@ -111,6 +111,37 @@ TEST_CASE("rows with gaps, empty tensors, memory that is given back and taken ag
       group.barrier();
       trim(group);
     }
+  });
+}
+
+TEST_CASE("layers on a device, in a stream") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Config layer = Config::object(
+        {{"small", device_pattern(DType::bf16, {3, 100}, static_cast<std::uint64_t>(group.rank()))},
+         {"large", device_pattern(DType::f32, {9000, 1024}, static_cast<std::uint64_t>(group.rank() + 10))}});
+    int given = 0;
+    const LayerSource source = [&]() -> std::optional<Config> {
+      if (given++ == 6) return std::nullopt;
+      return layer;
+    };
+    (void)gather_each(
+        source, all_of(group), group,
+        [](LayerPart& part) {
+          for (const auto& [rank, config] : part.present()) {
+            const Config& small = config.at("small");
+            if (small.is_tensor())
+              RANK_CHECK(is_pattern(small.as_tensor(), DType::bf16, {3, 100}, static_cast<std::uint64_t>(rank)));
+            const Config& large = config.at("large");
+            if (!large.is_tensor()) continue;
+            const Tensor whole = pattern(DType::f32, {9000, 1024}, static_cast<std::uint64_t>(rank + 10));
+            std::int64_t first = 0;
+            for (const TensorSlice& slice : part.slices)
+              if (slice.rank == rank) first = slice.first / 1024;
+            const std::int64_t rows = large.as_tensor().shape().front();
+            RANK_CHECK(bitwise_equal(large.as_tensor(), whole.view().slice(0, first, first + rows)));
+          }
+        },
+        {.memory_budget = 16 << 20});
   });
 }
 

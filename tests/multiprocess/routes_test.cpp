@@ -243,7 +243,7 @@ TEST_CASE("tensors on devices, and nobody who could take them from there") {
                            [&]() -> std::optional<Config> { return layer++ == 2 && is_one ? device : host; },
                            ranks_from(0, 3), group, [](LayerPart&) {});
                      }),
-          {"layer 2 has tensors on cuda:1", "let the source copy them there first"});
+          {"layer 2 has tensors on cuda:1", "let the source copy them to the host first"});
     // No elements, no place.
     const Config empty = Tensor::borrow(TensorView(DType::f32, {0, 4}, nullptr, {}, cuda_0));
     const GatheredConfigs all = get_configs_parallel(&empty, ranks_from(0, 3), group);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forked ranks as ranks of MPI: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N of them. A host is a network namespace:
 // ranks of two of them cannot meet in shared memory, as on two machines; MPI itself needs no network here.
-// MUSTER_TEST_MPI_THREADS=multiple: any thread may call MPI, else one.
+// MUSTER_TEST_MPI_THREADS: multiple (any thread may call MPI), serialized (one at a time), else the main thread.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -46,9 +47,26 @@ os::Fd fresh_network() {
   return network;
 }
 
+int wanted_level() {
+  const char* text = std::getenv("MUSTER_TEST_MPI_THREADS");
+  const std::string_view threads = text == nullptr ? "" : text;
+  if (threads == "multiple") return MPI_THREAD_MULTIPLE;
+  return threads == "serialized" ? MPI_THREAD_SERIALIZED : MPI_THREAD_FUNNELED;
+}
+
+/// Ends the program as skipped where MPI does not speak the process manager's language.
+bool can_fork() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
+  int length = 0;
+  MPI_Get_library_version(version.data(), &length);
+  if (std::string_view(version.data()).find("Open MPI") == std::string_view::npos) return true;
+  std::puts("skipped: forked ranks are ranks of MPI by PMI-1, which Open MPI does not speak");
+  std::exit(77);
+}
+
 class MpiMaker final : public GroupMaker {
  public:
-  MpiMaker(int size, int hosts) : size_(size), hosts_(hosts), server_(size) {
+  MpiMaker(int size, int hosts) : size_(can_fork() ? size : 0), hosts_(hosts), server_(size) {
     for (int host = 1; host < hosts; ++host) networks_.push_back(fresh_network());
   }
 
@@ -62,9 +80,7 @@ class MpiMaker final : public GroupMaker {
     // is gone or has left the exchange.
     if (hosts_ > 1) ::setenv("UCX_TLS", "^cma", 0);
     int level = 0;
-    const char* threads = std::getenv("MUSTER_TEST_MPI_THREADS");
-    const bool any = threads != nullptr && std::string_view(threads) == "multiple";
-    MPI_Init_thread(nullptr, nullptr, any ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED, &level);
+    MPI_Init_thread(nullptr, nullptr, wanted_level(), &level);
     std::shared_ptr<SyncGroup> group = mpi_group(MPI_COMM_WORLD, {.timeout = timeout});
     SyncGroup* plain = group.get();
     return {plain, [owner = std::move(group)](SyncGroup*) mutable {

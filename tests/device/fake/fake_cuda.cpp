@@ -80,6 +80,13 @@ Status cuDeviceTotalMem_v2(std::size_t* bytes, int) {
   return Status::success;
 }
 
+Status cuDeviceGetAttribute(int* value, int attribute, int) {
+  ENTER("cuDeviceGetAttribute");
+  if (attribute != muster::cuda::device_max_pitch) return Status::invalid_value;
+  *value = static_cast<int>(setting("FAKE_CUDA_MAX_PITCH", max_pitch));
+  return Status::success;
+}
+
 Status cuDevicePrimaryCtxRetain(CUctx_st** context, int handle) {
   ENTER("cuDevicePrimaryCtxRetain");
   *context = state().contexts[static_cast<std::size_t>(handle)].get();
@@ -93,7 +100,7 @@ Status cuCtxPushCurrent_v2(CUctx_st* context) {
 }
 
 Status cuCtxPopCurrent_v2(CUctx_st** context) {
-  ENTER("cuCtxPopCurrent_v2", true);
+  ENTER("cuCtxPopCurrent_v2", in_context);
   *context = current().back();
   current().pop_back();
   return Status::success;
@@ -106,13 +113,13 @@ Status cuCtxGetCurrent(CUctx_st** context) {
 }
 
 Status cuCtxGetDevice(int* handle) {
-  ENTER("cuCtxGetDevice", true);
+  ENTER("cuCtxGetDevice", in_context);
   *handle = current().back()->device;
   return Status::success;
 }
 
 Status cuStreamCreate(CUstream_st** stream, unsigned flags) {
-  ENTER("cuStreamCreate", true);
+  ENTER("cuStreamCreate", in_context);
   state().streams.push_back(std::make_unique<CUstream_st>());
   *stream = state().streams.back().get();
   (*stream)->device = current().back()->device;
@@ -121,27 +128,49 @@ Status cuStreamCreate(CUstream_st** stream, unsigned flags) {
 }
 
 Status cuStreamDestroy_v2(CUstream_st* stream) {
-  ENTER("cuStreamDestroy_v2", true);
+  ENTER("cuStreamDestroy_v2", in_context);
   // What is in it goes on: it is kept, and only counted as gone.
-  (void)stream;
+  if (stream->is_gone) return invalid_handle;
+  stream->is_gone = true;
   ++state().calls["streams gone"];
   return Status::success;
 }
 
 Status cuStreamQuery(CUstream_st* stream) {
-  ENTER("cuStreamQuery", true);
+  ENTER("cuStreamQuery", unsafe);
+  if (stream->is_gone) return invalid_handle;
   tick();
   return stream->steps.empty() ? Status::success : Status::not_ready;
 }
 
 Status cuStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
-  ENTER("cuStreamWaitEvent", true);
+  ENTER("cuStreamWaitEvent", in_context);
+  if (const Status usable = use(stream_of(stream)); usable != Status::success) return usable;
+  // A stream that waits for one that is captured is drawn into the graph.
+  if (event->is_captured) stream->is_capturing = true;
   put(stream, [marks = event->marks] { return have_passed(marks); });
   return Status::success;
 }
 
+Status cuStreamIsCapturing(CUstream_st* stream, int* status) {
+  ENTER("cuStreamIsCapturing", in_context);
+  CUstream_st* const real = stream_of(stream);
+  const bool was_broken = state().is_capture_broken;
+  const Status usable = use(real);
+  state().is_capture_broken = was_broken;  // this one asks, and does no harm
+  if (usable != Status::success) return usable;
+  *status = real->is_capturing ? 1 : 0;
+  return Status::success;
+}
+
+Status cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER("cuThreadExchangeStreamCaptureMode");
+  std::swap(*mode, capture_mode());
+  return Status::success;
+}
+
 Status cuEventCreate(CUevent_st** event, unsigned) {
-  ENTER("cuEventCreate", true);
+  ENTER("cuEventCreate", in_context);
   state().events.push_back(std::make_unique<CUevent_st>());
   *event = state().events.back().get();
   (*event)->device = current().back()->device;
@@ -149,21 +178,27 @@ Status cuEventCreate(CUevent_st** event, unsigned) {
 }
 
 Status cuEventDestroy_v2(CUevent_st* event) {
-  ENTER("cuEventDestroy_v2", true);
+  ENTER("cuEventDestroy_v2", in_context);
   std::erase_if(state().events, [&](const auto& each) { return each.get() == event; });
   return Status::success;
 }
 
 Status cuEventRecord(CUevent_st* event, CUstream_st* stream) {
-  ENTER("cuEventRecord", true);
+  ENTER("cuEventRecord", in_context);
   CUstream_st* const real = stream_of(stream);
   if (real->device != event->device) return invalid_handle;
+  if (const Status usable = use(real); usable != Status::success) return usable;
+  event->is_captured = real->is_capturing;
   event->marks = marks_of(real);
   return Status::success;
 }
 
 Status cuEventQuery(CUevent_st* event) {
-  ENTER("cuEventQuery");
+  ENTER("cuEventQuery", {.is_unsafe = true});
+  if (event->is_captured) {
+    state().is_capture_broken = true;
+    return Status::captured_event;
+  }
   tick();
   return have_passed(event->marks) ? Status::success : Status::not_ready;
 }
@@ -196,6 +231,28 @@ std::uint64_t fake_cuda_open(const char* what) {
 int fake_cuda_allocate_from_pool(unsigned long long* pointer, std::uint64_t bytes) {
   LOCKED;
   return static_cast<int>(current().empty() ? Status::invalid_context : allocate(pointer, bytes, false));
+}
+
+int fake_cuda_allocate_managed(unsigned long long* pointer, std::uint64_t bytes) {
+  LOCKED;
+  const Status status = current().empty() ? Status::invalid_context : allocate(pointer, bytes, false);
+  if (status == Status::success) find(*pointer)->is_managed = true;
+  return static_cast<int>(status);
+}
+
+void fake_cuda_capture(void* stream, bool begins) {
+  LOCKED;
+  static_cast<CUstream_st*>(stream)->is_capturing = begins;
+}
+
+bool fake_cuda_capture_is_whole() {
+  LOCKED;
+  return !state().is_capture_broken;
+}
+
+void fake_cuda_break(int status) {
+  LOCKED;
+  state().broken = static_cast<Status>(status);
 }
 
 void fake_cuda_enqueue(void* stream, std::function<bool()>* step) {

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -28,7 +29,7 @@ int devices() {
 }
 
 /// Counts a call, and says how it goes.
-Status enter(const char* name, bool needs_context) {
+Status enter(const char* name, Kind kind) {
   State& s = state();
   const std::uint64_t calls = ++s.calls[name];
   if (const char* failing = std::getenv("FAKE_CUDA_FAIL")) {
@@ -40,8 +41,38 @@ Status enter(const char* name, bool needs_context) {
       return static_cast<Status>(status);
   }
   if (s.pid != ::getpid()) return Status::not_initialized;
-  if (needs_context && current().empty()) return Status::invalid_context;
+  if (s.broken != Status::success) return s.broken;
+  if (kind.needs_context && current().empty()) return Status::invalid_context;
+  if (kind.is_unsafe && capture_mode() != muster::cuda::capture_mode_relaxed &&
+      std::ranges::any_of(s.streams, [](const auto& stream) { return stream->is_capturing; })) {
+    s.is_capture_broken = true;
+    return Status::stream_capture_unsupported;
+  }
   return Status::success;
+}
+
+int& capture_mode() {
+  static thread_local int mode = 0;
+  return mode;
+}
+
+Status use(CUstream_st* stream) {
+  if (stream->is_gone) return invalid_handle;
+  State& s = state();
+  if (stream != s.defaults[static_cast<std::size_t>(stream->device)].get()) return Status::success;
+  if (std::ranges::none_of(s.streams, [&](const auto& other) {
+        return other->is_capturing && other->is_blocking && other->device == stream->device;
+      }))
+    return Status::success;
+  s.is_capture_broken = true;
+  return Status::stream_capture_implicit;
+}
+
+void drain(CUstream_st* stream) {
+  while (!stream->steps.empty()) {
+    tick();
+    if (setting("FAKE_CUDA_HANG", 0) != 0) ::usleep(1000);
+  }
 }
 
 Memory* find(DevicePointer pointer) {
@@ -100,7 +131,8 @@ void tick() {
     stream.steps.pop_front();
     ++stream.done;
   };
-  for (const auto& stream : s.streams) one(*stream);
+  for (const auto& stream : s.streams)
+    if (!stream->is_capturing) one(*stream);
   for (const auto& stream : s.defaults) one(*stream);
 }
 
@@ -117,7 +149,13 @@ Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
   if (memory.file < 0 || ::ftruncate(memory.file, static_cast<off_t>(memory.mapped)) != 0) return Status::out_of_memory;
   memory.real =
       static_cast<std::byte*>(::mmap(nullptr, memory.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory.file, 0));
-  void* shown = ::mmap(nullptr, memory.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* shown = nullptr;
+  if (const auto free = s.free_addresses.find(memory.mapped); free != s.free_addresses.end()) {
+    shown = free->second;
+    s.free_addresses.erase(free);
+  } else {
+    shown = ::mmap(nullptr, memory.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
   memory.base = reinterpret_cast<std::uintptr_t>(shown);
   memory.buffer = s.next_buffer++;
   std::memset(memory.real, 0xd5, memory.bytes);  // what nobody has written
@@ -129,27 +167,26 @@ Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
 
 void release(Memory& memory) {
   ::munmap(memory.real, memory.mapped);
-  ::munmap(reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.base)), memory.mapped);
+  void* const shown = reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.base));
+  if (memory.is_opened)
+    ::munmap(shown, memory.mapped);
+  else
+    state().free_addresses.emplace(memory.mapped, shown);
   ::close(memory.file);
   if (!memory.is_opened) state().used -= memory.bytes;
   state().memory.erase(memory.base);
 }
 
-/// Where `bytes` of the host may be copied to or from.
-std::byte* host(const void* address, std::size_t bytes) {
+HostMemory host_memory(const void* address, std::size_t bytes) {
   State& s = state();
   const auto at = reinterpret_cast<std::uintptr_t>(address);
-  if (!contains(s.locked, at, bytes) && !contains(s.host_allocated, at, bytes)) ++s.pageable_copies;
-  return static_cast<std::byte*>(const_cast<void*>(address));
-}
-
-Status copy(std::byte* to, const std::byte* from, std::size_t bytes, CUstream_st* stream) {
-  if (to == nullptr || from == nullptr) return Status::invalid_value;
-  put(stream_of(stream), [=] {
-    std::memcpy(to, from, bytes);
-    return true;
-  });
-  return Status::success;
+  for (const auto* ranges : {&s.locked, &s.host_allocated}) {
+    if (contains(*ranges, at, bytes)) return HostMemory::locked;
+    // Pages that only begin or end in what is locked: the driver does not copy over the edge.
+    if (contains(*ranges, at, 1) || contains(*ranges, at + bytes - 1, 1)) return HostMemory::in_part;
+  }
+  ++s.pageable_copies;
+  return HostMemory::ordinary;
 }
 
 }  // namespace fake

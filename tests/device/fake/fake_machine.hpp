@@ -24,6 +24,8 @@ struct CUstream_st {
   int device = 0;
   bool is_blocking = true;
   std::uint64_t done = 0;  // steps that it has taken
+  bool is_capturing = false;
+  bool is_gone = false;
   std::deque<std::function<bool()>> steps;
   [[nodiscard]] std::uint64_t end() const { return done + steps.size(); }
 };
@@ -32,6 +34,7 @@ struct CUevent_st {
   int device = 0;
   // What must have happened: so many steps of each of these streams.
   std::vector<std::pair<CUstream_st*, std::uint64_t>> marks;
+  bool is_captured = false;
 };
 
 namespace fake {
@@ -42,6 +45,7 @@ using muster::cuda::IpcHandle;
 using muster::cuda::Status;
 using muster::cuda::Uuid;
 
+inline constexpr std::uint64_t max_pitch = 0x7fffffff;
 inline constexpr auto invalid_handle = static_cast<Status>(400);
 
 struct Memory {
@@ -53,13 +57,21 @@ struct Memory {
   int file = -1;
   std::uint64_t buffer = 0;
   bool is_exportable = true;
+  bool is_managed = false;
   bool is_opened = false;  // of another process
+  // Of what is opened: whose, where it is there, and how often it was opened.
+  pid_t owner = 0;
+  DevicePointer owner_base = 0;
+  std::uint64_t owner_buffer = 0;
+  std::uint64_t opens = 0;
 };
 
 struct Shown {
   std::int32_t pid;
   std::int32_t file;
   std::uint64_t bytes;
+  std::uint64_t base;
+  std::uint64_t buffer;
   std::int32_t device;
 };
 static_assert(sizeof(Shown) <= sizeof(IpcHandle));
@@ -70,7 +82,8 @@ struct State {
   std::vector<std::unique_ptr<CUctx_st>> contexts;
   std::vector<std::unique_ptr<CUstream_st>> defaults;  // by device
   std::map<DevicePointer, Memory> memory;
-  std::map<std::uintptr_t, std::size_t> locked;  // host memory that devices reach
+  std::multimap<std::size_t, void*> free_addresses;  // by size: used again at once, as a driver does
+  std::map<std::uintptr_t, std::size_t> locked;      // host memory that devices reach
   std::map<std::uintptr_t, std::size_t> host_allocated;
   std::vector<std::unique_ptr<CUstream_st>> streams;
   std::vector<std::unique_ptr<CUevent_st>> events;
@@ -78,6 +91,8 @@ struct State {
   std::uint64_t next_buffer = 1;
   std::uint64_t pageable_copies = 0;
   std::uint64_t used = 0;
+  bool is_capture_broken = false;
+  Status broken = Status::success;  // what has failed on a device fails from then on
 };
 
 State& state();
@@ -85,8 +100,19 @@ State& state();
 std::vector<CUctx_st*>& current();
 std::uint64_t setting(const char* name, std::uint64_t otherwise);
 int devices();
+/// What a call needs and does.
+struct Kind {
+  bool needs_context = false;
+  /// Not a part of a graph, though something of it might be meant to be: forbidden while a stream is captured, and the
+  /// end of that capture, but for a thread that has said that it knows.
+  bool is_unsafe = false;
+};
+inline constexpr Kind in_context{.needs_context = true};
+inline constexpr Kind unsafe{.needs_context = true, .is_unsafe = true};
 /// Counts a call, and says how it goes.
-Status enter(const char* name, bool needs_context = false);
+Status enter(const char* name, Kind kind = {});
+/// CUstreamCaptureMode of the thread.
+int& capture_mode();
 bool contains(const std::map<std::uintptr_t, std::size_t>& ranges, std::uintptr_t at, std::size_t bytes);
 
 /// The allocation that an address is in; null where there is none.
@@ -95,11 +121,17 @@ Memory* find(DevicePointer pointer);
 std::byte* real_of(DevicePointer pointer, std::size_t bytes);
 Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable);
 void release(Memory& memory);
-/// Where `bytes` of the host may be copied to or from.
-std::byte* host(const void* address, std::size_t bytes);
+/// How the driver sees `bytes` of the host.
+enum class HostMemory { locked, ordinary, in_part };
+HostMemory host_memory(const void* address, std::size_t bytes);
 
 /// 0 and 1 are the default stream of the current device.
 CUstream_st* stream_of(CUstream_st* stream);
+/// Whether something may be put there: not where the stream is gone, nor, with the end of a capture, into the default
+/// stream while one that waits for it is captured.
+Status use(CUstream_st* stream);
+/// The CPU waits, inside of the driver, until the stream has done all; for ever where the device hangs.
+void drain(CUstream_st* stream);
 /// What must have happened for all that is in the stream now.
 std::vector<std::pair<CUstream_st*, std::uint64_t>> marks_of(CUstream_st* stream);
 bool have_passed(const std::vector<std::pair<CUstream_st*, std::uint64_t>>& marks);
@@ -107,7 +139,6 @@ bool have_passed(const std::vector<std::pair<CUstream_st*, std::uint64_t>>& mark
 void put(CUstream_st* stream, std::function<bool()> step);
 /// Lets every stream do one thing.
 void tick();
-Status copy(std::byte* to, const std::byte* from, std::size_t bytes, CUstream_st* stream);
 
 }  // namespace fake
 

@@ -11,6 +11,46 @@
 
 using namespace fake;
 
+namespace {
+
+enum class Direction { to_host, to_device, on_device };
+
+struct Rows {
+  std::byte* begin;
+  std::size_t pitch;
+};
+
+/// All copies. With ordinary host memory the driver copies by buffers of its own, and the CPU waits inside of it: to
+/// the host until the bytes are there, to the device until the stream is empty and the bytes are in a buffer.
+Status copy_rows(Rows to, Rows from, std::size_t width, std::size_t rows, CUstream_st* handle, Direction direction) {
+  CUstream_st* const stream = stream_of(handle);
+  if (to.begin == nullptr || from.begin == nullptr) return Status::invalid_value;
+  if (const Status usable = use(stream); usable != Status::success) return usable;
+  const Rows& side = direction == Direction::to_host ? to : from;
+  const HostMemory memory =
+      direction == Direction::on_device ? HostMemory::locked : host_memory(side.begin, (rows - 1) * side.pitch + width);
+  if (memory == HostMemory::in_part) return Status::invalid_value;
+  const bool is_ordinary = memory == HostMemory::ordinary;
+  // Nothing of a capture happens before its graph runs.
+  if (is_ordinary && stream->is_capturing) return Status::stream_capture_unsupported;
+  std::shared_ptr<std::vector<std::byte>> buffer;
+  if (is_ordinary && direction == Direction::to_device) {
+    drain(stream);
+    buffer = std::make_shared<std::vector<std::byte>>(from.begin, from.begin + (rows - 1) * from.pitch + width);
+    from.begin = buffer->data();
+  }
+  put(stream, [=] {
+    (void)buffer;
+    for (std::size_t row = 0; row < rows; ++row)
+      std::memcpy(to.begin + row * to.pitch, from.begin + row * from.pitch, width);
+    return true;
+  });
+  if (is_ordinary && direction == Direction::to_host) drain(stream);
+  return Status::success;
+}
+
+}  // namespace
+
 extern "C" {
 
 Status cuPointerGetAttribute(void* data, int attribute, DevicePointer pointer) {
@@ -23,7 +63,7 @@ Status cuPointerGetAttribute(void* data, int attribute, DevicePointer pointer) {
       *static_cast<unsigned*>(data) = memory == nullptr ? muster::cuda::memory_host : muster::cuda::memory_device;
       return Status::success;
     case muster::cuda::pointer_is_managed:
-      *static_cast<unsigned*>(data) = 0;
+      *static_cast<unsigned*>(data) = memory != nullptr && memory->is_managed ? 1 : 0;
       return Status::success;
     case muster::cuda::pointer_device_ordinal:
       *static_cast<int*>(data) = memory == nullptr ? 0 : memory->device;
@@ -40,7 +80,7 @@ Status cuPointerGetAttribute(void* data, int attribute, DevicePointer pointer) {
 }
 
 Status cuMemGetAddressRange_v2(DevicePointer* base, std::size_t* bytes, DevicePointer pointer) {
-  ENTER("cuMemGetAddressRange_v2", true);
+  ENTER("cuMemGetAddressRange_v2", in_context);
   const Memory* memory = find(pointer);
   if (memory == nullptr) return Status::invalid_value;
   *base = memory->base;
@@ -49,19 +89,19 @@ Status cuMemGetAddressRange_v2(DevicePointer* base, std::size_t* bytes, DevicePo
 }
 
 Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
-  ENTER("cuMemGetInfo_v2", true);
+  ENTER("cuMemGetInfo_v2", in_context);
   *total = setting("FAKE_CUDA_MEMORY", std::uint64_t{4} << 30);
   *free = *total - state().used;
   return Status::success;
 }
 
 Status cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
-  ENTER("cuMemAlloc_v2", true);
+  ENTER("cuMemAlloc_v2", unsafe);
   return allocate(pointer, bytes, true);
 }
 
 Status cuMemFree_v2(DevicePointer pointer) {
-  ENTER("cuMemFree_v2", true);
+  ENTER("cuMemFree_v2", unsafe);
   const auto found = state().memory.find(pointer);
   if (found == state().memory.end() || found->second.is_opened) return Status::invalid_value;
   release(found->second);
@@ -69,7 +109,7 @@ Status cuMemFree_v2(DevicePointer pointer) {
 }
 
 Status cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
-  ENTER("cuMemHostAlloc", true);
+  ENTER("cuMemHostAlloc", unsafe);
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*memory == nullptr) return Status::out_of_memory;
   state().host_allocated[reinterpret_cast<std::uintptr_t>(*memory)] = bytes;
@@ -77,16 +117,21 @@ Status cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
 }
 
 Status cuMemFreeHost(void* memory) {
-  ENTER("cuMemFreeHost", true);
+  ENTER("cuMemFreeHost", unsafe);
   if (state().host_allocated.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0) return Status::invalid_value;
   std::free(memory);
   return Status::success;
 }
 
 Status cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned) {
-  ENTER("cuMemHostRegister_v2", true);
+  ENTER("cuMemHostRegister_v2", unsafe);
   const auto at = reinterpret_cast<std::uintptr_t>(memory);
-  if (contains(state().locked, at, 1)) return Status::already_registered;
+  if (bytes == 0) return Status::invalid_value;
+  // Whole pages are locked, and each of them once.
+  const std::uintptr_t begin = at / 4096 * 4096;
+  const std::uintptr_t end = (at + bytes + 4095) / 4096 * 4096;
+  for (const auto& [base, size] : state().locked)
+    if (base / 4096 * 4096 < end && begin < (base + size + 4095) / 4096 * 4096) return Status::already_registered;
   // As the driver does: all pages have to be there.
   for (std::size_t page = 0; page < bytes; page += 4096)
     static_cast<volatile std::byte*>(memory)[page] = static_cast<volatile std::byte*>(memory)[page];
@@ -95,57 +140,69 @@ Status cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned) {
 }
 
 Status cuMemHostUnregister(void* memory) {
-  ENTER("cuMemHostUnregister", true);
+  ENTER("cuMemHostUnregister", unsafe);
   return state().locked.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0 ? Status::not_registered : Status::success;
 }
 
 Status cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, std::size_t bytes, CUstream_st* stream) {
-  ENTER("cuMemcpyDtoHAsync_v2", true);
-  return copy(host(to, bytes), real_of(from, bytes), bytes, stream);
+  ENTER("cuMemcpyDtoHAsync_v2", in_context);
+  return copy_rows({static_cast<std::byte*>(to), bytes}, {real_of(from, bytes), bytes}, bytes, 1, stream,
+                   Direction::to_host);
 }
 
 Status cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes, CUstream_st* stream) {
-  ENTER("cuMemcpyHtoDAsync_v2", true);
-  return copy(real_of(to, bytes), host(from, bytes), bytes, stream);
+  ENTER("cuMemcpyHtoDAsync_v2", in_context);
+  auto* const source = static_cast<std::byte*>(const_cast<void*>(from));
+  return copy_rows({real_of(to, bytes), bytes}, {source, bytes}, bytes, 1, stream, Direction::to_device);
 }
 
 Status cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes, CUstream_st* stream) {
-  ENTER("cuMemcpyDtoDAsync_v2", true);
-  return copy(real_of(to, bytes), real_of(from, bytes), bytes, stream);
+  ENTER("cuMemcpyDtoDAsync_v2", in_context);
+  return copy_rows({real_of(to, bytes), bytes}, {real_of(from, bytes), bytes}, bytes, 1, stream, Direction::on_device);
 }
 
 Status cuMemcpy2DAsync_v2(const Copy2d* asked, CUstream_st* stream) {
-  ENTER("cuMemcpy2DAsync_v2", true);
+  ENTER("cuMemcpy2DAsync_v2", in_context);
   const Copy2d c = *asked;
+  const std::uint64_t most = setting("FAKE_CUDA_MAX_PITCH", max_pitch);
   if (c.source_type != muster::cuda::memory_device || c.target_type != muster::cuda::memory_host ||
-      c.source_pitch < c.width || c.target_pitch < c.width || c.height == 0)
+      c.source_pitch < c.width || c.target_pitch < c.width || c.height == 0 || c.source_pitch > most ||
+      c.target_pitch > most)
     return Status::invalid_value;
-  const std::byte* from = real_of(c.source_device, (c.height - 1) * c.source_pitch + c.width);
-  std::byte* to = host(c.target_host, (c.height - 1) * c.target_pitch + c.width);
-  if (from == nullptr) return Status::invalid_value;
-  put(stream_of(stream), [=] {
-    for (std::size_t row = 0; row < c.height; ++row)
-      std::memcpy(to + row * c.target_pitch, from + row * c.source_pitch, c.width);
-    return true;
-  });
-  return Status::success;
+  return copy_rows({static_cast<std::byte*>(c.target_host), c.target_pitch},
+                   {real_of(c.source_device, (c.height - 1) * c.source_pitch + c.width), c.source_pitch}, c.width,
+                   c.height, stream, Direction::to_host);
 }
 
 Status cuIpcGetMemHandle(IpcHandle* handle, DevicePointer pointer) {
-  ENTER("cuIpcGetMemHandle", true);
+  ENTER("cuIpcGetMemHandle", unsafe);
   const Memory* memory = find(pointer);
-  if (memory == nullptr || !memory->is_exportable || memory->is_opened) return Status::invalid_value;
-  const Shown shown{::getpid(), memory->file, memory->bytes, memory->device};
+  // The base of an allocation, as the documentation wants it.
+  if (memory == nullptr || memory->base != pointer || !memory->is_exportable || memory->is_opened)
+    return Status::invalid_value;
+  const Shown shown{::getpid(), memory->file, memory->bytes, memory->base, memory->buffer, memory->device};
   std::memset(handle, 0, sizeof *handle);
   std::memcpy(handle, &shown, sizeof shown);
   return Status::success;
 }
 
-Status cuIpcOpenMemHandle_v2(DevicePointer* pointer, IpcHandle handle, unsigned) {
-  ENTER("cuIpcOpenMemHandle_v2", true);
+Status cuIpcOpenMemHandle_v2(DevicePointer* pointer, IpcHandle handle, unsigned flags) {
+  ENTER("cuIpcOpenMemHandle_v2", unsafe);
   Shown shown{};
   std::memcpy(&shown, &handle, sizeof shown);
   if (shown.pid == ::getpid()) return Status::invalid_context;
+  if (flags != muster::cuda::ipc_lazy_peer_access) return Status::invalid_value;
+  for (auto& [base, open] : state().memory) {
+    if (!open.is_opened || open.owner != shown.pid) continue;
+    if (open.owner_buffer == shown.buffer) {
+      ++open.opens;
+      *pointer = open.base;
+      return Status::success;
+    }
+    // What was there before has been freed by its owner, and not closed here.
+    if (open.owner_base < shown.base + shown.bytes && shown.base < open.owner_base + open.bytes)
+      return Status::already_mapped;
+  }
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", shown.pid, shown.file);
   Memory memory;
@@ -155,6 +212,10 @@ Status cuIpcOpenMemHandle_v2(DevicePointer* pointer, IpcHandle handle, unsigned)
   memory.mapped = (shown.bytes + 4095) / 4096 * 4096;
   memory.device = shown.device;
   memory.is_opened = true;
+  memory.owner = shown.pid;
+  memory.owner_base = shown.base;
+  memory.owner_buffer = shown.buffer;
+  memory.opens = 1;
   memory.buffer = state().next_buffer++;
   memory.real =
       static_cast<std::byte*>(::mmap(nullptr, memory.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory.file, 0));
@@ -166,9 +227,10 @@ Status cuIpcOpenMemHandle_v2(DevicePointer* pointer, IpcHandle handle, unsigned)
 }
 
 Status cuIpcCloseMemHandle(DevicePointer pointer) {
-  ENTER("cuIpcCloseMemHandle", true);
+  ENTER("cuIpcCloseMemHandle", unsafe);
   const auto found = state().memory.find(pointer);
   if (found == state().memory.end() || !found->second.is_opened) return Status::invalid_value;
+  if (--found->second.opens != 0) return Status::success;
   release(found->second);
   return Status::success;
 }

@@ -5,7 +5,11 @@
 // be asked for, a batch takes its place in the stream, sends and receives of a pair match in their order, and two ranks
 // on one device are refused.
 //
-// FAKE_NCCL_SILENT=1: this rank never comes.
+// What is asked for comes into the stream some time after the group's end: who puts something there before the state is
+// success has put it before. A group that stays open swallows all that follows.
+//
+// FAKE_NCCL_SILENT=1: this rank never comes. FAKE_NCCL_FAIL=FUNCTION: it fails. FAKE_NCCL_STUCK=1: what comes into a
+// stream never ends, and the state says that a network has failed.
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -32,6 +36,7 @@ using muster::cuda::NcclStatus;
 namespace {
 
 constexpr auto system_error = static_cast<NcclStatus>(2);
+constexpr auto invalid_argument = static_cast<NcclStatus>(4);
 constexpr auto invalid_usage = static_cast<NcclStatus>(5);
 constexpr auto remote_error = static_cast<NcclStatus>(6);
 
@@ -68,12 +73,21 @@ struct ncclComm {
   std::vector<int> sockets;  // by rank
   int met = 0;
   bool is_refused = false;
+  int looks = 0;  // until what is asked for comes into the stream
+  std::vector<std::pair<void*, std::function<bool()>>> coming;
   std::shared_ptr<std::atomic<int>> failure = std::make_shared<std::atomic<int>>(0);
 
   ~ncclComm() {
     stop_listening();
     for (const int socket : sockets)
       if (socket >= 0) ::close(socket);
+  }
+
+  bool is_met = false;
+
+  void come() {
+    for (auto& [stream, one] : coming) fake_cuda_enqueue(stream, &one);
+    coming.clear();
   }
 
   void stop_listening() {
@@ -131,7 +145,19 @@ struct ncclComm {
 namespace {
 
 thread_local std::vector<std::pair<ncclComm*, std::pair<void*, Operation>>> batch;
-thread_local bool in_batch = false;
+thread_local int depth = 0;
+thread_local NcclStatus batch_failure = NcclStatus::success;
+
+bool fails(const char* function) {
+  const char* failing = std::getenv("FAKE_NCCL_FAIL");
+  return failing != nullptr && std::strcmp(failing, function) == 0;
+}
+
+/// As in NCCL, the first error of a batch is also that of its end.
+NcclStatus in_batch_failed(NcclStatus status) {
+  if (batch_failure == NcclStatus::success) batch_failure = status;
+  return status;
+}
 
 /// One step of one operation; true when it is done.
 bool step(int socket, Operation& operation, std::atomic<int>& failure) {
@@ -151,9 +177,12 @@ bool step(int socket, Operation& operation, std::atomic<int>& failure) {
 }
 
 NcclStatus put(ncclComm* communicator, bool is_send, const void* data, std::size_t bytes, int peer, void* stream) {
-  if (!in_batch) return invalid_usage;
+  if (depth == 0) return invalid_usage;
+  if (fails(is_send ? "ncclSend" : "ncclRecv")) return in_batch_failed(system_error);
+  // NCCL refuses a communicator that is still busy with what came before.
+  if (!communicator->is_met || !communicator->coming.empty()) return in_batch_failed(invalid_argument);
   const Operation operation{is_send, static_cast<std::byte*>(fake_cuda_memory(data)), bytes, peer};
-  if (operation.data == nullptr) return invalid_usage;
+  if (operation.data == nullptr) return in_batch_failed(invalid_argument);
   batch.push_back({communicator, {stream, operation}});
   return NcclStatus::success;
 }
@@ -164,6 +193,10 @@ extern "C" {
 
 std::uint64_t fake_nccl_inits() {
   return inits;
+}
+
+int fake_nccl_depth() {
+  return depth;
 }
 
 NcclStatus ncclGetVersion(int* version) {
@@ -184,7 +217,9 @@ NcclStatus ncclGetUniqueId(NcclId* id) {
 
 NcclStatus ncclCommInitRankConfig(ncclComm** made, int size, NcclId id, int rank, NcclConfig* config) {
   ++inits;
-  if (config == nullptr || config->blocking != 0 || config->magic != 0xcafebeef) return invalid_usage;
+  if (config == nullptr || config->blocking != 0 || config->magic != 0xcafebeef || config->size < 24)
+    return invalid_argument;
+  if (fails("ncclCommInitRankConfig")) return system_error;
   auto communicator = std::make_unique<ncclComm>();
   communicator->size = size;
   communicator->rank = rank;
@@ -214,12 +249,17 @@ NcclStatus ncclCommGetAsyncError(ncclComm* communicator, NcclStatus* status) {
   }
   *status = communicator->meet() ? NcclStatus::success : NcclStatus::in_progress;
   if (communicator->is_refused) *status = invalid_usage;
+  if (*status == NcclStatus::success) communicator->is_met = true;
+  if (!communicator->coming.empty()) {
+    *status = NcclStatus::in_progress;
+    if (++communicator->looks >= 3) communicator->come();
+  }
   if (*communicator->failure != 0) *status = static_cast<NcclStatus>(communicator->failure->load());
   return NcclStatus::success;
 }
 
 NcclStatus ncclGroupStart() {
-  in_batch = true;
+  if (depth++ == 0) batch_failure = NcclStatus::success;
   return NcclStatus::success;
 }
 
@@ -232,18 +272,32 @@ NcclStatus ncclRecv(void* data, std::size_t bytes, int, int peer, ncclComm* comm
 }
 
 NcclStatus ncclGroupEnd() {
-  in_batch = false;
+  if (depth == 0) return invalid_usage;
+  if (--depth != 0) return NcclStatus::success;
+  if (batch_failure != NcclStatus::success) {
+    batch.clear();
+    return batch_failure;
+  }
+  if (fails("ncclGroupEnd")) {
+    batch.clear();
+    return system_error;
+  }
   for (auto& [communicator, item] : batch) {
     auto& [stream, operation] = item;
     const int socket = communicator->sockets[static_cast<std::size_t>(operation.peer)];
     if (socket < 0) return invalid_usage;
-    std::function<bool()> one = [socket, operation = operation, failure = communicator->failure]() mutable {
-      return step(socket, operation, *failure);
-    };
-    fake_cuda_enqueue(stream, &one);
+    communicator->looks = 0;
+    communicator->coming.emplace_back(
+        stream, [socket, operation = operation, failure = communicator->failure, turns = 0]() mutable {
+          if (std::getenv("FAKE_NCCL_STUCK") != nullptr) {
+            if (++turns > 30) *failure = static_cast<int>(remote_error);
+            return false;
+          }
+          return step(socket, operation, *failure);
+        });
   }
   batch.clear();
-  return NcclStatus::success;
+  return NcclStatus::in_progress;
 }
 
 }  // extern "C"
