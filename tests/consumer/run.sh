@@ -42,17 +42,18 @@ said=$("$program" --version)
 [ "$said" = "muster $version" ]
 # Where there is MPI: a program of it, which knows nothing but the other pkg-config file.
 if pkg-config --exists muster-mpi; then
-  read -ra mpi < <(pkg-config --cflags mpich 2>/dev/null || pkg-config --cflags mpi)
+  read -r package _ < <(pkg-config --print-requires muster-mpi | grep -v '^muster' || echo mpi)
+  read -ra mpi < <(pkg-config --cflags "$package")
   read -ra cflags < <(pkg-config --cflags muster-mpi)
   read -ra libs < <(pkg-config --libs muster-mpi)
   [ "$sanitize" = none ] || cflags+=("-fsanitize=$sanitize")
   "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "${mpi[@]/#-I/-isystem}" "$here/mpi.cpp" -o "$place/mpi" "${libs[@]}" \
     "-Wl,-rpath,$library"
-  if command -v mpiexec >/dev/null; then
-    said=$(ASAN_OPTIONS=detect_leaks=0 mpiexec -n 2 "$place/mpi")
+  if "$here/../mpi/launch.sh" --check; then
+    said=$(ASAN_OPTIONS=detect_leaks=0 "$here/../mpi/launch.sh" -n 2 "$place/mpi")
     [ "$said" = "2 ranks" ]
   else
-    echo "no mpiexec here: the program of MPI was built, and not run"
+    echo "the program of MPI was built, and not run"
   fi
 fi
 private=$(find "$place" -path '*include*' -name '*.hpp' -not -path '*/include/muster/*')

@@ -10,7 +10,7 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: hosts.sh with N COMMAND...   make hosts h1 to hN and run a command beside them, which may call the following:
-       hosts.sh run [MPIEXEC-ARGUMENT...]     mpiexec over all hosts: -n 4 -ppn 2 PROGRAM ...
+       hosts.sh run [MPIEXEC-ARGUMENT...]     mpiexec (launch.sh) over all hosts: -n 4 -ppn 2 ...
        hosts.sh on HOST COMMAND...            on one host
        hosts.sh limit RATE                    of each host's link, both ways: 1gbit; none: as fast as it goes
        hosts.sh cut HOST, mend HOST           pull the plug of its link; put it back
@@ -76,7 +76,8 @@ with() {
   shift
   [[ $count =~ ^[1-9][0-9]?$ ]] || die "1 to 99 hosts can be made, not $count"
   [ "$(id -u)" -eq 0 ] || skip "making hosts needs root"
-  for tool in ip tc unshare nsenter mpiexec; do command -v "$tool" >/dev/null || skip "no $tool here"; done
+  for tool in ip tc unshare nsenter; do command -v "$tool" >/dev/null || skip "no $tool here"; done
+  "$here/launch.sh" --check || exit
   unshare --net --uts --ipc --mount --pid --fork true 2>/dev/null || skip "namespaces cannot be made here"
   MUSTER_HOSTS=$(mktemp -d /tmp/muster-hosts-XXXXXX)
   export MUSTER_HOSTS
@@ -144,7 +145,7 @@ limit() {
 run() {
   local names='' host
   for ((host = 1; host <= $(cat "$MUSTER_HOSTS/count"); host++)); do names+=${names:+,}h$host; done
-  exec mpiexec -launcher ssh -launcher-exec "$here/launch_on_host.sh" -localhost 10.77.0.254 -hosts "$names" "$@"
+  exec "$here/launch.sh" --over "$names" "$@"
 }
 
 command=${1:-}
