@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Real processes as ranks: forks N children, gives each its group, and says how each ended.
+// Real processes as ranks: forks N children, gives each its group, and says how each ended. Where a launcher has
+// started the test program itself several times (StartedRanks), nothing is forked: each process plays its rank of every
+// case.
 
 #include <sys/types.h>
 
@@ -38,24 +40,29 @@ struct Ended {
 /// Called in a rank: puts words into its Ended.
 void say(const std::string& words);
 
-/// A running set of ranks: a test may kill or stop them. Whoever still lives when it goes is killed.
+/// A running set of ranks: a test may kill or stop those it has forked. Whoever still lives when it goes is killed.
 class Ranks {
  public:
   using Body = std::function<void(int rank)>;
   /// Forks `count` processes that run `body`. An exception's words become the rank's, and its status 1.
+  /// Of started ranks the first `count` run it here and now, and an exception ends the program on all ranks; where
+  /// fewer were started it is skipped, aloud.
   Ranks(int count, const Body& body);
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  [[nodiscard]] pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
+  /// Of a forked one.
+  [[nodiscard]] pid_t pid(int rank) const { return pids_.at(static_cast<std::size_t>(rank)); }
   void signal(int rank, int number) const;
-  /// Waits for all; those that still run at the deadline are killed and say "hangs".
+  /// Waits for all; those that still run at the deadline are killed and say "hangs". Of started ranks only this one's
+  /// end is known; the others' are taken for good.
   std::vector<Ended> wait(std::chrono::milliseconds deadline = std::chrono::seconds(60));
 
  private:
   std::vector<pid_t> pids_;
   std::vector<int> pipes_;
+  std::vector<Ended> played_;  // by started ranks
 };
 
 /// A key that no other test has.
@@ -67,11 +74,18 @@ class GroupMaker {
   virtual ~GroupMaker() = default;
   [[nodiscard]] virtual std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const = 0;
 };
-/// Lets MUSTER_TEST_GROUP=NAME choose a kind; called before main().
+/// Ranks that a launcher has started, each of them this whole program: all of them come to every case.
+struct StartedRanks {
+  int rank;
+  int size;
+  void (*give_up)();  ///< ends the program on all ranks
+};
+/// Lets MUSTER_TEST_GROUP=NAME choose a kind; called before main(). `started` is there where the ranks are.
 using MakeMaker = std::unique_ptr<GroupMaker> (*)(int size);
-bool add_group_kind(const std::string& name, MakeMaker make);
+using FindStarted = StartedRanks (*)();
+bool add_group_kind(const std::string& name, MakeMaker make, FindStarted started = nullptr);
 
-/// The group that ranks forked by one test make: call before the fork, use in each rank. A local one, or what
+/// The group that the ranks of one test make: call before the fork, use in each rank. A local one, or what
 /// MUSTER_TEST_GROUP names.
 class GroupOf {
  public:
@@ -92,10 +106,10 @@ inline std::vector<int> ranks_from(int first, int size) {
   return ranks;
 }
 
-/// Forks `count` ranks of one group, runs `body` in each, and CHECKs that all ended well.
+/// Ranks of one group: runs `body` in each of `count`, and CHECKs that all ended well.
 void run_ranks(int count, const std::function<void(SyncGroup&)>& body);
 
-/// Forks as above and returns how each ended.
+/// The same, and returns how each ended.
 std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,
                              std::chrono::milliseconds deadline = std::chrono::seconds(60));
 
