@@ -165,11 +165,13 @@ Finding mpi() {
     finding.value += "; " + contradiction;
     finding.remedy = "unset the variables of the launcher that has not started this process";
   } else if (start.by == sync::StartedBy::mpi) {
-    finding.value += "; started by it: " + start.said;
+    finding.value += "; this process is a rank of it: " + start.said;
   } else if (start.by == sync::StartedBy::slurm && start.is_apart && !os::environment("MUSTER_WORKSPACE")) {
     finding.health = Health::bad;
     finding.value += fmt::format("; started by srun without PMI: {}", start.said);
-    finding.remedy = "srun --mpi=pmi2 (srun --mpi=list tells what there is), or a workspace in MUSTER_WORKSPACE";
+    finding.remedy =
+        "srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI (srun --mpi=list tells what there is), or a workspace in "
+        "MUSTER_WORKSPACE";
   } else {
     finding.value += "; this process was not started by MPI";
   }

@@ -29,8 +29,8 @@ std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
     if (start.by == sync::StartedBy::slurm)
       throw Error(ErrorKind::unsupported,
                   fmt::format("srun has started this process on several hosts ({}) without PMI, which MPI needs: `srun "
-                              "--mpi=pmi2` (`srun --mpi=list` tells what there is); or name a directory that all of "
-                              "them see by MUSTER_WORKSPACE",
+                              "--mpi=pmi2` for MPICH, `--mpi=pmix` for Open MPI (`srun --mpi=list` tells what there "
+                              "is); or name a directory that all of them see by MUSTER_WORKSPACE",
                               start.said));
     throw Error(
         ErrorKind::unsupported,
