@@ -137,6 +137,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] std::size_t told_of(int host) const noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace);
+  /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
+  [[nodiscard]] int awaited() const;
   Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
   /// Ranks of this host: who waits for them elsewhere is told; a companion fails whoever waits for them.
   void look_for_the_dead(const WaitOptions& options);

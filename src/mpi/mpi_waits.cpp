@@ -11,6 +11,7 @@
 #include "muster/log.hpp"
 #include "src/base/fixed_text.hpp"
 #include "src/mpi/ending.hpp"
+#include "src/sync/local_group.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -85,7 +86,7 @@ void MpiGroup::take(const Control& control) {
       answer.progress = standing_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
       if (parent_) answer.progress += parent_->progress.load(std::memory_order_relaxed);
-      answer.waits_for = waits_for_.load();
+      answer.waits_for = awaited();
       put_text(answer.phase, phase_.load());
       family_->tell(control.from, answer);
       break;
@@ -151,6 +152,14 @@ std::string MpiGroup::describe(int rank) {
   return words;
 }
 
+int MpiGroup::awaited() const {
+  if (const int on = waits_for_.load(); on >= 0) return on;
+  const auto* shared = dynamic_cast<const sync::LocalGroup*>(hosts_.local.get());
+  const std::optional<int> place = shared == nullptr ? std::nullopt : shared->missing();
+  if (!place) return -1;
+  return hosts_.members[static_cast<std::size_t>(hosts_.mine)][static_cast<std::size_t>(*place)];
+}
+
 MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseconds every) {
   const auto hold = family_->lock();
   const Clock::time_point now = Clock::now();
@@ -159,7 +168,8 @@ MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseco
   for (int steps = 0; at >= 0 && at < size() && at != this->rank() && steps < size(); ++steps) {
     View& link = views_[static_cast<std::size_t>(at)];
     // A question that was not taken in yet needs no second one.
-    if (now - begin > every && now - link.asked > every && !link.is_asked && !hosts_.is_here(at)) {
+    // Ranks of this host are asked, too: what they show in shared memory also moves while they wait for others.
+    if (now - begin > every && now - link.asked > every && !link.is_asked && !link.is_dead) {
       link.asked = now;
       link.is_asked = true;
       Control question;
