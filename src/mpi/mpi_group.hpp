@@ -120,6 +120,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::vector<std::byte> receive_here(int from, std::uint64_t most, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
+  std::vector<std::byte> receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                       std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
   void tell_other_hosts(const Error& cause) noexcept;
   [[noreturn]] void fail(const Error& cause);
@@ -148,6 +150,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
   template <class Call>
   auto locally(int on, const Call& call);
+  template <class Call>
+  auto or_fail(int on, const WaitOptions& options, const Call& call);
   /// With this group's deadline, not the local group's own, and `grace` more.
   [[nodiscard]] WaitOptions later(const WaitOptions& options,
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;

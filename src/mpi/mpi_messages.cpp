@@ -112,6 +112,11 @@ std::vector<std::byte> MpiGroup::receive_here(int from, std::uint64_t most, cons
 
 std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                               std::chrono::milliseconds grace) {
+  return or_fail(from, options, [&] { return receive_there(from, tag, most, options, grace); });
+}
+
+std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                               std::chrono::milliseconds grace) {
   MPI_Message found = MPI_MESSAGE_NULL;
   MPI_Status status{};
   const std::array<int, 1> on{from};
@@ -149,8 +154,10 @@ void MpiGroup::do_send(int to, std::span<const std::byte> message, const WaitOpt
   if (first != 0) std::memcpy(bytes.data() + sizeof head, message.data(), first);
   const std::array<int, 1> on{to};
   for (std::size_t sent = 0;;) {
-    auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag(Tag::message), bytes));
-    wait([&] { return pending->test(); }, {}, on, options, std::chrono::milliseconds(0));
+    or_fail(to, options, [&] {
+      auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag(Tag::message), bytes));
+      wait([&] { return pending->test(); }, {}, on, options, std::chrono::milliseconds(0));
+    });
     progress();
     sent += sent == 0 ? first : bytes.size();
     if (sent >= message.size()) return;

@@ -205,17 +205,18 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   std::vector<Seen> seen(on.size(), Seen{0, begin});
   Clock::time_point looked = begin;
   Clock::time_point logged = begin;
+  const auto pump = [&] { or_fail(on.empty() ? rank() : on.front(), options, [&] { family_->pump(); }); };
   // Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
   const auto look_around = [&](Clock::time_point now) {
     if (now - looked_around_ < slice) return;
     looked_around_ = now;
     // Who is dead now may have told before what all fail with.
-    family_->pump();
+    pump();
     if (!known_failure()) look_for_the_dead(options);
   };
   look_around(begin);
   while (!done()) {
-    family_->pump();
+    pump();
     if (known_failure()) {
       pass_on_local_failure();
       throw *failure();

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) beside the group's rounds.
 
-#include <algorithm>
-#include <array>
+#include <mpi.h>
+
+#include <atomic>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "tests/support/forked_ranks.hpp"
@@ -12,6 +14,9 @@ using namespace muster::test;
 using namespace std::chrono_literals;
 
 namespace {
+
+/// The call of MPI_Improbe that fails, counted from now; none below 0.
+std::atomic<int> fails_at{-1};
 
 void check_round(SyncGroup& group) {
   std::vector<int> all(static_cast<std::size_t>(group.size()), -1);
@@ -28,6 +33,11 @@ std::vector<std::byte> message_of(std::size_t bytes, int seed) {
 }
 
 }  // namespace
+
+extern "C" int MPI_Improbe(int from, int tag, MPI_Comm comm, int* flag, MPI_Message* message, MPI_Status* status) {
+  if (fails_at.load() >= 0 && fails_at.fetch_sub(1) == 0) return MPI_ERR_OTHER;
+  return PMPI_Improbe(from, tag, comm, flag, message, status);
+}
 
 TEST_CASE("a message sent before a round and received after it is not taken for the round's answer") {
   // Of every length that goes another way, from and to ranks that speak for their host, to mates and to the other host.
@@ -68,5 +78,30 @@ TEST_CASE("a message that was found in a round and is longer than its receiver a
   for (const Ended& one : ended) {
     CHECK_MESSAGE(one.ok(), one.words);
     CHECK(one.words == "rank 0 announces a message of 100 bytes where at most 99 can be");
+  }
+}
+
+TEST_CASE("an error of MPI on one rank fails the group: nobody waits to the deadline") {
+  const auto ended = try_ranks(4, [](SyncGroup& group) {
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      group.barrier();
+      if (group.rank() == 2) fails_at = 3;
+      if (group.rank() == 0) std::this_thread::sleep_for(300ms);
+      group.barrier();
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::io);
+      RANK_CHECK(std::chrono::steady_clock::now() - begin < 3s);
+      RANK_CHECK(group.failure().has_value());
+      say(error.what());
+      // The others hear it from here, too.
+      std::this_thread::sleep_for(1s);
+      return;
+    }
+    throw RankFailure("nothing was thrown");
+  });
+  for (const Ended& one : ended) {
+    CHECK_MESSAGE(one.ok(), one.words);
+    CHECK_MESSAGE(one.words.find("in 'barrier' of rank 2 with rank 0 (host ") == 0, one.words);
   }
 }
