@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "muster/log.hpp"
 
@@ -79,6 +80,11 @@ void Family::resign(int number) noexcept {
   if (groups_.empty()) retire();
 }
 
+void Family::take_over(std::vector<Pending> sends) {
+  const auto hold = lock();
+  std::ranges::move(sends, std::back_inserter(left_behind_));
+}
+
 void Family::retire() noexcept {
   const auto hold = lock();
   if (is_retired()) return;
@@ -118,7 +124,8 @@ void Family::pump() {
   if (has_ended()) return;
   pumped_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   for (const auto& [rank, control] : std::exchange(outbox_, {})) tell(rank, control);
-  std::erase_if(sends_, [](Pending& send) { return send.test(); });
+  for (std::vector<Pending>* const sends : {&sends_, &left_behind_})
+    std::erase_if(*sends, [](Pending& send) { return send.test(); });
   while (inbox_.test()) {
     const Control control = *inbox_memory_;
     open_inbox();

@@ -74,6 +74,9 @@ class Family : public std::enable_shared_from_this<Family> {
   /// No group came to be.
   void retire() noexcept;
 
+  /// Sends of a group that goes: tested until MPI has done with them, but the end does not wait for them, because after
+  /// a failure nobody may receive them.
+  void take_over(std::vector<Pending> sends);
   /// Sent at once where MPI may be called, else by the thread that may.
   void tell(int rank, const Control& control);
   /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).
@@ -154,6 +157,7 @@ class Family : public std::enable_shared_from_this<Family> {
   std::map<const void*, std::function<void()>> hooks_;  // by owner
   std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
   std::vector<Pending> sends_;
+  std::vector<Pending> left_behind_;  // by groups
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;

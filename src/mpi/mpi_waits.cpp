@@ -37,6 +37,11 @@ MpiGroup::~MpiGroup() {
   if (!is_owner_process()) return;
   pass_on_local_failure();
   tell_leaving();
+  try {
+    family_->take_over(std::move(rounds_));
+  } catch (const std::bad_alloc&) {
+    // They stay until the process ends, then.
+  }
   family_->resign(number_);
   advance_endings();
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <thread>
 #include <vector>
@@ -25,6 +26,14 @@ void stream_nothing(SyncGroup& group) {
 
 std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+std::uint64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t whole = 0;
+  std::uint64_t resident = 0;
+  file >> whole >> resident;
+  return resident * 4096;
 }
 
 }  // namespace
@@ -63,6 +72,20 @@ TEST_CASE("a rank that leaves a group that had a stream is named by the others a
     group.barrier();
   });
   for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+}
+
+TEST_CASE("groups that come and go leave nothing of their last rounds") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::vector<std::byte> mine(SyncGroup::max_record);
+    std::vector<std::byte> all(4 * mine.size());
+    std::uint64_t before = 0;
+    for (int turn = 0; turn < 1200; ++turn) {
+      if (turn == 200) before = resident_bytes();
+      group.duplicate()->all_gather(mine, all);
+    }
+    // The answers of that many rounds are 4 MB.
+    RANK_CHECK(resident_bytes() - before < std::uint64_t{3} << 19);
+  });
 }
 
 TEST_CASE("threads that duplicate two groups at once get groups that do not hear each other") {
