@@ -125,13 +125,13 @@ class Family : public std::enable_shared_from_this<Family> {
   [[nodiscard]] bool is_under_way() const noexcept { return under_way_.load(std::memory_order_relaxed) != 0; }
 
  private:
-  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, closed, given_up };
+  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, sweeping, closed, given_up };
 
   void open_inbox();
   void take(const Control& control);
   void step();
   void start_barrier();
-  void close();
+  void sweep();
   void look_for_the_dead();
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string missing() const;
@@ -162,6 +162,7 @@ class Family : public std::enable_shared_from_this<Family> {
   Pending inbox_;
   std::vector<RankInfo> ranks_;
   std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_;
+  Pending forgotten_;  // what nobody has received: being received
   std::vector<bool> has_said_farewell_;
   int farewells_ = 0;
   Pending barrier_;
