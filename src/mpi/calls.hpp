@@ -43,7 +43,7 @@ class Comm {
   [[nodiscard]] MPI_Comm get() const noexcept { return comm_; }
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
-  /// The largest tag.
+  /// The largest tag, which is MPI's, the same for all communicators.
   [[nodiscard]] int most_tag() const;
   /// Gives it back to MPI; all its requests have ended.
   void free() noexcept;
