@@ -2,6 +2,7 @@
 // Groups of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) come at the same time and go, and leave nothing.
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -15,6 +16,7 @@
 #include "doctest/doctest.h"
 #include "muster/gather_each.hpp"
 #include "muster/mpi.hpp"
+#include "src/mpi/ending.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;
@@ -42,6 +44,8 @@ std::uint64_t resident_bytes() {
 
 /// The collective operation at the end of groups that holds this rank up, counted from now; none below 0.
 std::atomic<int> holds_up_at{-1};
+/// Its groups have all ended before MPI_Finalize is called, which must take so long then.
+std::atomic<std::chrono::milliseconds> least_finalize{0ms};
 
 }  // namespace
 
@@ -51,6 +55,16 @@ extern "C" int MPI_Iallreduce(const void* mine, void* all, int count, MPI_Dataty
   if (holds_up_at.load() < 0 || holds_up_at.fetch_sub(1) != 0) return code;
   PMPI_Wait(request, MPI_STATUS_IGNORE);
   std::this_thread::sleep_for(3s);
+  return code;
+}
+
+extern "C" int MPI_Finalize() {
+  const std::chrono::milliseconds least = least_finalize.load();
+  const auto closing = std::chrono::steady_clock::now();
+  while (least != 0ms && std::chrono::steady_clock::now() - closing < 300ms) mpi::advance_endings();
+  const auto begin = std::chrono::steady_clock::now();
+  const int code = PMPI_Finalize();
+  if (std::chrono::steady_clock::now() - begin < least) ::_exit(3);
   return code;
 }
 
@@ -126,6 +140,13 @@ TEST_CASE("a message that nobody has received, and whose sender is busy, keeps n
     if (group.rank() != 2) RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
     if (group.rank() == 2) RANK_CHECK(std::chrono::steady_clock::now() - begin > 3s);
     group.barrier();
+  });
+}
+
+TEST_CASE("MPI_Finalize leaves MPI alone for a while also where all groups have ended before it") {
+  run_ranks(4, [](SyncGroup& group) {
+    group.barrier();
+    least_finalize = 200ms;
   });
 }
 
