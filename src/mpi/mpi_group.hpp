@@ -180,7 +180,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::vector<View> views_;  // guarded by the family's lock
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_passed_on_{false};
-  std::chrono::steady_clock::time_point looked_around_{};
+  std::atomic<std::chrono::steady_clock::time_point> looked_around_{};  // by any thread that waits
 };
 
 template <class Done>

@@ -213,8 +213,8 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   const auto pump = [&] { or_fail(on.empty() ? rank() : on.front(), options, [&] { family_->pump(); }); };
   // Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
   const auto look_around = [&](Clock::time_point now) {
-    if (now - looked_around_ < slice) return;
-    looked_around_ = now;
+    if (now - looked_around_.load(std::memory_order_relaxed) < slice) return;
+    looked_around_.store(now, std::memory_order_relaxed);
     // Who is dead now may have told before what all fail with.
     pump();
     if (!known_failure()) look_for_the_dead(options);
