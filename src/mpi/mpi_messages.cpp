@@ -150,23 +150,22 @@ void MpiGroup::do_send(int to, std::span<const std::byte> message, const WaitOpt
     return;
   }
   const MessageHead head{message.size()};
-  const std::size_t first = std::min(message.size(), largest_piece - sizeof head);
-  std::vector<std::byte> bytes(sizeof head + first);
-  std::memcpy(bytes.data(), &head, sizeof head);
-  if (first != 0) std::memcpy(bytes.data() + sizeof head, message.data(), first);
   const std::array<int, 1> on{to};
-  for (std::size_t sent = 0;;) {
+  std::size_t sent = 0;
+  do {
+    const std::size_t begin = sent == 0 ? sizeof head : 0;
+    const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
+    // What is sent has to stay where a wait fails.
+    const auto bytes = std::make_shared<std::vector<std::byte>>(begin + piece);
+    std::memcpy(bytes->data(), &head, begin);
+    if (piece != 0) std::memcpy(bytes->data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
-      auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag(Tag::message), bytes));
-      wait([&] { return pending->test(); }, {}, on, options, std::chrono::milliseconds(0));
+      Pending pending = start_send(comm(), to, tag(Tag::message), *bytes, bytes);
+      wait([&] { return pending.test(); }, {}, on, options, std::chrono::milliseconds(0));
     });
     progress();
-    sent += sent == 0 ? first : bytes.size();
-    if (sent >= message.size()) return;
-    const std::size_t piece = std::min(message.size() - sent, largest_piece);
-    bytes.assign(message.begin() + static_cast<std::ptrdiff_t>(sent),
-                 message.begin() + static_cast<std::ptrdiff_t>(sent + piece));
-  }
+    sent += piece;
+  } while (sent < message.size());
 }
 
 std::vector<std::byte> MpiGroup::do_receive(int from, std::uint64_t most, const WaitOptions& options) {
