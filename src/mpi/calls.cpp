@@ -48,6 +48,10 @@ bool must_rest() noexcept {
   return rests.load(std::memory_order_relaxed);
 }
 
+void throw_if_resting() {
+  if (must_rest()) throw Error(ErrorKind::unsupported, resting_words);
+}
+
 bool is_running() noexcept {
   int flag = 0;
   if (must_rest() || MPI_Initialized(&flag) != MPI_SUCCESS || flag == 0) return false;
@@ -152,6 +156,7 @@ void Pending::abandon() noexcept {
 
 bool Pending::test(MPI_Status* status) {
   if (!is_open()) return true;
+  throw_if_resting();
   int flag = 0;
   check(MPI_Test(&request_, &flag, status), "testing a message");
   if (flag == 0) return false;
@@ -170,6 +175,7 @@ void Pending::cancel() noexcept {
 
 Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte> bytes,
                    std::shared_ptr<const void> keeper) {
+  throw_if_resting();
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request), "sending");
   const bool borrows = !keeper && !bytes.empty();
@@ -178,6 +184,7 @@ Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte>
 
 Pending start_receive(const Comm& comm, int from, int tag, std::span<std::byte> bytes,
                       std::shared_ptr<const void> keeper) {
+  throw_if_resting();
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, from, tag, comm.get(), &request),
         "receiving");
@@ -191,6 +198,7 @@ Pending send_copy(const Comm& comm, int to, int tag, std::span<const std::byte> 
 }
 
 Pending send_copy_matched(const Comm& comm, int to, int tag, std::span<const std::byte> bytes) {
+  throw_if_resting();
   const auto copy = std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Issend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, to, tag, comm.get(), &request), "sending");

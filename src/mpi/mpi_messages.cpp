@@ -124,6 +124,7 @@ std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t 
       [&] {
         // Asked again after it was true: who is about to be blamed may have sent before.
         if (found != MPI_MESSAGE_NULL) return true;
+        throw_if_resting();
         int flag = 0;
         check(MPI_Improbe(from, tag, comm().get(), &flag, &found, &status), "looking for a message");
         return flag != 0;

@@ -210,7 +210,12 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   std::vector<Seen> seen(on.size(), Seen{0, begin});
   Clock::time_point looked = begin;
   Clock::time_point logged = begin;
-  const auto pump = [&] { or_fail(on.empty() ? rank() : on.front(), options, [&] { family_->pump(); }); };
+  const auto pump = [&] {
+    or_fail(on.empty() ? rank() : on.front(), options, [&] {
+      throw_if_resting();
+      family_->pump();
+    });
+  };
   // Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
   const auto look_around = [&](Clock::time_point now) {
     if (now - looked_around_.load(std::memory_order_relaxed) < slice) return;

@@ -2,11 +2,13 @@
 // Messages of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) beside the group's rounds.
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "src/mpi/calls.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;
@@ -20,6 +22,7 @@ std::atomic<int> fails_at{-1};
 /// Until then MPI_Improbe finds nothing, and takes its time.
 std::atomic<std::chrono::steady_clock::time_point> finds_from{};
 std::atomic<int> found{0};
+std::atomic<int> looks{0};
 
 void check_round(SyncGroup& group) {
   std::vector<int> all(static_cast<std::size_t>(group.size()), -1);
@@ -46,6 +49,7 @@ extern "C" int MPI_Improbe(int from, int tag, MPI_Comm comm, int* flag, MPI_Mess
       return MPI_SUCCESS;
     }
   }
+  ++looks;
   const int code = PMPI_Improbe(from, tag, comm, flag, message, status);
   if (*flag != 0) ++found;
   return code;
@@ -142,4 +146,40 @@ TEST_CASE("a message that is found when its sender, who has left, is about to be
       group.barrier();
     }
   });
+}
+
+TEST_CASE("where MPI may still read what its caller frees, a thread that waits already calls it no more") {
+  ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
+  const auto ended = try_ranks(2, [](SyncGroup& group) {
+    const auto comm = mpi::Comm::duplicate(MPI_COMM_WORLD, 10s);
+    group.barrier();
+    if (group.rank() == 0) {
+      std::this_thread::sleep_for(2s);
+      ::_exit(0);
+    }
+    std::atomic<int> looks_before{0};
+    std::thread beside([&] {
+      std::this_thread::sleep_for(300ms);
+      const std::vector<std::byte> tensor(4 << 20);
+      { const mpi::Pending abandoned = mpi::start_send(*comm, 0, 1, tensor, nullptr); }
+      RANK_CHECK(mpi::must_rest());
+      std::this_thread::sleep_for(50ms);
+      looks_before = looks.load();
+    });
+    const auto begin = std::chrono::steady_clock::now();
+    bool is_refused = false;
+    try {
+      (void)group.receive(0, 8);
+    } catch (const Error& error) {
+      is_refused = std::string(error.what()).find(mpi::resting_words) != std::string::npos;
+    }
+    beside.join();
+    RANK_CHECK(is_refused);
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 1500ms);
+    std::this_thread::sleep_for(200ms);
+    RANK_CHECK(looks == looks_before);
+    ::_exit(0);
+  });
+  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+  ::unsetenv("MUSTER_TEST_MPI_THREADS");
 }
