@@ -48,6 +48,10 @@ bool must_rest() noexcept {
   return rests.load(std::memory_order_relaxed);
 }
 
+void throw_if_resting() {
+  if (must_rest()) throw Error(ErrorKind::unsupported, resting_words);
+}
+
 bool is_running() noexcept {
   int flag = 0;
   if (must_rest() || MPI_Initialized(&flag) != MPI_SUCCESS || flag == 0) return false;
@@ -124,7 +128,8 @@ int Comm::size() const {
 int Comm::most_tag() const {
   void* value = nullptr;
   int flag = 0;
-  check(MPI_Comm_get_attr(comm_, MPI_TAG_UB, static_cast<void*>(&value), &flag), "asking for the largest tag");
+  // An attribute of this one only, says the standard: duplicates need not have it.
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag), "asking for the largest tag");
   constexpr int promised = 32767;
   return flag != 0 ? *static_cast<int*>(value) : promised;
 }
@@ -151,6 +156,7 @@ void Pending::abandon() noexcept {
 
 bool Pending::test(MPI_Status* status) {
   if (!is_open()) return true;
+  throw_if_resting();
   int flag = 0;
   check(MPI_Test(&request_, &flag, status), "testing a message");
   if (flag == 0) return false;
@@ -169,6 +175,7 @@ void Pending::cancel() noexcept {
 
 Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte> bytes,
                    std::shared_ptr<const void> keeper) {
+  throw_if_resting();
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request), "sending");
   const bool borrows = !keeper && !bytes.empty();
@@ -177,6 +184,7 @@ Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte>
 
 Pending start_receive(const Comm& comm, int from, int tag, std::span<std::byte> bytes,
                       std::shared_ptr<const void> keeper) {
+  throw_if_resting();
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, from, tag, comm.get(), &request),
         "receiving");
@@ -190,6 +198,7 @@ Pending send_copy(const Comm& comm, int to, int tag, std::span<const std::byte> 
 }
 
 Pending send_copy_matched(const Comm& comm, int to, int tag, std::span<const std::byte> bytes) {
+  throw_if_resting();
   const auto copy = std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Issend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, to, tag, comm.get(), &request), "sending");

@@ -29,6 +29,9 @@ inline constexpr const char* resting_words =
     "a wait failed while tensors were being sent, and MPI may still read them: no MPI call is made in this process any "
     "more; end it without MPI_Finalize";
 
+/// Throws Error(unsupported) where must_rest(): also what another thread waits for ends then.
+void throw_if_resting();
+
 /// A duplicate of a communicator that returns its errors. Not freed by its destructor: as long as requests may be open
 /// nobody may, and whether there are any only its family knows (family.hpp).
 class Comm {
@@ -43,7 +46,7 @@ class Comm {
   [[nodiscard]] MPI_Comm get() const noexcept { return comm_; }
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
-  /// The largest tag.
+  /// The largest tag, which is MPI's, the same for all communicators.
   [[nodiscard]] int most_tag() const;
   /// Gives it back to MPI; all its requests have ended.
   void free() noexcept;
@@ -69,7 +72,7 @@ class Pending {
   ~Pending();
 
   [[nodiscard]] bool is_open() const noexcept { return request_ != MPI_REQUEST_NULL; }
-  /// Whether it has finished; makes MPI go on. Throws Error(io).
+  /// Whether it has finished; makes MPI go on. Throws Error(io), Error(unsupported) where MPI has to rest.
   bool test(MPI_Status* status = MPI_STATUS_IGNORE);
   /// Takes back a receive that nobody has answered yet. Waits for MPI to say so, which is a local matter.
   void cancel() noexcept;

@@ -2,6 +2,7 @@
 #include "src/mpi/ending.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "src/os/process.hpp"
 
@@ -13,6 +14,7 @@ using Clock = std::chrono::steady_clock;
 struct Families {
   std::mutex mutex;
   std::vector<std::shared_ptr<Family>> all;
+  std::chrono::milliseconds rest{0};  // the longest of those that have closed
   bool has_callback = false;
   std::int64_t process = 0;
 };
@@ -34,7 +36,19 @@ std::vector<std::shared_ptr<Family>> list() {
 void forget_ended() {
   Families& them = families();
   const std::lock_guard lock(them.mutex);
-  std::erase_if(them.all, [](const std::shared_ptr<Family>& family) { return family->is_closed(); });
+  std::erase_if(them.all, [&them](const std::shared_ptr<Family>& family) {
+    if (!family->is_closed()) return false;
+    // Also before MPI_Finalize: the others may hear of it late.
+    them.rest = std::max(them.rest, family->rest());
+    return true;
+  });
+}
+
+/// Once: MPI_Finalize calls end_all() again where world() has.
+std::chrono::milliseconds take_rest() {
+  Families& them = families();
+  const std::lock_guard lock(them.mutex);
+  return std::exchange(them.rest, std::chrono::milliseconds(0));
 }
 
 int on_finalize(MPI_Comm, int, void*, void*) {
@@ -90,7 +104,7 @@ bool end_all() noexcept {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     forget_ended();
-    std::chrono::milliseconds rest{0};
+    std::chrono::milliseconds rest = take_rest();
     for (const std::shared_ptr<Family>& family : all) rest = std::max(rest, family->rest());
     std::this_thread::sleep_for(rest);
     return std::ranges::all_of(all, [](const std::shared_ptr<Family>& family) { return family->is_closed(); });

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "muster/log.hpp"
 
@@ -83,6 +84,11 @@ void Family::resign(int number) noexcept {
   if (groups_.empty()) retire();
 }
 
+void Family::take_over(std::vector<Pending> sends) {
+  const auto hold = lock();
+  std::ranges::move(sends, std::back_inserter(left_behind_));
+}
+
 void Family::retire() noexcept {
   const auto hold = lock();
   if (is_retired()) return;
@@ -122,8 +128,10 @@ void Family::pump() {
   if (has_ended()) return;
   pumped_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   for (const auto& [rank, control] : std::exchange(outbox_, {})) tell(rank, control);
-  std::erase_if(sends_, [](Pending& send) { return send.test(); });
-  while (inbox_.test()) {
+  for (std::vector<Pending>* const sends : {&sends_, &left_behind_})
+    std::erase_if(*sends, [](Pending& send) { return send.test(); });
+  // Taken back at the end.
+  while (inbox_.is_open() && inbox_.test()) {
     const Control control = *inbox_memory_;
     open_inbox();
     take(control);
@@ -227,7 +235,12 @@ void Family::step() {
     case Stage::parting:
       if (!barrier_.test()) return;
       parting_took_ = Clock::now() - parting_since_;
-      close();
+      inbox_.cancel();
+      stage_.store(Stage::sweeping);
+      sweep();
+      return;
+    case Stage::sweeping:
+      sweep();
       return;
     case Stage::used:
     case Stage::closed:
@@ -244,22 +257,25 @@ void Family::start_barrier() {
   barrier_ = Pending(request, word);
 }
 
-void Family::close() {
-  // Step 5.
-  inbox_.cancel();
-  for (;;) {
+void Family::sweep() {
+  // Step 5. Of a long message MPI has only been told: the rest comes when its sender calls MPI, if ever.
+  while (forgotten_.test()) {
     int found = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status{};
     check(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm().get(), &found, &message, &status), "looking for messages");
-    if (found == 0) break;
+    if (found == 0) {
+      comm_->free();
+      stage_.store(Stage::closed);
+      return;
+    }
     int length = 0;
     check(MPI_Get_count(&status, MPI_BYTE, &length), "asking for a message's length");
-    std::vector<std::byte> forgotten(static_cast<std::size_t>(std::max(length, 0)));
-    check(MPI_Mrecv(forgotten.data(), length, MPI_BYTE, &message, MPI_STATUS_IGNORE), "receiving a message");
+    const auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(std::max(length, 0)));
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Imrecv(bytes->data(), length, MPI_BYTE, &message, &request), "receiving a message");
+    forgotten_ = Pending(request, bytes);
   }
-  comm_->free();
-  stage_.store(Stage::closed);
 }
 
 milliseconds Family::rest() const noexcept {
@@ -286,6 +302,7 @@ std::string Family::name_of(int rank) const {
 }
 
 std::string Family::missing() const {
+  if (stage_.load() == Stage::sweeping) return "the rest of a message that nobody has received";
   if (rank_ != 0) return sends_.empty() ? "the ranks that " + name_of(0) + " waits for" : name_of(0);
   constexpr int most = 8;
   std::string names;

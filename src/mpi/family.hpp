@@ -77,6 +77,9 @@ class Family : public std::enable_shared_from_this<Family> {
   /// No group came to be.
   void retire() noexcept;
 
+  /// Sends of a group that goes: tested until MPI has done with them, but the end does not wait for them, because after
+  /// a failure nobody may receive them.
+  void take_over(std::vector<Pending> sends);
   /// Sent at once where MPI may be called, else by the thread that may.
   void tell(int rank, const Control& control);
   /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).
@@ -125,13 +128,13 @@ class Family : public std::enable_shared_from_this<Family> {
   [[nodiscard]] bool is_under_way() const noexcept { return under_way_.load(std::memory_order_relaxed) != 0; }
 
  private:
-  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, closed, given_up };
+  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, sweeping, closed, given_up };
 
   void open_inbox();
   void take(const Control& control);
   void step();
   void start_barrier();
-  void close();
+  void sweep();
   void look_for_the_dead();
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string missing() const;
@@ -157,10 +160,12 @@ class Family : public std::enable_shared_from_this<Family> {
   std::map<const void*, std::function<void()>> hooks_;  // by owner
   std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
   std::vector<Pending> sends_;
+  std::vector<Pending> left_behind_;  // by groups
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
   std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_;
+  Pending forgotten_;  // what nobody has received: being received
   std::vector<bool> has_said_farewell_;
   int farewells_ = 0;
   Pending barrier_;

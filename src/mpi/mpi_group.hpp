@@ -117,6 +117,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] int tag_of(Subject subject) const noexcept;
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
+  std::vector<std::byte> receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                       std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
   void tell_other_hosts(const Error& cause) noexcept;
   [[noreturn]] void fail(const Error& cause);
@@ -134,6 +136,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] std::size_t told_of(int host) const noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace);
+  /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
+  [[nodiscard]] int awaited() const;
   Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
   /// Ranks of this host: who waits for them elsewhere is told; a companion fails whoever waits for them.
   void look_for_the_dead(const WaitOptions& options);
@@ -143,6 +147,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
   template <class Call>
   auto locally(int on, const Call& call);
+  template <class Call>
+  auto or_fail(int on, const WaitOptions& options, const Call& call);
   /// With this group's deadline, not the local group's own, and `grace` more.
   [[nodiscard]] WaitOptions later(const WaitOptions& options,
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
@@ -170,7 +176,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::vector<View> views_;  // guarded by the family's lock
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_passed_on_{false};
-  std::chrono::steady_clock::time_point looked_around_{};
+  std::atomic<std::chrono::steady_clock::time_point> looked_around_{};  // by any thread that waits
 };
 
 template <class Done>

@@ -53,11 +53,19 @@ int MpiGroup::tag_of(Subject subject) const noexcept {
 
 std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                               std::chrono::milliseconds grace) {
+  return or_fail(from, options, [&] { return receive_there(from, tag, most, options, grace); });
+}
+
+std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                               std::chrono::milliseconds grace) {
   MPI_Message found = MPI_MESSAGE_NULL;
   MPI_Status status{};
   const std::array<int, 1> on{from};
   wait(
       [&] {
+        // Asked again after it was true: who is about to be blamed may have sent before.
+        if (found != MPI_MESSAGE_NULL) return true;
+        throw_if_resting();
         int flag = 0;
         check(MPI_Improbe(from, tag, comm().get(), &flag, &found, &status), "looking for a message");
         return flag != 0;
@@ -84,21 +92,22 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
     return;
   }
   const MessageHead head{message.size()};
-  const std::size_t first = std::min(message.size(), largest_piece - sizeof head);
-  std::vector<std::byte> bytes(sizeof head + first);
-  std::memcpy(bytes.data(), &head, sizeof head);
-  if (first != 0) std::memcpy(bytes.data() + sizeof head, message.data(), first);
   const std::array<int, 1> on{to};
-  for (std::size_t sent = 0;;) {
-    auto pending = std::make_shared<Pending>(send_copy(comm(), to, tag_of(subject), bytes));
-    wait([&] { return pending->test(); }, {}, on, options, std::chrono::milliseconds(0));
+  std::size_t sent = 0;
+  do {
+    const std::size_t begin = sent == 0 ? sizeof head : 0;
+    const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
+    // What is sent has to stay where a wait fails.
+    const auto bytes = std::make_shared<std::vector<std::byte>>(begin + piece);
+    std::memcpy(bytes->data(), &head, begin);
+    if (piece != 0) std::memcpy(bytes->data() + begin, message.data() + sent, piece);
+    or_fail(to, options, [&] {
+      Pending pending = start_send(comm(), to, tag_of(subject), *bytes, bytes);
+      wait([&] { return pending.test(); }, {}, on, options, std::chrono::milliseconds(0));
+    });
     progress();
-    sent += sent == 0 ? first : bytes.size();
-    if (sent >= message.size()) return;
-    const std::size_t piece = std::min(message.size() - sent, largest_piece);
-    bytes.assign(message.begin() + static_cast<std::ptrdiff_t>(sent),
-                 message.begin() + static_cast<std::ptrdiff_t>(sent + piece));
-  }
+    sent += piece;
+  } while (sent < message.size());
 }
 
 SyncGroup::Letter MpiGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {

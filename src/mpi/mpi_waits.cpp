@@ -11,6 +11,7 @@
 #include "muster/log.hpp"
 #include "src/base/fixed_text.hpp"
 #include "src/mpi/ending.hpp"
+#include "src/sync/local_group.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -37,6 +38,11 @@ MpiGroup::~MpiGroup() {
   family_->take_over();
   pass_on_local_failure();
   tell_leaving();
+  try {
+    family_->take_over(std::move(rounds_));
+  } catch (const std::bad_alloc&) {
+    // They stay until the process ends, then.
+  }
   family_->resign(number_);
   advance_endings();
 }
@@ -86,7 +92,7 @@ void MpiGroup::take(const Control& control) {
       answer.progress = standing_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
       if (parent_) answer.progress += parent_->progress.load(std::memory_order_relaxed);
-      answer.waits_for = waits_for_.load();
+      answer.waits_for = awaited();
       put_text(answer.phase, phase_.load());
       family_->tell(control.from, answer);
       break;
@@ -152,6 +158,14 @@ std::string MpiGroup::describe(int rank) {
   return words;
 }
 
+int MpiGroup::awaited() const {
+  if (const int on = waits_for_.load(); on >= 0) return on;
+  const auto* shared = dynamic_cast<const sync::LocalGroup*>(hosts_.local.get());
+  const std::optional<int> place = shared == nullptr ? std::nullopt : shared->missing();
+  if (!place) return -1;
+  return hosts_.members[static_cast<std::size_t>(hosts_.mine)][static_cast<std::size_t>(*place)];
+}
+
 MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseconds every) {
   const auto hold = family_->lock();
   const Clock::time_point now = Clock::now();
@@ -160,7 +174,8 @@ MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseco
   for (int steps = 0; at >= 0 && at < size() && at != this->rank() && steps < size(); ++steps) {
     View& link = views_[static_cast<std::size_t>(at)];
     // A question that was not taken in yet needs no second one.
-    if (now - begin > every && now - link.asked > every && !link.is_asked && !hosts_.is_here(at)) {
+    // Ranks of this host are asked, too: what they show in shared memory also moves while they wait for others.
+    if (now - begin > every && now - link.asked > every && !link.is_asked && !link.is_dead) {
       link.asked = now;
       link.is_asked = true;
       Control question;
@@ -196,17 +211,23 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   std::vector<Seen> seen(on.size(), Seen{0, begin});
   Clock::time_point looked = begin;
   Clock::time_point logged = begin;
+  const auto pump = [&] {
+    or_fail(on.empty() ? rank() : on.front(), options, [&] {
+      throw_if_resting();
+      family_->pump();
+    });
+  };
   // Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
   const auto look_around = [&](Clock::time_point now) {
-    if (now - looked_around_ < slice) return;
-    looked_around_ = now;
+    if (now - looked_around_.load(std::memory_order_relaxed) < slice) return;
+    looked_around_.store(now, std::memory_order_relaxed);
     // Who is dead now may have told before what all fail with.
-    family_->pump();
+    pump();
     if (!known_failure()) look_for_the_dead(options);
   };
   look_around(begin);
   while (!done()) {
-    family_->pump();
+    pump();
     if (known_failure()) {
       pass_on_local_failure();
       throw *failure();

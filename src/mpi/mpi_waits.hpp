@@ -2,6 +2,8 @@
 #pragma once
 // What MpiGroup's waits are made of.
 
+#include <fmt/format.h>
+
 #include "src/mpi/mpi_group.hpp"
 
 namespace muster::mpi {
@@ -37,6 +39,24 @@ auto MpiGroup::locally(int on, const Call& call) {
     if (!local().failure()) throw;
     pass_on_local_failure();
     throw *failure();
+  }
+}
+
+/// Runs what MPI does between this rank and `on`, who waits for it: what MPI fails with fails the group.
+template <class Call>
+auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    if (known_failure()) {
+      pass_on_local_failure();
+      throw *failure();
+    }
+    const RankInfo& peer = info(on);
+    fail(Error(error.kind(),
+               fmt::format("in '{}' of rank {} with rank {} (host {}, pid {}): {}", options.phase, rank(), on,
+                           peer.host, peer.pid, error.what()),
+               {.rank = on, .pid = peer.pid, .host = peer.host}));
   }
 }
 

@@ -105,6 +105,16 @@ void LocalGroup::progress() noexcept {
   (parent_ ? parent_ : control_)->cell(rank()).progress.fetch_add(1, std::memory_order_relaxed);
 }
 
+std::optional<int> LocalGroup::missing() const {
+  const std::uint32_t mine = control_->cell(rank()).arrived.load(std::memory_order_acquire);
+  for (int rank = 0; rank < size(); ++rank) {
+    // Others may be in the next round already.
+    const std::uint32_t theirs = control_->cell(rank).arrived.load(std::memory_order_acquire);
+    if (static_cast<std::int32_t>(mine - theirs) > 0) return rank;
+  }
+  return std::nullopt;
+}
+
 template <class Done, class Needed, class Awaited>
 void LocalGroup::wait(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting,
                       const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,

@@ -59,6 +59,9 @@ class LocalGroup final : public SyncGroup {
     return control_->verdict().value_or(cause);
   }
   [[nodiscard]] std::optional<Error> verdict() const { return control_->verdict(); }
+  /// For the same: the first rank that has not come to the round that this one is in; none where it is in none. Any
+  /// thread.
+  [[nodiscard]] std::optional<int> missing() const;
 
   /// Called by every wait of this rank before it sleeps, and returns for how long at most: for a group that this one is
   /// a part of, whose other messages have to be looked after meanwhile. By any thread that waits. Set before the group

@@ -54,6 +54,15 @@ void check_gather(SyncGroup& group) {
 
 }  // namespace
 
+/// An MPI that has the largest tag where the standard has it, and nowhere else.
+extern "C" int MPI_Comm_get_attr(MPI_Comm comm, int key, void* value, int* flag) {
+  if (key == MPI_TAG_UB && comm != MPI_COMM_WORLD) {
+    *flag = 0;
+    return MPI_SUCCESS;
+  }
+  return PMPI_Comm_get_attr(comm, key, value, flag);
+}
+
 TEST_CASE("communicators that cannot be a group are refused with the remedy, and nobody's process ends") {
   run_ranks(4, [](SyncGroup& group) {
     RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_NULL); }, "MPI_COMM_NULL") == ErrorKind::argument);
@@ -125,6 +134,17 @@ TEST_CASE("many groups one after another, as MUSTER_TEST_GROUPS says: MPI has 20
       if (i % 50 == 0) check_gather(*one);
     }
     for (int i = 0; i < 100; ++i) group.duplicate()->barrier();
+  });
+}
+
+TEST_CASE("groups have as many tags as MPI has for MPI_COMM_WORLD") {
+  run_ranks(2, [](SyncGroup& group) {
+    void* value = nullptr;
+    int flag = 0;
+    PMPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag);
+    RANK_CHECK(flag != 0);
+    RANK_CHECK(mpi::Comm::duplicate(MPI_COMM_WORLD, 10s)->most_tag() == *static_cast<int*>(value));
+    group.barrier();
   });
 }
 

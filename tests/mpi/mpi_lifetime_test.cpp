@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) come at the same time and go, and leave nothing.
 
+#include <mpi.h>
+#include <unistd.h>
+
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <thread>
 #include <vector>
 
 #include "doctest/doctest.h"
 #include "muster/gather_each.hpp"
+#include "muster/mpi.hpp"
+#include "src/mpi/ending.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;
@@ -27,7 +34,39 @@ std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
 
+std::uint64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t whole = 0;
+  std::uint64_t resident = 0;
+  file >> whole >> resident;
+  return resident * 4096;
+}
+
+/// The collective operation at the end of groups that holds this rank up, counted from now; none below 0.
+std::atomic<int> holds_up_at{-1};
+/// Its groups have all ended before MPI_Finalize is called, which must take so long then.
+std::atomic<std::chrono::milliseconds> least_finalize{0ms};
+
 }  // namespace
+
+extern "C" int MPI_Iallreduce(const void* mine, void* all, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
+                              MPI_Request* request) {
+  const int code = PMPI_Iallreduce(mine, all, count, type, op, comm, request);
+  if (holds_up_at.load() < 0 || holds_up_at.fetch_sub(1) != 0) return code;
+  PMPI_Wait(request, MPI_STATUS_IGNORE);
+  std::this_thread::sleep_for(3s);
+  return code;
+}
+
+extern "C" int MPI_Finalize() {
+  const std::chrono::milliseconds least = least_finalize.load();
+  const auto closing = std::chrono::steady_clock::now();
+  while (least != 0ms && std::chrono::steady_clock::now() - closing < 300ms) mpi::advance_endings();
+  const auto begin = std::chrono::steady_clock::now();
+  const int code = PMPI_Finalize();
+  if (std::chrono::steady_clock::now() - begin < least) ::_exit(3);
+  return code;
+}
 
 TEST_CASE("a group that had a stream goes with its last owner, and takes its descriptors with it") {
   run_ranks(4, [](SyncGroup& group) {
@@ -63,6 +102,52 @@ TEST_CASE("a rank that leaves a group that had a stream is named by the others a
     group.barrier();
   });
   for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+}
+
+TEST_CASE("groups that come and go leave nothing of their last rounds") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::vector<std::byte> mine(SyncGroup::max_record);
+    std::vector<std::byte> all(4 * mine.size());
+    std::uint64_t before = 0;
+    for (int turn = 0; turn < 1200; ++turn) {
+      if (turn == 200) before = resident_bytes();
+      group.duplicate()->all_gather(mine, all);
+    }
+    // The answers of that many rounds are 4 MB.
+    RANK_CHECK(resident_bytes() - before < std::uint64_t{3} << 19);
+  });
+}
+
+TEST_CASE("a message that nobody has received, and whose sender is busy, keeps nobody at the end of its group") {
+  run_ranks(4, [](SyncGroup& group) {
+    auto other = mpi_group(MPI_COMM_WORLD);
+    try {
+      std::stop_source source;
+      source.request_stop();
+      if (group.rank() == 2) other->send(0, std::vector<std::byte>(4 << 20), {.stop = source.get_token()});
+      other->barrier();
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::cancelled);
+    }
+    // The second one is the last that rank 2 has to do with the others.
+    if (group.rank() == 2) holds_up_at = 1;
+    other.reset();
+    const auto begin = std::chrono::steady_clock::now();
+    const std::array<int, 1> on{(group.rank() + 2) % 4};
+    group.wait_until([&] { return std::chrono::steady_clock::now() - begin > 1s; },
+                     [](std::chrono::nanoseconds) { std::this_thread::sleep_for(1ms); }, on);
+    if (group.rank() != 2) RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
+    if (group.rank() == 2) RANK_CHECK(std::chrono::steady_clock::now() - begin > 3s);
+    group.barrier();
+  });
+}
+
+TEST_CASE("MPI_Finalize leaves MPI alone for a while also where all groups have ended before it") {
+  run_ranks(4, [](SyncGroup& group) {
+    group.barrier();
+    least_finalize = 200ms;
+  });
 }
 
 TEST_CASE("threads that duplicate two groups at once get groups that do not hear each other") {

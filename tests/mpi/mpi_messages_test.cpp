@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) beside the group's rounds.
 
-#include <algorithm>
-#include <array>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 #include "doctest/doctest.h"
+#include "src/mpi/calls.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;
@@ -12,6 +16,13 @@ using namespace muster::test;
 using namespace std::chrono_literals;
 
 namespace {
+
+/// The call of MPI_Improbe that fails, counted from now; none below 0.
+std::atomic<int> fails_at{-1};
+/// Until then MPI_Improbe finds nothing, and takes its time.
+std::atomic<std::chrono::steady_clock::time_point> finds_from{};
+std::atomic<int> found{0};
+std::atomic<int> looks{0};
 
 void check_round(SyncGroup& group) {
   std::vector<int> all(static_cast<std::size_t>(group.size()), -1);
@@ -28,6 +39,21 @@ std::vector<std::byte> message_of(std::size_t bytes, int seed) {
 }
 
 }  // namespace
+
+extern "C" int MPI_Improbe(int from, int tag, MPI_Comm comm, int* flag, MPI_Message* message, MPI_Status* status) {
+  if (fails_at.load() >= 0 && fails_at.fetch_sub(1) == 0) return MPI_ERR_OTHER;
+  if (finds_from.load() != std::chrono::steady_clock::time_point{}) {
+    std::this_thread::sleep_for(5ms);
+    if (std::chrono::steady_clock::now() < finds_from.load()) {
+      *flag = 0;
+      return MPI_SUCCESS;
+    }
+  }
+  ++looks;
+  const int code = PMPI_Improbe(from, tag, comm, flag, message, status);
+  if (*flag != 0) ++found;
+  return code;
+}
 
 TEST_CASE("a message sent before a round and received after it is not taken for the round's answer") {
   // Of every length that goes another way, from and to ranks that speak for their host, to mates and to the other host.
@@ -69,4 +95,91 @@ TEST_CASE("a message that was found in a round and is longer than its receiver a
     CHECK_MESSAGE(one.ok(), one.words);
     CHECK(one.words == "rank 0 announces a message of 100 bytes where at most 99 can be");
   }
+}
+
+TEST_CASE("an error of MPI on one rank fails the group: nobody waits to the deadline") {
+  const auto ended = try_ranks(4, [](SyncGroup& group) {
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      group.barrier();
+      if (group.rank() == 2) fails_at = 3;
+      if (group.rank() == 0) std::this_thread::sleep_for(300ms);
+      group.barrier();
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::io);
+      RANK_CHECK(std::chrono::steady_clock::now() - begin < 3s);
+      RANK_CHECK(group.failure().has_value());
+      say(error.what());
+      // The others hear it from here, too.
+      std::this_thread::sleep_for(1s);
+      return;
+    }
+    throw RankFailure("nothing was thrown");
+  });
+  for (const Ended& one : ended) {
+    CHECK_MESSAGE(one.ok(), one.words);
+    CHECK_MESSAGE(one.words.find("in 'barrier' of rank 2 with rank 0 (host ") == 0, one.words);
+  }
+}
+
+TEST_CASE("a message that is found when its sender, who has left, is about to be blamed is not lost") {
+  run_ranks(2, [](SyncGroup& group) {
+    for (int turn = 0; turn < 24; ++turn) {
+      auto copy = group.duplicate();
+      if (group.rank() == 1) {
+        copy->send(0, message_of(8, turn));
+        copy.reset();
+      } else {
+        // It hears that the other has left, and blames it 200 ms later.
+        std::this_thread::sleep_for(20ms);
+        found = 0;
+        finds_from = std::chrono::steady_clock::now() + 190ms + turn * 2ms;
+        try {
+          RANK_CHECK(copy->receive(1, 8) == message_of(8, turn));
+        } catch (const Error& error) {
+          finds_from = std::chrono::steady_clock::time_point{};
+          RANK_CHECK(error.kind() == ErrorKind::peer_lost);
+          RANK_CHECK(found == 0);
+        }
+        finds_from = std::chrono::steady_clock::time_point{};
+      }
+      group.barrier();
+    }
+  });
+}
+
+TEST_CASE("where MPI may still read what its caller frees, a thread that waits already calls it no more") {
+  ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
+  const auto ended = try_ranks(2, [](SyncGroup& group) {
+    const auto comm = mpi::Comm::duplicate(MPI_COMM_WORLD, 10s);
+    group.barrier();
+    if (group.rank() == 0) {
+      std::this_thread::sleep_for(2s);
+      ::_exit(0);
+    }
+    std::atomic<int> looks_before{0};
+    std::thread beside([&] {
+      std::this_thread::sleep_for(300ms);
+      const std::vector<std::byte> tensor(4 << 20);
+      { const mpi::Pending abandoned = mpi::start_send(*comm, 0, 1, tensor, nullptr); }
+      RANK_CHECK(mpi::must_rest());
+      std::this_thread::sleep_for(50ms);
+      looks_before = looks.load();
+    });
+    const auto begin = std::chrono::steady_clock::now();
+    bool is_refused = false;
+    try {
+      (void)group.receive(0, 8);
+    } catch (const Error& error) {
+      is_refused = std::string(error.what()).find(mpi::resting_words) != std::string::npos;
+    }
+    beside.join();
+    RANK_CHECK(is_refused);
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 1500ms);
+    std::this_thread::sleep_for(200ms);
+    RANK_CHECK(looks == looks_before);
+    ::_exit(0);
+  });
+  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+  ::unsetenv("MUSTER_TEST_MPI_THREADS");
 }
