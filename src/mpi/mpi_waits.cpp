@@ -12,6 +12,7 @@
 #include "src/base/fixed_text.hpp"
 #include "src/mpi/ending.hpp"
 #include "src/sync/local_group.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -132,7 +133,7 @@ void MpiGroup::progress() noexcept {
 
 WaitOptions MpiGroup::later(const WaitOptions& options, milliseconds grace) const {
   WaitOptions longer = options;
-  longer.timeout = options.timeout.value_or(timeout()) + grace;
+  longer.timeout = sync::timeout_of(options.timeout, timeout()) + grace;
   return longer;
 }
 
@@ -200,7 +201,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
     Clock::time_point since;
   };
   const Clock::time_point begin = Clock::now();
-  const milliseconds timeout = options.timeout.value_or(this->timeout()) + grace;
+  const milliseconds timeout = sync::timeout_of(options.timeout, this->timeout()) + grace;
   // Several times within the deadline, however short: who is not asked cannot say that it moves.
   const milliseconds every = std::min(asking, timeout / 5);
   struct Awaiting {
