@@ -97,7 +97,7 @@ std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const Wa
     if (earlier->second.empty()) put_aside_.erase(earlier);
     if (message.size() <= most) return message;
     const Error cause(ErrorKind::corrupt,
-                      "rank " + std::to_string(info(from).rank) + " has sent a message of " +
+                      "rank " + std::to_string(info(from).rank) + " announces a message of " +
                           std::to_string(message.size()) + " bytes where at most " + std::to_string(most) + " can be",
                       {.rank = info(from).rank});
     poison(cause);

@@ -57,6 +57,8 @@ std::unique_ptr<GroupMaker> make(int size) {
 
 void give_up() {
   std::fflush(nullptr);
+  // The launcher has to read it before it ends everything.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
