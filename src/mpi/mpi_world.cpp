@@ -2,11 +2,11 @@
 // MPI_COMM_WORLD as world().
 //
 // A process manager of MPI takes a process that has initialised MPI and ends without MPI_Finalize for one that has
-// crashed: it kills the others and the job has failed, whatever the process's own status was. So where Muster has
-// initialised MPI it also finalises it, at exit, when the groups of all ranks have ended in order; where they have not
-// (somebody died, or does not come), MPI_Finalize would wait for ever and is left out: then the job has failed. Where
-// it does not return although all have ended, this process says to its process manager what MPI_Finalize would have
-// said.
+// crashed: it kills the others, whatever the process's own status was, and returns the statuses that there were. So
+// where Muster has initialised MPI it also finalises it, at exit, when the groups of all ranks have ended in order;
+// where they have not (somebody died, or does not come), MPI_Finalize would wait for ever and is left out: then the job
+// has failed. Where it does not return although all have ended, the process ends without: the work of all ranks is
+// done.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 
 #include "muster/log.hpp"
@@ -33,14 +34,16 @@ std::int64_t initialiser = 0;  // the process that has initialised MPI
 // All ranks have said that they are through when it is called.
 constexpr std::chrono::seconds longest_finalize{10};
 
-/// MPI_Finalize may wait for ever (ending.hpp). This process is in exit() already, and nothing of it is left to do:
-/// past a deadline it ends without.
+/// MPI_Finalize may wait for ever (ending.hpp): past a deadline the process ends without. It is in exit() already. What
+/// would come after this, handlers and destructors registered before MPI was initialised, would run in the thread that
+/// waits, and is left out; what is in the buffers of open files is written.
 void finalise_or_leave(int status) {
   const CallWatch watch([status](std::chrono::milliseconds waited) {
+    // In time: the process manager ends the others when the first of several ranks leaves.
+    if (waited > longest_finalize / 2) std::fflush(nullptr);
     if (waited < longest_finalize) return;
     log(LogLevel::warning,
-        "MPI: MPI_Finalize did not return: the process ends without it, and mpiexec takes the job for failed, although "
-        "its work is done");
+        "MPI: MPI_Finalize did not return, although the work of all ranks is done: the process ends without it");
     ::_exit(status);
   });
   MPI_Finalize();
