@@ -64,6 +64,7 @@ void write_state(const OutputFile& rank, std::span<const AssemblySource> sources
                  const StateFileOptions& options, ProgressCounter& progress) {
   const std::vector<MergedTensor> tensors = merged_tensors(rank, sources);
   std::vector<StateFileWriter::Entry> entries;
+  entries.reserve(tensors.size());
   for (const MergedTensor& tensor : tensors)
     entries.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
   StateFileWriter writer(path, config_from_metadata(rank.metadata), std::move(entries), options);

@@ -88,7 +88,7 @@ inline DevicePointer device_pointer(const void* address) noexcept {
   return static_cast<DevicePointer>(reinterpret_cast<std::uintptr_t>(address));
 }
 inline std::byte* address_of(DevicePointer pointer) noexcept {
-  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(pointer));
+  return reinterpret_cast<std::byte*>(std::uintptr_t{pointer});  // NOLINT(performance-no-int-to-ptr): as CUDA has it
 }
 
 }  // namespace muster::cuda

@@ -63,15 +63,15 @@ std::string load(Loaded& loaded) {
 }  // namespace
 
 const DriverFunctions* find_driver(std::string* reason) noexcept {
-  // Never destroyed: what goes at exit may still ask.
+  // There at exit, too: neither has anything to destroy.
   static std::mutex mutex;
-  static auto* const loaded = new Loaded;
+  static Loaded loaded;
   std::string why;
   try {
     const std::lock_guard lock(mutex);
-    if (!loaded->is_ready) why = load(*loaded);
-    if (loaded->is_ready) {
-      if (loaded->pid == os::process_id()) return &loaded->functions;
+    if (!loaded.is_ready) why = load(loaded);
+    if (loaded.is_ready) {
+      if (loaded.pid == os::process_id()) return &loaded.functions;
       why = forked;
     }
     if (reason != nullptr) *reason = std::move(why);

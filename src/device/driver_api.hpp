@@ -61,7 +61,7 @@ inline constexpr int capture_mode_relaxed = 2;
 inline constexpr int capture_none = 0;
 /// The default stream, which waits for all streams that were not made non-blocking.
 inline StreamHandle legacy_stream() noexcept {
-  return reinterpret_cast<StreamHandle>(std::uintptr_t{1});
+  return reinterpret_cast<StreamHandle>(std::uintptr_t{1});  // NOLINT(performance-no-int-to-ptr): CU_STREAM_LEGACY
 }
 
 struct Uuid {

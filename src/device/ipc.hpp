@@ -68,7 +68,7 @@ class OpenedMemory {
     int sender;
     std::uint64_t buffer;
     int device;
-    friend auto operator<=>(const Key&, const Key&) = default;
+    friend auto operator<=>(const Key&, const Key&) = default;  // NOLINT(modernize-use-nullptr): takes <=> 0 for one
   };
   struct Opened {
     DevicePointer pointer = 0;

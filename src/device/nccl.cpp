@@ -32,11 +32,11 @@ void check(NcclStatus status, const char* attempted) {
 
 const NcclFunctions* find_nccl(std::string* reason) noexcept {
   static std::mutex mutex;
-  static auto* const functions = new NcclFunctions;
+  static NcclFunctions functions;
   static bool is_loaded = false;
   try {
     const std::lock_guard lock(mutex);
-    if (is_loaded) return functions;
+    if (is_loaded) return &functions;
     void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       const char* words = ::dlerror();
@@ -44,7 +44,7 @@ const NcclFunctions* find_nccl(std::string* reason) noexcept {
       return nullptr;
     }
     std::string missing;
-    for_each_nccl_function(*functions, [&](const char* name, auto& function) {
+    for_each_nccl_function(functions, [&](const char* name, auto& function) {
       void* symbol = ::dlsym(library, name);
       if (symbol == nullptr && missing.empty()) missing = name;
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
@@ -54,7 +54,7 @@ const NcclFunctions* find_nccl(std::string* reason) noexcept {
       return nullptr;
     }
     is_loaded = true;
-    return functions;
+    return &functions;
   } catch (const std::exception&) {
     return nullptr;
   }

@@ -25,7 +25,7 @@ std::shared_ptr<PageLock> lock_pages(int device, shm::Slot& slot, std::uint64_t 
   // The old one goes first: pages are locked once.
   there.reset();
   slot.segment().attach(nullptr);
-  const std::shared_ptr<PageLock> lock = PageLock::try_lock(device, slot.segment().data(), bytes, reason);
+  std::shared_ptr<PageLock> lock = PageLock::try_lock(device, slot.segment().data(), bytes, reason);
   slot.segment().attach(lock);
   return lock;
 }

@@ -6,8 +6,10 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "muster/error.hpp"
 
@@ -20,13 +22,17 @@ std::atomic<bool> rests{false};
 void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
   if (!memory) return;
   static std::mutex mutex;
-  static auto* kept = new std::vector<std::shared_ptr<const void>>;
+  using Kept = std::vector<std::shared_ptr<const void>>;
+  alignas(Kept) static std::array<std::byte, sizeof(Kept)> place;
+  static Kept& kept = *::new (place.data()) Kept;
   const std::lock_guard lock(mutex);
   try {
-    kept->push_back(memory);
+    kept.push_back(memory);
   } catch (const std::bad_alloc&) {
-    // Then it leaks, which is as good.
-    new std::shared_ptr<const void>(std::move(memory));
+    // Then it leaks, which is as good: a pointer that is never destroyed.
+    using Pointer = std::shared_ptr<const void>;
+    alignas(Pointer) std::array<std::byte, sizeof(Pointer)> leaked;
+    ::new (leaked.data()) Pointer(std::move(memory));
   }
 }
 

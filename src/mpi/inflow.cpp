@@ -31,7 +31,7 @@ bool Eagerness::again(bool has_moved) noexcept {
   return true;
 }
 
-Inflow::Inflow(MpiGroup& group, std::vector<Lane> lanes, Sink& sink) : group_(group), sink_(sink) {
+Inflow::Inflow(MpiGroup& group, const std::vector<Lane>& lanes, Sink& sink) : group_(group), sink_(sink) {
   for (const Lane& lane : lanes) {
     if (lane.pieces != 0) unfinished_.push_back(states_.size());
     states_.push_back({lane, 0, 0, 0, {}, Clock::now()});

@@ -62,7 +62,7 @@ class Inflow {
     [[nodiscard]] virtual bool has_work_left() const { return false; }
   };
 
-  Inflow(MpiGroup& group, std::vector<Lane> lanes, Sink& sink);
+  Inflow(MpiGroup& group, const std::vector<Lane>& lanes, Sink& sink);
   /// Opens the first receives: before the senders are told to send, so that nothing comes unexpected.
   void open();
   /// Until all pieces have come and the sink has no work left. Throws as SyncGroup::receive; then MPI may still write

@@ -61,7 +61,7 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
     lanes.push_back({parcel.sender, parcel.pieces.size()});
     for (const Placed& place : parcel.places) report.mpi_bytes += place.bytes;
   }
-  Inflow inflow(group_, std::move(lanes), *this);
+  Inflow inflow(group_, lanes, *this);
   const bool goes_on = all_are_well && !failure;
   if (goes_on) inflow.open();
   const std::byte word{goes_on ? std::uint8_t{1} : std::uint8_t{0}};

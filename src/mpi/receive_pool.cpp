@@ -64,11 +64,10 @@ std::vector<ReceivePool::Buffer> ReceivePool::take(std::span<const std::uint64_t
 os::PrivateMemory ReceivePool::find(std::uint64_t bytes) {
   auto best = free_.end();
   for (auto at = free_.begin(); at != free_.end(); ++at) {
-    if (best == free_.end()) {
-      best = at;
-    } else if (best->size() < bytes ? at->size() > best->size() : at->size() >= bytes && at->size() <= best->size()) {
-      best = at;
-    }
+    const auto is_better = [&] {
+      return best->size() < bytes ? at->size() > best->size() : at->size() >= bytes && at->size() <= best->size();
+    };
+    if (best == free_.end() || is_better()) best = at;
   }
   if (best == free_.end()) return os::PrivateMemory(bytes);
   os::PrivateMemory memory = std::move(*best);
