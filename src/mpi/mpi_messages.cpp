@@ -115,8 +115,8 @@ SyncGroup::Letter MpiGroup::do_receive(int from, Subject wanted, std::uint64_t m
   if (hosts_.is_here(from))
     return {wanted, locally(from, [&] { return local().receive(place_of(from), most, later(options), wanted); })};
   MessageHead head;
-  std::vector<std::byte> bytes =
-      take_message(from, tag_of(wanted), largest_piece, options, std::chrono::milliseconds(0));
+  const std::uint64_t first = most < largest_piece - sizeof head ? sizeof head + most : largest_piece;
+  std::vector<std::byte> bytes = take_message(from, tag_of(wanted), first, options, std::chrono::milliseconds(0));
   if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
   if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
     fail(Error(ErrorKind::corrupt,

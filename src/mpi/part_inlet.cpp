@@ -159,6 +159,7 @@ bool MpiInlet::take_head(Sender& from) {
     MPI_Message found = MPI_MESSAGE_NULL;
     MPI_Status status{};
     int flag = 0;
+    throw_if_resting();
     check(MPI_Improbe(from.rank, group_.data_tag() + 1, group_.comm().get(), &flag, &found, &status),
           "looking for a part");
     if (flag == 0) return false;
