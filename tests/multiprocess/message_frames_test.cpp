@@ -60,3 +60,39 @@ TEST_CASE("who waits behind another rank's message hears at once that this one h
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
   }
 }
+
+TEST_CASE("a rank takes what comes for it while it waits for something else") {
+  test::run_ranks(3, [](SyncGroup& group) {
+    for (const std::size_t length : {std::size_t{10}, std::size_t{3} << 20}) {
+      std::vector<std::byte> message(length);
+      const auto send = [&](int to, int mark) {
+        message.front() = message.back() = static_cast<std::byte>(mark);
+        group.send(to, message);
+      };
+      const auto receive = [&](int from, int mark) {
+        const std::vector<std::byte> taken = group.receive(from, length);
+        RANK_CHECK(taken.size() == length);
+        RANK_CHECK(taken.front() == static_cast<std::byte>(mark) && taken.back() == static_cast<std::byte>(mark));
+      };
+      // Rank 1's comes first out of rank 0, and is received last.
+      if (group.rank() == 0) {
+        send(1, 1);
+        send(2, 2);
+        send(1, 3);
+      }
+      if (group.rank() == 2) {
+        receive(0, 2);
+        send(1, 4);
+      }
+      if (group.rank() == 1) {
+        receive(2, 4);
+        receive(0, 1);
+        receive(0, 3);
+      }
+      // In a round.
+      if (group.rank() == 0) send(1, 5);
+      group.barrier();
+      if (group.rank() == 1) receive(0, 5);
+    }
+  });
+}
