@@ -100,7 +100,9 @@ never_comes "one that mpiexec leaves alone" mpiexec -disable-auto-cleanup -n 3 "
 status=0
 timeout 30 mpiexec -n 2 sh -c 'echo $$ >pid.$PMI_RANK; exec "$0" out absent 1' "$MUSTER_MPI_RANK" >said 2>&1 || status=$?
 check "a death that is told ends the job" test "$status" != 0 -a "$status" != 124
-check "who is told of it says it" grep -q "rank 0 of 2 .* in MPI_Init .* mpiexec tells that one of them has ended" said
+# The thread sanitizer holds signals back while a thread waits in a call that it does not know.
+[ -n "${TSAN_OPTIONS:-}" ] ||
+  check "who is told of it says it" grep -q "rank 0 of 2 .* in MPI_Init .* mpiexec tells that one of them has ended" said
 wait
 
 # Endings. Without mpiexec's own clean-up the survivors end by themselves: it still tells them by SIGUSR1, which ends who

@@ -115,9 +115,9 @@ TEST_CASE("a host that stops, below another, is named by all at the deadline") {
     RANK_CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1500 + 2000 + 2000));
   });
   // Nobody shares its host: that it is killed at last is not seen by the others.
-  const std::jthread ending([&] {
+  const std::jthread ending([pid = processes.pid(victim)] {
     std::this_thread::sleep_for(std::chrono::seconds(5));
-    processes.signal(victim, SIGKILL);
+    ::kill(pid, SIGKILL);
   });
   const std::vector<Ended> all = processes.wait(std::chrono::seconds(20));
   for (int rank = 0; rank < ranks; ++rank)
