@@ -30,25 +30,35 @@ namespace {
 constexpr const char* posix_mount = "/dev/shm";
 constexpr std::string_view seam_path = "shared memory";  // fault.hpp
 
+/// The last call failed for want of something that others may give back, not because the machine cannot do it.
+bool is_short() noexcept {
+  return errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+}
+
 Fd create_anonymous(std::uint64_t bytes) {
   Fd memory(
       try_call("memfd_create", seam_path, [] { return ::memfd_create("muster", MFD_CLOEXEC | MFD_ALLOW_SEALING); }));
+  if (!memory && is_short()) throw errno_error("making anonymous shared memory");
   if (!memory) throw errno_error(ErrorKind::unsupported, "memfd_create (set MUSTER_SHM=posix to use /dev/shm instead)");
   if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
     throw errno_error(ErrorKind::no_space, "making " + std::to_string(bytes) + " bytes of anonymous shared memory");
   // Nobody who holds the descriptor can shrink it under a mapping, which would be SIGBUS there.
-  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
+  constexpr int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+  if (try_call("fcntl", seam_path, [&] { return ::fcntl(memory.get(), F_ADD_SEALS, seals); }) != 0)
     throw errno_error("sealing shared memory");
   return memory;
 }
 
 Fd create_posix(std::uint64_t bytes) {
   // A file that never has a name cannot be left behind, whoever is killed.
-  Fd memory(::open(posix_mount, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600));
+  Fd memory(
+      try_call("open", seam_path, [] { return ::open(posix_mount, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600); }));
   if (!memory) {
     // Not every file system knows O_TMPFILE: then a name for the moment between two calls.
     const std::string name = "/muster-" + random_hex(16);
-    memory = Fd(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    memory = Fd(try_call("shm_open", seam_path,
+                         [&] { return ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600); }));
+    if (!memory && is_short()) throw errno_error("making POSIX shared memory in", errno, posix_mount);
     if (!memory) throw errno_error(ErrorKind::unsupported, "making POSIX shared memory in", errno, posix_mount);
     ::shm_unlink(name.c_str());
   }
@@ -145,7 +155,8 @@ Fd create_shared_memory(std::uint64_t bytes, Backing backing) {
 
 std::uint64_t shared_memory_size(const Fd& memory) {
   struct stat status {};
-  if (::fstat(memory.get(), &status) != 0) throw errno_error("asking for the size of shared memory");
+  if (try_call("fstat", seam_path, [&] { return ::fstat(memory.get(), &status); }) != 0)
+    throw errno_error("asking for the size of shared memory");
   return static_cast<std::uint64_t>(status.st_size);
 }
 
@@ -171,11 +182,10 @@ void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
 void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes) {
   const FileSizeAsError no_signal;
   while (!bytes.empty()) {
-    const ssize_t written = ::pwrite(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      throw errno_error("writing shared memory");
-    }
+    const ssize_t written = try_call("pwrite", seam_path, [&] {
+      return ::pwrite(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    });
+    if (written < 0) throw errno_error("writing shared memory");
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
   }

@@ -71,7 +71,8 @@ Fd listen_abstract(const std::string& name) {
 std::optional<Fd> connect_abstract(const std::string& name) {
   Fd socket = make_socket();
   const Address address = abstract_address(name);
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0) {
+  if (is_faulty("connect", seam_path) ||
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0) {
     if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return std::nullopt;
     throw errno_error("connecting to the abstract socket @" + name);
   }
@@ -117,15 +118,12 @@ SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std
     header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
-  for (;;) {
-    if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) >= 0) return SocketStatus::done;
-    if (errno == EINTR) continue;
-    // ETOOMANYREFS: too many descriptors of this user are under way; the receivers will take them.
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS)
-      return SocketStatus::again;
-    if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return SocketStatus::closed;
-    throw errno_error("sending to a rank of this host");
-  }
+  if (try_call("sendmsg", seam_path, [&] { return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL); }) >= 0)
+    return SocketStatus::done;
+  // ETOOMANYREFS: too many descriptors of this user are under way; the receivers will take them.
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS) return SocketStatus::again;
+  if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return SocketStatus::closed;
+  throw errno_error("sending to a rank of this host");
 }
 
 SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) {
