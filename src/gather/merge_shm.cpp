@@ -5,8 +5,9 @@
 //     which has a lane for each list, for what it expects, and puts it into its record. Nothing is allocated.
 //  2. move: all ranks compute the same layout from the records. Where the slot that was offered has all the memory that
 //     is needed ("warm"), every rank of the list has it mapped, and begins to write at once.
-//  3. Else the first rank makes a slot, or takes more memory for the one it has, and hands it to the others: a note
-//     with the segment's number and, where it is new, its descriptor. Number 0: there is none, round 2 says why.
+//  3. Else the first rank makes a slot, or takes more memory for the one it has, and tells the others: a note with the
+//     segment's number and, where it is new, its descriptor (shm_protocol.hpp). Number 0: there is none, round 2 says
+//     why.
 //  4. Where ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
 //     have mapped it, and the first rank says whether all have (merge_reduce.hpp).
 //  5. Every rank copies its pieces into their places, or reduces its share.
@@ -16,8 +17,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
-#include <new>
+#include <exception>
 
 #include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
@@ -27,14 +27,13 @@
 #include "src/merge/rows.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/stream_copy.hpp"
-#include "src/sync/descriptor_channel.hpp"
 
 namespace muster::gather {
 namespace {
 
 constexpr std::uint64_t piece_bytes = 4 << 20;    // between two signs of progress
 constexpr std::uint64_t staging_bytes = 1 << 20;  // strided elements at a time
-constexpr std::uint64_t page = 4096;
+constexpr const char* handing_out = "merge: receiving";
 
 // Fresh memory. A write needs no page fault and no zeroing and is some three times as fast as a copy that takes memory
 // page by page, but writes into one file wait for each other: they win where no more ranks than that run at a time.
@@ -70,14 +69,11 @@ class ShmMerge final : public Transfer {
   [[nodiscard]] shm::SenderPool::Limits limits() const {
     return {call_.options->pipeline_depth, call_.options->memory_budget, call_.options->pool_limit};
   }
-  [[nodiscard]] WaitOptions wait() const { return call_.wait("merge: receiving"); }
   void lay_out(std::span<const Record> records);
   void hand_out();
   void find(std::uint64_t segment);
   void take_in();
-  void tell(int rank, std::uint64_t segment, int descriptor) const;
-  DescriptorChannel::Received hear(int rank, Note& note) const;
-  bool start(bool is_well);
+  bool start();
   void copy_pieces();
   void copy_range(std::uint64_t begin, std::uint64_t end, const std::byte* from);
   void write_range(const merge::Rectangle& part, const std::byte* from) const;
@@ -149,26 +145,19 @@ void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
   lay_out(records);
   if (area_.target_bytes == 0) return;
   const Record& first = records[static_cast<std::size_t>(call_.first())];
-  const bool warm = is_warm(first, area_);
-  if (call_.is_first()) {
-    if (warm)
-      slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
-    else
-      hand_out();
-    data_ = slot_->segment().data();
-  } else {
-    if (warm)
-      find(first.segment_id);
-    else
-      take_in();
-    if (!remote_) return;
-    data_ = remote_->mapping().data();
-  }
-  is_known_ = warm;
-  if (reduces_ && !warm && !start(true)) return;
+  is_known_ = is_warm(first, area_);
+  if (is_known_)
+    find(first.segment_id);
+  else if (call_.is_first())
+    hand_out();
+  else
+    take_in();
+  if (data_ == nullptr) return;
   try {
+    if (call_.is_first() && is_known_) slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
     if (slot_ && !lease_) lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
     if (reduces_) {
+      if (!is_known_ && !start()) return;
       populate(area_.scratch_at, area_.total);
       reduce_in_chunks(call_, layout_.combine, source_, area_, data_);
     } else {
@@ -185,6 +174,7 @@ void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
 
 void ShmMerge::hand_out() {
   bool is_new = false;
+  std::exception_ptr failure;
   try {
     const bool is_enough = plan_.slot && plan_.slot->segment().capacity() >= area_.total;
     if (!is_enough || !plan_.slot->is_taken(area_.total))
@@ -199,21 +189,39 @@ void ShmMerge::hand_out() {
     is_new = plan_.slot == nullptr;
     slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
     slot_->take(area_.total);
-    lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
+    data_ = slot_->segment().data();
   } catch (...) {
-    for (const int rank : call_.list)
-      if (rank != call_.first()) tell(rank, 0, -1);
-    throw;
+    failure = std::current_exception();
   }
-  const shm::OwnedSegment& segment = slot_->segment();
-  for (const int rank : call_.list)
-    if (rank != call_.first()) tell(rank, segment.id(), is_new ? segment.memory().get() : -1);
+  // All of them wait for a note, whatever becomes of this rank.
+  for (const int rank : call_.list) {
+    if (rank == call_.first()) continue;
+    try {
+      if (!failure) {
+        const shm::OwnedSegment& segment = slot_->segment();
+        tell(call_, rank, segment.id(), is_new ? segment.memory().get() : -1, handing_out);
+        continue;
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    tell_nothing(call_, rank, handing_out);
+  }
+  if (!failure) return;
+  // Those who were told of the segment may wait in it.
+  if (reduces_ && data_ != nullptr) MergeWords(call_, data_).give_up();
+  std::rethrow_exception(failure);
 }
 
 void ShmMerge::find(std::uint64_t segment) {
+  if (call_.is_first()) {
+    data_ = plan_.slot->segment().data();
+    return;
+  }
   const auto known = state_->remotes.find({call_.first(), segment});
   if (known != state_->remotes.end() && known->second->capacity() >= area_.total) {
     remote_ = known->second;
+    data_ = remote_->mapping().data();
     return;
   }
   // The ranks no longer agree on what they share, and some may already wait for this one.
@@ -223,52 +231,34 @@ void ShmMerge::find(std::uint64_t segment) {
 }
 
 void ShmMerge::take_in() {
-  Note note;
-  DescriptorChannel::Received received = hear(call_.first(), note);
-  if (note.segment == 0) return;
   try {
-    std::shared_ptr<shm::RemoteSegment>& known = state_->remotes[{call_.first(), note.segment}];
-    if (received.descriptor) known = std::make_shared<shm::RemoteSegment>(received.descriptor, os::Access::read_write);
+    Heard heard = hear(call_, call_.first(), handing_out);
+    if (heard.segment == 0) return;
+    std::shared_ptr<shm::RemoteSegment>& known = state_->remotes[{call_.first(), heard.segment}];
+    if (heard.descriptor) known = std::make_shared<shm::RemoteSegment>(heard.descriptor, os::Access::read_write);
     if (!known || known->capacity() < area_.total)
       throw Error(ErrorKind::corrupt, "the first rank names a segment that it never handed over, or that is too small");
     // Its memory may have been given back since it was last used.
     known->populated().forget();
     remote_ = known;
+    memory_ = std::move(heard.descriptor);
+    data_ = remote_->mapping().data();
   } catch (...) {
     std::erase_if(state_->remotes, [](const auto& item) { return item.second == nullptr; });
-    if (reduces_) start(false);
+    if (reduces_) tell_nothing(call_, call_.first(), handing_out);
     throw;
   }
-  memory_ = std::move(received.descriptor);
 }
 
-void ShmMerge::tell(int rank, std::uint64_t segment, int descriptor) const {
-  const Note note{call_.number, segment};
-  call_.group->descriptor_channel()->send(rank, std::as_bytes(std::span(&note, 1)), descriptor, wait());
-}
-
-DescriptorChannel::Received ShmMerge::hear(int rank, Note& note) const {
-  for (;;) {
-    DescriptorChannel::Received received = call_.group->descriptor_channel()->receive(rank, wait());
-    if (received.note.size() != sizeof note) throw Error(ErrorKind::corrupt, "a note of a rank has a wrong length");
-    std::memcpy(&note, received.note.data(), sizeof note);
-    if (note.exchange == call_.number) return received;
-  }
-}
-
-/// Step 4. On a rank that is not well it only says so.
-bool ShmMerge::start(bool is_well) {
+/// Step 4.
+bool ShmMerge::start() {
   if (!call_.is_first()) {
-    tell(call_.first(), is_well ? 1 : 0, -1);
-    return is_well && MergeWords(call_, data_).wait_for_start();
+    tell(call_, call_.first(), remote_->id(), -1, handing_out);
+    return MergeWords(call_, data_).wait_for_start();
   }
   bool all_are_well = true;
-  for (const int rank : call_.list) {
-    if (rank == call_.first()) continue;
-    Note note;
-    hear(rank, note);
-    all_are_well = all_are_well && note.segment != 0;
-  }
+  for (const int rank : call_.list)
+    if (rank != call_.first() && hear(call_, rank, handing_out).segment == 0) all_are_well = false;
   MergeWords(call_, data_).start(all_are_well);
   return all_are_well;
 }
@@ -321,7 +311,7 @@ void ShmMerge::write_range(const merge::Rectangle& part, const std::byte* from) 
 void ShmMerge::populate(const merge::Rectangle& part) {
   const std::uint64_t begin = area_.target_at + part.to;
   // Every page has something of every rank.
-  if (part.rows == 1 || part.bytes < page)
+  if (part.rows == 1 || part.bytes < 4096)
     return populate(begin, begin + (part.rows - 1) * part.to_stride + part.bytes);
   // Rows between: the others' pages would be the greater part, and faults for the own ones come once.
   if (part.bytes < populated_from) return;

@@ -4,12 +4,14 @@
 //
 //  1. offer: the sender encodes its tree; tensors of an arena stay where they are (a lease is taken on the arena), all
 //     others get a place in a slot. Nothing is allocated.
-//  2. move, sender: the message (arenas, descriptor) goes to the first rank; then the descriptors of segments that are
-//     new to it; then the bytes into the slot.
-//  3. move, first rank: takes every message and every descriptor, even when one of them is bad (else a sender could
+//  2. move, sender: the message (arenas, descriptor) goes to the first rank; then, for each segment that is new to it,
+//     the file descriptor and a note; then the bytes into the slot.
+//  3. move, first rank: takes every message and every note, even when one of them is bad (else a sender could
 //     wait for room), maps what is new, decodes, and, while the senders copy, puts known pages into its page table.
 //  4. commit: the sender publishes the use of the slot, the first rank's leases begin to count.
-// Messages and notes carry the number of the exchange: what a failed one left behind is passed over.
+// Notes go by the group's messages, behind the file descriptor that they are about: a rank that cannot make, send or
+// take one can still say so, and nobody waits for what does not come. Messages and notes carry the number of the
+// exchange: what a failed one left behind is passed over.
 
 #include <cstdint>
 #include <map>
@@ -17,6 +19,8 @@
 #include <utility>
 
 #include "muster/sync_group.hpp"
+#include "src/gather/route.hpp"
+#include "src/os/fd.hpp"
 #include "src/shm/arena_core.hpp"
 #include "src/shm/slot.hpp"
 
@@ -49,7 +53,22 @@ struct ArenaEntry {
 
 struct Note {
   std::uint64_t exchange = 0;
-  std::uint64_t segment = 0;
+  std::uint64_t segment = 0;  // 0: there is none
+  std::uint64_t has_descriptor = 0;
 };
+
+/// Tells another rank of a segment of this one, and hands over its descriptor where that is not negative. Throws where
+/// it cannot: then the other still waits for a note.
+void tell(const Call& call, int to, std::uint64_t segment, int descriptor, const char* phase);
+/// Tells it that there is none; the next round says why.
+void tell_nothing(const Call& call, int to, const char* phase);
+struct Heard {
+  std::uint64_t segment = 0;
+  os::Fd descriptor;
+};
+/// What a rank tells next in this exchange.
+Heard hear(const Call& call, int from, const char* phase);
+/// A rank's next message of this exchange.
+std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase);
 
 }  // namespace muster::gather

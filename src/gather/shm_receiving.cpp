@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "src/core/descriptor.hpp"
+#include "src/gather/opening.hpp"
 
 namespace muster::gather {
 
@@ -26,18 +26,11 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report,
     const int sender = call_.list[position];
     const Record& record = records[static_cast<std::size_t>(sender)];
     if (!record.has_value || (takes && !takes(sender))) continue;
-    const Parcel parcel = take(sender, record);
-    // Its own failure comes with the next round, in its own words.
-    const bool is_whole =
-        std::ranges::all_of(parcel.segments, [](const auto& segment) { return bool(segment.descriptor); });
-    if (failure || !is_whole) continue;
-    try {
-      unpack(position, record, parcel, report);
-    } catch (const Error& error) {
-      failure = error.with_context(fmt::format("taking in what rank {} sent", sender));
-    } catch (const std::bad_alloc&) {
-      failure = Error(ErrorKind::no_space, fmt::format("taking in what rank {} sent: out of memory", sender));
-    }
+    std::optional<Error> trouble = attempt(*call_.group, [&] {
+      const Parcel parcel = take(sender, record);
+      if (!failure && parcel.is_whole) unpack(position, record, parcel, report);
+    });
+    if (trouble && !failure) failure = trouble->with_context(fmt::format("taking in what rank {} sent", sender));
   }
   if (failure) throw *failure;
   for (const auto& [segment, bytes] : in_use_) segment->populate_known();
@@ -54,26 +47,22 @@ std::vector<std::optional<Config>> ShmReceiving::deliver() {
 }
 
 ShmReceiving::Parcel ShmReceiving::take(int sender, const Record& record) {
-  const WaitOptions wait = call_.wait("gather: receiving");
+  constexpr const char* receiving = "gather: receiving";
   constexpr std::uint64_t most_before_body = sizeof(MessageHeader) + 65536 * sizeof(ArenaEntry);
   Parcel parcel;
+  parcel.message = receive_of(call_, sender, record.descriptor_bytes + most_before_body, receiving);
   MessageHeader header;
-  do {
-    parcel.message = call_.group->receive(sender, record.descriptor_bytes + most_before_body, wait, Subject::exchange);
-    if (parcel.message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
-    std::memcpy(&header, parcel.message.data(), sizeof header);
-  } while (header.exchange != call_.number);
+  if (parcel.message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+  std::memcpy(&header, parcel.message.data(), sizeof header);
   const std::uint64_t before_body = sizeof header + header.arenas * sizeof(ArenaEntry);
   if (parcel.message.size() != before_body + record.descriptor_bytes)
     throw Error(ErrorKind::corrupt, "a message of a rank has not the length it announced");
   std::size_t expected = record.new_segment ? 1 : 0;
   for (std::uint32_t i = 0; i < header.arenas; ++i) expected += arena_entry(parcel, i).is_new != 0 ? 1 : 0;
-  while (parcel.segments.size() < expected) {
-    DescriptorChannel::Received received = call_.group->descriptor_channel()->receive(sender, wait);
-    Note note;
-    if (received.note.size() != sizeof note) throw Error(ErrorKind::corrupt, "a note of a rank has a wrong length");
-    std::memcpy(&note, received.note.data(), sizeof note);
-    if (note.exchange == call_.number) parcel.segments.push_back(std::move(received));
+  while (parcel.is_whole && parcel.segments.size() < expected) {
+    Heard heard = hear(call_, sender, receiving);
+    parcel.is_whole = heard.segment != 0;
+    parcel.segments.push_back(std::move(heard.descriptor));
   }
   return parcel;
 }
@@ -108,13 +97,12 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, const Parc
   for (std::uint32_t i = 0; i < header.arenas; ++i) {
     const ArenaEntry entry = arena_entry(parcel, i);
     if (entry.lease.word >= shm::lease_words) throw Error(ErrorKind::corrupt, "a lease has no place");
-    auto segment = entry.is_new != 0 ? map(sender, parcel.segments[next++].descriptor) : known(sender, entry.segment);
+    auto segment = entry.is_new != 0 ? map(sender, parcel.segments[next++]) : known(sender, entry.segment);
     arenas.push_back(std::make_shared<shm::ArenaLease>(std::move(segment), entry.lease));
   }
   std::shared_ptr<shm::SlotLease> slot;
   if (record.moving_bytes != 0) {
-    auto segment =
-        record.new_segment ? map(sender, parcel.segments[next].descriptor) : known(sender, record.segment_id);
+    auto segment = record.new_segment ? map(sender, parcel.segments[next]) : known(sender, record.segment_id);
     if (record.moving_bytes > segment->capacity())
       throw Error(ErrorKind::corrupt, "more bytes than the segment has room for");
     slot = std::make_shared<shm::SlotLease>(segment, record.use);

@@ -11,7 +11,6 @@
 
 #include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
-#include "src/sync/descriptor_channel.hpp"
 
 namespace muster::gather {
 
@@ -28,7 +27,8 @@ class ShmReceiving {
   /// All that one sender hands over, taken before any of it is judged.
   struct Parcel {
     std::vector<std::byte> message;
-    std::vector<DescriptorChannel::Received> segments;  // arenas first, then the slot's
+    std::vector<os::Fd> segments;  // arenas first, then the slot's
+    bool is_whole = true;          // else the sender's failure comes with the next round, in its own words
   };
   Parcel take(int sender, const Record& record);
   static ArenaEntry arena_entry(const Parcel& parcel, std::uint32_t index);

@@ -5,14 +5,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "src/gather/merge_transfer.hpp"
 #include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/gather/shm_receiving.hpp"
 #include "src/gather/shm_sending.hpp"
+#include "src/sync/descriptor_channel.hpp"
 
 namespace muster::gather {
+namespace {
+
+/// More than any message has that a failed exchange could have left in front of a note.
+constexpr std::uint64_t most_passed_over = 64 << 20;
+
+}  // namespace
 
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group) {
   static const char key = 0;
@@ -23,6 +31,42 @@ void forget_retired(ShmState& state) {
   std::erase_if(state.remotes, [](const auto& item) {
     return item.second.use_count() == 1 && item.second->header().retired.load(std::memory_order_acquire) != 0;
   });
+}
+
+void tell(const Call& call, int to, std::uint64_t segment, int descriptor, const char* phase) {
+  const WaitOptions wait = call.wait(phase);
+  const Note note{call.number, segment, descriptor >= 0 ? 1U : 0U};
+  const auto bytes = std::as_bytes(std::span(&note, 1));
+  if (descriptor >= 0) call.group->descriptor_channel()->send(to, bytes, descriptor, wait);
+  call.group->send(to, bytes, wait, Subject::exchange);
+}
+
+void tell_nothing(const Call& call, int to, const char* phase) {
+  tell(call, to, 0, -1, phase);
+}
+
+Heard hear(const Call& call, int from, const char* phase) {
+  Note note;
+  const std::vector<std::byte> message = receive_of(call, from, most_passed_over, phase);
+  if (message.size() != sizeof note) throw Error(ErrorKind::corrupt, "a note of a rank has a wrong length");
+  std::memcpy(&note, message.data(), sizeof note);
+  Heard heard{note.segment, {}};
+  while (note.has_descriptor != 0 && !heard.descriptor) {
+    DescriptorChannel::Received received = call.group->descriptor_channel()->receive(from, call.wait(phase));
+    // An exchange that failed may have left some.
+    if (std::ranges::equal(received.note, message)) heard.descriptor = std::move(received.descriptor);
+  }
+  return heard;
+}
+
+std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase) {
+  for (;;) {
+    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), Subject::exchange);
+    std::uint64_t exchange = 0;
+    if (message.size() < sizeof exchange) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    std::memcpy(&exchange, message.data(), sizeof exchange);
+    if (exchange == call.number) return message;
+  }
 }
 
 namespace {

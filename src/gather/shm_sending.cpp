@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "src/os/futex.hpp"
-#include "src/sync/descriptor_channel.hpp"
 
 namespace muster::gather {
 namespace {
@@ -15,6 +14,8 @@ namespace {
 using core::Place;
 using detail::ArenaCore;
 using Clock = std::chrono::steady_clock;
+
+constexpr const char* copying = "gather: copying";
 
 template <class T>
 void append(std::vector<std::byte>& bytes, const T& value) {
@@ -78,9 +79,12 @@ ShmSending::~ShmSending() {
 }
 
 void ShmSending::offer(Record& record) {
-  body_ = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
-  record.descriptor_bytes = body_.size();
-  record.descriptor_hash = XXH3_64bits(body_.data(), body_.size());
+  const auto body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
+  record.descriptor_bytes = body.size();
+  record.descriptor_hash = XXH3_64bits(body.data(), body.size());
+  message_ = message(body);
+  // The first rank may be unable to take a new arena: then all hear of it.
+  record.closes = std::ranges::any_of(lent_, &Lent::is_new);
   record.moving_bytes = layout_.size();
   record.payload_bytes = moving_payload_ + arena_payload_;
   if (layout_.size() == 0) return;
@@ -104,34 +108,16 @@ void ShmSending::offer(Record& record) {
 }
 
 void ShmSending::move(ExchangeReport& report) {
-  const WaitOptions wait = call_.wait("gather: copying");
   SyncGroup& group = *call_.group;
-  std::vector<const ArenaCore*> unknown;
-  std::vector<std::byte> message;
-  append(message, header());
-  for (const Lent& lent : lent_) {
-    const bool is_new = !state_.arenas_sent.contains({call_.first(), lent.arena->segment().id()});
-    append(message,
-           ArenaEntry{lent.arena->segment().id(), lent.lease, is_new ? 1U : 0U, 0, shm::hash_parts(lent.watched)});
-    if (is_new) unknown.push_back(lent.arena.get());
-  }
-  message.insert(message.end(), body_.begin(), body_.end());
-  group.send(call_.first(), message, wait, Subject::exchange);
-  for (const ArenaCore* arena : unknown) send_segment(arena->segment(), wait);
+  group.send(call_.first(), message_, call_.wait(copying), Subject::exchange);
   report.arena_bytes = arena_payload_;
-  if (layout_.size() == 0) return;
   try {
-    const bool is_new = plan_.slot == nullptr;
-    slot_ = state_.pool.carry_out(call_.first(), std::move(plan_), backing_);
-    if (is_new) send_segment(slot_->segment(), wait);
-  } catch (const Error&) {
-    // The first rank waits for a segment: it must hear that there is none.
-    if (!slot_) {
-      const Note note{call_.number, 0};
-      group.descriptor_channel()->send(call_.first(), std::as_bytes(std::span(&note, 1)), -1, wait);
-    }
+    hand_over();
+  } catch (...) {
+    tell_nothing(call_, call_.first(), copying);
     throw;
   }
+  if (layout_.size() == 0) return;
   if (call_.filler != nullptr) {
     call_.filler->fill(slot_, layout_.size(), moving_);
     return;
@@ -139,6 +125,19 @@ void ShmSending::move(ExchangeReport& report) {
   shm::SlotWriter writer(*slot_, [&] { group.progress(); });
   for (const auto& [offset, tensor] : moving_) writer.write(offset, tensor->view());
   writer.finish();
+}
+
+/// All segments that are new to the first rank: it waits for them.
+void ShmSending::hand_over() {
+  const auto hand = [&](const shm::OwnedSegment& segment) {
+    tell(call_, call_.first(), segment.id(), segment.memory().get(), copying);
+  };
+  for (const Lent& lent : lent_)
+    if (lent.is_new) hand(lent.arena->segment());
+  if (layout_.size() == 0) return;
+  const bool is_new = plan_.slot == nullptr;
+  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_), backing_);
+  if (is_new) hand(slot_->segment());
 }
 
 void ShmSending::commit() noexcept {
@@ -175,18 +174,21 @@ std::optional<Place> ShmSending::place(const Tensor& tensor) {
 std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
   for (std::size_t i = 0; i < lent_.size(); ++i)
     if (lent_[i].arena == arena) return static_cast<std::uint32_t>(i + 1);
-  lent_.push_back({arena, arena->lend(call_.group->liveness(call_.first())), {}});
+  const bool is_new = !state_.arenas_sent.contains({call_.first(), arena->segment().id()});
+  lent_.push_back({arena, {}, {}, is_new});
+  lent_.back().lease = arena->lend(call_.group->liveness(call_.first()));
   return static_cast<std::uint32_t>(lent_.size());
 }
 
-MessageHeader ShmSending::header() const {
-  return {call_.number, static_cast<std::uint32_t>(lent_.size()), call_.options->check_leases ? 1U : 0U};
-}
-
-void ShmSending::send_segment(const shm::OwnedSegment& segment, const WaitOptions& wait) {
-  const Note note{call_.number, segment.id()};
-  call_.group->descriptor_channel()->send(call_.first(), std::as_bytes(std::span(&note, 1)), segment.memory().get(),
-                                          wait);
+std::vector<std::byte> ShmSending::message(std::span<const std::byte> body) const {
+  std::vector<std::byte> bytes;
+  append(bytes,
+         MessageHeader{call_.number, static_cast<std::uint32_t>(lent_.size()), call_.options->check_leases ? 1U : 0U});
+  for (const Lent& lent : lent_)
+    append(bytes,
+           ArenaEntry{lent.arena->segment().id(), lent.lease, lent.is_new ? 1U : 0U, 0, shm::hash_parts(lent.watched)});
+  bytes.insert(bytes.end(), body.begin(), body.end());
+  return bytes;
 }
 
 }  // namespace muster::gather

@@ -31,16 +31,17 @@ class ShmSending {
     std::shared_ptr<detail::ArenaCore> arena;
     detail::ArenaCore::Lease lease;
     std::vector<std::span<const std::byte>> watched;
+    bool is_new = false;  // to the first rank
   };
   std::optional<core::Place> place(const Tensor& tensor);
   std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
-  [[nodiscard]] MessageHeader header() const;
-  void send_segment(const shm::OwnedSegment& segment, const WaitOptions& wait);
+  [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> body) const;
+  void hand_over();
 
   const Call& call_;
   ShmState& state_;
   os::Backing backing_ = os::default_backing();
-  std::vector<std::byte> body_;
+  std::vector<std::byte> message_;
   core::SlotLayout layout_;
   std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;  // into the caller's tree, which stays during the call
   std::uint64_t moving_payload_ = 0;

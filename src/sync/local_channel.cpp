@@ -33,10 +33,10 @@ std::string LocalChannel::fresh_address() {
 }
 
 void LocalChannel::send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) {
-  os::Fd& connection = outgoing_[static_cast<std::size_t>(to)];
+  os::Fd& known = outgoing_[static_cast<std::size_t>(to)];
   const Patience patience = patience_(options);
   const auto never = [] { return false; };
-  auto send_all = [&](std::span<const std::byte> bytes, int fd) {
+  auto send_all = [&](const os::Fd& connection, std::span<const std::byte> bytes, int fd) {
     for (;;) {
       const os::SocketStatus status = os::send_packet(connection, bytes, fd);
       if (status == os::SocketStatus::done) return;
@@ -48,7 +48,8 @@ void LocalChannel::send(int to, std::span<const std::byte> note, int descriptor,
       patience(to, never);
     }
   };
-  if (!connection) {
+  if (!known) {
+    os::Fd connection;
     const std::string& address = addresses_[static_cast<std::size_t>(to)];
     for (;;) {
       if (auto socket = os::connect_abstract(address)) {
@@ -59,9 +60,10 @@ void LocalChannel::send(int to, std::span<const std::byte> note, int descriptor,
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     const Introduction introduction{secret_, rank_};
-    send_all(std::as_bytes(std::span(&introduction, 1)), -1);
+    send_all(connection, std::as_bytes(std::span(&introduction, 1)), -1);
+    known = std::move(connection);
   }
-  send_all(note, descriptor);
+  send_all(known, note, descriptor);
 }
 
 bool LocalChannel::accept_waiting() {

@@ -105,7 +105,8 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
       fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
       {
         const GatheredTensors all = get_tensors_parallel(*mine, ranks_from(0, 3), group, {.check_leases = true});
-        RANK_CHECK(all.report().rounds == 1);
+        // At its first lending the first rank has to map the arena.
+        RANK_CHECK(all.report().rounds == (round == 0 ? 2 : 1));
         for (const auto& [rank, tensor] : all.present())
           RANK_CHECK(is_pattern(tensor, DType::f32, {200000}, seed_of(rank, round)));
         if (group.rank() == 0) RANK_CHECK(all.report().arena_bytes == 2 * 800000);
