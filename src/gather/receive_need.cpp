@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/gather/merge_record.hpp"
-#include "src/os/private_memory.hpp"
+#include "src/os/pages.hpp"
 
 namespace muster::gather {
 namespace {
@@ -15,6 +15,11 @@ namespace {
 constexpr std::uint64_t window = 64 << 20;
 constexpr std::uint64_t largest_piece = 4 << 20;
 constexpr std::uint64_t smallest_piece = 16 << 10;
+
+/// What all ranks compute is the same on all hosts, whatever their pages are.
+std::uint64_t in_pages(std::uint64_t bytes) noexcept {
+  return os::whole_pages(bytes, 4096);
+}
 
 std::uint64_t plus(std::uint64_t a, std::uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
@@ -38,17 +43,18 @@ std::uint64_t merged_bytes(const Record& first, const std::vector<int>& members,
     largest = std::max(largest, bytes);
   }
   const std::uint64_t target = merge_reduces(first.merge) ? first.moving_bytes : sum;
-  return plus(os::whole_pages(target), merge_window_bytes(members.size() - 1, largest));
+  return plus(in_pages(target), merge_window_bytes(members.size() - 1, largest));
 }
 
 }  // namespace
 
-std::uint64_t merge_piece_bytes(std::size_t senders) noexcept {
-  return std::clamp(std::bit_floor(window / 2 / std::max<std::uint64_t>(senders, 1)), smallest_piece, largest_piece);
+std::uint64_t merge_piece_bytes(std::size_t senders, std::uint64_t largest) noexcept {
+  const std::uint64_t share = std::bit_floor(window / 2 / std::max<std::uint64_t>(senders, 1));
+  return std::min(std::clamp(share, smallest_piece, largest_piece), in_pages(largest));
 }
 
 std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noexcept {
-  return 2 * senders * std::min(merge_piece_bytes(senders), os::whole_pages(largest));
+  return 2 * senders * merge_piece_bytes(senders, largest);
 }
 
 std::uint64_t fresh_bytes_of(int rank, std::span<const Record> records, const SyncGroup& group) {
@@ -67,7 +73,7 @@ std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::spa
     for (const int member : members) {
       const bool is_far = own.forced == Route::mpi || group.host_of(member) != group.host_of(rank);
       if (member != rank && is_far)
-        needed = plus(needed, os::whole_pages(records[static_cast<std::size_t>(member)].moving_bytes));
+        needed = plus(needed, in_pages(records[static_cast<std::size_t>(member)].moving_bytes));
     }
   }
   return needed - std::min(needed, own.facts[fact_free]);

@@ -19,8 +19,9 @@ enum ReceiveFact : std::size_t {
 };
 
 /// A merge whose rows do not arrive where they belong goes through a window: two pieces of this size a sender.
-std::uint64_t merge_piece_bytes(std::size_t senders) noexcept;
-/// All of the window; `largest`: of the tensors that go through it.
+/// `largest`: of the tensors that go through it.
+std::uint64_t merge_piece_bytes(std::size_t senders, std::uint64_t largest) noexcept;
+/// All of the window.
 std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noexcept;
 
 /// Memory that a rank of the list `members` takes, beyond what it has. 0 where that is not known before (then the rank

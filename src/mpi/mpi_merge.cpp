@@ -47,7 +47,7 @@ struct Plan {
       largest = std::max(largest, bytes.back());
       is_near.push_back(!goes_by_mpi(call, group, rank));
     }
-    window_piece = std::min(gather::merge_piece_bytes(call.list.size() - 1), os::whole_pages(largest));
+    window_piece = gather::merge_piece_bytes(call.list.size() - 1, largest);
   }
   static TensorSpec spec_of(const gather::Call& call) {
     const TensorView& own = call.value->as_tensor().view();

@@ -9,6 +9,7 @@
 
 #include "src/mpi/mpi_route.hpp"
 #include "src/mpi/part_stream.hpp"
+#include "src/os/pages.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -31,7 +32,7 @@ std::shared_ptr<PartPool> part_pool_of(SyncGroup& group) {
 
 MpiInlet::MpiInlet(const gather::Call& call, MpiGroup& group, std::uint64_t part_bytes)
     : group_(group), under_way_(group.family()), pool_(part_pool_of(group)), part_bytes_(part_bytes) {
-  pool_->set_size((part_bytes + 4095) / 4096 * 4096);
+  pool_->set_size(os::whole_pages(part_bytes, os::page_size()));
   for (std::size_t position = 1; position < call.list.size(); ++position)
     if (goes_by_mpi(call, group, call.list[position])) senders_.emplace_back().rank = call.list[position];
   group_.family().add_hook(this, [this] {

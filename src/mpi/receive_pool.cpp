@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/os/pages.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -80,7 +81,7 @@ os::PrivateMemory ReceivePool::find(std::uint64_t bytes) {
     free_.push_back(std::move(memory));
     throw;
   }
-  if (memory.size() >= os::whole_pages(bytes) + least_rest) {
+  if (memory.size() >= os::whole_pages(bytes, os::page_size()) + least_rest) {
     os::PrivateMemory rest = memory.split(bytes);
     free_bytes_ += rest.size();
     free_.push_back(std::move(rest));

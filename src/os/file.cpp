@@ -17,6 +17,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/file_system.hpp"
+#include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
 #include "src/os/system_call.hpp"
@@ -29,9 +30,9 @@ constexpr std::size_t nonce_bytes = 8;
 // One call reads or writes at most this much: Linux's own limit is a little below 2 GiB.
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 
-std::uintptr_t page_size() noexcept {
-  static const auto size = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  return size;
+AddressRange range_of(std::span<const std::byte> part) noexcept {
+  const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
+  return {begin, begin + part.size()};
 }
 
 void sync_directory_of(const std::string& path) {
@@ -130,11 +131,10 @@ MappedFile::~MappedFile() {
 
 void populate_mapped(std::span<const std::byte> part, const std::string& path) {
 #ifdef MADV_POPULATE_READ
-  const std::size_t before = reinterpret_cast<std::uintptr_t>(part.data()) % page_size();
-  std::byte* begin = const_cast<std::byte*>(part.data()) - before;
+  const AddressRange pages = pages_around(range_of(part), page_size());
   int result = -1;
   do {
-    result = ::madvise(begin, before + part.size(), MADV_POPULATE_READ);
+    result = ::madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, MADV_POPULATE_READ);
   } while (result != 0 && errno == EINTR);
   if (result != 0 && (errno == EFAULT || errno == EHWPOISON))
     throw errno_error("reading (it became shorter, or its disk fails)", EIO, path);
@@ -143,11 +143,8 @@ void populate_mapped(std::span<const std::byte> part, const std::string& path) {
 
 void forget_mapped(std::span<const std::byte> part) noexcept {
   // Whole pages inside the part only: those at its ends belong to neighbours as well.
-  const std::size_t past = reinterpret_cast<std::uintptr_t>(part.data()) % page_size();
-  const std::size_t before = past == 0 ? 0 : page_size() - past;
-  if (before >= part.size()) return;
-  const std::size_t length = (part.size() - before) / page_size() * page_size();
-  if (length != 0) ::madvise(const_cast<std::byte*>(part.data()) + before, length, MADV_DONTNEED);
+  const AddressRange pages = pages_within(range_of(part), page_size());
+  if (pages.begin != pages.end) ::madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, MADV_DONTNEED);
 }
 
 WritableFile WritableFile::create(const std::string& place, std::string name) {

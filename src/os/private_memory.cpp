@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "src/os/fd.hpp"
+#include "src/os/pages.hpp"
 
 namespace muster::os {
 namespace {
 
-constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t huge_page = 2 << 20;
 constexpr std::uint64_t huge_from = 4 << 20;
 
@@ -24,11 +24,7 @@ Error no_room(std::uint64_t bytes) {
 
 }  // namespace
 
-std::uint64_t whole_pages(std::uint64_t bytes) noexcept {
-  return bytes > UINT64_MAX - page ? UINT64_MAX / page * page : (bytes + page - 1) / page * page;
-}
-
-PrivateMemory::PrivateMemory(std::uint64_t bytes) : size_(whole_pages(bytes)) {
+PrivateMemory::PrivateMemory(std::uint64_t bytes) : size_(whole_pages(bytes, page_size())) {
   if (size_ == 0) return;
   // Huge pages begin at their own size: what lies before and behind goes back.
   const std::uint64_t before = size_ < huge_from ? 0 : huge_page;
@@ -59,7 +55,7 @@ PrivateMemory::~PrivateMemory() {
 }
 
 void PrivateMemory::grow(std::uint64_t bytes) {
-  bytes = whole_pages(bytes);
+  bytes = whole_pages(bytes, page_size());
   if (bytes <= size_) return;
   if (data_ == nullptr) {
     *this = PrivateMemory(bytes);
@@ -73,7 +69,7 @@ void PrivateMemory::grow(std::uint64_t bytes) {
 
 PrivateMemory PrivateMemory::split(std::uint64_t bytes) noexcept {
   PrivateMemory rest;
-  bytes = whole_pages(bytes);
+  bytes = whole_pages(bytes, page_size());
   if (bytes >= size_) return rest;
   if (bytes == 0) return std::exchange(*this, PrivateMemory());
   rest.data_ = data_ + bytes;

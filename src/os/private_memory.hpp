@@ -30,7 +30,4 @@ class PrivateMemory {
   std::uint64_t size_ = 0;
 };
 
-/// What PrivateMemory takes for so many bytes.
-std::uint64_t whole_pages(std::uint64_t bytes) noexcept;
-
 }  // namespace muster::os

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
 #include "src/os/system_call.hpp"
@@ -247,10 +248,12 @@ Mapping::Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uin
 
 void Mapping::populate(Access access, std::uint64_t offset, std::uint64_t bytes) const noexcept {
   if (bytes == 0) return;
-  constexpr std::uint64_t page = 4096;
-  const std::uint64_t begin = offset / page * page;
-  const std::uint64_t end = std::min<std::uint64_t>((offset + bytes + page - 1) / page * page, size());
-  ::madvise(data() + begin, end - begin, access == Access::read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
+  // A mapping need not begin or end where a page does.
+  const auto address = reinterpret_cast<std::uintptr_t>(data());
+  const AddressRange pages =
+      pages_around({address + offset, address + std::min<std::uint64_t>(offset + bytes, size())}, page_size());
+  ::madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin,
+            access == Access::read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
 }
 
 }  // namespace muster::os

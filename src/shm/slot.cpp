@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "src/os/pages.hpp"
 #include "src/shm/stream_copy.hpp"
 
 namespace muster::shm {
@@ -14,12 +15,11 @@ namespace {
 constexpr std::uint64_t piece_bytes = 4 << 20;    // between two signs of progress
 constexpr std::uint64_t staging_bytes = 1 << 20;  // small tensors are joined up to this
 constexpr std::uint64_t small_bytes = 64 << 10;
-constexpr std::uint64_t page = 4096;
 
 /// Room to grow where that costs nothing: untouched anonymous memory is only a number. POSIX memory is reserved, so it
 /// is asked for exactly.
 std::uint64_t capacity_for(std::uint64_t bytes, os::Backing backing) {
-  const std::uint64_t exact = std::max((bytes + page - 1) / page * page, page);
+  const std::uint64_t exact = os::whole_pages(std::max<std::uint64_t>(bytes, 1), os::page_size());
   if (backing == os::Backing::posix) return exact;
   const std::uint64_t roomy = std::bit_ceil(std::max<std::uint64_t>(exact, 1 << 20));
   return roomy + header_bytes <= os::largest_file() ? roomy : exact;

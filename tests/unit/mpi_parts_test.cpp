@@ -219,12 +219,13 @@ TEST_CASE("a merge needs its result and a window that does not grow with the ten
     record.merge = gather::merge_number(concat(0));
   }
   const std::uint64_t window = gather::merge_window_bytes(3, 1 << 30);
-  CHECK(window == 6 * gather::merge_piece_bytes(3));
+  CHECK(window == 6 * gather::merge_piece_bytes(3, 1 << 30));
   CHECK(window <= 64 * MiB);
   CHECK(gather::fresh_bytes_of(0, records, group) == 4 * (std::uint64_t{1} << 30) + window);
   for (gather::Record& record : records) record.merge = gather::merge_number(sum());
   CHECK(gather::fresh_bytes_of(0, records, group) == (std::uint64_t{1} << 30) + window);
   CHECK(gather::merge_window_bytes(3, 100) == 6 * 4096);
   CHECK(gather::merge_window_bytes(4095, 1 << 30) <= 128 * MiB);
-  for (const std::size_t senders : {1, 2, 3, 7, 8, 511, 4095}) CHECK(gather::merge_piece_bytes(senders) % 4096 == 0);
+  for (const std::size_t senders : {1, 2, 3, 7, 8, 511, 4095})
+    CHECK(gather::merge_piece_bytes(senders, 1 << 30) % 4096 == 0);
 }
