@@ -14,6 +14,7 @@
 #include "muster/log.hpp"
 #include "muster/shared_arena.hpp"
 #include "src/os/futex.hpp"
+#include "src/os/pages.hpp"
 
 namespace muster {
 namespace detail {
@@ -27,7 +28,7 @@ constexpr std::uint64_t alignment = 64;
 struct Registry {
   std::shared_mutex mutex;
   std::map<const std::byte*, std::weak_ptr<ArenaCore>> by_begin;
-  std::atomic<int> count{0};
+  std::atomic<std::size_t> count{0};  // asked before the mutex is taken
 };
 
 Registry& registry() {
@@ -39,7 +40,7 @@ Registry& registry() {
 
 ArenaCore::ArenaCore(std::uint64_t capacity)
     : capacity_(capacity),
-      segment_((capacity + capacity / 64 + bookkeeping_bytes + 4095) / 4096 * 4096, os::Backing::anonymous),
+      segment_(os::whole_pages(capacity + capacity / 64 + bookkeeping_bytes, os::page_size()), os::Backing::anonymous),
       buffer_(boost::interprocess::create_only, segment_.data(), segment_.capacity()),
       lent_(shm::lease_words) {}
 
@@ -52,26 +53,28 @@ std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
   all.by_begin.emplace(core->segment_.data(), core);
-  all.count.fetch_add(1, std::memory_order_release);
+  all.count.store(all.by_begin.size(), std::memory_order_release);
   return core;
 }
 
 ArenaCore::~ArenaCore() {
   // What was delivered stays readable there, and goes with the first rank's mapping.
-  if (segment_.is_owner_process() && !active_leases().empty()) segment_.keep_memory();
+  if (segment_.is_owner_process() && is_lent()) segment_.keep_memory();
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
   all.by_begin.erase(segment_.data());
-  all.count.fetch_sub(1, std::memory_order_release);
+  all.count.store(all.by_begin.size(), std::memory_order_release);
 }
 
 std::optional<ArenaCore::Found> ArenaCore::find(const std::byte* data, std::uint64_t bytes) {
   Registry& all = registry();
   if (all.count.load(std::memory_order_acquire) == 0) return std::nullopt;
+  // May be the last owner: an arena's end takes the mutex, so this goes after the lock.
+  std::shared_ptr<ArenaCore> core;
   const std::shared_lock lock(all.mutex);
   auto after = all.by_begin.upper_bound(data);
   if (after == all.by_begin.begin()) return std::nullopt;
-  std::shared_ptr<ArenaCore> core = std::prev(after)->second.lock();
+  core = std::prev(after)->second.lock();
   if (!core || !core->segment_.is_owner_process()) return std::nullopt;
   const auto offset = static_cast<std::uint64_t>(data - core->segment_.data());
   if (offset > core->segment_.capacity() || bytes > core->segment_.capacity() - offset) return std::nullopt;
@@ -105,19 +108,24 @@ void ArenaCore::release(std::byte* data, std::uint64_t bytes) noexcept {
   // In a forked child the allocator's words are still the parent's.
   if (!segment_.is_owner_process()) return;
   const std::lock_guard lock(mutex_);
-  std::vector<Lease> leases = active_leases();
-  if (leases.empty())
-    buffer_.deallocate(data);
-  else
+  if (!is_lent()) return buffer_.deallocate(data);
+  try {
+    std::vector<Lease> leases;
+    for (std::uint32_t word = 0; word < lent_.size(); ++word)
+      if (lent_[word].stamp != 0) leases.push_back({word, lent_[word].stamp});
     freed_.push_back({data, bytes, std::move(leases)});
+  } catch (const std::bad_alloc&) {
+    // It stays taken: nobody could tell when its leases end.
+  }
 }
 
 bool ArenaCore::has_ended(Lease lease) const noexcept {
   return segment_.header().leases[lease.word].load(std::memory_order_acquire) != lease.stamp;
 }
 
-std::vector<ArenaCore::Lease> ArenaCore::active_leases() noexcept {
-  std::vector<Lease> active;
+/// Forgets leases that have ended, those of dead ranks too; whether any is out.
+bool ArenaCore::is_lent() noexcept {
+  bool any = false;
   for (std::uint32_t word = 0; word < lent_.size(); ++word) {
     LentWord& lent = lent_[word];
     if (lent.stamp == 0) continue;
@@ -126,13 +134,13 @@ std::vector<ArenaCore::Lease> ArenaCore::active_leases() noexcept {
     if (has_ended(lease))
       lent = {};
     else
-      active.push_back(lease);
+      any = true;
   }
-  return active;
+  return any;
 }
 
 void ArenaCore::reclaim() noexcept {
-  active_leases();  // those of dead ranks end here
+  (void)is_lent();  // leases of dead ranks end here
   std::erase_if(freed_, [&](Freed& block) {
     std::erase_if(block.leases, [&](Lease lease) { return has_ended(lease); });
     if (!block.leases.empty()) return false;
@@ -157,7 +165,7 @@ std::uint64_t ArenaCore::waiting_for_leases() {
 
 ArenaCore::Lease ArenaCore::lend(std::shared_ptr<const PeerLiveness> holder) {
   const std::lock_guard lock(mutex_);
-  active_leases();
+  (void)is_lent();
   for (std::uint32_t word = 0; word < lent_.size(); ++word) {
     if (lent_[word].stamp != 0) continue;
     const Lease lease{word, next_stamp_};

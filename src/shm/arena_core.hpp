@@ -67,7 +67,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   explicit ArenaCore(std::uint64_t capacity);
   void release(std::byte* data, std::uint64_t bytes) noexcept;
   void reclaim() noexcept;
-  std::vector<Lease> active_leases() noexcept;
+  bool is_lent() noexcept;
 
   std::uint64_t capacity_;
   shm::OwnedSegment segment_;

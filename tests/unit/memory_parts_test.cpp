@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory by itself, in one process: pages of any size, and arenas that are found by address while they come and go.
+
+#include <atomic>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/shared_arena.hpp"
+#include "src/os/pages.hpp"
+#include "src/os/private_memory.hpp"
+#include "src/shm/arena_core.hpp"
+
+using namespace muster;
+
+TEST_CASE("pages of 4 and 64 KiB: what is rounded, what is around a range, and what is within it") {
+  for (const std::uint64_t page : {std::uint64_t{4} << 10, std::uint64_t{64} << 10}) {
+    CAPTURE(page);
+    CHECK(os::whole_pages(0, page) == 0);
+    CHECK(os::whole_pages(1, page) == page);
+    CHECK(os::whole_pages(page, page) == page);
+    CHECK(os::whole_pages(page + 1, page) == 2 * page);
+    CHECK(os::whole_pages(UINT64_MAX, page) == UINT64_MAX - page + 1);
+    const std::uint64_t at = 10 * page;
+    // A segment's data begins 4 KiB behind its begin, which is inside a page of 64 KiB.
+    CHECK(os::pages_around({at + 4096, at + page}, page).begin == (page == 4096 ? at + 4096 : at));
+    CHECK(os::pages_around({at, at + 1}, page) == os::AddressRange{at, at + page});
+    CHECK(os::pages_around({at + page - 1, at + page + 1}, page) == os::AddressRange{at, at + 2 * page});
+    CHECK(os::pages_within({at, at + page}, page) == os::AddressRange{at, at + page});
+    CHECK(os::pages_within({at + 1, at + 2 * page + 1}, page) == os::AddressRange{at + page, at + 2 * page});
+    const os::AddressRange none = os::pages_within({at + 1, at + page - 1}, page);
+    CHECK(none.begin == none.end);
+  }
+  const os::PrivateMemory memory(1);
+  CHECK(memory.size() == os::page_size());
+}
+
+TEST_CASE("an arena that ends while its address is looked up does not stop the process") {
+  std::atomic<bool> is_over{false};
+  std::atomic<const std::byte*> somewhere{nullptr};
+  // Looks for more than there is, so that nothing is found, and nothing kept.
+  std::thread looks([&] {
+    while (!is_over) (void)detail::ArenaCore::find(somewhere, UINT64_MAX);
+  });
+  for (int i = 0; i < 3000; ++i) {
+    SharedArena arena(4096);
+    somewhere = arena.allocate(DType::u8, {1}).data();
+  }
+  is_over = true;
+  looks.join();
+  CHECK(!detail::ArenaCore::find(somewhere, 1));
+}
