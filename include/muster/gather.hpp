@@ -111,7 +111,6 @@ class Exchange {
  protected:
   Exchange(std::vector<int> ranks, std::shared_ptr<detail::ExchangeState> state)
       : ranks_(std::move(ranks)), state_(std::move(state)) {}
-  void end() noexcept;
 
  private:
   std::vector<int> ranks_;
@@ -139,10 +138,7 @@ class Gathered : public Exchange {
     return values;
   }
   /// Ends the result now: slots return to their senders, unless tensors copied out of it still live.
-  void release() noexcept {
-    entries_.clear();
-    end();
-  }
+  void release() noexcept { entries_.clear(); }
 
  private:
   std::vector<std::optional<T>> entries_;
@@ -155,8 +151,9 @@ using GatheredTensors = Gathered<Tensor>;
 /// group, without duplicates; several disjoint lists may gather in one exchange; a rank that is not in the list it
 /// passes (or passes an empty one) only takes part in the rounds. `config` may be null (none); it is read during the
 /// call only, but with Own::borrow the first rank's own tensors stay views of it. The first rank, ranks[0], gets every
-/// member's config; the others an empty result. Throws on all ranks alike: Error(argument | rank_mismatch | no_space |
-/// unsupported) leave the group usable; Error(timeout | peer_lost | cancelled) poison it.
+/// member's config; the others an empty result. Throws on all ranks alike, with the words of the rank that cannot go
+/// on: Error(argument | rank_mismatch | no_space | io | unsupported) leave the group usable; Error(timeout | peer_lost
+/// | cancelled) poison it.
 GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 

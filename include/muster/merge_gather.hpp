@@ -26,10 +26,7 @@ class Merged : public Exchange {
   [[nodiscard]] const std::optional<Tensor>& tensor() const noexcept { return tensor_; }
   /// Ends the result now: its memory returns to the pool for the next merge of this list, unless a copy of the tensor
   /// still lives.
-  void release() noexcept {
-    tensor_.reset();
-    end();
-  }
+  void release() noexcept { tensor_.reset(); }
 
  private:
   std::optional<Tensor> tensor_;
@@ -49,7 +46,8 @@ class Merged : public Exchange {
 /// Throws on all ranks alike. Error(rank_mismatch) where merges, dtypes or shapes do not fit, with those of each rank,
 /// or where tensors that are to be the "same" differ, with the ranks; Error(argument) where the dimension is not there
 /// or the blocks do not divide it; Error(unsupported) where elements have no max or sum, or where packed 4-bit elements
-/// of two ranks would share a byte; Error(no_space) before any byte is copied. All these leave the group usable.
+/// of two ranks would share a byte; Error(no_space) before any byte is copied; Error(no_space | io) where a rank is out
+/// of memory or file descriptors. All these leave the group usable.
 /// Error(timeout | peer_lost | cancelled) poison it.
 Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
                              const GatherOptions& options = {});

@@ -105,10 +105,12 @@ class Run {
     }
     ExchangeReport& report = state_->report;
     report.rounds += settle_proofs(call_, records, proof_.get());
+    // Before anything could tell the others.
+    if (const auto stuck = attempt(group_, [&] { choose(records); })) fail_all(group_, *stuck);
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
-      choose(records);
       transfer_->move(records, report);
+      if (copies_own_) own_ = copied(*call_.value);
     });
     std::uint64_t in_list = 0;
     for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
@@ -121,15 +123,17 @@ class Run {
                : by_mpi             ? "send"
                                     : "copy",
                moved, moved == 0 || by_mpi ? 0 : 1);
-    close(records, trouble);
-    phases.end("round 2");
-    report.payload_bytes = in_list;
     Outcome outcome{call_.list, {}, state_};
+    const bool is_closed = close(records, trouble);
+    // At once: who does not publish takes away what others have by now.
+    if (transfer_) transfer_->commit();
+    if (is_closed) phases.end("round 2");
+    report.payload_bytes = in_list;
     if (transfer_) {
-      transfer_->commit();
       if (call_.is_first()) {
         outcome.entries = transfer_->deliver();
-        if (call_.value != nullptr && !outcome.entries.front()) outcome.entries.front() = own_value();
+        if (call_.value != nullptr && !outcome.entries.front())
+          outcome.entries.front() = copies_own_ ? std::move(own_) : *call_.value;
       }
       state_->obligations = transfer_->obligations();
       report.pool_bytes = transfer_->pool_bytes();
@@ -164,11 +168,16 @@ class Run {
     proof_ = guess_->prove(call_, record_);
     transfer_ = guess_->begin(call_);
     transfer_->offer(record_);
+    // A merge and a landing on a device make their own. What can fail is told in round 2.
+    copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
+                  (record_.residency | Residency::host) == Residency::host;
+    record_.closes = record_.closes || (copies_own_ && record_.payload_bytes != 0);
   }
 
   /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp objects to
   /// all else), and begins now.
   void choose(std::span<const Record> records) {
+    if (!call_.is_member()) return;
     Chosen chosen = chosen_route(call_, records);
     state_->report.route = chosen.driver->route();
     state_->report.reason = std::move(chosen.reason);
@@ -198,11 +207,12 @@ class Run {
     return all;
   }
 
-  void close(std::span<const Record> records, const std::optional<Error>& trouble) {
+  /// Whether there was a second round.
+  bool close(std::span<const Record> records, const std::optional<Error>& trouble) {
     const bool moved =
         std::ranges::any_of(records, [](const Record& record) { return record.moving_bytes != 0 || record.closes; });
     if (!moved) {
-      if (!trouble) return;
+      if (!trouble) return false;
       // Only names travelled, in one round: the others are gone already, and hear of it at their next call.
       group_.poison(*trouble);
       throw *trouble;
@@ -210,12 +220,10 @@ class Run {
     ClosingRecord mine;
     if (trouble) mine.status = status_of(trouble->kind());
     const auto closing = round<ClosingRecord>(mine, "gather: round 2");
-    if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return;
+    if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return true;
     const auto words = round<Words>(trouble ? words_of(*trouble) : Words{}, "gather: failing");
     throw make_closing_error(closing, words, group_);
   }
-
-  [[nodiscard]] Config own_value() const { return options_.own == Own::copy ? copied(*call_.value) : *call_.value; }
 
   std::span<const int> ranks_;
   SyncGroup& group_;
@@ -225,6 +233,8 @@ class Run {
   const RouteDriver* guess_ = nullptr;  // what was prepared for before round 1
   std::unique_ptr<Proof> proof_;
   std::unique_ptr<Transfer> transfer_;
+  bool copies_own_ = false;
+  Config own_;  // the copy
   std::shared_ptr<detail::ExchangeState> state_ = std::make_shared<detail::ExchangeState>();
 };
 
@@ -232,22 +242,13 @@ class Run {
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge) {
-  const SyncGroup::Use use(group);
-  try {
-    Outcome outcome = Run(operation, value, ranks, group, options, merge)();
-    if (log_enabled(LogLevel::debug)) {
-      const ExchangeReport& report = outcome.state->report;
-      log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),
-                                       report.payload_bytes, to_string(report.route), report.reason));
-    }
-    return outcome;
-  } catch (const Error& error) {
-    const std::optional<Error> cause = group.failure();
-    if (cause)
-      for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
-    // What this rank has found meanwhile is of no interest: all throw the first.
-    throw cause.value_or(error).with_context(to_string(operation));
+  Outcome outcome = Run(operation, value, ranks, group, options, merge)();
+  if (log_enabled(LogLevel::debug)) {
+    const ExchangeReport& report = outcome.state->report;
+    log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),
+                                     report.payload_bytes, to_string(report.route), report.reason));
   }
+  return outcome;
 }
 
 }  // namespace muster::gather

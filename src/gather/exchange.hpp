@@ -12,7 +12,8 @@
 //  round 2.
 //  4. Round 2, where bytes of any list moved: as round 1. From here on the result counts.
 //  5. The first rank puts its own value among the entries (of a merge: what came of all values is the first entry).
-// A wait that fails (deadline, lost peer, cancellation) poisons the group and ends the exchange at once.
+// A wait that fails (deadline, lost peer, cancellation) poisons the group and ends the exchange at once. So does a rank
+// that is out of memory where it can tell nobody else: between those steps.
 
 #include <memory>
 #include <mutex>
@@ -41,7 +42,8 @@ struct Outcome {
   std::shared_ptr<detail::ExchangeState> state;
 };
 
-/// Collective. `value` may be null on ranks that have none; `merge` belongs to Operation::merge.
+/// Collective, inside collectively() (opening.hpp). `value` may be null on ranks that have none; `merge` belongs to
+/// Operation::merge.
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge = nullptr);
 

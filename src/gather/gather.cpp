@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/gather/exchange.hpp"
+#include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"
 #include "src/sync/settings.hpp"
 
@@ -43,26 +44,24 @@ std::string Exchange::explain() const {
   return text;
 }
 
-void Exchange::end() noexcept {
-  // On a sender this only forgets what the first rank holds; on the first rank the entries' owners have ended the
-  // leases already.
-  ranks_.clear();
-}
-
 GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
                                      const GatherOptions& options) {
-  gather::Outcome outcome = gather::exchange(gather::Operation::configs, config, ranks, group, options);
-  return {std::move(outcome.list), std::move(outcome.entries), std::move(outcome.state)};
+  return gather::collectively(group, gather::Operation::configs, [&]() -> GatheredConfigs {
+    gather::Outcome outcome = gather::exchange(gather::Operation::configs, config, ranks, group, options);
+    return {std::move(outcome.list), std::move(outcome.entries), std::move(outcome.state)};
+  });
 }
 
 GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
                                      const GatherOptions& options) {
-  const Config value = Tensor::borrow(tensor);
-  gather::Outcome outcome = gather::exchange(gather::Operation::tensors, &value, ranks, group, options);
-  std::vector<std::optional<Tensor>> entries(outcome.entries.size());
-  for (std::size_t i = 0; i < entries.size(); ++i)
-    if (outcome.entries[i]) entries[i] = outcome.entries[i]->as_tensor();
-  return {std::move(outcome.list), std::move(entries), std::move(outcome.state)};
+  return gather::collectively(group, gather::Operation::tensors, [&]() -> GatheredTensors {
+    const Config value = Tensor::borrow(tensor);
+    gather::Outcome outcome = gather::exchange(gather::Operation::tensors, &value, ranks, group, options);
+    std::vector<std::optional<Tensor>> entries(outcome.entries.size());
+    for (std::size_t i = 0; i < entries.size(); ++i)
+      if (outcome.entries[i]) entries[i] = outcome.entries[i]->as_tensor();
+    return {std::move(outcome.list), std::move(entries), std::move(outcome.state)};
+  });
 }
 
 GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks) {

@@ -18,13 +18,16 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 
 #include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/merge_reduce.hpp"
 #include "src/gather/merge_transfer.hpp"
+#include "src/gather/opening.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/merge/rows.hpp"
+#include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/stream_copy.hpp"
 
@@ -142,7 +145,12 @@ void ShmMerge::lay_out(std::span<const Record> records) {
 }
 
 void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
-  lay_out(records);
+  try {
+    lay_out(records);
+  } catch (const std::bad_alloc&) {
+    // Without it this rank does not even know who waits for it.
+    fail_all(*call_.group, Error(ErrorKind::no_space, "out of memory"));
+  }
   if (area_.target_bytes == 0) return;
   const Record& first = records[static_cast<std::size_t>(call_.first())];
   is_known_ = is_warm(first, area_);
@@ -311,7 +319,7 @@ void ShmMerge::write_range(const merge::Rectangle& part, const std::byte* from) 
 void ShmMerge::populate(const merge::Rectangle& part) {
   const std::uint64_t begin = area_.target_at + part.to;
   // Every page has something of every rank.
-  if (part.rows == 1 || part.bytes < 4096)
+  if (part.rows == 1 || part.bytes < os::page_size())
     return populate(begin, begin + (part.rows - 1) * part.to_stride + part.bytes);
   // Rows between: the others' pages would be the greater part, and faults for the own ones come once.
   if (part.bytes < populated_from) return;

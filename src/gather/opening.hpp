@@ -49,6 +49,9 @@ std::vector<T> round_of(SyncGroup& group, const T& mine, const WaitOptions& wait
 /// rounds that took. Throws what failed, on all ranks alike.
 std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof);
 
+/// This rank cannot go on and the others cannot know it: the group fails with `cause`, in this rank's name.
+[[noreturn]] void fail_all(SyncGroup& group, const Error& cause);
+
 /// Runs local work whose failure must reach the other ranks instead of leaving the call.
 template <class Work>
 std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
@@ -64,6 +67,26 @@ std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
     return Error(ErrorKind::io, error.what());
   }
   return std::nullopt;
+}
+
+/// A collective call of the program: all ranks throw the same. Where the group has failed that is its first cause,
+/// whatever this rank has found meanwhile.
+template <class Work>
+auto collectively(SyncGroup& group, Operation operation, const Work& work) -> decltype(work()) {
+  try {
+    const SyncGroup::Use use(group);
+    try {
+      return work();
+    } catch (const std::bad_alloc&) {
+      fail_all(group, Error(ErrorKind::no_space, "out of memory"));
+    } catch (const Error&) {
+      if (group.failure())
+        for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
+      throw;
+    }
+  } catch (const Error& error) {
+    throw group.failure().value_or(error).with_context(to_string(operation));
+  }
 }
 
 }  // namespace muster::gather

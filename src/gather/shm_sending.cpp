@@ -144,8 +144,8 @@ void ShmSending::commit() noexcept {
   committed_ = true;
   if (slot_) slot_->publish();
   if (lent_.empty()) return;
-  std::erase_if(state_.arenas_sent, [](const auto& sent) { return sent.second.expired(); });
   for (const Lent& lent : lent_) state_.arenas_sent[{call_.first(), lent.arena->segment().id()}] = lent.arena;
+  std::erase_if(state_.arenas_sent, [](const auto& sent) { return sent.second.expired(); });
 }
 
 std::vector<std::unique_ptr<Obligation>> ShmSending::obligations() {
@@ -174,7 +174,8 @@ std::optional<Place> ShmSending::place(const Tensor& tensor) {
 std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
   for (std::size_t i = 0; i < lent_.size(); ++i)
     if (lent_[i].arena == arena) return static_cast<std::uint32_t>(i + 1);
-  const bool is_new = !state_.arenas_sent.contains({call_.first(), arena->segment().id()});
+  // The entry is made now, because commit() must not fail.
+  const bool is_new = state_.arenas_sent[{call_.first(), arena->segment().id()}].expired();
   lent_.push_back({arena, {}, {}, is_new});
   lent_.back().lease = arena->lend(call_.group->liveness(call_.first()));
   return static_cast<std::uint32_t>(lent_.size());

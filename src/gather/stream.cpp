@@ -152,13 +152,7 @@ class Run {
 
   void set_up() {
     if (!state_->companion) {
-      try {
-        state_->companion = group_.companion(call_.wait("gather_each: setting up"));
-      } catch (const Error& error) {
-        // The others are inside the same call: this is how they hear of it.
-        group_.poison(error);
-        throw;
-      }
+      state_->companion = group_.companion(call_.wait("gather_each: setting up"));
       report_.rounds += 2;
       state_->part_bytes = 0;
     }
@@ -347,8 +341,7 @@ namespace muster {
 
 StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, SyncGroup& group,
                          const LayerConsumer& consume, const StreamOptions& options) {
-  const SyncGroup::Use use(group);
-  try {
+  return gather::collectively(group, gather::Operation::stream, [&] {
     StreamReport report = gather::Run(source, ranks, group, consume, options)();
     if (log_enabled(LogLevel::debug))
       log(LogLevel::debug,
@@ -357,13 +350,7 @@ StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, 
                       group.rank(), report.layers, report.parts, report.bytes, to_string(report.route), report.reason,
                       report.seconds_waiting, report.seconds));
     return report;
-  } catch (const Error& error) {
-    const std::optional<Error> cause = group.failure();
-    if (cause)
-      for (const auto& driver : gather::RouteTable::instance().drivers()) driver->clean_up(group);
-    // What this rank has found meanwhile is of no interest: all throw the first.
-    throw cause.value_or(error).with_context(to_string(gather::Operation::stream));
-  }
+  });
 }
 
 }  // namespace muster

@@ -68,7 +68,13 @@ void LocalChannel::send(int to, std::span<const std::byte> note, int descriptor,
 
 bool LocalChannel::accept_waiting() {
   bool any = false;
-  while (auto socket = os::accept_own(listener_)) strangers_.push_back(std::move(*socket));
+  for (;;) {
+    // Before a connection is taken: one that is dropped is lost for good.
+    strangers_.reserve(strangers_.size() + 1);
+    auto socket = os::accept_own(listener_);
+    if (!socket) break;
+    strangers_.push_back(std::move(*socket));
+  }
   for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
     os::Packet packet;
     const os::SocketStatus status = os::receive_packet(*stranger, sizeof(Introduction), packet);

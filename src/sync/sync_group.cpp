@@ -1,10 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/sync_group.hpp"
 
+#include <new>
+
 #include "src/os/process.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster {
+namespace {
+
+/// What a rank does with all others. Where its memory ends in the middle of it they cannot go on either: they hear why.
+template <class Work>
+auto or_fail_all(SyncGroup& group, const Work& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    const RankInfo& self = group.info(group.rank());
+    const Error cause(ErrorKind::no_space,
+                      "rank " + std::to_string(self.rank) + " (host " + self.host + ", pid " +
+                          std::to_string(self.pid) + "): out of memory",
+                      {.rank = self.rank, .pid = self.pid, .host = self.host});
+    group.poison(cause);
+    throw group.failure().value_or(cause);
+  }
+}
+
+}  // namespace
 
 SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
     : rank_(rank),
@@ -67,7 +88,7 @@ SyncGroup::Use::~Use() {
 
 void SyncGroup::barrier(const WaitOptions& options) {
   const Use use(*this);
-  do_barrier(options);
+  or_fail_all(*this, [&] { do_barrier(options); });
 }
 
 void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
@@ -77,14 +98,14 @@ void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
                                          std::to_string(max_record) + " fit");
   if (all.size() != mine.size() * ranks_.size())
     throw Error(ErrorKind::argument, "all_gather: the result must have room for one record a rank");
-  do_all_gather(mine, all, options);
+  or_fail_all(*this, [&] { do_all_gather(mine, all, options); });
 }
 
 void SyncGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(to);
   if (to == rank_) throw Error(ErrorKind::argument, "a rank cannot send a message to itself");
-  do_send(to, subject, message, options);
+  or_fail_all(*this, [&] { do_send(to, subject, message, options); });
 }
 
 std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject) {
@@ -103,11 +124,13 @@ std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const Wa
     poison(cause);
     throw failure().value_or(cause);
   }
-  for (;;) {
-    Letter letter = do_receive(from, subject, most, options);
-    if (letter.subject == subject) return std::move(letter.message);
-    put_aside(from, std::move(letter));
-  }
+  return or_fail_all(*this, [&] {
+    for (;;) {
+      Letter letter = do_receive(from, subject, most, options);
+      if (letter.subject == subject) return std::move(letter.message);
+      put_aside(from, std::move(letter));
+    }
+  });
 }
 
 void SyncGroup::put_aside(int from, Letter letter) {

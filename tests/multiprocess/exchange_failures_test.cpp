@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,67 +36,70 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t elements = 20000;
 
-/// What a rank runs out of at its n-th use of it, from 0 on.
-class Shortage {
- public:
-  virtual ~Shortage() = default;
-  virtual void begin(int step) const = 0;
-  /// Whether it came to that step.
-  virtual bool end() const = 0;
-  /// What the words must have.
-  [[nodiscard]] virtual std::string words() const = 0;
+/// What one rank runs out of.
+struct Shortage {
+  std::string words;                    // that the error must have
+  std::function<void(int step)> begin;  // the n-th use of it fails, from 0 on
+  std::function<bool()> end;            // whether a use has failed; false where only the call's end tells that
+  bool may_fail_group = false;
 };
 
-/// Of descriptors, really.
-class DescriptorLimit final : public Shortage {
- public:
-  void begin(int step) const override {
-    const int next = ::dup(STDIN_FILENO);
-    ::close(next);
-    rlimit lower = limit_;
-    lower.rlim_cur = static_cast<rlim_t>(next + step);
-    RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &lower) == 0);
-  }
-  bool end() const override {
-    RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &limit_) == 0);
-    return false;
-  }
-  [[nodiscard]] std::string words() const override { return "raise the limit of open files (ulimit -n)"; }
+int uses_left = 0;
+bool counts_allocations = false;
+int call_error = 0;
 
- private:
-  static rlimit limit() {
-    rlimit now{};
-    RANK_CHECK(::getrlimit(RLIMIT_NOFILE, &now) == 0);
-    return now;
-  }
-  rlimit limit_ = limit();
-};
+Shortage of_calls(const char* name, int error) {
+  return {name,
+          [error](int step) {
+            uses_left = step;
+            call_error = error;
+            os::set_fault_hook([](std::string_view, std::string_view) { return uses_left-- == 0 ? call_error : 0; });
+          },
+          [] {
+            os::set_fault_hook(nullptr);
+            return uses_left < 0;
+          }};
+}
 
-/// In the kernel, by the seam.
-class FailingCall final : public Shortage {
- public:
-  explicit FailingCall(int number) : error_(number) {}
-  void begin(int step) const override {
-    left = step;
-    error = error_;
-    os::set_fault_hook([](std::string_view, std::string_view) { return left-- == 0 ? error : 0; });
-  }
-  bool end() const override {
-    os::set_fault_hook(nullptr);
-    return left < 0;
-  }
-  [[nodiscard]] std::string words() const override { return ::strerrorname_np(error_); }
+/// Really.
+Shortage of_descriptors() {
+  rlimit limit{};
+  RANK_CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  return {"raise the limit of open files (ulimit -n)",
+          [limit](int step) {
+            const int next = ::dup(STDIN_FILENO);
+            ::close(next);
+            const rlimit lower{static_cast<rlim_t>(next + step), limit.rlim_max};
+            RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &lower) == 0);
+          },
+          [limit] {
+            RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+            return false;
+          }};
+}
 
- private:
-  int error_;
-  static inline int left = 0;
-  static inline int error = 0;
-};
+/// Also of what the library says between the steps that others hear of, and after the last one: then all have the
+/// cause, but the group has failed.
+Shortage of_allocations() {
+  return {"out of memory",
+          [](int step) {
+            uses_left = step;
+            counts_allocations = true;
+          },
+          [] {
+            counts_allocations = false;
+            return uses_left < 0;
+          },
+          true};
+}
+
+/// Runs a call of the library, with the shortage during it where there is one.
+using Around = std::function<void(const std::function<void()>& call)>;
 
 struct Operation {
   std::string name;
-  std::function<void(SyncGroup&)> prepare;  // before the shortage begins; may be empty
-  std::function<void(SyncGroup&)> run;      // collective; looks at every byte
+  std::function<void(SyncGroup&)> prepare;             // before the shortage begins; may be empty
+  std::function<void(SyncGroup&, const Around&)> run;  // collective; looks at every byte
 };
 
 std::vector<int> list_of(const SyncGroup& group) {
@@ -106,44 +110,56 @@ Tensor tensor_of(int rank) {
   return pattern(DType::u32, {elements}, static_cast<std::uint64_t>(rank) + 1);
 }
 
-void gather(const TensorView& mine, SyncGroup& group) {
-  const GatheredTensors all = get_tensors_parallel(mine, list_of(group), group);
-  RANK_CHECK(all.size() == (group.rank() == list_of(group).front() ? list_of(group).size() : 0));
+void plainly(const std::function<void()>& call) {
+  call();
+}
+
+void gather(const Tensor& mine, SyncGroup& group, const Around& around) {
+  const std::vector<int> list = list_of(group);
+  GatheredTensors all;
+  around([&] { all = get_tensors_parallel(mine, list, group); });
+  RANK_CHECK(all.size() == (group.rank() == list.front() ? list.size() : 0));
   for (const auto& [rank, tensor] : all.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(rank)));
 }
 
-void merge(const Merge& kind, SyncGroup& group) {
-  const Merged merged = merge_tensor_parallel(tensor_of(group.rank()), kind, list_of(group), group);
-  RANK_CHECK(merged.tensor().has_value() == (group.rank() == list_of(group).front()));
+void merge(const Merge& kind, SyncGroup& group, const Around& around) {
+  const std::vector<int> list = list_of(group);
+  const Tensor mine = tensor_of(group.rank());
+  Merged merged;
+  around([&] { merged = merge_tensor_parallel(mine, kind, list, group); });
+  RANK_CHECK(merged.tensor().has_value() == (group.rank() == list.front()));
   if (!merged.tensor()) return;
   std::vector<Tensor> sources;
-  for (const int rank : list_of(group)) sources.push_back(tensor_of(rank));
+  for (const int rank : list) sources.push_back(tensor_of(rank));
   RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(kind, sources)));
 }
 
-void stream(std::uint64_t layers, SyncGroup& group) {
+void stream(std::uint64_t layers, SyncGroup& group, const Around& around) {
+  const std::vector<int> list = list_of(group);
   std::uint64_t taken = 0;
-  const auto source = [&, next = std::uint64_t{0}]() mutable -> std::optional<Config> {
+  const LayerSource source = [&, next = std::uint64_t{0}]() mutable -> std::optional<Config> {
     if (next++ == layers) return std::nullopt;
     return tensor_of(group.rank());
   };
-  const auto consume = [&](LayerPart& part) {
+  const LayerConsumer consume = [&](LayerPart& part) {
     ++taken;
     for (const auto& [rank, config] : part.present()) RANK_CHECK(bitwise_equal(config.as_tensor(), tensor_of(rank)));
   };
-  gather_each(source, list_of(group), group, consume);
-  RANK_CHECK(taken == (group.rank() == list_of(group).front() ? layers : 0));
+  around([&] { gather_each(source, list, group, consume); });
+  RANK_CHECK(taken == (group.rank() == list.front() ? layers : 0));
 }
 
 std::vector<Operation> operations_of(const Tensor& lent) {
+  const auto own = [](SyncGroup& group, const Around& around) { gather(tensor_of(group.rank()), group, around); };
+  const auto lend = [&lent](SyncGroup& group, const Around& around) { gather(lent, group, around); };
   return {
-      {"gather", {}, [](SyncGroup& group) { gather(tensor_of(group.rank()), group); }},
-      {"arena", {}, [&lent](SyncGroup& group) { gather(lent, group); }},
-      {"arena later", [](SyncGroup& group) { gather(tensor_of(group.rank()), group); },
-       [&lent](SyncGroup& group) { gather(lent, group); }},
-      {"concat", {}, [](SyncGroup& group) { merge(concat(0), group); }},
-      {"sum", {}, [](SyncGroup& group) { merge(sum(), group); }},
-      {"stream", [](SyncGroup& group) { stream(0, group); }, [](SyncGroup& group) { stream(3, group); }},
+      {"gather", {}, own},
+      {"arena", {}, lend},
+      {"arena, after a gather", [own](SyncGroup& group) { own(group, plainly); }, lend},
+      {"concat", {}, [](SyncGroup& group, const Around& around) { merge(concat(0), group, around); }},
+      {"sum", {}, [](SyncGroup& group, const Around& around) { merge(sum(), group, around); }},
+      {"stream", [](SyncGroup& group) { stream(0, group, plainly); },
+       [](SyncGroup& group, const Around& around) { stream(2, group, around); }},
   };
 }
 
@@ -156,69 +172,94 @@ struct End {
   std::array<char, 500> words{};
 };
 
-End end_of(SyncGroup& group, const std::function<void(SyncGroup&)>& run) {
+/// One operation in a fresh group, with the shortage at one step of one rank. False where it came to its end before.
+bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& shortage, int origin, int step) {
+  const std::string place =
+      operation.name + ", rank " + std::to_string(origin) + ", step " + std::to_string(step) + ", " + shortage.words;
+  const auto fresh = group.duplicate();
+  if (operation.prepare) operation.prepare(*fresh);
   End mine;
-  const Clock::time_point begin = Clock::now();
+  const auto run_short = [&](const std::function<void()>& call) {
+    const Clock::time_point begin = Clock::now();
+    const bool is_origin = group.rank() == origin;
+    if (is_origin) shortage.begin(step);
+    std::optional<Error> failure;
+    try {
+      call();
+    } catch (const Error& error) {
+      failure = error;
+    }
+    if (is_origin) mine.is_over = !shortage.end() && !failure;
+    mine.milliseconds =
+        static_cast<std::int32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin).count());
+    if (failure) throw Error(*failure);
+  };
   try {
-    run(group);
+    operation.run(*fresh, run_short);
+  } catch (const RankFailure& failure) {
+    throw RankFailure(place + ": " + failure.what());
   } catch (const Error& error) {
     mine.kind = static_cast<std::int32_t>(error.kind());
     mine.rank = error.rank().value_or(-1);
     std::strncpy(mine.words.data(), error.what(), mine.words.size() - 1);
   }
-  mine.milliseconds =
-      static_cast<std::int32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin).count());
-  return mine;
-}
-
-/// One operation in a fresh group, with the shortage at one step of one rank. Whether that step was reached.
-bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& shortage, int origin, int step) {
-  const auto fresh = group.duplicate();
-  if (operation.prepare) operation.prepare(*fresh);
-  const bool is_origin = group.rank() == origin;
-  if (is_origin) shortage.begin(step);
-  End mine = end_of(*fresh, operation.run);
-  if (is_origin) mine.is_over = !shortage.end() && mine.kind == -1;
   std::vector<End> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   const std::string words = mine.words.data();
-  const std::string place = operation.name + ", rank " + std::to_string(origin) + ", step " + std::to_string(step) +
-                            ", " + shortage.words() + ": " + words;
   const auto expect = [&](bool is_true, const char* what) {
-    if (!is_true) throw RankFailure(place + ": " + what);
+    if (!is_true) throw RankFailure(place + ": " + words + ": " + what);
   };
-  for (const End& end : all) {
-    expect(end.kind == mine.kind && end.rank == mine.rank && end.words == mine.words, "not all ranks have one cause");
-    expect(end.milliseconds < 2000, "it took longer than two seconds");
+  for (const End& end : all) expect(end.milliseconds < 2000, "it took longer than two seconds");
+  if (const auto failure = fresh->failure()) {
+    expect(shortage.may_fail_group, "the group has failed");
+    expect(failure->rank() == origin && std::string(failure->what()).find(shortage.words) != std::string::npos,
+           "the group has failed with another cause");
+    return true;
   }
+  for (const End& end : all)
+    expect(end.kind == mine.kind && end.rank == mine.rank && end.words == mine.words, "not all ranks have one cause");
   if (mine.kind != -1) {
     expect(mine.rank == origin && words.find("rank " + std::to_string(origin) + " (host ") != std::string::npos,
            "the words do not name the rank");
-    expect(words.find(shortage.words()) != std::string::npos, "the words do not say why");
+    expect(words.find(shortage.words) != std::string::npos, "the words do not say why");
   }
-  operation.run(*fresh);
+  operation.run(*fresh, plainly);
   return !all[static_cast<std::size_t>(origin)].is_over;
 }
 
 }  // namespace
 
+// The library's own allocations come here, too.
+void* operator new(std::size_t bytes) {
+  void* memory = counts_allocations && uses_left-- == 0 ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
 TEST_CASE("a rank is short of descriptors or memory at each step: all have the cause within two seconds, and go on") {
   for (const int size : {2, 3}) {
     CAPTURE(size);
     const auto ended = try_ranks(size, [&](SyncGroup& group) {
-      if (size == 3) ::setenv("MUSTER_SHM", "posix", 1);
       SharedArena arena(1 << 20);
       Tensor lent = arena.allocate(DType::u32, {elements});
       std::memcpy(lent.mutable_data(), tensor_of(group.rank()).data(), lent.nbytes());
-      const DescriptorLimit descriptors;
-      const FailingCall no_memory(ENOMEM);
-      const FailingCall full_table(ENFILE);
+      std::vector<Shortage> shortages = {of_descriptors(), of_calls("ENOMEM", ENOMEM)};
+      if (size == 2) {
+        shortages.push_back(of_calls("ENFILE", ENFILE));
+      } else {
+        shortages.push_back(of_allocations());
+        ::setenv("MUSTER_SHM", "posix", 1);
+      }
       for (const Operation& operation : operations_of(lent))
-        for (const Shortage* shortage :
-             {static_cast<const Shortage*>(&descriptors), static_cast<const Shortage*>(&no_memory),
-              static_cast<const Shortage*>(&full_table)})
+        for (const Shortage& shortage : shortages)
           for (int origin = 0; origin < size; ++origin)
-            for (int step = 0; fails_alike(group, operation, *shortage, origin, step); ++step) RANK_CHECK(step < 200);
+            for (int step = 0; fails_alike(group, operation, shortage, origin, step); ++step) RANK_CHECK(step < 2000);
     });
     for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.signal, one.words);
   }

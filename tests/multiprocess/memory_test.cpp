@@ -179,26 +179,28 @@ TEST_CASE("an address space limit (RLIMIT_AS) on the first rank is an error on a
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   MESSAGE("skipped: sanitizers need the address space");
 #else
-  SKIP_IF(in_child([] {
-    all_well(try_ranks(4, [](SyncGroup& group) {
-      if (group.rank() == 0) {
-        const rlimit small{512 << 20, 512 << 20};
-        RANK_CHECK(::setrlimit(RLIMIT_AS, &small) == 0);
-      }
-      // Only the senders have much: the first rank cannot map it.
-      const Config mine = Config::object(
-          {{"w", group.rank() == 0 ? pattern(DType::u8, {1}, 0) : Tensor::allocate(DType::u8, {200 << 20})}});
-      bool refused = false;
-      try {
-        (void)get_configs_parallel(&mine, four, group);
-      } catch (const Error& error) {
-        refused = error.kind() == ErrorKind::no_space && error.rank() == 0;
-        if (!refused) throw;
-      }
-      RANK_CHECK(refused);
-      gather_whole(group, 1000);
+  // It cannot map what the senders have, or cannot copy what it has itself.
+  for (const Own own : {Own::borrow, Own::copy})
+    SKIP_IF(in_child([own] {
+      all_well(try_ranks(4, [own](SyncGroup& group) {
+        if (group.rank() == 0) {
+          const rlimit small{512 << 20, 512 << 20};
+          RANK_CHECK(::setrlimit(RLIMIT_AS, &small) == 0);
+        }
+        const bool has_much = (group.rank() == 0) == (own == Own::copy);
+        const Config mine =
+            Config::object({{"w", has_much ? Tensor::allocate(DType::u8, {250 << 20}) : pattern(DType::u8, {1}, 0)}});
+        bool refused = false;
+        try {
+          (void)get_configs_parallel(&mine, four, group, {.own = own});
+        } catch (const Error& error) {
+          refused = error.kind() == ErrorKind::no_space && error.rank() == 0;
+          if (!refused) throw;
+        }
+        RANK_CHECK(refused);
+        gather_whole(group, 1000);
+      }));
     }));
-  }));
 #endif
 }
 

@@ -19,6 +19,21 @@ TEST_CASE("the world of one process gathers from itself") {
   CHECK_THROWS_AS((void)get_configs_parallel(&mine, std::vector<int>{0}, *group, {.route = Route::shm}), Error);
 }
 
+TEST_CASE("explain() tells the rounds that there were, and what there was when it has been released") {
+  const auto group = single_group();
+  const Config mine = Config::object({{"rank", 0}});
+  GatheredConfigs all = get_configs_parallel(&mine, std::vector<int>{0}, *group);
+  const std::string words = all.explain();
+  CHECK(words.find(", 1 round;") != std::string::npos);
+  CHECK(words.find("round 1") != std::string::npos);
+  CHECK(words.find("round 2") == std::string::npos);
+  all.release();
+  CHECK(all.empty());
+  CHECK(all.explain() == words);
+  const GatheredConfigs outside = get_configs_parallel(nullptr, {}, *group);
+  CHECK(outside.explain() == "in no list: took part in the rounds only");
+}
+
 TEST_CASE("the world of one process merges with itself") {
   const auto group = single_group();
   const Tensor mine = pattern(DType::f32, {4, 6}, 1);
