@@ -48,11 +48,11 @@ class CountingGroup final : public muster::SyncGroup {
                const muster::WaitOptions& options) override {
     inner_->send(to, message, options, subject);
   }
-  Letter do_receive(int from, muster::Subject subject, std::uint64_t most,
-                    const muster::WaitOptions& options) override {
+  std::vector<std::byte> do_receive(int from, muster::Subject subject, std::uint64_t most,
+                                    const muster::WaitOptions& options) override {
     std::vector<std::byte> message = inner_->receive(from, most, options, subject);
     told_.by_messages += message.size();
-    return {subject, std::move(message)};
+    return message;
   }
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const muster::WaitOptions& options) override {

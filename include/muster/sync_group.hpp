@@ -9,18 +9,17 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -98,9 +97,10 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// Collective. Every rank gives `mine` (the same size on all, at most max_record); `all` (size() times that) gets
   /// them in rank order. Throws as barrier.
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {});
-  /// To one other rank, which must call receive(). Returns when the message is handed over or buffered (some 256 KiB);
-  /// any length. Between ranks that share memory a message to rank 2 may have to wait until rank 1 has taken an earlier
-  /// one, which it does in whatever it waits for in this group. Throws as barrier. Programs leave the subject as it is.
+  /// To one other rank, which must call receive(); any length. 256 KiB may be under way from one rank to another:
+  /// send() returns when all else of the message has been received. No message waits behind one to another rank or of
+  /// another subject. Throws as barrier, and Error(no_space) where there is no memory for messages: then the group has
+  /// failed. Programs leave the subject as it is.
   void send(int to, std::span<const std::byte> message, const WaitOptions& options = {},
             Subject subject = Subject::caller);
   /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) where it is longer than `most`
@@ -157,21 +157,31 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void do_barrier(const WaitOptions& options) = 0;
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
   virtual void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) = 0;
-  struct Letter {
-    Subject subject = Subject::caller;
-    std::vector<std::byte> message;
-  };
-  /// The next message of the wanted subject, or one of another subject that comes before it, however long that is.
-  virtual Letter do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) = 0;
-  /// Keeps a message until it is asked for.
-  void put_aside(int from, Letter letter);
+  virtual std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most,
+                                            const WaitOptions& options) = 0;
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
   enum class Tie : std::uint8_t { none, companion };
   virtual std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) = 0;
+  /// Collective. Runs local work of a collective call. Where it fails on some ranks, all throw the first one's error:
+  /// who cannot go on says so before the others wait for it, and the group goes on.
+  template <class Work>
+  void together(const WaitOptions& options, const Work& work) {
+    std::optional<Error> trouble;
+    try {
+      work();
+    } catch (const Error& error) {
+      if (failure()) throw;
+      trouble = error;
+    } catch (const std::bad_alloc&) {
+      trouble = Error(ErrorKind::no_space, "out of memory");
+    }
+    agree(trouble, options);
+  }
 
  private:
+  void agree(const std::optional<Error>& trouble, const WaitOptions& options);
   int rank_;
   std::vector<RankInfo> ranks_;
   Nonce nonce_;
@@ -181,7 +191,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   int depth_ = 0;
   std::mutex extensions_mutex_;
   std::map<const void*, std::shared_ptr<void>> extensions_;
-  std::map<std::pair<int, Subject>, std::deque<std::vector<std::byte>>> put_aside_;  // by sender
+  std::vector<std::uint32_t> statuses_;  // of all ranks; here so that agree() needs no memory where all are well
 };
 
 /// The group of all ranks of this job, made at the first call and the same later on. In this order (docs/mpi.md):

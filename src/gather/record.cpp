@@ -19,12 +19,12 @@ namespace {
 
 std::string where(int rank, const SyncGroup& group) {
   const RankInfo& info = group.info(rank);
-  return fmt::format("rank {} (host {}, pid {})", rank, info.host, info.pid);
+  return fmt::format("rank {} (host {}, pid {})", info.rank, info.host, info.pid);
 }
 
 ErrorDetails details_of(int rank, const Words* words, const SyncGroup& group) {
   const RankInfo& info = group.info(rank);
-  ErrorDetails details{.rank = rank, .pid = info.pid, .host = info.host};
+  ErrorDetails details{.rank = info.rank, .pid = info.pid, .host = info.host};
   if (words != nullptr) {
     details.path = get_text(words->path);
     details.os_error = words->os_error;

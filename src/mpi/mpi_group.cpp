@@ -224,24 +224,32 @@ std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Ti
     Nonce nonce;  // rank 0's is the new group's
   };
   const Phase phase(*this, options.phase);
-  Proposal mine{family_->next_number(), {}};
-  os::random_bytes(mine.nonce);
-  std::vector<Proposal> cards(static_cast<std::size_t>(size()));
+  Proposal mine{};
+  std::vector<Proposal> cards;
+  together(options, [&] {
+    mine.number = family_->next_number();
+    os::random_bytes(mine.nonce);
+    cards.resize(static_cast<std::size_t>(size()));
+  });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
   const int number = cards.front().number;
   if ((number + 2) * tags_a_group > comm().most_tag())
     throw Error(ErrorKind::unsupported,
                 fmt::format("{} groups of one communicator are more than MPI has tags for", number));
-  Met met;
-  met.nonce = cards.front().nonce;
-  for (int rank = 0; rank < size(); ++rank) met.ranks.push_back(info(rank));
-  met.hosts = hosts_;
-  met.hosts.local = locally(-1, [&] {
-    return tie == Tie::companion ? local().companion(later(options)) : local().duplicate(later(options));
+  std::shared_ptr<SyncGroup> copy;
+  together(options, [&] {
+    // Collective on each host: first of all, and not left out by a rank that lacks memory.
+    const std::shared_ptr<SyncGroup> local_copy = locally(-1, [&] {
+      return tie == Tie::companion ? local().companion(later(options)) : local().duplicate(later(options));
+    });
+    Met met;
+    met.nonce = cards.front().nonce;
+    for (int rank = 0; rank < size(); ++rank) met.ranks.push_back(info(rank));
+    met.hosts = hosts_;
+    met.hosts.local = local_copy;
+    copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(),
+                                      tie == Tie::companion ? standing_ : nullptr);
   });
-  auto copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(),
-                                         tie == Tie::companion ? standing_ : nullptr);
-  do_barrier(options);
   return copy;
 }
 

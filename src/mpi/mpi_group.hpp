@@ -84,7 +84,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   void do_barrier(const WaitOptions& options) override;
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
   void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  Letter do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) override;

@@ -110,13 +110,13 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
   } while (sent < message.size());
 }
 
-SyncGroup::Letter MpiGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {
+std::vector<std::byte> MpiGroup::do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) {
   const Phase phase(*this, options.phase);
   if (hosts_.is_here(from))
-    return {wanted, locally(from, [&] { return local().receive(place_of(from), most, later(options), wanted); })};
+    return locally(from, [&] { return local().receive(place_of(from), most, later(options), subject); });
   MessageHead head;
   const std::uint64_t first = most < largest_piece - sizeof head ? sizeof head + most : largest_piece;
-  std::vector<std::byte> bytes = take_message(from, tag_of(wanted), first, options, std::chrono::milliseconds(0));
+  std::vector<std::byte> bytes = take_message(from, tag_of(subject), first, options, std::chrono::milliseconds(0));
   if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
   if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
     fail(Error(ErrorKind::corrupt,
@@ -125,11 +125,11 @@ SyncGroup::Letter MpiGroup::do_receive(int from, Subject wanted, std::uint64_t m
   bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
   while (bytes.size() < head.length) {
     const std::vector<std::byte> more =
-        take_message(from, tag_of(wanted), head.length - bytes.size(), options, std::chrono::milliseconds(0));
+        take_message(from, tag_of(subject), head.length - bytes.size(), options, std::chrono::milliseconds(0));
     bytes.insert(bytes.end(), more.begin(), more.end());
     progress();
   }
-  return {wanted, std::move(bytes)};
+  return bytes;
 }
 
 }  // namespace muster::mpi

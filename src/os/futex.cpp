@@ -5,7 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <climits>
 
 namespace muster::os {
@@ -18,11 +17,11 @@ long futex(const std::atomic<std::uint32_t>& word, int operation, std::uint32_t 
 
 }  // namespace
 
-bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds longest) noexcept {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(longest);
   const timespec time{static_cast<time_t>(seconds.count()), static_cast<long>((longest - seconds).count())};
-  return futex(word, FUTEX_WAIT, expected, &time) == 0 || errno != ETIMEDOUT;
+  futex(word, FUTEX_WAIT, expected, &time);
 }
 
 void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept {

@@ -8,9 +8,9 @@
 
 namespace muster::os {
 
-/// Sleeps while `word` is `expected`, at most `longest`. Returns for any reason (woken, changed, signal, time): the
-/// caller looks again. Returns false where the time ran out.
-bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+/// Sleeps while `word` is `expected`, at most `longest`. Returns for any reason (woken, changed, signal, time), which it
+/// does not tell: the caller looks again, and at the clock.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds longest) noexcept;
 
 void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;

@@ -22,9 +22,11 @@ Backing default_backing();
 std::string to_string(Backing backing);
 
 /// Memory of `bytes` that nobody can open by a name and that is gone with its last descriptor and mapping. Anonymous
-/// memory is taken as it is touched and is sealed against another size; POSIX memory is reserved at once, so that a
-/// full mount is an error and not a SIGBUS. Throws Error(no_space | unsupported).
+/// memory is taken as it is touched and is sealed against another size; POSIX memory is reserved at once (the first
+/// `reserved` bytes, where the rest is reserved later), so that a full mount is an error and not a SIGBUS. Throws
+/// Error(no_space | unsupported).
 Fd create_shared_memory(std::uint64_t bytes, Backing backing);
+Fd create_shared_memory(std::uint64_t bytes, Backing backing, std::uint64_t reserved);
 /// Size of a shared memory file. Throws Error(io).
 std::uint64_t shared_memory_size(const Fd& memory);
 

@@ -2,6 +2,7 @@
 #include "src/sync/control_block.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -24,11 +25,34 @@ std::uint64_t cells_offset() {
 std::uint64_t records_offset(int size) {
   return cells_offset() + round_up(static_cast<std::uint64_t>(size) * sizeof(RankCell));
 }
-std::uint64_t rings_offset(int size) {
+std::uint64_t in_use_offset(int size) {
   return records_offset(size) + round_up(2 * static_cast<std::uint64_t>(size) * SyncGroup::max_record);
 }
+std::uint64_t rings_offset(int size) {
+  return in_use_offset(size) + round_up(static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size));
+}
+
+struct Extent {
+  std::uint64_t at = 0;
+  std::uint64_t bytes = 0;
+};
+// Of a pair's three rings, a page more than is promised for what stands before messages. A round's are received at
+// once.
+constexpr std::uint64_t ring_bytes = 256 * 1024 + page;
+constexpr std::uint64_t round_ring_bytes = 64 * 1024 + page;
+constexpr std::array<Extent, 3> rings_of_pair{
+    {{0, ring_bytes}, {ring_bytes, ring_bytes}, {2 * ring_bytes, round_ring_bytes}}};
+constexpr std::uint64_t pair_bytes = 2 * ring_bytes + round_ring_bytes;
+static_assert(static_cast<std::size_t>(Subject::round) + 1 == rings_of_pair.size());
+
+Extent ring_extent(int size, int from, int to, Subject subject) {
+  const int pair = from * (size - 1) + (to < from ? to : to - 1);
+  Extent extent = rings_of_pair[static_cast<std::size_t>(subject)];
+  extent.at += rings_offset(size) + static_cast<std::uint64_t>(pair) * pair_bytes;
+  return extent;
+}
 std::uint64_t block_bytes(int size) {
-  return rings_offset(size) + static_cast<std::uint64_t>(size) * ring_bytes;
+  return rings_offset(size) + static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size - 1) * pair_bytes;
 }
 
 /// False where there is one already.
@@ -62,14 +86,74 @@ std::optional<Error> get(const FailureCell& cell) {
 
 }  // namespace
 
+void Bell::ring() noexcept {
+  word.fetch_add(1, std::memory_order_seq_cst);
+  if (waiting.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(word);
+}
+
+Ring::Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, bool reserves)
+    : memory_(memory),
+      at_(at),
+      mapping_(memory, os::Access::read_write, at, bytes),
+      reserved_(reserves ? 0 : mapping_.size()) {
+  reserve_until(sizeof(Head));
+}
+
+void Ring::reserve_until(std::uint64_t end) {
+  if (end <= reserved_) return;
+  const std::uint64_t whole = round_up(end);
+  os::reserve(memory_, at_ + reserved_, whole - reserved_);
+  reserved_ = whole;
+}
+
+template <class Copy>
+void Ring::around(std::uint64_t position, std::uint64_t bytes, const Copy& copy) const {
+  const std::uint64_t begin = (position - head().origin.load(std::memory_order_relaxed)) % capacity();
+  const std::uint64_t first = std::min(bytes, capacity() - begin);
+  std::byte* const data = mapping_.data() + sizeof(Head);
+  copy(data + begin, std::uint64_t{0}, first);
+  if (first < bytes) copy(data, first, bytes - first);
+}
+
+std::uint64_t Ring::filled() const noexcept {
+  return head().written.load(std::memory_order_acquire) - head().read.load(std::memory_order_acquire);
+}
+
+std::uint64_t Ring::write(std::span<const std::byte> bytes) {
+  const std::uint64_t written = head().written.load(std::memory_order_relaxed);
+  const std::uint64_t there = filled();
+  // An empty one begins anew, so that short messages are always in the same few pages.
+  if (there == 0) head().origin.store(written, std::memory_order_relaxed);
+  const std::uint64_t piece = std::min<std::uint64_t>(capacity() - there, bytes.size());
+  const std::uint64_t begin = (written - head().origin.load(std::memory_order_relaxed)) % capacity();
+  reserve_until(sizeof(Head) + std::min(begin + piece, capacity()));
+  around(written, piece, [&](std::byte* at, std::uint64_t from, std::uint64_t length) {
+    std::memcpy(at, bytes.data() + from, length);
+  });
+  head().written.store(written + piece, std::memory_order_release);
+  return piece;
+}
+
+void Ring::peek(std::span<std::byte> bytes) const noexcept {
+  around(
+      head().read.load(std::memory_order_relaxed), bytes.size(),
+      [&](const std::byte* at, std::uint64_t to, std::uint64_t length) { std::memcpy(bytes.data() + to, at, length); });
+}
+
+void Ring::take(std::uint64_t bytes) noexcept {
+  head().read.fetch_add(bytes, std::memory_order_release);
+}
+
 ControlBlock::ControlBlock(os::Fd memory, int size)
-    : memory_(std::move(memory)), size_(size), mapping_(memory_, os::Access::read_write, 0, block_bytes(size)) {}
+    : memory_(std::move(memory)), size_(size), mapping_(memory_, os::Access::read_write, 0, rings_offset(size)) {}
 
 std::shared_ptr<ControlBlock> ControlBlock::create(int size) {
   // Fresh shared memory is zero, and zero is the first state of every word in it.
+  const os::Backing backing = os::default_backing();
   std::shared_ptr<ControlBlock> block(
-      new ControlBlock(os::create_shared_memory(block_bytes(size), os::default_backing()), size));
+      new ControlBlock(os::create_shared_memory(block_bytes(size), backing, rings_offset(size)), size));
   block->header().size = static_cast<std::uint32_t>(size);
+  block->header().reserves_rings = backing == os::Backing::posix ? 1 : 0;
   return block;
 }
 
@@ -99,16 +183,33 @@ std::byte* ControlBlock::record(std::uint32_t round, int rank, std::size_t bytes
   return mapping_.data() + records_offset(size_) + begin + static_cast<std::uint64_t>(rank) * distance;
 }
 
-std::byte* ControlBlock::ring(int rank) const noexcept {
-  return mapping_.data() + rings_offset(size_) + static_cast<std::uint64_t>(rank) * ring_bytes;
+std::atomic<std::uint8_t>& ControlBlock::rings_in_use(int from, int to) const noexcept {
+  return reinterpret_cast<std::atomic<std::uint8_t>*>(mapping_.data() + in_use_offset(size_))[from * size_ + to];
+}
+
+bool ControlBlock::has_ring(int from, int to, Subject subject) const noexcept {
+  return (rings_in_use(from, to).load(std::memory_order_acquire) & 1U << static_cast<unsigned>(subject)) != 0;
+}
+
+Ring ControlBlock::make_ring(int from, int to, Subject subject) const {
+  const Extent extent = ring_extent(size_, from, to, subject);
+  Ring ring(memory_, extent.at, extent.bytes, header().reserves_rings != 0);
+  rings_in_use(from, to).fetch_or(static_cast<std::uint8_t>(1U << static_cast<unsigned>(subject)),
+                                  std::memory_order_release);
+  return ring;
+}
+
+Ring ControlBlock::map_ring(int from, int to, Subject subject) const {
+  const Extent extent = ring_extent(size_, from, to, subject);
+  return {memory_, extent.at, extent.bytes, false};
 }
 
 void ControlBlock::poison(const Error& cause) noexcept {
   if (!put(header().failure, cause)) return;
   os::futex_wake_all(header().round);
   for (int rank = 0; rank < size_; ++rank) {
-    os::futex_wake_all(this->cell(rank).outbox.written_bell);
-    os::futex_wake_all(this->cell(rank).outbox.read_bell);
+    os::futex_wake_all(this->cell(rank).mail.word);
+    os::futex_wake_all(this->cell(rank).room.word);
   }
 }
 

@@ -19,20 +19,13 @@
 
 namespace muster::sync {
 
-inline constexpr std::uint64_t ring_bytes = 256 * 1024;
 inline constexpr std::size_t phase_words = 6;
 
-/// A rank's outgoing messages: a byte stream with one writer. Every message begins with a frame that says for whom it
-/// is; only that rank reads it.
-struct Outbox {
-  std::atomic<std::uint64_t> written;
-  std::atomic<std::uint64_t> read;
-  std::atomic<std::uint64_t> next_frame;    // where a frame begins: while `read` is elsewhere, a message is being read
-  std::atomic<std::int32_t> reader;         // the rank that reads it
-  std::atomic<std::uint32_t> written_bell;  // futexes: changed whenever the word above changes
-  std::atomic<std::uint32_t> read_bell;
-  std::atomic<std::uint32_t> receivers_waiting;
-  std::atomic<std::uint32_t> sender_waiting;
+/// A word that a rank sleeps on: futex.
+struct Bell {
+  std::atomic<std::uint32_t> word;
+  std::atomic<std::uint32_t> waiting;  // how many sleep
+  void ring() noexcept;
 };
 
 struct alignas(64) RankCell {
@@ -42,8 +35,8 @@ struct alignas(64) RankCell {
   std::atomic<std::uint32_t> waits_for;  // the rank that this one waits for in a companion group, and 1; 0: for none
   std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: what the rank is in
   std::array<std::atomic<std::uint32_t>, 2> record_length;    // of the record of an odd and an even round
-  std::atomic<std::uint32_t> letters;                         // messages to this rank that others have begun to write
-  alignas(64) Outbox outbox;
+  alignas(64) Bell mail;                                      // rings when a rank has written to this one,
+  alignas(64) Bell room;                                      // and when one has read what this one wrote
 };
 
 /// The first failure: claimed once, written, then published.
@@ -60,6 +53,7 @@ struct FailureCell {
 
 struct alignas(64) ControlHeader {
   std::uint32_t size;
+  std::uint32_t reserves_rings;                    // memory that has to be reserved before it is touched
   alignas(64) std::atomic<std::uint32_t> round;    // the last complete one; futex
   alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have come to the next one
   std::atomic<std::uint32_t> waiting;
@@ -67,7 +61,42 @@ struct alignas(64) ControlHeader {
   alignas(64) FailureCell verdict;
 };
 
-/// Maps a control block and finds the parts in it: header, cells, records (two a rank), rings.
+/// Messages of one subject from one rank to another: a byte stream with one writer and one reader.
+class Ring {
+ public:
+  /// In that memory, which outlives it. `reserves`: the writer reserves what it writes to.
+  Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, bool reserves);
+  /// The writer's: copies as much as there is room for, and returns how much that was. Throws Error(no_space).
+  std::uint64_t write(std::span<const std::byte> bytes);
+  /// The reader's: what is there to read,
+  [[nodiscard]] std::uint64_t filled() const noexcept;
+  /// the first bytes of it, and that they are read.
+  void peek(std::span<std::byte> bytes) const noexcept;
+  void take(std::uint64_t bytes) noexcept;
+  [[nodiscard]] bool has_room() const noexcept { return filled() != capacity(); }
+
+ private:
+  struct Head {
+    alignas(64) std::atomic<std::uint64_t> written;
+    std::atomic<std::uint64_t> origin;  // the position of the ring's first byte
+    alignas(64) std::atomic<std::uint64_t> read;
+  };
+  [[nodiscard]] Head& head() const noexcept { return *reinterpret_cast<Head*>(mapping_.data()); }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return mapping_.size() - sizeof(Head); }
+  /// Calls copy(in the ring, in the bytes, length), twice where they go around the ring's end.
+  template <class Copy>
+  void around(std::uint64_t position, std::uint64_t bytes, const Copy& copy) const;
+  void reserve_until(std::uint64_t end);
+
+  const os::Fd& memory_;
+  std::uint64_t at_;
+  os::Mapping mapping_;
+  std::uint64_t reserved_;
+};
+
+/// Maps a control block and finds the parts in it: header, cells, records (two a rank), which rings are in use. Behind
+/// them is a ring for each pair of ranks, direction and subject: memory, and a mapping, are taken for those in use
+/// only.
 class ControlBlock final : public Pulse {
  public:
   /// Fresh memory for `size` ranks; give `memory()` to the others.
@@ -81,7 +110,11 @@ class ControlBlock final : public Pulse {
   /// Records of a round lie at a distance that their own length gives: those of all ranks are few pages, whatever the
   /// largest record is. Where the ranks disagree about the length they may overwrite each other's, and all throw.
   [[nodiscard]] std::byte* record(std::uint32_t round, int rank, std::size_t bytes) const noexcept;
-  [[nodiscard]] std::byte* ring(int rank) const noexcept;
+  /// The sender's: makes it, for the receiver to find. Throws Error(no_space).
+  [[nodiscard]] Ring make_ring(int from, int to, Subject subject) const;
+  [[nodiscard]] bool has_ring(int from, int to, Subject subject) const noexcept;
+  /// The receiver's, where has_ring(). Throws Error(no_space).
+  [[nodiscard]] Ring map_ring(int from, int to, Subject subject) const;
 
   void poison(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> failure() const override;
@@ -108,6 +141,8 @@ class ControlBlock final : public Pulse {
 
  private:
   ControlBlock(os::Fd memory, int size);
+  /// A bit a subject.
+  [[nodiscard]] std::atomic<std::uint8_t>& rings_in_use(int from, int to) const noexcept;
   os::Fd memory_;
   int size_;
   os::Mapping mapping_;

@@ -2,6 +2,7 @@
 #include "src/sync/local_channel.hpp"
 
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "src/os/process.hpp"
@@ -19,12 +20,12 @@ struct Introduction {
 }  // namespace
 
 LocalChannel::LocalChannel(int rank, os::Fd listener, std::vector<std::string> addresses, SyncGroup::Nonce secret,
-                           PatienceFactory patience)
+                           Wait wait)
     : rank_(rank),
       listener_(std::move(listener)),
       addresses_(std::move(addresses)),
       secret_(secret),
-      patience_(std::move(patience)),
+      wait_(std::move(wait)),
       outgoing_(addresses_.size()),
       incoming_(addresses_.size()) {}
 
@@ -33,43 +34,42 @@ std::string LocalChannel::fresh_address() {
 }
 
 void LocalChannel::send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) {
-  os::Fd& known = outgoing_[static_cast<std::size_t>(to)];
-  const Patience patience = patience_(options);
-  const auto never = [] { return false; };
-  auto send_all = [&](const os::Fd& connection, std::span<const std::byte> bytes, int fd) {
-    for (;;) {
-      const os::SocketStatus status = os::send_packet(connection, bytes, fd);
-      if (status == os::SocketStatus::done) return;
-      // Where the other side has ended, the group's own check says so in its words, within a slice or two.
+  os::Fd& connection = outgoing_[static_cast<std::size_t>(to)];
+  const auto a_while = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  const auto send_all = [&](const os::Fd& socket, std::span<const std::byte> bytes, int fd) {
+    os::SocketStatus status = os::SocketStatus::again;
+    // Asked again once it is sent: not a second time.
+    const auto is_sent = [&] {
+      if (status != os::SocketStatus::done) status = os::send_packet(socket, bytes, fd);
+      return status == os::SocketStatus::done;
+    };
+    const auto until_room = [&] {
+      // Where the other side has ended, the group's own look says so in its words, within a slice or two.
       if (status == os::SocketStatus::closed)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        a_while();
       else
-        os::wait_writable(connection, Watchdog::slice);
-      patience(to, never);
-    }
+        os::wait_writable(socket, Watchdog::slice);
+    };
+    wait_(to, is_sent, until_room, options);
   };
-  if (!known) {
-    os::Fd connection;
-    const std::string& address = addresses_[static_cast<std::size_t>(to)];
-    for (;;) {
-      if (auto socket = os::connect_abstract(address)) {
-        connection = std::move(*socket);
-        break;
-      }
-      patience(to, never);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+  if (!connection) {
+    std::optional<os::Fd> socket;
+    const auto is_connected = [&] {
+      if (!socket) socket = os::connect_abstract(addresses_[static_cast<std::size_t>(to)]);
+      return socket.has_value();
+    };
+    wait_(to, is_connected, a_while, options);
     const Introduction introduction{secret_, rank_};
-    send_all(connection, std::as_bytes(std::span(&introduction, 1)), -1);
-    known = std::move(connection);
+    send_all(*socket, std::as_bytes(std::span(&introduction, 1)), -1);
+    connection = std::move(*socket);
   }
-  send_all(known, note, descriptor);
+  send_all(connection, note, descriptor);
 }
 
 bool LocalChannel::accept_waiting() {
   bool any = false;
   for (;;) {
-    // Before a connection is taken: one that is dropped is lost for good.
+    // Room first: who is taken in and dropped again has no other way to this rank.
     strangers_.reserve(strangers_.size() + 1);
     auto socket = os::accept_own(listener_);
     if (!socket) break;
@@ -103,10 +103,10 @@ bool LocalChannel::try_receive(int from, os::Packet& packet) {
 }
 
 DescriptorChannel::Received LocalChannel::receive(int from, const WaitOptions& options) {
-  const Patience patience = patience_(options);
   os::Packet packet;
-  for (;;) {
-    if (try_receive(from, packet)) break;
+  bool has_come = false;
+  const auto is_there = [&] { return has_come = has_come || try_receive(from, packet); };
+  const auto until_one = [&] {
     // Until the sender is known, it may be at the door or among those who have not introduced themselves yet.
     std::vector<int> sockets;
     if (const os::Fd& connection = incoming_[static_cast<std::size_t>(from)]) {
@@ -116,10 +116,8 @@ DescriptorChannel::Received LocalChannel::receive(int from, const WaitOptions& o
       for (const os::Fd& stranger : strangers_) sockets.push_back(stranger.get());
     }
     os::wait_any_readable(sockets, std::chrono::milliseconds(10));
-    bool arrived = false;
-    patience(from, [&] { return arrived = try_receive(from, packet); });
-    if (arrived) break;
-  }
+  };
+  wait_(from, is_there, until_one, options);
   return {std::move(packet.bytes), std::move(packet.descriptor)};
 }
 

@@ -14,16 +14,16 @@ namespace muster::sync {
 
 class LocalChannel final : public DescriptorChannel {
  public:
-  /// Called between slices of a wait for `peer`; throws where it cannot end. `done` says that what was waited for is
-  /// there.
-  using Patience = std::function<void(int peer, const std::function<bool()>& done)>;
-  /// Makes the patience of one wait.
-  using PatienceFactory = std::function<Patience(const WaitOptions&)>;
+  /// Waits for `peer` until done(), with sleeps; throws where that cannot be.
+  using Wait = std::function<void(int peer, const std::function<bool()>& done, const std::function<void()>& sleep,
+                                  const WaitOptions& options)>;
 
-  LocalChannel(int rank, os::Fd listener, std::vector<std::string> addresses, SyncGroup::Nonce secret,
-               PatienceFactory patience);
+  LocalChannel(int rank, os::Fd listener, std::vector<std::string> addresses, SyncGroup::Nonce secret, Wait wait);
   void send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) override;
   Received receive(int from, const WaitOptions& options) override;
+
+  /// For another channel of the same address; this one hears of nobody new.
+  os::Fd take_listener() noexcept { return std::move(listener_); }
 
   /// A socket name that nobody else has.
   static std::string fresh_address();
@@ -36,7 +36,7 @@ class LocalChannel final : public DescriptorChannel {
   os::Fd listener_;
   std::vector<std::string> addresses_;
   SyncGroup::Nonce secret_;
-  PatienceFactory patience_;
+  Wait wait_;
   std::vector<os::Fd> outgoing_;
   std::vector<os::Fd> incoming_;
   std::vector<os::Fd> strangers_;  // accepted, not yet introduced

@@ -10,10 +10,10 @@
 //  3. The others spin briefly, then sleep on the round's number in slices; between slices they look for the dead, the
 //     cancelled and the deadline (watchdog.hpp).
 //  4. Copy out all records.
-// A message: the sender appends frame and bytes to its own ring as the receiver makes room; the receiver copies out in
-// order. A rank that waits for anything takes what comes for it out of others' rings and puts it aside: what is behind
-// it there may be what another rank waits for.
+// A message: the sender appends length and bytes to the ring of this pair of ranks and this subject, as the receiver
+// makes room; the receiver copies out in order.
 
+#include <map>
 #include <memory>
 
 #include "src/sync/control_block.hpp"
@@ -72,7 +72,7 @@ class LocalGroup final : public SyncGroup {
   void do_barrier(const WaitOptions& options) override { round({}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
   void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  Letter do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) override;
@@ -80,33 +80,35 @@ class LocalGroup final : public SyncGroup {
  private:
   class Phase;
   std::uint32_t round(std::span<const std::byte> record, const WaitOptions& options);
+  /// The loop of all waits. sleep(longest).
+  template <class Done, class Needed, class Awaited, class Sleep>
+  void wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
+            const Sleep& sleep);
+  /// True where it is done within some microseconds.
+  template <class Done>
+  bool spin(const Done& done) const;
+  /// Spins, then waits asleep on a word that changes with what `done` looks at.
   template <class Done, class Needed, class Awaited>
-  void wait(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
-            const Done& done, const Needed& needed, const Awaited& awaited, int reading = -1);
-  struct Frame {
-    std::int32_t to;
-    Subject subject;
-    std::uint64_t length;
-  };
-  [[nodiscard]] std::optional<Frame> next_frame(int from, int& ahead) const;
-  std::vector<std::byte> take(int from, const Frame& frame, std::uint64_t most, const WaitOptions& options);
-  /// Those messages to this rank that come next, but from `reading`: that one's is being waited for.
-  void take_aside(int reading, const WaitOptions& options);
-  void write_ring(int to, std::span<const std::byte> bytes, const WaitOptions& options);
-  void read_ring(int from, std::span<std::byte> bytes, const WaitOptions& options);
+  void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
+               const Done& done, const Needed& needed, const Awaited& awaited);
+  /// How a descriptor channel of these ranks waits.
+  LocalChannel::Wait channel_wait();
+  /// Runs work whose failure is the group's: another rank would wait for what does not come.
+  template <class Work>
+  auto or_fail(const Work& work) -> decltype(work());
+  [[noreturn]] void fail(const Error& cause);
+  void write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options);
+  void await_bytes(const Ring& ring, int from, std::uint64_t least, const WaitOptions& options);
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
-  [[nodiscard]] std::chrono::nanoseconds next_sleep() const {
-    return while_waiting_ ? while_waiting_() : std::chrono::nanoseconds(Watchdog::slice);
-  }
-  [[nodiscard]] Watchdog watchdog(const WaitOptions& options) const;
 
   std::shared_ptr<Peers> peers_;  // not changed once the group is made
   std::shared_ptr<ControlBlock> control_;
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
   int spins_;
-  std::uint32_t letters_taken_ = 0;
-  bool takes_aside_ = false;
+  // Rings that have been used, by the other rank.
+  std::map<std::pair<int, Subject>, Ring> outgoing_;
+  std::map<std::pair<int, Subject>, Ring> incoming_;
   std::function<std::chrono::nanoseconds()> while_waiting_;
   LocalChannel channel_;
 };

@@ -54,7 +54,7 @@ class SingleGroup final : public SyncGroup {
   }
   // Messages go to other ranks: SyncGroup has refused the call already, because there is none.
   void do_send(int, Subject, std::span<const std::byte>, const WaitOptions&) override {}
-  Letter do_receive(int, Subject, std::uint64_t, const WaitOptions&) override { return {}; }
+  std::vector<std::byte> do_receive(int, Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   // Nobody else could make it come true but a thread of this process.
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int>, const WaitOptions& options) override {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/sync_group.hpp"
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <new>
 
+#include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/settings.hpp"
 
@@ -32,7 +36,8 @@ SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::ch
       ranks_(std::move(ranks)),
       nonce_(nonce),
       timeout_(sync::timeout_of(timeout, timeout)),
-      owner_pid_(os::process_id()) {}
+      owner_pid_(os::process_id()),
+      statuses_(ranks_.size()) {}
 
 SyncGroup::~SyncGroup() = default;
 
@@ -112,29 +117,7 @@ std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const Wa
   const Use use(*this);
   (void)info(from);
   if (from == rank_) throw Error(ErrorKind::argument, "a rank cannot receive a message from itself");
-  if (const auto earlier = put_aside_.find({from, subject}); earlier != put_aside_.end()) {
-    std::vector<std::byte> message = std::move(earlier->second.front());
-    earlier->second.pop_front();
-    if (earlier->second.empty()) put_aside_.erase(earlier);
-    if (message.size() <= most) return message;
-    const Error cause(ErrorKind::corrupt,
-                      "rank " + std::to_string(info(from).rank) + " announces a message of " +
-                          std::to_string(message.size()) + " bytes where at most " + std::to_string(most) + " can be",
-                      {.rank = info(from).rank});
-    poison(cause);
-    throw failure().value_or(cause);
-  }
-  return or_fail_all(*this, [&] {
-    for (;;) {
-      Letter letter = do_receive(from, subject, most, options);
-      if (letter.subject == subject) return std::move(letter.message);
-      put_aside(from, std::move(letter));
-    }
-  });
-}
-
-void SyncGroup::put_aside(int from, Letter letter) {
-  put_aside_[{from, letter.subject}].push_back(std::move(letter.message));
+  return or_fail_all(*this, [&] { return do_receive(from, subject, most, options); });
 }
 
 void SyncGroup::wait_until(const std::function<bool()>& done,
@@ -142,6 +125,31 @@ void SyncGroup::wait_until(const std::function<bool()>& done,
                            const WaitOptions& options) {
   for (const int rank : on) (void)info(rank);
   do_wait_until(done, sleep, on, options);
+}
+
+void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& options) {
+  // 0: all is well; else the error's kind, and 1.
+  const std::uint32_t mine = trouble ? static_cast<std::uint32_t>(trouble->kind()) + 1 : 0;
+  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
+  const auto first = std::ranges::find_if(statuses_, [](std::uint32_t status) { return status != 0; });
+  if (first == statuses_.end()) return;
+  struct Words {
+    std::int32_t os_error;
+    std::array<char, max_record - sizeof(std::int32_t)> text;
+  };
+  Words words{};
+  if (trouble) {
+    words.os_error = trouble->os_error();
+    put_text(words.text, trouble->what());
+  }
+  std::vector<Words> all(ranks_.size());
+  do_all_gather(std::as_bytes(std::span(&words, 1)), std::as_writable_bytes(std::span(all)), options);
+  const auto at = static_cast<std::size_t>(first - statuses_.begin());
+  const RankInfo& origin = ranks_[at];
+  throw Error(static_cast<ErrorKind>(*first - 1),
+              std::string(options.phase) + ": rank " + std::to_string(origin.rank) + " (host " + origin.host +
+                  ", pid " + std::to_string(origin.pid) + "): " + get_text(all[at].text),
+              {.rank = origin.rank, .pid = origin.pid, .host = origin.host, .os_error = all[at].os_error});
 }
 
 std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {

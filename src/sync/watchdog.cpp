@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
 #include "muster/log.hpp"
 
@@ -130,6 +131,17 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
                      const std::function<bool(int)>& awaited) {
   check_failure();
   const Clock::time_point now = Clock::now();
+  if (now - looked_ < slice) return;
+  looked_ = now;
+  try {
+    look(now, done, needed, awaited);
+  } catch (const std::bad_alloc&) {
+    // The next look tries again.
+  }
+}
+
+void Watchdog::look(Clock::time_point now, const std::function<bool()>& done, const std::function<bool(int)>& needed,
+                    const std::function<bool(int)>& awaited) {
   const int size = static_cast<int>(peers_.ranks.size());
   if (seen_.empty()) {
     seen_.resize(static_cast<std::size_t>(size), Seen{0, begin_});

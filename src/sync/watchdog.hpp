@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Watchdog: what a waiting rank looks at between slices of sleep. It ends a wait that cannot succeed.
+// Watchdog: what a waiting rank looks at between sleeps. It alone decides that a wait goes on, by the clock: how often
+// and by what a sleep is ended (signals, bells that ring for others) makes no difference.
 
 #include <chrono>
 #include <functional>
@@ -31,15 +32,18 @@ class Watchdog {
            std::chrono::milliseconds timeout)
       : group_(group), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
 
-  /// Throws (and poisons the group) where the wait cannot succeed: the group has failed, the caller cancelled, a rank
-  /// that `needed` names is dead or has left, or none of those that `awaited` names made progress until the deadline.
-  /// `done` is asked again before a rank is blamed: it may have done its part and gone.
+  /// Called before each sleep. Throws (and poisons the group) where the wait cannot succeed: the group has failed, the
+  /// caller cancelled; and, looked at once a slice, a rank that `needed` names is dead or has left, or none of those
+  /// that `awaited` names made progress until the deadline. `done` is asked again before a rank is blamed: it may have
+  /// done its part and gone.
   void check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
              const std::function<bool(int)>& awaited);
-  /// Cancelled or failed: the cheap half, without a look at the other ranks.
-  void check_failure();
 
  private:
+  /// Cancelled or failed: the cheap half, without a look at the other ranks.
+  void check_failure();
+  void look(std::chrono::steady_clock::time_point now, const std::function<bool()>& done,
+            const std::function<bool(int)>& needed, const std::function<bool(int)>& awaited);
   struct Seen {
     std::uint64_t progress = 0;  // of the chain
     std::chrono::steady_clock::time_point since;
@@ -73,6 +77,7 @@ class Watchdog {
   const WaitOptions& options_;
   std::chrono::milliseconds timeout_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point looked_ = begin_;
   std::chrono::steady_clock::time_point logged_ = begin_;
   std::vector<Seen> seen_;
   int next_alive_ = self_;  // whose turn it is: to be looked at,

@@ -150,14 +150,8 @@ void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed&
       std::this_thread::sleep_for(Watchdog::slice);
     }
   };
-  Clock::time_point checked = Clock::now();
-  for (;;) {
-    if (done(*look(is_network && pauses.is_patient()))) return;
-    watchdog.check_failure();
-    if (Clock::now() - checked >= Watchdog::slice) {
-      watchdog.check(is_done_after_all, needed, awaited);
-      checked = Clock::now();
-    }
+  while (!done(*look(is_network && pauses.is_patient()))) {
+    watchdog.check(is_done_after_all, needed, awaited);
     pauses.sleep();
   }
 }
@@ -261,9 +255,10 @@ void FileGroup::do_send(int to, Subject subject, std::span<const std::byte> mess
   progress();
 }
 
-SyncGroup::Letter FileGroup::do_receive(int from, Subject wanted, std::uint64_t most, const WaitOptions& options) {
+std::vector<std::byte> FileGroup::do_receive(int from, Subject subject, std::uint64_t most,
+                                             const WaitOptions& options) {
   const Phase phase(*pulse_, options);
-  const MessageNumber which{wanted, ++received_[{from, wanted}]};
+  const MessageNumber which{subject, ++received_[{from, subject}]};
   const std::string prefix = message_prefix(number_, from, rank(), which);
   std::string name;
   const auto is_there = [&](const Snapshot& snapshot) {
@@ -280,7 +275,7 @@ SyncGroup::Letter FileGroup::do_receive(int from, Subject wanted, std::uint64_t 
   std::vector<std::byte> message = file_work([&] { return directory_->read(name, length, timeout_of(options)); });
   directory_->remove(name);
   progress();
-  return {wanted, std::move(message)};
+  return message;
 }
 
 void FileGroup::do_wait_until(const std::function<bool()>& done,
@@ -288,15 +283,10 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
                               const WaitOptions& options) {
   Watchdog watchdog = this->watchdog(options);
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
-  Clock::time_point looked = Clock::now();
   while (!done()) {
-    watchdog.check_failure();
-    sleep(Watchdog::slice);
-    const Clock::time_point now = Clock::now();
-    if (done() || now - looked < Watchdog::slice) continue;
     file_work([&] { return directory_->recent(Watchdog::slice); });
     watchdog.check(done, is_awaited, is_awaited);
-    looked = now;
+    sleep(Watchdog::slice);
   }
 }
 
@@ -306,12 +296,19 @@ std::shared_ptr<SyncGroup> FileGroup::do_duplicate(const WaitOptions& options, T
     std::int32_t number = 0;
   };
   Card mine{};
-  os::random_bytes(mine.nonce);
-  if (rank() == 0) mine.number = directory_->next_group();
-  std::vector<Card> cards(static_cast<std::size_t>(size()));
+  std::vector<Card> cards;
+  together(options, [&] {
+    os::random_bytes(mine.nonce);
+    if (rank() == 0) mine.number = directory_->next_group();
+    cards.resize(static_cast<std::size_t>(size()));
+  });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  return std::make_shared<FileGroup>(heart_, tie == Tie::companion ? pulse_ : nullptr, cards.front().number,
-                                     cards.front().nonce, timeout());
+  std::shared_ptr<SyncGroup> copy;
+  together(options, [&] {
+    copy = std::make_shared<FileGroup>(heart_, tie == Tie::companion ? pulse_ : nullptr, cards.front().number,
+                                       cards.front().nonce, timeout());
+  });
+  return copy;
 }
 
 }  // namespace muster::workspace

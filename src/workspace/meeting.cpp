@@ -32,11 +32,18 @@ std::string where(const MeetingName& name) {
   return fmt::format("host {}, pid {}", name.writer.host, name.writer.pid);
 }
 
-/// Makes a directory that another process may be removing at this moment, and a first file in it.
+/// Makes a directory that another process may be removing at this moment, and a first file in it. Others may know its
+/// name before it is there: where they have put a link, nothing is written behind that.
 void enter(const std::string& directory, const std::string& file) {
   for (int turn = 0;; ++turn) {
     try {
-      os::make_directory_if_absent(directory);
+      if (!os::make_directory_if_absent(directory))
+        if (const auto there = os::file_status(directory, os::Links::themselves); there && !there->is_directory)
+          throw Error(ErrorKind::argument,
+                      fmt::format("meeting in {}: it is {}, not a directory: remove it if it is nobody's, or give a "
+                                  "workspace that other users cannot write to",
+                                  directory, there->is_link ? "a link" : "a file"),
+                      {.path = directory});
       os::write_new_file(directory + "/" + file, {});
       return;
     } catch (const Error& error) {

@@ -174,6 +174,26 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
   all_well(ranks.wait());
 }
 
+TEST_CASE("a link where the ranks would meet is refused, and nothing is written behind it") {
+  const TemporaryDirectory directory;
+  FileGroupOptions options = options_of(directory, 0, 2);
+  options.timeout = 100ms;
+  // What a rank that waits in vain leaves tells the meeting's name.
+  Ranks alone(1, [&](int) { words_of(ErrorKind::timeout, [&] { file_group(options); }); });
+  all_well(alone.wait());
+  std::filesystem::path meeting;
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
+    if (entry.path().filename().string().starts_with("meeting-")) meeting = entry.path();
+  REQUIRE(!meeting.empty());
+  std::filesystem::remove_all(meeting);
+  const TemporaryDirectory outside;
+  std::filesystem::create_directory_symlink(outside.path(), meeting);
+  const std::string words = words_of(ErrorKind::argument, [&] { file_group(options); });
+  CHECK(has(words, meeting.string()));
+  CHECK(has(words, "a link"));
+  CHECK(outside.count() == 0);
+}
+
 TEST_CASE("who never came is named; double ranks and other sizes are errors on all") {
   SUBCASE("missing") {
     const TemporaryDirectory directory;

@@ -13,10 +13,12 @@
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "muster/gather.hpp"
 #include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/os/unix_socket.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -81,6 +83,33 @@ TEST_CASE("world() of one process, and variables that cannot be") {
     RANK_CHECK(world() == mine);
   });
   all_well(ranks.wait());
+}
+
+TEST_CASE("an exchange and the watchdog call a rank by the same number, its own in a larger job") {
+  const std::string key = unique_key();
+  Ranks ranks(2, [&](int rank) {
+    const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = 20s, .numbers = {40, 41}});
+    const std::string named = "rank 41 (host " + group->info(1).host + ", pid " + std::to_string(group->info(1).pid);
+    const auto is_named = [&](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const Error& error) {
+        if (error.rank() != 41 || std::string(error.what()).find(named) == std::string::npos)
+          throw RankFailure(error.what());
+        return;
+      }
+      throw RankFailure("nothing was thrown");
+    };
+    const Tensor mine = pattern(DType::u8, {5000}, 1);
+    GatherOptions options;
+    if (rank == 1) options.memory_budget = 1;
+    is_named([&] { (void)get_tensors_parallel(mine, std::vector<int>{0, 1}, *group, options); });
+    if (rank == 1) ::raise(SIGKILL);
+    is_named([&] { group->barrier(); });
+  });
+  const auto ended = ranks.wait();
+  CHECK_MESSAGE(ended[0].ok(), ended[0].words);
+  CHECK_MESSAGE(ended[1].signal == SIGKILL, ended[1].words);
 }
 
 TEST_CASE("the same key serves one group after the other") {

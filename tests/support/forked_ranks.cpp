@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -80,6 +81,20 @@ void say(const std::string& words) {
   if (::write(words_pipe, words.data(), words.size()) < 0) std::perror("say");
 }
 
+void start_timer(Timer timer) {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  action.sa_flags = timer == Timer::restart ? SA_RESTART : 0;
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGPROF;
+  timer_t id{};
+  const itimerspec every{{0, 5'000'000}, {0, 5'000'000}};
+  if (::sigaction(SIGPROF, &action, nullptr) != 0 || ::timer_create(CLOCK_MONOTONIC, &event, &id) != 0 ||
+      ::timer_settime(id, 0, &every, nullptr) != 0)
+    throw std::runtime_error("no timer");
+}
+
 Ranks::Ranks(int count, const Body& body) {
   if (const GroupKind kind = chosen_kind(); kind.started != nullptr && !is_rank) {
     played_ = play(kind.started(), count, body);
@@ -100,6 +115,8 @@ Ranks::Ranks(int count, const Body& body) {
       is_rank = true;
       int status = 0;
       try {
+        if (const char* timer = std::getenv("MUSTER_TEST_TIMER"))
+          start_timer(std::string_view(timer) == "interrupt" ? Timer::interrupt : Timer::restart);
         body(rank);
       } catch (const std::exception& error) {
         say(error.what());

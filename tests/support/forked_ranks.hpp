@@ -3,6 +3,7 @@
 // Real processes as ranks: forks N children, gives each its group, and says how each ended. Where a launcher has
 // started the test program itself several times (StartedRanks), nothing is forked: each process plays its rank of every
 // case.
+// MUSTER_TEST_TIMER=restart|interrupt: every forked rank has a profiler's timer from its beginning.
 
 #include <sys/types.h>
 
@@ -39,6 +40,11 @@ struct Ended {
 
 /// Called in a rank: puts words into its Ended.
 void say(const std::string& words);
+
+/// A timer as profilers of wall-clock time have it: from now on this process gets SIGPROF every 5 ms, and a handler
+/// that does nothing. Calls of the kernel are restarted after it (SA_RESTART) or interrupted.
+enum class Timer { restart, interrupt };
+void start_timer(Timer timer);
 
 /// A running set of ranks: a test may kill or stop those it has forked. Whoever still lives when it goes is killed.
 class Ranks {

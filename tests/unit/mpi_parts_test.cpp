@@ -74,7 +74,7 @@ class TwoHosts final : public SyncGroup {
   void do_barrier(const WaitOptions&) override {}
   void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
   void do_send(int, Subject, std::span<const std::byte>, const WaitOptions&) override {}
-  Letter do_receive(int, Subject, std::uint64_t, const WaitOptions&) override { return {}; }
+  std::vector<std::byte> do_receive(int, Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
                      std::span<const int>, const WaitOptions&) override {}
   std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&, Tie) override { return nullptr; }
