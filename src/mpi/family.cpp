@@ -84,7 +84,7 @@ void Family::resign(int number) noexcept {
   if (groups_.empty()) retire();
 }
 
-void Family::take_over(std::vector<Pending> sends) {
+void Family::adopt(std::vector<Pending> sends) {
   const auto hold = lock();
   std::ranges::move(sends, std::back_inserter(left_behind_));
 }

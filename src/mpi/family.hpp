@@ -79,7 +79,7 @@ class Family : public std::enable_shared_from_this<Family> {
 
   /// Sends of a group that goes: tested until MPI has done with them, but the end does not wait for them, because after
   /// a failure nobody may receive them.
-  void take_over(std::vector<Pending> sends);
+  void adopt(std::vector<Pending> sends);
   /// Sent at once where MPI may be called, else by the thread that may.
   void tell(int rank, const Control& control);
   /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).

@@ -112,8 +112,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   void end() noexcept override;
   enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4 };
   [[nodiscard]] int tag(Tag kind) const noexcept;
-  void give_answer(int to, std::span<const std::byte> all, const WaitOptions& options);
-  void take_answer(int leader, std::span<std::byte> all, const WaitOptions& options);
+  /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
+  void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+                   const WaitOptions& options);
   [[nodiscard]] int tag_of(Subject subject) const noexcept;
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
@@ -154,7 +155,9 @@ class MpiGroup final : public SyncGroup, private Listener {
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
   void round(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options);
   [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
-  void gather_hosts(std::span<const std::byte> here, std::span<std::byte> all, const WaitOptions& options);
+  /// Steps 2 and 3 on a leader. Returns the message that its mates get.
+  std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
+                                                             const WaitOptions& options);
   [[nodiscard]] std::string describe(int rank);
   [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }

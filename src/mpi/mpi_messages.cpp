@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of an MpiGroup's ranks; and the answers of rounds, which go the same way within a host.
+// Messages of an MpiGroup's ranks.
 
 #include <fmt/format.h>
 
@@ -16,36 +16,7 @@ struct MessageHead {
   std::uint64_t length = 0;
 };
 
-/// Stands before the answer of a round.
-struct AnswerHead {
-  std::uint64_t round = 0;
-};
-
 }  // namespace
-
-void MpiGroup::give_answer(int to, std::span<const std::byte> all, const WaitOptions& options) {
-  const AnswerHead head{round_};
-  std::vector<std::byte> answer(sizeof head + all.size());
-  std::memcpy(answer.data(), &head, sizeof head);
-  if (!all.empty()) std::memcpy(answer.data() + sizeof head, all.data(), all.size());
-  locally(to, [&] { local().send(place_of(to), answer, options, Subject::round); });
-}
-
-void MpiGroup::take_answer(int leader, std::span<std::byte> all, const WaitOptions& options) {
-  AnswerHead head;
-  const std::vector<std::byte> answer = locally(leader, [&] {
-    return local().receive(place_of(leader), sizeof head + SyncGroup::max_record * static_cast<std::size_t>(size()),
-                           options, Subject::round);
-  });
-  if (answer.size() >= sizeof head) std::memcpy(&head, answer.data(), sizeof head);
-  if (head.round != round_ || answer.size() != sizeof head + all.size())
-    fail(Error(ErrorKind::rank_mismatch,
-               fmt::format("in '{}' rank {} is in round {} and expects {} bytes, and rank {} gives {} in round {}: "
-                           "the ranks are in different calls",
-                           options.phase, rank(), round_, sizeof head + all.size(), leader, answer.size(), head.round),
-               {.rank = leader}));
-  if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof head, all.size());
-}
 
 int MpiGroup::tag_of(Subject subject) const noexcept {
   return tag(subject == Subject::caller ? Tag::message : Tag::exchange);

@@ -40,7 +40,7 @@ MpiGroup::~MpiGroup() {
   pass_on_local_failure();
   tell_leaving();
   try {
-    family_->take_over(std::move(rounds_));
+    family_->adopt(std::move(rounds_));
   } catch (const std::bad_alloc&) {
     // They stay until the process ends, then.
   }
