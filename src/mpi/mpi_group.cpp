@@ -189,8 +189,6 @@ std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<c
   const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
   const RoundHead head{round_, record_bytes};
   const HostTree tree = host_tree();
-  // Those of earlier rounds have arrived: answers to them have.
-  or_fail(rank(), options, [&] { std::erase_if(rounds_, [](Pending& send) { return send.test(); }); });
   // What another round's message would need at most: a longer one is an error of MPI's, and told as that.
   const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
     std::vector<std::byte> bytes =
@@ -221,14 +219,14 @@ std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<c
     *answer = with_head(head, all);
   } else {
     const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    or_fail(parent, options, [&] { rounds_.push_back(send_copy(comm(), parent, tag(Tag::up), below)); });
+    or_fail(parent, options, [&] { family_->adopt(send_copy(comm(), parent, tag(Tag::up), below)); });
     *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
                    (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
     if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
   }
   for (const int child : children)
     or_fail(hosts_.leader(child), options,
-            [&] { rounds_.push_back(start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer)); });
+            [&] { family_->adopt(start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer)); });
   return answer;
 }
 

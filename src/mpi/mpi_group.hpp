@@ -136,7 +136,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Ranks of that host that are told of a failure by one of another.
   [[nodiscard]] std::size_t told_of(int host) const noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
-            std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace);
+            std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
+            bool may_have_left = false);
   /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
   [[nodiscard]] int awaited() const;
   Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
@@ -173,7 +174,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::shared_ptr<Standing> parent_;  // of a companion
   std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;
-  std::vector<Pending> rounds_;  // sends of rounds
+  // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
+  // leave room for an exchange's.
+  std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{"between calls"};
   std::vector<View> views_;  // guarded by the family's lock
