@@ -43,10 +43,11 @@ Tensor copy_to_device(const TensorView& tensor, int device);
 
 /// Names the stream that this thread's exchanges respect, as long as it lives: what has been queued there before a call
 /// is done before elements are read; and when the call returns, nothing reads them any more (with Own::borrow, but for
-/// the views of the first rank's own). It is a stream of the thread's current device; for tensors on other devices, and
-/// without a scope, it is the device's default stream, which waits for all streams that were not made non-blocking.
-/// Scopes nest. The stream must live as long as the scope. Calls throw Error(argument) while it is being captured into
-/// a graph.
+/// the views of the first rank's own). It counts for tensors on its own device, whichever is current; for tensors on
+/// other devices, and without a scope, it is the device's default stream, which waits for all streams that were not
+/// made non-blocking. Scopes nest. The stream must live as long as the scope. Calls throw Error(argument) while it is
+/// being captured into a graph. The constructor throws Error(argument) on a stream of a context that the program has
+/// made itself (cuCtxCreate).
 class CudaStreamScope {
  public:
   explicit CudaStreamScope(CUstream_st* stream);

@@ -93,6 +93,10 @@ Current::Current(int device) {
   check(driver().push_context(primary_context(device)), fmt::format("making cuda:{} current", device));
 }
 
+Current::Current(Context context) {
+  check(driver().push_context(context), "making the device of a context current");
+}
+
 Current::~Current() {
   Context context = nullptr;
   if (const DriverFunctions* functions = find_driver()) functions->pop_context(&context);

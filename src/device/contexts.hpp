@@ -45,6 +45,8 @@ class BesideCaptures {
 class Current {
  public:
   explicit Current(int device);
+  /// The device of a context, be it its primary one or not.
+  explicit Current(Context context);
   ~Current();
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;

@@ -84,7 +84,7 @@ Tensor copy_to_device(const TensorView& tensor, int device) {
 }
 
 CudaStreamScope::CudaStreamScope(CUstream_st* stream) {
-  const NamedStream before = name_stream({stream, current_device().value_or(0)});
+  const NamedStream before = name_stream({stream, device_of(stream)});
   before_ = before.handle;
   before_device_ = before.device;
 }

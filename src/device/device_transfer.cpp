@@ -9,6 +9,7 @@
 #include "muster/log.hpp"
 #include "src/device/pitched.hpp"
 #include "src/device/stream_staging.hpp"
+#include "src/gather/opening.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
 namespace muster::cuda {
@@ -170,17 +171,7 @@ void DeviceTransfer::send(Way way, std::span<const Way> ways, std::span<const Re
 }
 
 void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report) {
-  std::optional<Error> failure;
-  const auto attempt = [&](const auto& work) {
-    try {
-      work();
-    } catch (const Error& error) {
-      if (call_.group->failure()) throw;
-      if (!failure) failure = error;
-    } catch (const std::bad_alloc&) {
-      if (!failure) failure = Error(ErrorKind::no_space, "out of memory");
-    }
-  };
+  gather::Attempts attempt(*call_.group);
   if (!lands_on_device()) {
     attempt([&] {
       if (!has_device_tensors_) return;
@@ -190,12 +181,12 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
     // What the others send is taken in, whatever is wrong with this rank's own.
     attempt([&] { inner_->move(records, report); });
     attempt([&] {
-      if (failure || !staged_) return;
+      if (attempt.have_failed() || !staged_) return;
       staged_->finish(*call_.group, call_.wait("gather: copying from devices"));
       own_ = staged_->take();
       manner_ = "own tensors to page-locked memory";
     });
-    if (failure) throw *failure;
+    attempt.throw_failure();
     return;
   }
   std::optional<int> device;
@@ -229,7 +220,7 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
   });
   attempt([&] { inner_->move(left, report); });
   attempt([&] { landing_->finish(); });
-  if (failure) throw *failure;
+  attempt.throw_failure();
   manner_ = "landing on cuda:" + std::to_string(device.value_or(0));
 }
 

@@ -124,6 +124,7 @@ struct DriverFunctions {
   Status (*copy_2d)(const Copy2d*, StreamHandle) = nullptr;
   Status (*stream_create)(StreamHandle*, unsigned) = nullptr;
   Status (*stream_destroy)(StreamHandle) = nullptr;
+  Status (*stream_context)(StreamHandle, Context*) = nullptr;
   Status (*stream_query)(StreamHandle) = nullptr;
   Status (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
   Status (*stream_is_capturing)(StreamHandle, int*) = nullptr;
@@ -170,6 +171,7 @@ void for_each_function(Functions& f, const Use& use) {
   use("cuMemcpy2DAsync_v2", f.copy_2d);
   use("cuStreamCreate", f.stream_create);
   use("cuStreamDestroy_v2", f.stream_destroy);
+  use("cuStreamGetCtx", f.stream_context);
   use("cuStreamQuery", f.stream_query);
   use("cuStreamWaitEvent", f.stream_wait_event);
   use("cuStreamIsCapturing", f.stream_is_capturing);

@@ -13,6 +13,7 @@
 #include "src/device/landing_messages.hpp"
 #include "src/device/staging.hpp"
 #include "src/device/waiting.hpp"
+#include "src/gather/opening.hpp"
 
 namespace muster::cuda {
 namespace {
@@ -129,7 +130,7 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
   std::vector<int> members{call_.first()};
   for (const std::size_t position : positions) members.push_back(call_.list[position]);
   NcclLists::Entry& entry = state_.nccl.of(members);
-  std::optional<Error> failure;
+  gather::Attempts attempt(*call_.group);
   std::vector<bool> waits(positions.size(), true);  // for an answer
   std::vector<Parcel> parcels;
   bool is_known = entry.communicator != nullptr;
@@ -137,41 +138,41 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
     const int sender = call_.list[positions[i]];
     const gather::Record& record = records[static_cast<std::size_t>(sender)];
     // Every offer is taken, even when one of them is bad.
-    try {
-      const Offer offer = receive_offer(call_, sender, record.descriptor_bytes);
-      if (offer.header.has_failed != 0) {
-        waits[i] = false;
-        continue;
+    attempt([&] {
+      try {
+        const Offer offer = receive_offer(call_, sender, record.descriptor_bytes);
+        waits[i] = offer.header.has_failed == 0;
+        if (!waits[i]) return;
+        is_known = is_known && offer.header.communicator == entry.number;
+        entry.number = std::max(entry.number, offer.header.communicator);
+        Parcel parcel;
+        parcel.position = positions[i];
+        parcel.buffer = state_.memory_of(device_).take(record.moving_bytes);
+        core::SlotLayout layout;
+        parcel.config = core::decode_descriptor(
+            offer.body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::Place) -> Tensor {
+              const std::uint64_t to = layout.place(bytes);
+              if (to > parcel.buffer.bytes || bytes > parcel.buffer.bytes - to)
+                throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+              if (bytes != 0) parcel.places.emplace_back(to, bytes);
+              return landed(dtype, shape, parcel.buffer, to, bytes);
+            });
+        parcels.push_back(std::move(parcel));
+      } catch (const Error& error) {
+        throw error.with_context(fmt::format("taking what rank {} has on its device", sender));
       }
-      is_known = is_known && offer.header.communicator == entry.number;
-      entry.number = std::max(entry.number, offer.header.communicator);
-      Parcel parcel;
-      parcel.position = positions[i];
-      parcel.buffer = state_.memory_of(device_).take(record.moving_bytes);
-      core::SlotLayout layout;
-      parcel.config = core::decode_descriptor(
-          offer.body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::Place) -> Tensor {
-            const std::uint64_t to = layout.place(bytes);
-            if (to > parcel.buffer.bytes || bytes > parcel.buffer.bytes - to)
-              throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
-            if (bytes != 0) parcel.places.emplace_back(to, bytes);
-            return landed(dtype, shape, parcel.buffer, to, bytes);
-          });
-      parcels.push_back(std::move(parcel));
-    } catch (const std::bad_alloc&) {
-      if (!failure) failure = Error(ErrorKind::no_space, "out of memory");
-    } catch (const Error& error) {
-      if (call_.group->failure()) throw;
-      if (!failure) failure = error.with_context(fmt::format("taking what rank {} has on its device", sender));
-    }
+    });
   }
-  const bool is_well = !failure && std::ranges::find(waits, false) == waits.end();
-  Answer answer{.exchange = call_.number, .verdict = is_well ? Verdict::taken : Verdict::failed};
-  if (is_well && !is_known) {
-    answer.is_new = 1;
-    answer.id = make_nccl_id();
-    ++entry.number;
-  }
+  const bool all_offer = std::ranges::find(waits, false) == waits.end();
+  Answer answer{.exchange = call_.number};
+  if (all_offer && !attempt.have_failed() && !is_known)
+    attempt([&] {
+      answer.id = make_nccl_id();
+      answer.is_new = 1;
+      ++entry.number;
+    });
+  const bool is_well = all_offer && !attempt.have_failed();
+  if (is_well) answer.verdict = Verdict::taken;
   answer.communicator = entry.number;
   answer.size = static_cast<std::int32_t>(members.size());
   for (std::size_t i = 0; i < positions.size(); ++i) {
@@ -179,7 +180,7 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
     if (waits[i])
       call_.group->send(members[i + 1], std::as_bytes(std::span(&answer, 1)), call_.wait(phase), Subject::exchange);
   }
-  if (failure) throw *failure;
+  attempt.throw_failure();
   if (!is_well) return;  // the words of whoever has failed come with round 2
   const Current current(device_);
   const std::span<const int> senders = std::span<const int>(members).subspan(1);

@@ -3,12 +3,19 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "muster/error.hpp"
 
 namespace muster::cuda {
 namespace {
 
 thread_local NamedStream named;
+
+/// 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams of whatever device is current.
+bool is_default(StreamHandle stream) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream) <= 2;
+}
 
 }  // namespace
 
@@ -78,6 +85,19 @@ StreamHandle callers_stream(int device) {
                     "a part of one: end the capture first",
                     device));
   return stream;
+}
+
+int device_of(StreamHandle stream) {
+  if (is_default(stream)) return current_device().value_or(0);
+  Context context = nullptr;
+  check(driver().stream_context(stream, &context), "asking a stream for its context");
+  const Current current(context);
+  const std::optional<int> device = current_device();
+  if (!device || primary_context(*device) != context)
+    throw Error(ErrorKind::argument,
+                "the stream that is named belongs to a context that the program has made itself (cuCtxCreate): name "
+                "one of the device's primary context, which is that of the CUDA runtime");
+  return *device;
 }
 
 NamedStream name_stream(NamedStream stream) noexcept {

@@ -57,6 +57,9 @@ struct NamedStream {
   StreamHandle handle = nullptr;
   int device = -1;
 };
+/// The device that a stream belongs to; of a default stream the current one. Throws Error(argument) where its context
+/// is not the primary one of its device.
+int device_of(StreamHandle stream);
 /// Names one; returns the one before.
 NamedStream name_stream(NamedStream stream) noexcept;
 /// The named stream where it is one of this device, else the device's default stream. The device must be current.

@@ -16,7 +16,7 @@ namespace muster {
 
 bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
   if (!state_) return true;
-  const auto deadline = std::chrono::steady_clock::now() + sync::timeout_of(timeout, timeout);
+  const auto deadline = std::chrono::steady_clock::now() + sync::bounded(timeout);
   for (const auto& obligation : state_->obligations)
     if (!obligation->wait(deadline)) return false;
   return true;

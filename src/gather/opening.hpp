@@ -88,5 +88,23 @@ auto collectively(SyncGroup& group, Operation operation, const Work& work) -> de
     throw group.failure().value_or(error).with_context(to_string(operation));
   }
 }
+/// Several such pieces of work, each of which is done whatever became of the others: the first failure counts.
+class Attempts {
+ public:
+  explicit Attempts(const SyncGroup& group) : group_(group) {}
+  template <class Work>
+  void operator()(const Work& work) {
+    std::optional<Error> failure = attempt(group_, work);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  [[nodiscard]] bool have_failed() const noexcept { return failure_.has_value(); }
+  void throw_failure() const {
+    if (failure_) throw *failure_;
+  }
+
+ private:
+  const SyncGroup& group_;
+  std::optional<Error> failure_;
+};
 
 }  // namespace muster::gather

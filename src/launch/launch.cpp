@@ -182,7 +182,7 @@ class Job {
   static int status_of(const siginfo_t& end) { return end.si_code == CLD_EXITED ? end.si_status : 128 + end.si_status; }
 
   void supervise() {
-    if (options_.timeout) timeout_ = Clock::now() + sync::timeout_of(options_.timeout, {});
+    if (options_.timeout) timeout_ = Clock::now() + sync::bounded(*options_.timeout);
     std::vector<pollfd> wanted;
     std::vector<std::size_t> whose;
     for (;;) {

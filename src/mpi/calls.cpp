@@ -180,10 +180,11 @@ void Pending::cancel() noexcept {
 }
 
 Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte> bytes,
-                   std::shared_ptr<const void> keeper) {
+                   std::shared_ptr<const void> keeper, Finished finished) {
   throw_if_resting();
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request), "sending");
+  const auto send = finished == Finished::taken ? MPI_Issend : MPI_Isend;
+  check(send(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag, comm.get(), &request), "sending");
   const bool borrows = !keeper && !bytes.empty();
   return {request, std::move(keeper), borrows};
 }
@@ -198,17 +199,36 @@ Pending start_receive(const Comm& comm, int from, int tag, std::span<std::byte> 
   return {request, std::move(keeper), borrows};
 }
 
-Pending send_copy(const Comm& comm, int to, int tag, std::span<const std::byte> bytes) {
+Pending send_copy(const Comm& comm, int to, int tag, std::span<const std::byte> bytes, Finished finished) {
   const auto copy = std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
-  return start_send(comm, to, tag, *copy, copy);
+  return start_send(comm, to, tag, *copy, copy, finished);
 }
 
-Pending send_copy_matched(const Comm& comm, int to, int tag, std::span<const std::byte> bytes) {
-  throw_if_resting();
-  const auto copy = std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
+Found::~Found() {
+  if (message_ == MPI_MESSAGE_NULL || !is_running()) return;
+  // What is longer than its receive is cut off.
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Issend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, to, tag, comm.get(), &request), "sending");
-  return {request, copy};
+  if (MPI_Imrecv(nullptr, 0, MPI_BYTE, &message_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
+}
+
+bool Found::look(const Comm& comm, int from, int tag) {
+  if (message_ != MPI_MESSAGE_NULL) return true;
+  throw_if_resting();
+  int flag = 0;
+  check(MPI_Improbe(from, tag, comm.get(), &flag, &message_, &status_), "looking for a message");
+  return flag != 0;
+}
+
+std::size_t Found::bytes() const {
+  int length = 0;
+  check(MPI_Get_count(&status_, MPI_BYTE, &length), "asking for a message's length");
+  return static_cast<std::size_t>(length);
+}
+
+Pending Found::receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Imrecv(place.data(), static_cast<int>(place.size()), MPI_BYTE, &message_, &request), "receiving a message");
+  return {request, std::move(keeper)};
 }
 
 }  // namespace muster::mpi

@@ -88,15 +88,39 @@ class Pending {
 /// One call moves at most so much: MPI's counts are ints.
 inline constexpr std::size_t largest_piece = std::size_t{1} << 30;
 
+/// When a send has finished: its bytes can be used again, or its receiver has begun to take them in, too.
+enum class Finished : std::uint8_t { sent, taken };
+
 /// `bytes` (at most largest_piece) must stay until it has finished: `keeper` keeps them; where it is null the caller
 /// does.
 Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte> bytes,
-                   std::shared_ptr<const void> keeper);
+                   std::shared_ptr<const void> keeper, Finished finished = Finished::sent);
 Pending start_receive(const Comm& comm, int from, int tag, std::span<std::byte> bytes,
                       std::shared_ptr<const void> keeper);
 /// Of bytes that are copied for it.
-Pending send_copy(const Comm& comm, int to, int tag, std::span<const std::byte> bytes);
-/// The same, but it has finished only when the receiver has taken the message in.
-Pending send_copy_matched(const Comm& comm, int to, int tag, std::span<const std::byte> bytes);
+Pending send_copy(const Comm& comm, int to, int tag, std::span<const std::byte> bytes,
+                  Finished finished = Finished::sent);
+
+/// A message that has come, and that no other receive finds any more. Without a receive its bytes are dropped: its
+/// sender does not wait for them.
+class Found {
+ public:
+  Found() noexcept = default;
+  ~Found();
+  Found(const Found&) = delete;
+  Found& operator=(const Found&) = delete;
+
+  /// Whether there is one, by now or already; makes MPI go on. Throws Error(io), Error(unsupported) where MPI has to
+  /// rest.
+  bool look(const Comm& comm, int from, int tag);
+  [[nodiscard]] int tag() const noexcept { return status_.MPI_TAG; }
+  [[nodiscard]] std::size_t bytes() const;
+  /// `place` has room for all of it.
+  Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper);
+
+ private:
+  MPI_Message message_ = MPI_MESSAGE_NULL;
+  MPI_Status status_{};
+};
 
 }  // namespace muster::mpi

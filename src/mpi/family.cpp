@@ -84,9 +84,9 @@ void Family::resign(int number) noexcept {
   if (groups_.empty()) retire();
 }
 
-void Family::take_over(std::vector<Pending> sends) {
+void Family::adopt(Pending send) {
   const auto hold = lock();
-  std::ranges::move(sends, std::back_inserter(left_behind_));
+  adopted_.push_back(std::move(send));
 }
 
 void Family::retire() noexcept {
@@ -118,8 +118,8 @@ void Family::tell(int rank, const Control& control) {
   }
   // Step 1; but who hears of a failure may be gone before it hears of it again.
   const auto bytes = std::as_bytes(std::span(&control, 1));
-  sends_.push_back(control.kind == ControlKind::failure ? send_copy(comm(), rank, control_tag, bytes)
-                                                        : send_copy_matched(comm(), rank, control_tag, bytes));
+  sends_.push_back(send_copy(comm(), rank, control_tag, bytes,
+                             control.kind == ControlKind::failure ? Finished::sent : Finished::taken));
 }
 
 void Family::pump() {
@@ -128,7 +128,7 @@ void Family::pump() {
   if (has_ended()) return;
   pumped_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   for (const auto& [rank, control] : std::exchange(outbox_, {})) tell(rank, control);
-  for (std::vector<Pending>* const sends : {&sends_, &left_behind_})
+  for (std::vector<Pending>* const sends : {&sends_, &adopted_})
     std::erase_if(*sends, [](Pending& send) { return send.test(); });
   // Taken back at the end.
   while (inbox_.is_open() && inbox_.test()) {
@@ -227,20 +227,21 @@ void Family::step() {
       return;
     case Stage::settling:
       // Step 4.
-      if (!sends_.empty()) return;
+      sweep();
+      if (!sends_.empty() || !adopted_.empty()) return;
       start_barrier();
       parting_since_ = Clock::now();
       stage_.store(Stage::parting);
       return;
     case Stage::parting:
+      sweep();
       if (!barrier_.test()) return;
       parting_took_ = Clock::now() - parting_since_;
+      // Step 5.
       inbox_.cancel();
-      stage_.store(Stage::sweeping);
       sweep();
-      return;
-    case Stage::sweeping:
-      sweep();
+      comm_->free();
+      stage_.store(Stage::closed);
       return;
     case Stage::used:
     case Stage::closed:
@@ -258,23 +259,15 @@ void Family::start_barrier() {
 }
 
 void Family::sweep() {
-  // Step 5. Of a long message MPI has only been told: the rest comes when its sender calls MPI, if ever.
-  while (forgotten_.test()) {
-    int found = 0;
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status{};
-    check(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm().get(), &found, &message, &status), "looking for messages");
-    if (found == 0) {
-      comm_->free();
-      stage_.store(Stage::closed);
-      return;
-    }
-    int length = 0;
-    check(MPI_Get_count(&status, MPI_BYTE, &length), "asking for a message's length");
-    const auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(std::max(length, 0)));
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Imrecv(bytes->data(), length, MPI_BYTE, &message, &request), "receiving a message");
-    forgotten_ = Pending(request, bytes);
+  for (;;) {
+    Found found;
+    if (!found.look(comm(), MPI_ANY_SOURCE, MPI_ANY_TAG)) return;
+    if (found.tag() != control_tag) continue;
+    // It has come while the inbox was full.
+    const auto control = std::make_shared<Control>();
+    Pending pending = found.receive(std::as_writable_bytes(std::span(control.get(), 1)), control);
+    while (!pending.test()) std::this_thread::yield();
+    take(*control);
   }
 }
 
@@ -302,7 +295,6 @@ std::string Family::name_of(int rank) const {
 }
 
 std::string Family::missing() const {
-  if (stage_.load() == Stage::sweeping) return "the rest of a message that nobody has received";
   if (rank_ != 0) return sends_.empty() ? "the ranks that " + name_of(0) + " waits for" : name_of(0);
   constexpr int most = 8;
   std::string names;

@@ -9,10 +9,10 @@
 //     (MPI_Issend): who has none open has nothing on its way.
 //  2. Who has no group any more says farewell to rank 0.
 //  3. Rank 0, which knows who is missing, enters a barrier when all have said farewell; the others enter it at once.
-//  4. When it is through, nobody asks anybody any more. Answers that were sent meanwhile finish; a second barrier says
-//     that all have.
-//  5. Receives that nobody will answer are taken back, what a failure left behind is received and forgotten, the
-//     communicator is freed.
+//  4. When it is through, nobody asks anybody any more, and messages that have not been received are dropped. So what
+//     was sent meanwhile finishes; a second barrier says that all has.
+//  5. The receive that nobody will answer is taken back, what a failure left behind is dropped, the communicator is
+//     freed.
 // Until MPI_Finalize all of this goes on by the way, whenever some group is used: nobody waits for it. MPI_Finalize
 // itself waits (ending.hpp), with a deadline.
 
@@ -77,9 +77,8 @@ class Family : public std::enable_shared_from_this<Family> {
   /// No group came to be.
   void retire() noexcept;
 
-  /// Sends of a group that goes: tested until MPI has done with them, but the end does not wait for them, because after
-  /// a failure nobody may receive them.
-  void take_over(std::vector<Pending> sends);
+  /// A send of a group, which may be gone before it has finished: MPI goes on with it whenever the family does.
+  void adopt(Pending send);
   /// Sent at once where MPI may be called, else by the thread that may.
   void tell(int rank, const Control& control);
   /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).
@@ -128,12 +127,13 @@ class Family : public std::enable_shared_from_this<Family> {
   [[nodiscard]] bool is_under_way() const noexcept { return under_way_.load(std::memory_order_relaxed) != 0; }
 
  private:
-  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, sweeping, closed, given_up };
+  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, closed, given_up };
 
   void open_inbox();
   void take(const Control& control);
   void step();
   void start_barrier();
+  /// Drops what nobody has received.
   void sweep();
   void look_for_the_dead();
   [[nodiscard]] std::string name_of(int rank) const;
@@ -159,13 +159,12 @@ class Family : public std::enable_shared_from_this<Family> {
   std::map<int, Listener*> groups_;
   std::map<const void*, std::function<void()>> hooks_;  // by owner
   std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
-  std::vector<Pending> sends_;
-  std::vector<Pending> left_behind_;  // by groups
+  std::vector<Pending> sends_;                          // of control messages
+  std::vector<Pending> adopted_;                        // of groups
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
   std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_;
-  Pending forgotten_;  // what nobody has received: being received
   std::vector<bool> has_said_farewell_;
   int farewells_ = 0;
   Pending barrier_;

@@ -155,34 +155,46 @@ void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, 
   const int levels = host_tree().height(0);
   if (rank() != leader) {
     // Step 4.
-    take_answer(leader, all, later(options, (2 * levels + 1) * wait_step));
+    const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
+    const std::uint64_t most = sizeof(RoundHead) + max_record * static_cast<std::size_t>(size());
+    const std::vector<std::byte> answer =
+        locally(leader, [&] { return local().receive(place_of(leader), most, wait, Subject::round); });
+    check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
+    if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
     return;
   }
-  gather_hosts(records, all, options);
+  const auto answer = gather_hosts(records, all, options);
+  const WaitOptions wait = later(options, 2 * levels * wait_step);
   for (const int mate : hosts_.members[static_cast<std::size_t>(hosts_.mine)])
-    if (mate != leader) give_answer(mate, all, later(options, 2 * levels * wait_step));
+    if (mate != leader) locally(mate, [&] { local().send(place_of(mate), *answer, wait, Subject::round); });
 }
 
-void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte> all, const WaitOptions& options) {
+void MpiGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+                           const WaitOptions& options) {
+  RoundHead theirs;
+  if (message.size() >= sizeof theirs) std::memcpy(&theirs, message.data(), sizeof theirs);
+  if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
+      message.size() == sizeof theirs + ranks * record_bytes)
+    return;
+  fail(Error(ErrorKind::rank_mismatch,
+             fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
+                         "the ranks are in different calls",
+                         options.phase, rank(), round_, record_bytes, from, theirs.round, theirs.record_bytes),
+             {.rank = from}));
+}
+
+std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<const std::byte> here,
+                                                                     std::span<std::byte> all,
+                                                                     const WaitOptions& options) {
   const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
   const RoundHead head{round_, record_bytes};
   const HostTree tree = host_tree();
-  // Those of earlier rounds have arrived: answers to them have.
-  or_fail(rank(), options, [&] { std::erase_if(rounds_, [](Pending& send) { return send.test(); }); });
   // What another round's message would need at most: a longer one is an error of MPI's, and told as that.
   const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
     std::vector<std::byte> bytes =
         take_message(from, this->tag(tag), sizeof head + SyncGroup::max_record * ranks, options, grace);
-    RoundHead theirs;
-    if (bytes.size() >= sizeof theirs) std::memcpy(&theirs, bytes.data(), sizeof theirs);
-    if (theirs.round == head.round && theirs.record_bytes == record_bytes &&
-        bytes.size() == sizeof theirs + ranks * record_bytes)
-      return bytes;
-    fail(Error(ErrorKind::rank_mismatch,
-               fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
-                           "the ranks are in different calls",
-                           options.phase, rank(), head.round, record_bytes, from, theirs.round, theirs.record_bytes),
-               {.rank = from}));
+    check_round(from, bytes, ranks, record_bytes, options);
+    return bytes;
   };
   const std::vector<int> children = tree.children(hosts_.mine);
   // Step 2.
@@ -204,17 +216,18 @@ void MpiGroup::gather_hosts(std::span<const std::byte> here, std::span<std::byte
           std::memcpy(all.data() + static_cast<std::size_t>(member) * record_bytes, next, record_bytes);
         next += record_bytes;
       }
-    if (!children.empty()) *answer = with_head(head, all);
+    *answer = with_head(head, all);
   } else {
     const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    or_fail(parent, options, [&] { rounds_.push_back(send_copy(comm(), parent, tag(Tag::up), below)); });
+    or_fail(parent, options, [&] { family_->adopt(send_copy(comm(), parent, tag(Tag::up), below)); });
     *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
                    (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
     if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
   }
   for (const int child : children)
     or_fail(hosts_.leader(child), options,
-            [&] { rounds_.push_back(start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer)); });
+            [&] { family_->adopt(start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer)); });
+  return answer;
 }
 
 std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Tie tie) {

@@ -112,8 +112,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   void end() noexcept override;
   enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4 };
   [[nodiscard]] int tag(Tag kind) const noexcept;
-  void give_answer(int to, std::span<const std::byte> all, const WaitOptions& options);
-  void take_answer(int leader, std::span<std::byte> all, const WaitOptions& options);
+  /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
+  void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+                   const WaitOptions& options);
   [[nodiscard]] int tag_of(Subject subject) const noexcept;
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
@@ -135,7 +136,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Ranks of that host that are told of a failure by one of another.
   [[nodiscard]] std::size_t told_of(int host) const noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
-            std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace);
+            std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
+            bool may_have_left = false);
   /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
   [[nodiscard]] int awaited() const;
   Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
@@ -154,7 +156,9 @@ class MpiGroup final : public SyncGroup, private Listener {
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
   void round(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options);
   [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
-  void gather_hosts(std::span<const std::byte> here, std::span<std::byte> all, const WaitOptions& options);
+  /// Steps 2 and 3 on a leader. Returns the message that its mates get.
+  std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
+                                                             const WaitOptions& options);
   [[nodiscard]] std::string describe(int rank);
   [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
@@ -170,7 +174,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::shared_ptr<Standing> parent_;  // of a companion
   std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;
-  std::vector<Pending> rounds_;  // sends of rounds
+  // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
+  // leave room for an exchange's.
+  std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{"between calls"};
   std::vector<View> views_;  // guarded by the family's lock

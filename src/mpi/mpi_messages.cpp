@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of an MpiGroup's ranks; and the answers of rounds, which go the same way within a host.
+// Messages of an MpiGroup's ranks.
 
 #include <fmt/format.h>
 
@@ -16,36 +16,27 @@ struct MessageHead {
   std::uint64_t length = 0;
 };
 
-/// Stands before the answer of a round.
-struct AnswerHead {
-  std::uint64_t round = 0;
+/// Bytes that may wait for one receiver before send() waits, too.
+constexpr std::uint64_t most_untaken = 256 << 10;
+/// A message takes up at least so much of that, as MPI has to remember it.
+constexpr std::uint64_t least_cost = 256;
+
+/// A part of a message that its receiver has not begun to take in.
+struct Untaken {
+  std::vector<std::byte> bytes;
+  std::uint64_t cost;
+  std::shared_ptr<std::atomic<std::uint64_t>> sum;  // of all like this
+
+  Untaken(std::size_t size, std::shared_ptr<std::atomic<std::uint64_t>> all)
+      : bytes(size), cost(std::max<std::uint64_t>(size - sizeof(MessageHead), least_cost)), sum(std::move(all)) {
+    *sum += cost;
+  }
+  Untaken(const Untaken&) = delete;
+  Untaken& operator=(const Untaken&) = delete;
+  ~Untaken() { *sum -= cost; }
 };
 
 }  // namespace
-
-void MpiGroup::give_answer(int to, std::span<const std::byte> all, const WaitOptions& options) {
-  const AnswerHead head{round_};
-  std::vector<std::byte> answer(sizeof head + all.size());
-  std::memcpy(answer.data(), &head, sizeof head);
-  if (!all.empty()) std::memcpy(answer.data() + sizeof head, all.data(), all.size());
-  locally(to, [&] { local().send(place_of(to), answer, options, Subject::round); });
-}
-
-void MpiGroup::take_answer(int leader, std::span<std::byte> all, const WaitOptions& options) {
-  AnswerHead head;
-  const std::vector<std::byte> answer = locally(leader, [&] {
-    return local().receive(place_of(leader), sizeof head + SyncGroup::max_record * static_cast<std::size_t>(size()),
-                           options, Subject::round);
-  });
-  if (answer.size() >= sizeof head) std::memcpy(&head, answer.data(), sizeof head);
-  if (head.round != round_ || answer.size() != sizeof head + all.size())
-    fail(Error(ErrorKind::rank_mismatch,
-               fmt::format("in '{}' rank {} is in round {} and expects {} bytes, and rank {} gives {} in round {}: "
-                           "the ranks are in different calls",
-                           options.phase, rank(), round_, sizeof head + all.size(), leader, answer.size(), head.round),
-               {.rank = leader}));
-  if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof head, all.size());
-}
 
 int MpiGroup::tag_of(Subject subject) const noexcept {
   return tag(subject == Subject::caller ? Tag::message : Tag::exchange);
@@ -58,30 +49,18 @@ std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t m
 
 std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                                std::chrono::milliseconds grace) {
-  MPI_Message found = MPI_MESSAGE_NULL;
-  MPI_Status status{};
+  Found found;
   const std::array<int, 1> on{from};
-  wait(
-      [&] {
-        // Asked again after it was true: who is about to be blamed may have sent before.
-        if (found != MPI_MESSAGE_NULL) return true;
-        throw_if_resting();
-        int flag = 0;
-        check(MPI_Improbe(from, tag, comm().get(), &flag, &found, &status), "looking for a message");
-        return flag != 0;
-      },
-      {}, on, options, grace);
-  int length = 0;
-  check(MPI_Get_count(&status, MPI_BYTE, &length), "asking for a message's length");
-  if (static_cast<std::uint64_t>(length) > most)
+  wait([&] { return found.look(comm(), from, tag); }, {}, on, options, grace);
+  const std::size_t length = found.bytes();
+  if (length > most)
     fail(Error(ErrorKind::corrupt,
                fmt::format("rank {} sends a message of {} bytes where at most {} can be", from, length, most),
                {.rank = from}));
-  const auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(length));
-  MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Imrecv(bytes->data(), length, MPI_BYTE, &found, &request), "receiving a message");
-  Pending pending(request, bytes);
-  wait([&] { return pending.test(); }, {}, on, options, grace);
+  const auto bytes = std::make_shared<std::vector<std::byte>>(length);
+  Pending pending = found.receive(*bytes, bytes);
+  // Its sender may have left the group since: the rest comes when he calls MPI the next time.
+  wait([&] { return pending.test(); }, {}, on, options, grace, true);
   return std::move(*bytes);
 }
 
@@ -93,17 +72,19 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
   }
   const MessageHead head{message.size()};
   const std::array<int, 1> on{to};
+  const int tag = tag_of(subject);
+  std::shared_ptr<std::atomic<std::uint64_t>>& untaken = untaken_[{to, tag}];
+  if (!untaken) untaken = std::make_shared<std::atomic<std::uint64_t>>(0);
   std::size_t sent = 0;
   do {
     const std::size_t begin = sent == 0 ? sizeof head : 0;
     const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
-    // What is sent has to stay where a wait fails.
-    const auto bytes = std::make_shared<std::vector<std::byte>>(begin + piece);
-    std::memcpy(bytes->data(), &head, begin);
-    if (piece != 0) std::memcpy(bytes->data() + begin, message.data() + sent, piece);
+    const auto part = std::make_shared<Untaken>(begin + piece, untaken);
+    std::memcpy(part->bytes.data(), &head, begin);
+    if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
-      Pending pending = start_send(comm(), to, tag_of(subject), *bytes, bytes);
-      wait([&] { return pending.test(); }, {}, on, options, std::chrono::milliseconds(0));
+      family_->adopt(start_send(comm(), to, tag, part->bytes, part, Finished::taken));
+      wait([&] { return untaken->load() <= most_untaken; }, {}, on, options, std::chrono::milliseconds(0));
     });
     progress();
     sent += piece;

@@ -38,12 +38,7 @@ MpiReceiving::MpiReceiving(const gather::Call& call, MpiGroup& group, std::funct
 
 void MpiReceiving::move(std::span<const gather::Record> records, const std::function<void()>& meanwhile,
                         ExchangeReport& report) {
-  std::optional<Error> failure;
-  // The first one counts, and others have to hear of it; what the group failed with, all ranks know.
-  const auto attempt = [&](const auto& work) {
-    std::optional<Error> trouble = gather::attempt(group_, work);
-    if (!failure) failure = std::move(trouble);
-  };
+  gather::Attempts attempt(group_);
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
     const int sender = call_.list[position];
     if (records[static_cast<std::size_t>(sender)].has_value && takes_(sender))
@@ -62,7 +57,7 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
     for (const Placed& place : parcel.places) report.mpi_bytes += place.bytes;
   }
   Inflow inflow(group_, lanes, *this);
-  const bool goes_on = all_are_well && !failure;
+  const bool goes_on = all_are_well && !attempt.have_failed();
   if (goes_on) inflow.open();
   const std::byte word{goes_on ? std::uint8_t{1} : std::uint8_t{0}};
   for (const Parcel& parcel : parcels_)
@@ -71,7 +66,7 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
   attempt(meanwhile);
   // Even when what came by shared memory is bad: the others send, and MPI writes into this memory.
   if (goes_on) inflow.run(call_.wait("gather: receiving"));
-  if (failure) throw *failure;
+  attempt.throw_failure();
 }
 
 void MpiReceiving::take_memory(std::span<const gather::Record> records) {

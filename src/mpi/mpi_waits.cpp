@@ -39,11 +39,6 @@ MpiGroup::~MpiGroup() {
   family_->take_over();
   pass_on_local_failure();
   tell_leaving();
-  try {
-    family_->take_over(std::move(rounds_));
-  } catch (const std::bad_alloc&) {
-    // They stay until the process ends, then.
-  }
   family_->resign(number_);
   advance_endings();
 }
@@ -195,7 +190,7 @@ MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseco
 }
 
 void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
-                    std::span<const int> on, const WaitOptions& options, milliseconds grace) {
+                    std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
   struct Seen {
     std::uint64_t progress = 0;
     Clock::time_point since;
@@ -258,7 +253,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
       {
         const auto hold = family_->lock();
         const View& view = views_[static_cast<std::size_t>(on[i])];
-        if (view.has_left && now - view.heard > last_messages) end = "left the group";
+        if (view.has_left && !may_have_left && now - view.heard > last_messages) end = "left the group";
         if (view.is_dead) end = "died";
       }
       if (end != nullptr && !done())

@@ -157,19 +157,10 @@ bool MpiInlet::step_sender(Sender& from) {
 bool MpiInlet::take_head(Sender& from) {
   if (from.has_said_bye) return false;
   if (!from.head.is_open()) {
-    MPI_Message found = MPI_MESSAGE_NULL;
-    MPI_Status status{};
-    int flag = 0;
-    throw_if_resting();
-    check(MPI_Improbe(from.rank, group_.data_tag() + 1, group_.comm().get(), &flag, &found, &status),
-          "looking for a part");
-    if (flag == 0) return false;
-    int length = 0;
-    check(MPI_Get_count(&status, MPI_BYTE, &length), "asking for a head's length");
-    from.head_bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(length));
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Imrecv(from.head_bytes->data(), length, MPI_BYTE, &found, &request), "receiving a head");
-    from.head = Pending(request, from.head_bytes);
+    Found found;
+    if (!found.look(group_.comm(), from.rank, group_.data_tag() + 1)) return false;
+    from.head_bytes = std::make_shared<std::vector<std::byte>>(found.bytes());
+    from.head = found.receive(*from.head_bytes, from.head_bytes);
   }
   if (!from.head.test()) return false;
   const auto message = std::move(from.head_bytes);

@@ -13,11 +13,13 @@ std::chrono::milliseconds default_timeout();
 /// 30 years: deadlines that far off do not overflow the clock, and whoever asks for longer means for ever.
 constexpr std::chrono::seconds longest_timeout{1'000'000'000};
 
-/// What was asked for, else `otherwise`; at most longest_timeout. All waits take theirs from here.
+constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
+  return timeout < longest_timeout ? timeout : longest_timeout;
+}
+/// What was asked for, else `otherwise`. All waits take theirs from here.
 constexpr std::chrono::milliseconds timeout_of(const std::optional<std::chrono::milliseconds>& asked,
                                                std::chrono::milliseconds otherwise) {
-  const std::chrono::milliseconds timeout = asked.value_or(otherwise);
-  return timeout < longest_timeout ? timeout : longest_timeout;
+  return bounded(asked.value_or(otherwise));
 }
 
 }  // namespace muster::sync

@@ -35,7 +35,7 @@ SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::ch
     : rank_(rank),
       ranks_(std::move(ranks)),
       nonce_(nonce),
-      timeout_(sync::timeout_of(timeout, timeout)),
+      timeout_(sync::bounded(timeout)),
       owner_pid_(os::process_id()),
       statuses_(ranks_.size()) {}
 
@@ -55,7 +55,7 @@ bool SyncGroup::is_owner_process() const noexcept {
 void SyncGroup::set_timeout(std::chrono::milliseconds timeout) {
   if (timeout <= std::chrono::milliseconds::zero())
     throw Error(ErrorKind::argument, "a group's timeout must be longer than nothing");
-  timeout_ = sync::timeout_of(timeout, timeout);
+  timeout_ = sync::bounded(timeout);
 }
 
 std::shared_ptr<void> SyncGroup::extension(const void* key, const std::function<std::shared_ptr<void>()>& make) {

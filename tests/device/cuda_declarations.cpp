@@ -43,6 +43,7 @@ SAME(copy_on_device, cuMemcpyDtoDAsync);
 SAME(copy_2d, cuMemcpy2DAsync);
 SAME(stream_create, cuStreamCreate);
 SAME(stream_destroy, cuStreamDestroy);
+SAME(stream_context, cuStreamGetCtx);
 SAME(stream_query, cuStreamQuery);
 SAME(stream_wait_event, cuStreamWaitEvent);
 SAME(stream_is_capturing, cuStreamIsCapturing);

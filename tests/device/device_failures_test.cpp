@@ -197,6 +197,22 @@ TEST_CASE("NCCL that fails on one rank ends the exchange on all, at once, and le
   }
 }
 
+TEST_CASE("NCCL that gives no identity is every rank's error at once, and the group goes on") {
+  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting devices("FAKE_CUDA_DEVICES", "3");
+  run_ranks(3, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
+    if (group.rank() == 0) ::setenv("FAKE_NCCL_FAIL", "ncclGetUniqueId", 1);
+    const auto begin = std::chrono::steady_clock::now();
+    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::io,
+                  "rank 0 (host");
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
+    ::unsetenv("FAKE_NCCL_FAIL");
+    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
+    if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[2]), DType::u8, {1000}, 1));
+  });
+}
+
 TEST_CASE("a killed sender is named by all others within a second or so, on every way") {
   for (const char* way : {"host", "staging", "ipc", "nccl"}) {
     CAPTURE(std::string(way));

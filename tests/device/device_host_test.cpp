@@ -122,6 +122,45 @@ TEST_CASE("what the caller has queued comes first, without and with a named stre
   });
 }
 
+TEST_CASE("a named stream counts for tensors on its own device, whichever is the thread's current one") {
+  run_ranks(2, [](SyncGroup& group) {
+    for (const int current_one : {-1, 0, 1}) {
+      std::optional<cuda::Current> current;
+      if (current_one >= 0) current.emplace(current_one);
+      for (const int device : {0, 1}) {
+        const Tensor target = cuda_allocate(DType::u8, {100000}, device);
+        std::vector<Tensor> work;
+        for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(page_locked(pattern(DType::u8, {100000}, i)));
+        const UserStream apart(device);
+        for (const Tensor& each : work) apart.write(target, each);
+        const CudaStreamScope scope(apart.handle());
+        const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
+        for (const auto& [rank, tensor] : all.present()) RANK_CHECK(is_pattern(tensor, DType::u8, {100000}, 20));
+        RANK_CHECK(cuda::current_device() == (current_one < 0 ? std::nullopt : std::optional(current_one)));
+      }
+    }
+  });
+}
+
+TEST_CASE("a stream of a context that the program has made itself is refused when it is named") {
+  run_ranks(1, [](SyncGroup&) {
+    (void)cuda::driver();
+    void* const context = fake<void*(int)>("libcuda.so.1", "fake_cuda_context")(1);
+    cuda::StreamHandle stream = nullptr;
+    {
+      const cuda::Current current(static_cast<cuda::Context>(context));
+      cuda::check(cuda::driver().stream_create(&stream, cuda::stream_non_blocking), "a stream");
+    }
+    try {
+      const CudaStreamScope scope(stream);
+      RANK_CHECK(false);
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::argument);
+      RANK_CHECK(std::string(error.what()).find("name one of the device's primary context") != std::string::npos);
+    }
+  });
+}
+
 TEST_CASE("a stream that is being captured into a graph cannot be named, and the capture takes no harm") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, static_cast<std::uint64_t>(group.rank()), 0);

@@ -41,6 +41,9 @@ struct OpenSends {
   std::multiset<MPI_Request> requests;
 } open_sends;
 
+/// None of them may be left when MPI_Finalize has been called.
+std::atomic<bool> no_sends_at_end{false};
+
 /// The collective operation at the end of groups that holds this rank up, counted from now; none below 0.
 std::atomic<int> holds_up_at{-1};
 /// Its groups have all ended before MPI_Finalize is called, which must take so long then.
@@ -51,6 +54,14 @@ std::atomic<std::chrono::milliseconds> least_finalize{0ms};
 extern "C" int MPI_Isend(const void* bytes, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
                          MPI_Request* request) {
   const int code = PMPI_Isend(bytes, count, type, to, tag, comm, request);
+  const std::lock_guard lock(open_sends.mutex);
+  open_sends.requests.insert(*request);
+  return code;
+}
+
+extern "C" int MPI_Issend(const void* bytes, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                          MPI_Request* request) {
+  const int code = PMPI_Issend(bytes, count, type, to, tag, comm, request);
   const std::lock_guard lock(open_sends.mutex);
   open_sends.requests.insert(*request);
   return code;
@@ -81,6 +92,7 @@ extern "C" int MPI_Finalize() {
   const auto begin = std::chrono::steady_clock::now();
   const int code = PMPI_Finalize();
   if (std::chrono::steady_clock::now() - begin < least) ::_exit(3);
+  if (no_sends_at_end && !open_sends.requests.empty()) ::_exit(4);
   return code;
 }
 
@@ -130,28 +142,44 @@ TEST_CASE("groups that come and go leave nothing of their last rounds") {
 }
 
 TEST_CASE("a message that nobody has received, and whose sender is busy, keeps nobody at the end of its group") {
-  run_ranks(4, [](SyncGroup& group) {
-    auto other = mpi_group(MPI_COMM_WORLD);
-    try {
-      std::stop_source source;
-      source.request_stop();
-      if (group.rank() == 2) other->send(0, std::vector<std::byte>(4 << 20), {.stop = source.get_token()});
-      other->barrier();
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::cancelled);
-    }
-    // The second one is the last that rank 2 has to do with the others.
-    if (group.rank() == 2) holds_up_at = 1;
-    other.reset();
-    const auto begin = std::chrono::steady_clock::now();
-    const std::array<int, 1> on{(group.rank() + 2) % 4};
-    group.wait_until([&] { return std::chrono::steady_clock::now() - begin > 1s; },
-                     [](std::chrono::nanoseconds) { std::this_thread::sleep_for(1ms); }, on);
-    if (group.rank() != 2) RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
-    if (group.rank() == 2) RANK_CHECK(std::chrono::steady_clock::now() - begin > 3s);
-    group.barrier();
-  });
+  for (const bool is_too_long : {false, true}) {
+    CAPTURE(is_too_long);
+    run_ranks(4, [&](SyncGroup& group) {
+      auto other = mpi_group(MPI_COMM_WORLD);
+      try {
+        std::stop_source source;
+        if (!is_too_long) source.request_stop();
+        if (group.rank() == 2) other->send(0, std::vector<std::byte>(4 << 20), {.stop = source.get_token()});
+        if (group.rank() == 0 && is_too_long) (void)other->receive(2, 99);
+        other->barrier();
+        throw RankFailure("nothing was thrown");
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == (is_too_long ? ErrorKind::corrupt : ErrorKind::cancelled));
+      }
+      // The second one is the last that rank 2 has to do with the others.
+      if (group.rank() == 2) holds_up_at = 1;
+      other.reset();
+      const auto begin = std::chrono::steady_clock::now();
+      const std::array<int, 1> on{(group.rank() + 2) % 4};
+      group.wait_until([&] { return std::chrono::steady_clock::now() - begin > 1s; },
+                       [](std::chrono::nanoseconds) { std::this_thread::sleep_for(1ms); }, on);
+      if (group.rank() != 2) RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
+      if (group.rank() == 2) RANK_CHECK(std::chrono::steady_clock::now() - begin > 3s);
+      group.barrier();
+      no_sends_at_end = true;
+    });
+  }
+}
+
+TEST_CASE("messages that nobody has received are dropped at the end, and their sends finish") {
+  for (const std::size_t bytes : {8U, 256U << 10}) {
+    CAPTURE(bytes);
+    run_ranks(4, [&](SyncGroup& group) {
+      group.duplicate()->send((group.rank() + 2) % 4, std::vector<std::byte>(bytes));
+      group.barrier();
+      no_sends_at_end = true;
+    });
+  }
 }
 
 TEST_CASE("MPI_Finalize leaves MPI alone for a while also where all groups have ended before it") {

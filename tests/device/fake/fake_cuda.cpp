@@ -122,6 +122,7 @@ Status cuStreamCreate(CUstream_st** stream, unsigned flags) {
   ENTER("cuStreamCreate", in_context);
   state().streams.push_back(std::make_unique<CUstream_st>());
   *stream = state().streams.back().get();
+  (*stream)->context = current().back();
   (*stream)->device = current().back()->device;
   (*stream)->is_blocking = (flags & muster::cuda::stream_non_blocking) == 0;
   return Status::success;
@@ -133,6 +134,13 @@ Status cuStreamDestroy_v2(CUstream_st* stream) {
   if (stream->is_gone) return invalid_handle;
   stream->is_gone = true;
   ++state().calls["streams gone"];
+  return Status::success;
+}
+
+Status cuStreamGetCtx(CUstream_st* stream, CUctx_st** context) {
+  ENTER("cuStreamGetCtx");
+  if (stream->is_gone) return invalid_handle;
+  *context = stream->context;
   return Status::success;
 }
 
@@ -238,6 +246,12 @@ int fake_cuda_allocate_managed(unsigned long long* pointer, std::uint64_t bytes)
   const Status status = current().empty() ? Status::invalid_context : allocate(pointer, bytes, false);
   if (status == Status::success) find(*pointer)->is_managed = true;
   return static_cast<int>(status);
+}
+
+void* fake_cuda_context(int device) {
+  LOCKED;
+  state().contexts.push_back(std::make_unique<CUctx_st>(CUctx_st{device}));
+  return state().contexts.back().get();
 }
 
 void fake_cuda_capture(void* stream, bool begins) {

@@ -39,6 +39,8 @@ std::uint64_t fake_cuda_open(const char* what);
 int fake_cuda_allocate_from_pool(unsigned long long* pointer, std::uint64_t bytes);
 /// One of cudaMallocManaged.
 int fake_cuda_allocate_managed(unsigned long long* pointer, std::uint64_t bytes);
+/// One that is not the primary one of its device.
+void* fake_cuda_context(int device);
 /// A capture of a stream begins or ends; whether nothing has spoilt one.
 void fake_cuda_capture(void* stream, bool begins);
 bool fake_cuda_capture_is_whole();

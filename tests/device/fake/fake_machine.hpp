@@ -22,6 +22,7 @@ struct CUctx_st {
 
 struct CUstream_st {
   int device = 0;
+  CUctx_st* context = nullptr;
   bool is_blocking = true;
   std::uint64_t done = 0;  // steps that it has taken
   bool is_capturing = false;

@@ -209,6 +209,7 @@ const char* ncclGetErrorString(NcclStatus) {
 }
 
 NcclStatus ncclGetUniqueId(NcclId* id) {
+  if (fails("ncclGetUniqueId")) return system_error;
   static std::atomic<int> number{0};
   std::memset(id, 0, sizeof *id);
   std::snprintf(id->bytes, sizeof id->bytes, "/tmp/fake-nccl-%d-%d", static_cast<int>(::getpid()), ++number);
