@@ -126,7 +126,7 @@ std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std:
       .job = group_->nonce(), .generation = name.generation, .rank = name.rank, .world_size = name.world_size};
   options.zstd_level = options_.zstd_level;
   options.durable = options_.durable;
-  options.temporary = path_ + "/" + workspace::growing_name();
+  options.temporary = workspace::growing_name();
   write_state_file(path_ + "/" + workspace::file_name(name), own ? own->config : config, weights, options);
   forget_earlier();
   return name.generation;
