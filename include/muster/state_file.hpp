@@ -28,7 +28,7 @@ namespace muster {
 /// Whose state it is.
 struct StateFileInfo {
   SyncGroup::Nonce job{};        ///< the group's nonce: tells one job's files from another's; zeros: of no job
-  std::uint64_t generation = 0;  ///< counts a rank's states of one job
+  std::uint64_t generation = 0;  ///< grows with a rank's states of one job: the user's step, or a count
   int rank = 0;
   int world_size = 1;
 };
@@ -112,12 +112,13 @@ struct StateFileOptions {
   std::uint64_t chunk_bytes = 1 << 20;
   /// False: whole for every reader when it has its name, but not safe from a power cut.
   bool durable = true;
-  /// The name it grows under, in the same directory; empty: one that nobody else uses.
+  /// The name it grows under, in the directory of the file; empty: one that nobody else uses.
   std::string temporary = {};
 };
 
 /// Names, dtypes and shapes are known first; bytes come in any order, in pieces, from several threads. The file grows
-/// beside `path` and takes its name with commit(); a file that was there before stays whole until then.
+/// beside `path` and takes its name with commit(); a file that was there before stays whole until then. A writer that
+/// has thrown anything but Error(argument) takes nothing more: every later call is Error(argument).
 class StateFileWriter {
  public:
   struct Entry {

@@ -3,7 +3,8 @@
 // NFSWorkspace: a directory that all ranks see, in which each rank puts its state (a config and named weights) and
 // reads those of others. And file_group(): ranks that share nothing but such a directory. Semantics: ModelOpt's
 // NFSWorkspace, with these differences: a state has a generation and is complete or not there, two jobs in one
-// directory do not meet, and only a rank's own files of its own job are ever removed.
+// directory do not meet unless an earlier one's states are asked for, and only what a rank of this host has left
+// unfinished and its own older states are ever removed.
 
 #include <chrono>
 #include <cstdint>
@@ -24,7 +25,8 @@ struct WorkspaceOptions {
   /// Fsync before a state has its name. False: safe from killed processes, not from a power cut.
   bool durable = true;
   /// How many of this rank's newest states stay; earlier ones are removed when a new one is there. At least 1: two, so
-  /// that a reader that was told of one still finds it while the next appears.
+  /// that a reader that was told of one still finds it while the next appears. Beside them stays the newest generation
+  /// that all ranks have, and, if each rank has written at all, what the slowest one has still to write.
   int generations_kept = 2;
   /// How long stale handles, late directory entries and short files are tried again; none: the group's timeout.
   std::optional<std::chrono::milliseconds> timeout = {};
@@ -33,8 +35,24 @@ struct WorkspaceOptions {
 /// What a rank wrote.
 struct WorkspaceState {
   State state;                   ///< tensors live as long as they are held, whatever becomes of the file
-  std::uint64_t generation = 0;  ///< which of the rank's states it is
+  std::uint64_t generation = 0;  ///< which of the rank's states it is: the step that it was written with, or its count
   std::string path;              ///< the file it came from
+  SyncGroup::Nonce job{};        ///< whose state it is: the nonce of its writer's group
+  int world_size = 1;            ///< of that job
+};
+
+/// Whose states are read.
+enum class WorkspaceJob : std::uint8_t {
+  own,     ///< this group's
+  newest,  ///< of all jobs that have what is asked for, the one that wrote it last: this one, or one before a restart
+};
+
+/// Which of a rank's states is read: the newest one for which all of this holds.
+struct WorkspaceQuery {
+  std::uint64_t at_least = 0;              ///< its generation, or a later one
+  std::optional<std::uint64_t> step = {};  ///< this generation alone
+  bool on_all_ranks = false;               ///< all ranks of the job have a state of its generation
+  WorkspaceJob job = WorkspaceJob::own;
 };
 
 namespace detail {
@@ -43,16 +61,16 @@ struct WorkspaceGenerations;
 
 /// H5, H6. All calls are local: there is no barrier inside. So a rank that has written knows nothing of the others, and
 /// a reader may get the state before the last one: it asks for `at_least` a generation it has heard of (by a message or
-/// a barrier of the group after writing). One thread at a time. Copies, and later objects of the same group and
-/// directory, go on counting generations where the earlier ones were.
+/// a barrier of the group after writing), or names the step. One thread at a time. Copies, and later objects of the
+/// same group and directory, go on where the earlier ones were.
 class NFSWorkspace {
  public:
   /// Not initialised: writing and reading are Error(argument).
   NFSWorkspace() = default;
-  /// Makes the directory (all ranks may) and removes this rank's own states of this job; rank 0 also
-  /// removes what processes of this host left that are proved dead. No path, or an empty one: not
-  /// initialised. A null group: the world. Throws Error(io | no_space | argument) where the path cannot be a workspace:
-  /// a file, a dangling link, no permission, a directory with a newer version's mark.
+  /// Makes the directory (all ranks may). One rank of each host removes what processes of that host left unfinished
+  /// that are proved dead; states stay, whoever wrote them. No path, or an empty one: not initialised. A null group:
+  /// the world. Throws Error(io | no_space | argument) where the path cannot be a workspace: a file, a dangling link,
+  /// no permission, a directory with a newer version's mark.
   explicit NFSWorkspace(const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group = nullptr,
                         const WorkspaceOptions& options = {});
 
@@ -62,14 +80,20 @@ class NFSWorkspace {
 
   /// This rank's next state: there as a whole, or not at all. `config` may have tensors at its leaves, too: they become
   /// weights by split(), and then `weights` must be empty. With `weights`, the config is written as it is. Returns its
-  /// generation: 1, 2, ...; a write that failed may leave one out. Throws Error(argument)
-  /// where not initialised and on names twice; Error(no_space | io).
-  std::uint64_t write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights = {});
+  /// generation, by which readers and `muster export` find what the ranks wrote together: `step`, which is larger than
+  /// all that this rank has written in this job; without it, one more than this rank's last (1, 2, ...). A write that
+  /// failed leaves nothing and uses no number up. Throws Error(argument) where not initialised, on names twice and on a
+  /// step that is not larger; Error(no_space | io).
+  std::uint64_t write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights = {},
+                                          std::optional<std::uint64_t> step = {});
 
-  /// Any rank's newest complete state of at least that generation; none where there is none now (it does not wait).
-  /// Throws Error(argument) where not initialised or where there is no such rank; Error(not_found) where the directory
-  /// is gone; Error(corrupt | version) on a state that is damaged; Error(io).
-  [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t at_least = 0);
+  /// Any rank's newest complete state that `query` fits; none where there is none now (it does not wait). Throws
+  /// Error(argument) where not initialised or where this group has no such rank (of other jobs any may be asked for);
+  /// Error(not_found) where the directory is gone; Error(corrupt | version) on a state that is damaged; Error(io).
+  [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query);
+  [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t at_least = 0) {
+    return read_configs_and_weights_from_rank(rank, WorkspaceQuery{.at_least = at_least});
+  }
 
  private:
   void require_initialized() const;

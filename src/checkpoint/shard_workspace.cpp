@@ -18,6 +18,7 @@
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
+#include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/workspace_directory.hpp"
 
@@ -107,6 +108,7 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
                                           const std::string& model_dir, const std::string& path,
                                           const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
+  workspace::sweep_dead(workspace);
   if (!options.force) check_carried_files(model_dir, workspace);
   SyncGroup::Nonce nonce{};
   os::random_bytes(nonce);

@@ -85,7 +85,7 @@ ChosenStates choose_states(const std::string& path, const StateChoice& choice) {
 ChosenStates choose_common_states(const std::string& path, const StateChoice& choice) {
   const Survey survey = workspace::survey(path);
   const SurveyJob& job = choose_job(survey, choice.job);
-  const std::uint64_t generation = choice.generation.value_or(job.common_generation);
+  const std::optional<std::uint64_t> generation = choice.generation ? choice.generation : job.common_generation;
   ChosenStates chosen{job.nonce, job.world_size, {}};
   std::vector<bool> is_there(static_cast<std::size_t>(std::max(job.world_size, 0)));
   for (const SurveyState& state : job.states) {
@@ -95,12 +95,12 @@ ChosenStates choose_common_states(const std::string& path, const StateChoice& ch
   }
   if (chosen.states.size() == is_there.size() && !is_there.empty()) return chosen;
   std::string missing;
-  for (std::size_t rank = 0; rank < is_there.size() && generation != 0; ++rank)
+  for (std::size_t rank = 0; rank < is_there.size() && generation; ++rank)
     if (!is_there[rank]) missing += fmt::format("{}{}", missing.empty() ? "; missing: rank " : ", ", rank);
   refuse(survey, ErrorKind::not_found,
          choice.generation
              ? fmt::format("the job {} has not complete states of generation {} of all {} ranks{}", job.nonce,
-                           generation, job.world_size, missing)
+                           *generation, job.world_size, missing)
              : fmt::format("the job {} has no generation of which all {} ranks have a complete state; muster ls shows "
                            "what there is",
                            job.nonce, job.world_size));

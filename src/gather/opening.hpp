@@ -88,6 +88,7 @@ auto collectively(SyncGroup& group, Operation operation, const Work& work) -> de
     throw group.failure().value_or(error).with_context(to_string(operation));
   }
 }
+
 /// Several such pieces of work, each of which is done whatever became of the others: the first failure counts.
 class Attempts {
  public:

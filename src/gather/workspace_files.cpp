@@ -113,7 +113,7 @@ void SentFile::write(const std::string& path) {
                   .world_size = parsed->world_size};
   options.zstd_level = call_.options->zstd_level;
   options.durable = call_.options->keep_files;
-  options.temporary = workspace_of(call_, state_).path + "/" + workspace::growing_name();
+  options.temporary = workspace::growing_name();
   std::vector<StateFileWriter::Entry> entries;
   std::vector<TensorView> views;
   for (const auto& [weight, tensor] : value_.weights) {

@@ -63,9 +63,9 @@ std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& st
   const std::string line = fmt::format("job {}: {}, {}, newest {}{}\n", job.nonce,
                                        counted(static_cast<std::uint64_t>(job.world_size), "rank"),
                                        human_bytes(job.bytes), age_text(age), age.count() < 1 ? "" : " ago");
-  if (job.common_generation != 0)
+  if (job.common_generation)
     return line +
-           coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", job.common_generation)) +
+           coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", *job.common_generation)) +
            "\n";
   if (!job.missing_ranks.empty())
     return line +
@@ -227,15 +227,16 @@ std::string survey_json(const Survey& survey, TimePoint now) {
   for (const SurveyJob& job : survey.jobs) {
     ConfigArray missing;
     for (const int rank : job.missing_ranks) missing.emplace_back(rank);
-    jobs.push_back(Config::object({{"job", Config(job.nonce)},
-                                   {"world_size", Config(job.world_size)},
-                                   {"bytes", Config(job.bytes)},
-                                   {"age_seconds", Config(std::int64_t{age_of(job.changed, now).count()})},
-                                   {"common_generation", Config(job.common_generation)},
-                                   {"missing_ranks", Config(std::move(missing))},
-                                   {"states", Config(array_of(job.states, now, state_json))},
-                                   {"kept", Config(array_of(job.kept, now, state_json))},
-                                   {"passing", Config(array_of(job.passing, now, entry_json))}}));
+    jobs.push_back(
+        Config::object({{"job", Config(job.nonce)},
+                        {"world_size", Config(job.world_size)},
+                        {"bytes", Config(job.bytes)},
+                        {"age_seconds", Config(std::int64_t{age_of(job.changed, now).count()})},
+                        {"common_generation", job.common_generation ? Config(*job.common_generation) : Config()},
+                        {"missing_ranks", Config(std::move(missing))},
+                        {"states", Config(array_of(job.states, now, state_json))},
+                        {"kept", Config(array_of(job.kept, now, state_json))},
+                        {"passing", Config(array_of(job.passing, now, entry_json))}}));
   }
   return printable_json(to_json(Config::object({{"path", Config(json_text(survey.path))},
                                                 {"kind", Config("workspace")},

@@ -180,10 +180,8 @@ class Committing {
 }  // namespace
 
 void WriterState::commit() {
-  if (is_committed)
-    throw Error(ErrorKind::argument, fmt::format("the state file {} is finished already", in_quotes(file.path())),
-                {.path = file.path()});
-  Committing(*this).commit();
+  require_writing();
+  change([&] { Committing(*this).commit(); });
   is_committed = true;
 }
 

@@ -6,6 +6,7 @@
 #include "muster/error.hpp"
 #include "src/core/element_range.hpp"
 #include "src/core/quoted.hpp"
+#include "src/os/directory.hpp"
 #include "src/statefile/hdf5_library.hpp"
 #include "src/statefile/writer_state.hpp"
 
@@ -19,6 +20,19 @@ constexpr std::uint64_t gathered_bytes = write_block;
 // HDF5 has 32 bits for the length of a string.
 constexpr std::size_t largest_config = std::size_t{1} << 31;
 
+/// Where a file grows. In its own directory: else renaming may fail when all is written.
+std::string growing_path(const std::string& path, const std::string& name) {
+  if (name.empty()) return os::partial_name(path);
+  const std::string directory = os::directory_of(path);
+  if (name.find('/') == std::string::npos) return directory + "/" + name;
+  if (os::directory_of(name) != directory)
+    throw Error(ErrorKind::argument,
+                fmt::format("writing the state file {}: it cannot grow as {}, in another directory; give a name alone",
+                            in_quotes(path), in_quotes(name)),
+                {.path = path});
+  return name;
+}
+
 }  // namespace
 
 WriterState::WriterState(const std::string& path, const Config& config, std::vector<StateFileWriter::Entry> entries,
@@ -30,7 +44,7 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
         catalogue = std::move(placement.catalogue);
         data_end = placement.data_end;
         require_hdf5();
-        return os::OutputFile(path, options.temporary.empty() ? os::partial_name(path) : options.temporary);
+        return os::OutputFile(path, growing_path(path, options.temporary));
       }()),
       temporary(file.temporary()) {
   if (config_text.size() > largest_config)
@@ -50,10 +64,17 @@ void WriterState::refuse(const StateTensor& tensor, const std::string& words) co
       {.path = file.path()});
 }
 
-const StateTensor& WriterState::announced(std::size_t index) const {
-  if (is_committed)
-    throw Error(ErrorKind::argument, fmt::format("the state file {} is finished already", in_quotes(file.path())),
+void WriterState::require_writing() const {
+  if (is_committed || has_failed)
+    throw Error(ErrorKind::argument,
+                fmt::format("the state file {} {}", in_quotes(file.path()),
+                            is_committed ? "is finished already"
+                                         : "cannot be finished: writing it has failed; begin again with a new writer"),
                 {.path = file.path()});
+}
+
+const StateTensor& WriterState::announced(std::size_t index) const {
+  require_writing();
   if (index >= catalogue.tensors.size())
     throw Error(ErrorKind::argument,
                 fmt::format("writing the state file {}: {} tensors were announced, no number {}",
@@ -93,16 +114,18 @@ void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span
   if (offset > tensor.bytes || bytes.size() > tensor.bytes - offset)
     refuse(tensor, fmt::format("{} bytes at {} are past the end of its {}", bytes.size(), offset, tensor.bytes));
   if (bytes.empty()) return;
-  if (tensor.compressed) return write_compressed(index, offset, bytes);
-  // Block by block: each is summed while the processor still has it.
-  while (!bytes.empty()) {
-    const std::uint64_t room = write_block - (tensor.offset + offset) % write_block;
-    const auto piece = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
-    write_plain(index, offset, piece);
-    targets[index].add_to_checksum(offset, piece, tensor.bytes);
-    offset += piece.size();
-    bytes = bytes.subspan(piece.size());
-  }
+  change([&] {
+    if (tensor.compressed) return write_compressed(index, offset, bytes);
+    // Block by block: each is summed while the processor still has it.
+    while (!bytes.empty()) {
+      const std::uint64_t room = write_block - (tensor.offset + offset) % write_block;
+      const auto piece = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
+      write_plain(index, offset, piece);
+      targets[index].add_to_checksum(offset, piece, tensor.bytes);
+      offset += piece.size();
+      bytes = bytes.subspan(piece.size());
+    }
+  });
 }
 
 void WriterState::write_chunk(std::size_t index, const ChunkGrid& grid, std::uint64_t chunk,

@@ -197,7 +197,7 @@ void StateFileWriter::write_all(std::span<const TensorView> tensors, const Progr
                             in_quotes(state_->file.path()), state_->catalogue.tensors.size(), tensors.size()),
                 {.path = state_->file.path()});
   for (std::size_t i = 0; i < tensors.size(); ++i) state_->check_announced(i, tensors[i]);
-  statefile::WritingAll(*this, *state_, tensors, progress).write();
+  state_->change([&] { statefile::WritingAll(*this, *state_, tensors, progress).write(); });
 }
 
 }  // namespace muster

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "muster/state_file.hpp"
 #include "src/os/file.hpp"
 #include "src/statefile/catalogue.hpp"
@@ -39,6 +40,22 @@ struct WriterState {
               const StateFileOptions& options);
 
   [[noreturn]] void refuse(const StateTensor& tensor, const std::string& words) const;
+  /// Throws Error(argument) once the file is finished or a change of it has failed.
+  void require_writing() const;
+  /// Runs what changes the file. After a failure half-way nobody knows what is in it, so nothing more is taken; wrong
+  /// arguments are refused before anything has changed.
+  template <class Work>
+  void change(Work&& work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::argument) has_failed = true;
+      throw;
+    } catch (...) {
+      has_failed = true;
+      throw;
+    }
+  }
   /// Throws Error(argument) where there is no such tensor, or no writing any more.
   const StateTensor& announced(std::size_t index) const;
   void check_announced(std::size_t index, const TensorView& tensor) const;
@@ -82,6 +99,7 @@ struct WriterState {
   std::mutex file_mutex;  // of put()
   std::string temporary;
   bool is_committed = false;
+  std::atomic<bool> has_failed{false};
   std::mutex encoders_mutex;
   std::vector<std::unique_ptr<ChunkEncoder>> encoders;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <string_view>
 
 #include "src/os/process.hpp"
@@ -129,6 +130,15 @@ std::optional<Name> parse_name(std::string_view text) {
   if (text.starts_with("meeting-"))
     return whole(NameKind::meeting, reader.word("meeting-").hex(name.random, random_digits));
   return std::nullopt;
+}
+
+std::set<std::uint64_t> common_generations(std::span<const Name> states, int world_size) {
+  std::map<std::uint64_t, int> ranks;
+  for (const Name& state : states) ranks[state.generation] += state.world_size == world_size ? 1 : 0;
+  std::set<std::uint64_t> common;
+  for (const auto& [generation, count] : ranks)
+    if (count == world_size) common.insert(generation);
+  return common;
 }
 
 std::string growing_name() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The names in a workspace: built and parsed here and nowhere else. No name is ever used twice, so that no cache
-// between a rank and the directory can show old bytes under a current name.
+// The names in a workspace: built and parsed here and nowhere else. No name is ever used twice (but for one whose write
+// failed), so that no cache between a rank and the directory can show old bytes under a current name.
 //
 //   muster-workspace.json                         the mark: this directory is a workspace, of which version
-//   state-JOB-rR-ofN-gG.h5                        rank R's state number G of the job of N ranks (NFSWorkspace)
+//   state-JOB-rR-ofN-gG.h5                        rank R's state of generation G of the job of N ranks (NFSWorkspace)
 //   kept-JOB-rR-ofN-gG.h5                         what rank R gave to gather number G, left for inspection
 //   exchange-JOB-rR-ofN-gG@WRITER.h5              likewise, gone when the first rank has it
 //   token-JOB-rR-RANDOM@WRITER                    proves that two ranks see one directory
@@ -18,6 +18,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -46,6 +48,9 @@ struct Name {
 std::string file_name(const Name& name);
 /// None where it is not one of ours. file_name(*parse_name(n)) == n. Pure.
 std::optional<Name> parse_name(std::string_view file_name);
+
+/// The generations of which each rank of a job is among its states. Pure.
+std::set<std::uint64_t> common_generations(std::span<const Name> states, int world_size);
 
 // Fresh names of this process.
 std::string growing_name();

@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // NFSWorkspace: each rank's states in a directory that all ranks see.
 //
-//  1. Writing: a state file grows under a growing name and gets the name of its rank and generation in one step; that
-//     name was never used before, and is never used again. Then earlier generations of this rank go, but those to keep.
-//  2. Reading: the directory is listed (with a probe before it where other hosts write), the newest name that fits is
-//     opened. Where it has gone meanwhile, the rank has written more: listed again. What looks old, short or stale is
+//  1. Writing: a state file grows under a growing name and gets the name of its rank and generation in one step. A
+//     rank's generations grow, so no name is used twice; only that of a write which failed is.
+//  2. Then earlier generations of this rank go, but those to keep. What all ranks have in common is seen by names.
+//  Below
+//     the newest generation of the slowest rank nothing new can appear, and only what lies there goes: so ranks that
+//     remove at the same moment, each by a listing of its own, cannot take the last common one from each other.
+//  3. Reading: the directory is listed (with a probe before it if other hosts write there), the newest name that fits
+//  is
+//     opened. If it has gone meanwhile, the rank has written more: listed again. What looks old, short or stale is
 //     tried again until the deadline (discovery.hpp).
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
+#include <ranges>
+#include <set>
 
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
@@ -26,9 +32,9 @@
 
 namespace muster {
 
-/// The count of one rank's states in one directory, whatever object writes them: no generation comes twice in a job.
+/// One rank's last generation in one directory, whatever object wrote it.
 struct detail::WorkspaceGenerations {
-  std::atomic<std::uint64_t> last{0};
+  std::optional<std::uint64_t> last;
   bool is_network = false;
 };
 
@@ -56,15 +62,64 @@ std::shared_ptr<detail::WorkspaceGenerations> generations_of(SyncGroup& group,
   return generations;
 }
 
-/// This job's states of a rank that a listing shows, oldest first.
-std::vector<Name> states_of(const std::string& path, bool is_network, const std::string& job, int rank) {
+/// The states that a listing shows, of all ranks and jobs, by generation.
+std::vector<Name> states_in(const std::string& path, bool is_network) {
   std::vector<Name> states;
   for (const os::DirectoryEntry& entry : workspace::fresh_listing(path, is_network)) {
     const auto name = workspace::parse_name(entry.name);
-    if (name && name->kind == NameKind::state && name->job == job && name->rank == rank) states.push_back(*name);
+    if (name && name->kind == NameKind::state) states.push_back(*name);
   }
   std::ranges::sort(states, {}, &Name::generation);
   return states;
+}
+
+/// Of one job.
+std::vector<Name> states_in(const std::string& path, bool is_network, const std::string& job) {
+  std::vector<Name> states = states_in(path, is_network);
+  std::erase_if(states, [&](const Name& state) { return state.job != job; });
+  return states;
+}
+
+/// The state of a rank that is asked for: of each job the newest that fits, of several jobs the one written last.
+std::optional<Name> choose(const std::string& path, const std::vector<Name>& states, int rank,
+                           const WorkspaceQuery& query) {
+  std::map<std::string, std::vector<Name>> jobs;
+  for (const Name& state : states) jobs[state.job].push_back(state);
+  std::optional<Name> chosen;
+  std::chrono::system_clock::time_point written;
+  for (const auto& [job, its_states] : jobs) {
+    const auto fits = [&, &its_states = its_states](const Name& state) {
+      return state.rank == rank && state.generation >= query.at_least &&
+             (!query.step || state.generation == *query.step) &&
+             (!query.on_all_ranks ||
+              workspace::common_generations(its_states, state.world_size).contains(state.generation));
+    };
+    const auto newest = std::find_if(its_states.rbegin(), its_states.rend(), fits);
+    if (newest == its_states.rend()) continue;
+    if (jobs.size() > 1) {
+      const auto status = os::file_status(path + "/" + workspace::file_name(*newest));
+      if (!status || (chosen && status->changed <= written)) continue;
+      written = status->changed;
+    }
+    chosen = *newest;
+  }
+  return chosen;
+}
+
+/// One rank of each host: the first.
+bool sweeps(const SyncGroup& group) {
+  const std::string& host = group.info(group.rank()).host;
+  for (int rank = 0; rank < group.rank(); ++rank)
+    if (group.info(rank).host == host) return false;
+  return true;
+}
+
+void forget(const std::string& path) noexcept {
+  try {
+    os::remove_file(path);
+  } catch (const Error&) {
+    // The next write of this generation replaces it.
+  }
 }
 
 bool has_tensors(const Config& config) {
@@ -90,13 +145,8 @@ NFSWorkspace::NFSWorkspace(const std::optional<std::string>& path, std::shared_p
   if (!path || path->empty()) return;
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(*path);
   std::shared_ptr<SyncGroup> owner = group ? std::move(group) : world();
-  if (owner->rank() == 0) workspace::sweep_dead(directory.path);
+  if (sweeps(*owner)) workspace::sweep_dead(directory.path);
   generations_ = generations_of(*owner, directory);
-  const std::string job = workspace::job_text(owner->nonce());
-  for (const Name& state : states_of(directory.path, directory.is_network, job, owner->rank())) {
-    generations_->last = std::max(generations_->last.load(), state.generation);
-    os::remove_file(directory.path + "/" + workspace::file_name(state));
-  }
   path_ = directory.path;
   group_ = std::move(owner);
 }
@@ -106,7 +156,8 @@ void NFSWorkspace::require_initialized() const {
     throw Error(ErrorKind::argument, "this workspace is not initialised: it was made without a path");
 }
 
-std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights) {
+std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights,
+                                                      std::optional<std::uint64_t> step) {
   require_initialized();
   if (!weights.empty() && has_tensors(config))
     throw Error(ErrorKind::argument,
@@ -116,39 +167,67 @@ std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std:
     own = split(config);
     weights = own->weights;
   }
+  std::optional<std::uint64_t>& last = generations_->last;
+  if (step && last && *step <= *last)
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("writing step {} to the workspace {}: rank {} has written step {}, and the steps of a job "
+                    "grow; to go back, make a workspace with a duplicate of the group: it counts as another job",
+                    *step, in_quotes(path_), group_->rank(), *last));
   Name name{.kind = NameKind::state,
             .job = workspace::job_text(group_->nonce()),
             .rank = group_->rank(),
             .world_size = group_->size(),
-            .generation = generations_->last.fetch_add(1) + 1};
+            .generation = step ? *step : last.value_or(0) + 1};
   StateFileOptions options;
   options.info = {
       .job = group_->nonce(), .generation = name.generation, .rank = name.rank, .world_size = name.world_size};
   options.zstd_level = options_.zstd_level;
   options.durable = options_.durable;
-  options.temporary = path_ + "/" + workspace::growing_name();
-  write_state_file(path_ + "/" + workspace::file_name(name), own ? own->config : config, weights, options);
+  options.temporary = workspace::growing_name();
+  const std::string path = path_ + "/" + workspace::file_name(name);
+  try {
+    write_state_file(path, own ? own->config : config, weights, options);
+  } catch (...) {
+    // Syncing the directory may be what failed: then the state has its name.
+    forget(path);
+    throw;
+  }
+  last = name.generation;
   forget_earlier();
   return name.generation;
 }
 
 void NFSWorkspace::forget_earlier() const {
   try {
-    // This rank's own files: no server has to be asked for what others did.
-    auto states = states_of(path_, false, workspace::job_text(group_->nonce()), group_->rank());
+    // An old listing shows too little of the others: then less goes.
+    const std::vector<Name> states = states_in(path_, false, workspace::job_text(group_->nonce()));
+    std::map<int, std::uint64_t> newest;  // of each rank
+    std::vector<Name> own;
+    for (const Name& state : states) {
+      newest[state.rank] = state.generation;
+      if (state.rank == group_->rank()) own.push_back(state);
+    }
     const auto kept = static_cast<std::size_t>(options_.generations_kept);
-    if (states.size() <= kept) return;
-    states.resize(states.size() - kept);
-    for (const Name& state : states) os::remove_file(path_ + "/" + workspace::file_name(state));
+    if (own.size() <= kept) return;
+    own.resize(own.size() - kept);
+    const bool all_write = newest.size() == static_cast<std::size_t>(group_->size());
+    const std::uint64_t slowest = std::ranges::min(newest | std::views::values);
+    const std::set<std::uint64_t> common = workspace::common_generations(states, group_->size());
+    for (const Name& state : own) {
+      const bool is_last_common = !common.empty() && state.generation == *common.rbegin();
+      if (!is_last_common && !(all_write && state.generation >= slowest))
+        os::remove_file(path_ + "/" + workspace::file_name(state));
+    }
   } catch (const Error&) {
     // The new state is there; the earlier ones go with the next.
   }
 }
 
-std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(int rank, std::uint64_t at_least) {
+std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query) {
   require_initialized();
-  (void)group_->info(rank);
-  const std::string job = workspace::job_text(group_->nonce());
+  const bool is_own = query.job == WorkspaceJob::own;
+  if (is_own) (void)group_->info(rank);
   std::optional<WorkspaceState> found;
   std::optional<Error> gone;
   const workspace::Patience patience{
@@ -158,23 +237,24 @@ std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(i
   workspace::patiently(path_ + "/states", patience, [&] {
     std::vector<Name> states;
     try {
-      states = states_of(path_, generations_->is_network, job, rank);
+      states = is_own ? states_in(path_, generations_->is_network, workspace::job_text(group_->nonce()))
+                      : states_in(path_, generations_->is_network);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found) throw;
       gone = error.with_context(fmt::format("the workspace {} is gone", in_quotes(path_)));
       return;
     }
-    if (states.empty() || states.back().generation < at_least) return;
-    const Name& newest = states.back();
-    const std::string path = path_ + "/" + workspace::file_name(newest);
+    const std::optional<Name> chosen = choose(path_, states, rank, query);
+    if (!chosen) return;
+    const std::string path = path_ + "/" + workspace::file_name(*chosen);
     const StateFile file = StateFile::open(path);
     const StateFileInfo& info = file.info();
-    if (info.job != group_->nonce() || info.rank != rank || info.generation != newest.generation)
+    if (workspace::job_text(info.job) != chosen->job || info.rank != rank || info.generation != chosen->generation)
       throw Error(ErrorKind::corrupt,
                   fmt::format("{} says that it is rank {}, generation {} of job {}: it was renamed or copied",
                               in_quotes(path), info.rank, info.generation, workspace::job_text(info.job)),
                   {.path = path});
-    found = WorkspaceState{file.load(), info.generation, path};
+    found = WorkspaceState{file.load(), info.generation, path, info.job, info.world_size};
   });
   if (gone) throw *gone;
   return found;

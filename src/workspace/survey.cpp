@@ -129,17 +129,17 @@ void conclude(SurveyJob& job) {
     if (entry.name->world_size > job.world_size) job.world_size = entry.name->world_size;
   };
   std::set<int> present;
-  std::map<std::uint64_t, int> generations;
+  std::vector<Name> complete;
   for (const SurveyState& state : job.states) {
     count(state.entry);
     if (!state.complete) continue;
     present.insert(state.rank);
-    ++generations[state.generation];
+    complete.push_back(*state.entry.name);
   }
   for (const SurveyState& state : job.kept) count(state.entry);
   for (const SurveyEntry& entry : job.passing) count(entry);
-  for (const auto& [generation, ranks] : generations)
-    if (ranks == job.world_size) job.common_generation = generation;
+  const std::set<std::uint64_t> common = common_generations(complete, job.world_size);
+  if (!common.empty()) job.common_generation = *common.rbegin();
   if (job.states.empty()) return;
   // A name may claim any number of ranks.
   for (int rank = 0; rank < job.world_size && job.missing_ranks.size() < most_missing; ++rank)

@@ -54,8 +54,8 @@ struct SurveyJob {
   std::chrono::system_clock::time_point changed;  ///< of the newest of these
   /// Ranks of which no complete state is there; empty where all have one.
   std::vector<int> missing_ranks;
-  /// The newest generation of which every rank has a complete state; 0: none.
-  std::uint64_t common_generation = 0;
+  /// The newest generation of which every rank has a complete state.
+  std::optional<std::uint64_t> common_generation;
 };
 
 struct Survey {

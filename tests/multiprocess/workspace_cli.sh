@@ -76,6 +76,23 @@ for fault in pwrite:ENOSPC:5 fsync:EIO:2 rename:EIO:2; do
   rm -rf broken
 done
 
+# States grow in the workspace, whatever file system the current directory is on. What a killed run has begun lies there
+# until the next one.
+elsewhere=$(mktemp -d /dev/shm/muster-cli-XXXXXX) || exit 1
+trap 'rm -rf "$work" "$elsewhere"' EXIT
+(cd "$elsewhere" && "$program" shard "$work/model" --ranks 2 --plan llama --workspace --out "$work/far") > "$out" 2>&1 || fail "from elsewhere: $(cat "$out")"
+says 0 "good: " "$program" verify far
+(cd "$elsewhere" && exec "$program" shard "$work/model" --ranks 2 --plan llama --workspace --compress zstd:19 --out "$work/far") > "$out" 2>&1 &
+victim=$!
+until compgen -G "far/.growing-*" > /dev/null || ! kill -0 $victim; do :; done
+kill -9 $victim
+wait $victim 2> /dev/null
+[ -z "$(ls -A "$elsewhere")" ] || fail "left elsewhere: $(ls -A "$elsewhere")"
+says 0 "is dead" "$program" gc far
+says 0 "generation 1" "$program" shard model --ranks 2 --plan llama --workspace --out far
+[ -z "$(ls -A far | grep growing)" ] || fail "left behind: $(ls -A far)"
+rm -r far
+
 # A state that is torn, and one that has changed.
 cp -r plain torn
 victim=$(ls torn/state-*-r1-*.h5)

@@ -2,10 +2,12 @@
 // State files that are written piece by piece, not to their end, or wrongly.
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "doctest/doctest.h"
@@ -37,6 +39,7 @@ TEST_CASE("options that cannot be are refused, and leave nothing") {
   refused({.info = {.rank = 1}}, "rank 1 of 1");
   refused({.info = {.rank = -1}}, "rank -1");
   refused({.info = {.world_size = 0}}, "of 0");
+  refused({.temporary = "elsewhere/growing"}, "in another directory");
   const std::vector<NamedTensor> deep = {{"deep", pattern(DType::u8, Shape(33, 1), 1)}};
   CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, deep); }), "33 dimensions"));
   const Config with_tensor = one()[0].second;
@@ -110,12 +113,44 @@ TEST_CASE("pieces in any order, from several threads") {
   CHECK(work.count() == 3);
 }
 
+TEST_CASE("a writer that has failed once takes nothing more, and leaves nothing") {
+  const TemporaryDirectory work;
+  const std::vector<NamedTensor> all = one({300, 300});
+  const std::vector<TensorView> views{all[0].second};
+  struct rlimit ordinary {};
+  ::getrlimit(RLIMIT_FSIZE, &ordinary);
+  const auto refused = [&](StateFileWriter& writer) {
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { writer.write(0, views[0]); }, [&] { writer.write_all(views); }, [&] { writer.commit(); }})
+      CHECK(has(words_of(ErrorKind::argument, call), "begin again with a new writer"));
+  };
+  for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)})
+    for (const bool at_once : {false, true}) {
+      StateFileWriter writer(work / "file", {}, entries_of(all), {.zstd_level = level, .chunk_bytes = 20'000});
+      const struct rlimit small { 100'000, ordinary.rlim_max };
+      ::setrlimit(RLIMIT_FSIZE, &small);
+      words_of(ErrorKind::no_space, [&] { at_once ? writer.write_all(views) : writer.write(0, views[0]); });
+      ::setrlimit(RLIMIT_FSIZE, &ordinary);
+      refused(writer);
+    }
+  // Renaming to a directory fails.
+  fs::create_directory(work / "file");
+  StateFileWriter writer(work / "file", {}, entries_of(all));
+  writer.write_all(views);
+  words_of(ErrorKind::io, [&] { writer.commit(); });
+  fs::remove(work / "file");
+  refused(writer);
+  CHECK(work.count() == 1);
+  { const StateFileWriter gone = std::move(writer); }
+  CHECK(work.count() == 0);
+}
+
 TEST_CASE("bytes that other processes write") {
   const TemporaryDirectory work;
   const std::vector<NamedTensor> all = {{"theirs", pattern(DType::f32, {300, 300}, 1)},
                                         {"ours", pattern(DType::u8, {1000}, 2)},
                                         {"none", pattern(DType::u8, {0}, 3)}};
-  StateFileWriter writer(work / "file", {}, entries_of(all), {.temporary = work / "growing"});
+  StateFileWriter writer(work / "file", {}, entries_of(all), {.temporary = "growing"});
   CHECK(writer.temporary_path() == work / "growing");
   CHECK(fs::exists(work / "growing"));
   const int fd = ::open(writer.temporary_path().c_str(), O_WRONLY | O_CLOEXEC);

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// NFSWorkspace: which state a number names, which states stay, and what is read after a restart.
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <set>
+
+#include "doctest/doctest.h"
+#include "muster/workspace.hpp"
+#include "src/os/fault.hpp"
+#include "src/workspace/names.hpp"
+#include "src/workspace/survey.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using Generations = std::set<std::uint64_t>;
+
+namespace {
+
+Config state_of(int rank, std::uint64_t generation) {
+  return Config::object({{"rank", rank}, {"weight", pattern(DType::f32, {50, 50}, 100 * generation + 1)}});
+}
+
+bool is_state(const std::optional<WorkspaceState>& read, int rank, std::uint64_t generation) {
+  return read && read->generation == generation && join(read->state) == state_of(rank, generation);
+}
+
+/// Of one rank, whatever the job.
+Generations there(const std::string& directory, int rank) {
+  Generations generations;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    if (const auto name = workspace::parse_name(entry.path().filename().string());
+        name && name->kind == workspace::NameKind::state && name->rank == rank)
+      generations.insert(name->generation);
+  return generations;
+}
+
+std::string failing_call;
+int fail_call(std::string_view call, std::string_view) {
+  return call == failing_call ? ENOSPC : 0;
+}
+
+}  // namespace
+
+TEST_CASE("a step is a number of the user's, by which states are read") {
+  const TemporaryDirectory directory;
+  NFSWorkspace workspace(directory / "w", single_group(), {.durable = false, .generations_kept = 4});
+  for (const std::uint64_t step : {0, 10, 30})
+    CHECK(workspace.write_configs_and_weights(state_of(0, step), {}, step) == step);
+  CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, {.step = 10}), 0, 10));
+  CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, {.step = 0, .on_all_ranks = true}), 0, 0));
+  CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, 11), 0, 30));
+  CHECK(!workspace.read_configs_and_weights_from_rank(0, {.step = 20}));
+  CHECK(!workspace.read_configs_and_weights_from_rank(0, {.at_least = 11, .step = 10}));
+  CHECK(workspace.write_configs_and_weights(state_of(0, 31)) == 31);
+  for (const std::uint64_t step : {31, 3}) {
+    const std::string words =
+        words_of(ErrorKind::argument, [&] { workspace.write_configs_and_weights(state_of(0, step), {}, step); });
+    CHECK(has(words, "the steps of a job grow"));
+    CHECK(has(words, "rank 0 has written step 31"));
+  }
+  CHECK(workspace::survey(directory / "w").jobs.at(0).common_generation == 31);
+}
+
+TEST_CASE("a write that fails, wherever it fails, leaves no state and does not shift the count") {
+  const TemporaryDirectory directory;
+  NFSWorkspace workspace(directory / "w", single_group());
+  std::uint64_t generation = 0;
+  for (const char* call :
+       {"create", "fallocate", "pwrite", "fdatasync", "fsync", "close", "rename", "fsync-directory"}) {
+    failing_call = call;
+    CAPTURE(failing_call);
+    CHECK(workspace.write_configs_and_weights(state_of(0, generation + 1)) == generation + 1);
+    ++generation;
+    os::set_fault_hook(fail_call);
+    for (int turn = 0; turn < 2; ++turn)
+      words_of(ErrorKind::no_space, [&] { workspace.write_configs_and_weights(state_of(0, 99)); });
+    os::set_fault_hook(nullptr);
+    CHECK(is_state(workspace.read_configs_and_weights_from_rank(0), 0, generation));
+  }
+}
+
+TEST_CASE("the last generation that all ranks have stays, however far one rank is ahead") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  run_ranks(3, [&](SyncGroup& group) {
+    NFSWorkspace workspace(path, group.shared_from_this(), {.durable = false});
+    const auto write = [&](std::uint64_t generation) {
+      workspace.write_configs_and_weights(state_of(group.rank(), generation), {}, generation);
+    };
+    const auto common = [&](std::uint64_t generation) {
+      group.barrier();
+      for (int rank = 0; rank < 3; ++rank)
+        RANK_CHECK(
+            is_state(workspace.read_configs_and_weights_from_rank(rank, {.on_all_ranks = true}), rank, generation));
+      group.barrier();
+    };
+    // A rank that has not written yet is not waited for.
+    if (group.rank() == 0)
+      for (const std::uint64_t step : {1, 2, 3}) write(step);
+    RANK_CHECK(group.rank() != 0 || (there(path, 0) == Generations{2, 3}));
+    group.barrier();
+    if (group.rank() != 0) write(3);
+    common(3);
+    // One is ahead by more than is kept, one leaves a step out.
+    if (group.rank() == 0)
+      for (const std::uint64_t step : {4, 5, 6, 7, 8}) write(step);
+    if (group.rank() == 1) write(4);
+    if (group.rank() == 2)
+      for (const std::uint64_t step : {5, 6}) write(step);
+    common(3);
+    if (group.rank() == 1)
+      for (const std::uint64_t step : {5, 6, 7}) write(step);
+    common(6);
+    if (group.rank() != 0) write(8);
+    common(8);
+    write(9);
+    common(9);
+    RANK_CHECK((there(path, group.rank()) == Generations{8, 9}));
+  });
+}
+
+TEST_CASE("ranks that write and remove as fast as they can have a generation in common at every moment") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  run_ranks(3, [&](SyncGroup& group) {
+    NFSWorkspace workspace(path, group.shared_from_this(), {.durable = false, .generations_kept = 1});
+    workspace.write_configs_and_weights(state_of(group.rank(), 1));
+    group.barrier();
+    for (std::uint64_t generation = 2; generation <= 60; ++generation) {
+      workspace.write_configs_and_weights(state_of(group.rank(), generation));
+      RANK_CHECK(
+          workspace.read_configs_and_weights_from_rank((group.rank() + 1) % 3, {.on_all_ranks = true}).has_value());
+    }
+  });
+}
+
+TEST_CASE("after a restart the states of the earlier job are read, by whatever ranks there are then") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  const WorkspaceQuery newest{.job = WorkspaceJob::newest};
+  const WorkspaceQuery together{.on_all_ranks = true, .job = WorkspaceJob::newest};
+  // Rank 0 comes one step further than the others, then all end.
+  run_ranks(3, [&](SyncGroup& group) {
+    NFSWorkspace workspace(path, group.shared_from_this());
+    for (const std::uint64_t step : {100, 200})
+      workspace.write_configs_and_weights(state_of(group.rank(), step), {}, step);
+    if (group.rank() == 0) workspace.write_configs_and_weights(state_of(0, 300), {}, 300);
+  });
+  run_ranks(2, [&](SyncGroup& group) {
+    NFSWorkspace workspace(path, group.shared_from_this());
+    RANK_CHECK(!workspace.read_configs_and_weights_from_rank(1));
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto read = workspace.read_configs_and_weights_from_rank(rank, together);
+      RANK_CHECK(is_state(read, rank, 200));
+      RANK_CHECK(read->job != group.nonce());
+      RANK_CHECK(read->world_size == 3);
+    }
+    RANK_CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, newest), 0, 300));
+    RANK_CHECK(
+        is_state(workspace.read_configs_and_weights_from_rank(2, {.step = 100, .job = WorkspaceJob::newest}), 2, 100));
+    RANK_CHECK(!workspace.read_configs_and_weights_from_rank(3, newest));
+    RANK_CHECK(!workspace.read_configs_and_weights_from_rank(0, {.at_least = 301, .job = WorkspaceJob::newest}));
+    // While the ranks of the new job have not all written, the earlier one's are what there is together.
+    group.barrier();
+    if (group.rank() == 0) workspace.write_configs_and_weights(state_of(0, 1));
+    group.barrier();
+    const auto read = workspace.read_configs_and_weights_from_rank(0, newest);
+    RANK_CHECK(is_state(read, 0, 1));
+    RANK_CHECK(read->job == group.nonce());
+    RANK_CHECK(is_state(workspace.read_configs_and_weights_from_rank(1, together), 1, 200));
+    group.barrier();
+    if (group.rank() == 1) workspace.write_configs_and_weights(state_of(1, 1));
+    group.barrier();
+    RANK_CHECK(is_state(workspace.read_configs_and_weights_from_rank(1, together), 1, 1));
+  });
+  // Nothing of the earlier job went.
+  CHECK(there(path, 2) == Generations{100, 200});
+}
