@@ -49,10 +49,11 @@ std::vector<OptionDescription> options_of(const CLI::App& app) {
 }  // namespace
 
 std::vector<std::string> OptionDescription::words() const {
-  if (type.find('|') == std::string::npos && type.find_first_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos)
-    return {};
-  if (type.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ[ ") != std::string::npos) return {};
-  return split(type, '|');
+  std::vector<std::string> words = split(type, '|');
+  std::erase_if(words, [](const std::string& word) {
+    return word.empty() || word.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != std::string::npos;
+  });
+  return words;
 }
 
 bool OptionDescription::is_path() const {

@@ -20,7 +20,7 @@ struct OptionDescription {
   bool is_repeated = false;
 
   [[nodiscard]] bool is_positional() const noexcept { return !positional.empty(); }
-  /// Where the type is a list of words ("name|size"), these; types in capitals are kinds of values.
+  /// The words of the type ("name|size"); what has capitals in it is a kind of values.
   [[nodiscard]] std::vector<std::string> words() const;
   /// Whether a path may stand there.
   [[nodiscard]] bool is_path() const;

@@ -36,7 +36,7 @@ void add_convert_command(CLI::App& app, int& status) {
       ->type_name("FILE");
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for state files")
       ->capture_default_str()
-      ->type_name("METHOD");
+      ->type_name(compress_type);
   command->add_flag("--force", arguments->force, "Replace a file that is there");
   command->footer(
       "Names, dtypes, shapes and bits stay. What stands in the metadata of a safetensors file becomes the config of a\n"
@@ -46,8 +46,9 @@ void add_convert_command(CLI::App& app, int& status) {
   command->callback([arguments, &status] {
     inspect::ConvertOptions options{inspect::parse_compression(arguments->compress), arguments->force, progress_bar()};
     const inspect::ConvertReport report = inspect::convert(arguments->in, arguments->out, options);
-    print(fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(report.tensors, "tensor"),
-                      inspect::human_bytes(report.bytes), inspect::human_bytes(report.stored_bytes), report.seconds));
+    print_done(fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(report.tensors, "tensor"),
+                           inspect::human_bytes(report.bytes), inspect::human_bytes(report.stored_bytes),
+                           report.seconds));
     status = 0;
   });
 }

@@ -4,11 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -22,11 +26,10 @@
 #include "src/sync/start.hpp"
 #include "tools/commands.hpp"
 #include "tools/progress_bar.hpp"
+#include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
-
-constexpr int cannot = 2;
 
 struct ExportArguments {
   std::string shards;
@@ -46,6 +49,7 @@ struct ExportArguments {
   bool checksums = false;
   bool dry_run = false;
   bool json = false;
+  bool alone = false;
 };
 
 Writers writers_of(const ExportArguments& arguments) {
@@ -80,21 +84,19 @@ Config json_of(const ExportReport& report, const std::string& writers) {
   return json;
 }
 
-void print(const ExportReport& report, const ExportArguments& arguments) {
-  if (arguments.json) {
-    fmt::print("{}\n", to_json(json_of(report, arguments.writers), 2));
-    return;
-  }
-  fmt::print("{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
-             static_cast<double>(report.account.bytes_out - std::min(report.bytes_resumed, report.account.bytes_out)) /
-                 1e9 / report.seconds);
+std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
+  if (arguments.json) return to_json(json_of(report, arguments.writers), 2) + "\n";
+  std::string words = fmt::format(
+      "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
+      static_cast<double>(report.account.bytes_out - std::min(report.bytes_resumed, report.account.bytes_out)) / 1e9 /
+          report.seconds);
   if (report.files_resumed != 0)
-    fmt::print("{} of {} files were there already and verified\n", report.files_resumed, report.account.files);
+    words +=
+        fmt::format("{} of {} files were there already and verified\n", report.files_resumed, report.account.files);
   std::string written;
   for (std::size_t rank = 0; rank < report.bytes_written.size(); ++rank)
     written += fmt::format("{}{:.1f}", rank == 0 ? "" : ", ", static_cast<double>(report.bytes_written[rank]) / 1e6);
-  fmt::print("written by rank: {} MB (writers: {}); {} windows of shared memory\n", written, arguments.writers,
-             report.windows);
+  return words + fmt::format("written by rank: {} MB (writers: {})\n", written, arguments.writers);
 }
 
 int export_with(SyncGroup& group, const ExportArguments& arguments) {
@@ -102,8 +104,8 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
     const ExportReport report =
         export_model(arguments.shards, arguments.out, arguments.plan, group, options_of(arguments));
     if (group.rank() != 0) return 0;
-    print(report, arguments);
     if (!arguments.report.empty()) write_file(arguments.report, to_json(json_of(report, arguments.writers), 2) + "\n");
+    print_done(words_of(report, arguments));
     return 0;
   } catch (const Error& error) {
     // All ranks have the same error: rank 0 says it for them, unless it may be the one that is gone.
@@ -115,8 +117,8 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 
 int show_plan(const ExportArguments& arguments) {
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
-  fmt::print("{}",
-             arguments.json ? to_json(inspect::account_json(account), 2) + "\n" : inspect::account_table(account));
+  print(arguments.json ? to_json(inspect::account_json(account), 2) + "\n"
+                       : inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_file(arguments.report, to_json(inspect::account_json(account), 2) + "\n");
   return 0;
 }
@@ -151,13 +153,37 @@ int export_with_own_ranks(const ExportArguments& arguments) {
   if (jobs == 1) return export_with(*single_group(), arguments);
   LaunchOptions options;
   options.ranks = jobs;
-  options.explained_status = cannot;
+  options.explained = {cannot, done_unsaid};
   options.name = "muster export";
   return launch_local(command_line(arguments), options);
 }
 
-bool is_rank_of_a_job() {
-  return os::environment("MUSTER_JOB") || sync::find_start(sync::own_surroundings()).by != sync::StartedBy::alone;
+/// The ranks of the job that this process is one of. Says so if the others do not come: a script may call the command
+/// on one rank only.
+std::shared_ptr<SyncGroup> group_of_job(const sync::Start& start) {
+  const std::jthread reminder([&start](const std::stop_token& come) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any never;
+    never.wait_for(lock, come, std::chrono::seconds(5), [] { return false; });
+    if (!come.stop_requested())
+      complain(
+          fmt::format("this is a rank of a job ({}), and has waited 5 s for its other ranks to call muster export, "
+                      "too: if they do not, stop it and use --alone, or set MUSTER_ALONE=1",
+                      start.said));
+  });
+  return world();
+}
+
+int export_as_called(const ExportArguments& arguments) {
+  const sync::Start start = arguments.alone ? sync::Start() : sync::find_start(sync::own_surroundings());
+  if (start.by == sync::StartedBy::alone) return export_with_own_ranks(arguments);
+  if (arguments.jobs != 0)
+    throw Error(ErrorKind::argument,
+                fmt::format("--jobs starts ranks of its own, and this is a rank of a job ({}) whose ranks export "
+                            "together: leave --jobs out, or use --alone to export by this rank's own ranks",
+                            start.said));
+  return export_with(*group_of_job(start), arguments);
 }
 
 }  // namespace
@@ -177,7 +203,7 @@ void add_export_command(CLI::App& app, int& status) {
                    "A directory with rank-00000-of-0000N.safetensors ..., or a workspace with a state of each rank")
       ->required()
       ->type_name("SHARDS_DIR");
-  command->add_option("--plan", arguments->plan, plan_help)->required()->type_name("NAME|FILE");
+  command->add_option("--plan", arguments->plan, plan_help)->required()->type_name(plan_type);
   command->add_option("-o,--out", arguments->out, "The directory to make")->type_name("DIR");
   command
       ->add_option("--layout", arguments->layout,
@@ -202,6 +228,9 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_option("-j,--jobs", arguments->jobs, "Own ranks to start; as many as cores, at most one a shard")
       ->check(CLI::Range(1, 4096))
       ->type_name("P");
+  command->add_flag(
+      "--alone", arguments->alone,
+      "Within a job: do not wait for its other ranks, they do not call this (MUSTER_ALONE=1 says it, too)");
   command->add_flag("--resume", arguments->resume,
                     "Go on with what an earlier export left, as far as it verifies; leave what there is on failure");
   command->add_flag("--checksums", arguments->checksums, "Write muster.checksums.json beside, for muster verify");
@@ -211,9 +240,9 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_flag("--json", arguments->json, "Print JSON");
   command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
   command->footer(
-      "As a rank of a job (muster run -n P, mpiexec -n P) each rank reads its own shards, r, r + P, ... Started alone "
-      "it starts\n"
-      "local ranks itself.\n\n"
+      "As a rank of a job (muster run -n P, mpiexec -n P) each rank reads its own shards, r, r + P, ... Started alone, "
+      "or\n"
+      "with --alone, it starts local ranks itself.\n\n"
       "Examples:\n  muster export shards/ --plan auto --out model/\n"
       "  muster export shards/ --plan moe --dry-run\n"
       "  muster export /shared/workspace --plan auto --out model/\n"
@@ -226,7 +255,7 @@ void add_export_command(CLI::App& app, int& status) {
       return;
     }
     if (arguments->out.empty()) throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
-    status = is_rank_of_a_job() ? export_with(*world(), *arguments) : export_with_own_ranks(*arguments);
+    status = export_as_called(*arguments);
   });
 }
 

@@ -25,8 +25,9 @@ int collect(const GcArguments& arguments) {
   options.dry_run = !arguments.yes;
   if (!arguments.older_than.empty()) options.older_than = inspect::parse_age(arguments.older_than);
   const workspace::GcReport report = workspace::collect_garbage(arguments.path, options);
-  print(arguments.json ? inspect::gc_json(report, options.dry_run)
-                       : inspect::gc_text(report, options.dry_run, output_style()));
+  const std::string words = arguments.json ? inspect::gc_json(report, options.dry_run)
+                                           : inspect::gc_text(report, options.dry_run, output_style());
+  options.dry_run ? print(words) : print_done(words);
   return std::any_of(report.items.begin(), report.items.end(),
                      [](const workspace::GcItem& item) { return item.verdict == workspace::GcVerdict::failed; })
              ? 1

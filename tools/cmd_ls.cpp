@@ -24,7 +24,7 @@ void add_ls_command(CLI::App& app, int& status) {
   auto arguments = std::make_shared<ListArguments>();
   arguments->options.style = output_style();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
-  command->add_option("--plan", arguments->options.plan, plan_help)->type_name("NAME|FILE");
+  command->add_option("--plan", arguments->options.plan, plan_help)->type_name(plan_type);
   command->add_flag("--names-only", arguments->options.names_only,
                     "Of a workspace: do not look into states; complete is then what has its name");
   command->add_flag("--json", arguments->json, "JSON for programs");

@@ -17,6 +17,7 @@ struct RunArguments {
   int ranks = 1;
   bool prefix = false;
   double grace = 5;
+  double kill_after = 30;
   double timeout = 0;
   std::vector<std::string> command;
 };
@@ -30,6 +31,7 @@ int run(const RunArguments& arguments) {
   options.ranks = arguments.ranks;
   options.output = arguments.prefix ? RankOutput::prefixed : RankOutput::inherit;
   options.grace = milliseconds_of(arguments.grace);
+  options.kill_after = milliseconds_of(arguments.kill_after);
   if (arguments.timeout > 0) options.timeout = milliseconds_of(arguments.timeout);
   return launch_local(arguments.command, options);
 }
@@ -51,13 +53,20 @@ void add_run_command(CLI::App& app, int& status) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, longest))
       ->type_name("S");
+  command
+      ->add_option("--kill-after", arguments->kill_after,
+                   "Seconds the ranks have after a SIGTERM or SIGHUP to muster run, before SIGKILL")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, longest))
+      ->type_name("S");
   command->add_option("--timeout", arguments->timeout, "Seconds the job may take (status 124 after it)")
       ->check(CLI::Range(0.001, longest))
       ->type_name("S");
   command->add_option("command", arguments->command, "The command, after --")->required()->type_name("-- COMMAND...");
   command->footer(
       "Ranks find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and MUSTER_JOB in their\n"
-      "environment. The status is 0, or that of the rank that failed first (128 + N where signal N killed it).\n\n"
+      "environment. Signals are passed on to them; a second Ctrl-C kills them. The status is 0, or that of the rank\n"
+      "that failed first (128 + N where signal N killed it).\n\n"
       "Example:\n  muster run -n 4 --prefix -- muster export shards/ --plan llama --out model/");
   command->callback([arguments, &status] { status = run(*arguments); });
 }

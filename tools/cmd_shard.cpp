@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -12,6 +11,7 @@
 #include "src/inspect/convert.hpp"
 #include "tools/commands.hpp"
 #include "tools/progress_bar.hpp"
+#include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
@@ -33,10 +33,12 @@ void shard(const ShardArguments& arguments) {
                                           .to_workspace = arguments.workspace,
                                           .zstd_level = inspect::parse_compression(arguments.compress),
                                           .progress = progress_bar()});
-  fmt::print("{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n", report.tensors,
-             static_cast<double>(report.bytes) / 1e6, layout.ranks(), static_cast<double>(report.bytes_written) / 1e6,
-             report.seconds, static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
-  if (!report.job.empty()) fmt::print("job {}, generation 1\n", report.job);
+  std::string words = fmt::format(
+      "{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n", report.tensors,
+      static_cast<double>(report.bytes) / 1e6, layout.ranks(), static_cast<double>(report.bytes_written) / 1e6,
+      report.seconds, static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
+  if (!report.job.empty()) words += fmt::format("job {}, generation 1\n", report.job);
+  print_done(words);
 }
 
 }  // namespace
@@ -53,13 +55,13 @@ void add_shard_command(CLI::App& app, int& status) {
                    "Ranks to cut for: 4 (tensor parallelism), or tp=2,pp=2,ep=2 with pipeline stages and expert ranks")
       ->required()
       ->type_name("LAYOUT");
-  command->add_option("--plan", arguments->plan, plan_help)->required()->type_name("NAME|FILE");
+  command->add_option("--plan", arguments->plan, plan_help)->required()->type_name(plan_type);
   command->add_option("-o,--out", arguments->out, "The directory to make")->required()->type_name("DIR");
   command->add_flag("--workspace", arguments->workspace,
                     "DIR is a workspace: each shard is a rank's state of a new job");
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
       ->capture_default_str()
-      ->type_name("METHOD");
+      ->type_name(compress_type);
   command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"

@@ -25,11 +25,11 @@ struct ShowArguments {
   bool json = false;
 };
 
-std::string shown(const ShowArguments& arguments) {
+void show(const ShowArguments& arguments) {
   using inspect::ShowOrder;
   using inspect::ShowView;
   const auto source = inspect::open_source(arguments.path, arguments.source);
-  if (arguments.is_config) return inspect::show_config(*source, arguments.path, arguments.config);
+  if (arguments.is_config) return print(inspect::show_config(*source, arguments.path, arguments.config));
   inspect::ShowOptions options = arguments.options;
   // People on a terminal want to see what belongs together; scripts want a line a tensor.
   const bool is_tree = arguments.is_tree || (options.style.width != 0 && !arguments.is_table);
@@ -39,9 +39,9 @@ std::string shown(const ShowArguments& arguments) {
                   : arguments.order.empty() && is_tree ? ShowOrder::natural
                                                        : ShowOrder::offset;
   options.has_issues = arguments.issues;
-  if (arguments.json) return inspect::show_json(*source, arguments.path, options);
-  if (arguments.issues) return inspect::issues_text(inspect::find_issues(*source), options.style);
-  return inspect::show_text(*source, arguments.path, options);
+  if (arguments.json) return inspect::show_json(*source, arguments.path, options, print);
+  print(arguments.issues ? inspect::issues_text(inspect::find_issues(*source), options.style)
+                         : inspect::show_text(*source, arguments.path, options));
 }
 
 }  // namespace
@@ -69,9 +69,7 @@ void add_show_command(CLI::App& app, int& status) {
           ->type_name("[PLACE]");
   command->add_flag("--issues", arguments->issues, "What may be wrong, as far as headers tell");
   add_source_options(*command, arguments->source);
-  command->add_option("--width", arguments->options.style.width, "Columns (the terminal's); 0 leaves names whole")
-      ->type_name("N");
-  add_ascii_option(*command, arguments->options.style);
+  add_style_options(*command, arguments->options.style);
   command->add_flag("--json", arguments->json, "JSON for programs");
   command->footer(
       "Only headers are read, so that a large model takes no longer than a small one.\n\n"
@@ -80,7 +78,7 @@ void add_show_command(CLI::App& app, int& status) {
       "  muster show model.safetensors --json | jq '.tensors[].name'");
   command->callback([arguments, config, &status] {
     arguments->is_config = config->count() != 0;
-    print(shown(*arguments));
+    show(*arguments);
     status = 0;
   });
 }

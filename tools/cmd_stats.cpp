@@ -36,7 +36,7 @@ void add_stats_command(CLI::App& app, int& status) {
   command->add_flag("--histogram", arguments->options.has_histograms,
                     "A histogram of each tensor, not only of one alone");
   add_source_options(*command, arguments->source);
-  add_ascii_option(*command, arguments->options.style);
+  add_style_options(*command, arguments->options.style);
   command->add_flag("--json", arguments->json, "JSON for programs");
   command->footer(
       "All values are read, by several threads and in pieces, so that no tensor has to be in memory. MIN to DEVIATION\n"

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,15 +28,14 @@ struct VerifyArguments {
 };
 
 int write_all_checksums(const VerifyArguments& arguments) {
-  for (const std::string& path : arguments.paths) {
-    const std::uint64_t count = write_checksums(path, progress_bar());
-    print(fmt::format("{} written\n", inspect::counted(count, "checksum")));
-  }
+  std::string words;
+  for (const std::string& path : arguments.paths)
+    words += fmt::format("{} written\n", inspect::counted(write_checksums(path, progress_bar()), "checksum"));
+  print_done(words);
   return 0;
 }
 
 int verify_all(const VerifyArguments& arguments) {
-  constexpr int cannot = 2;
   int status = 0;
   std::vector<VerifyReport> reports;
   for (const std::string& path : arguments.paths) {
@@ -46,8 +44,7 @@ int verify_all(const VerifyArguments& arguments) {
     } catch (const Error& error) {
       // The others can be verified, whatever this one is.
       if (arguments.paths.size() == 1) throw;
-      std::fprintf(stderr, "muster: %s\n", error.what());
-      status = cannot;
+      status = complain(error.what());
       continue;
     }
     const VerifyReport& report = reports.back();

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The subcommands of the program `muster`, one source file each. Each function adds its subcommand with a callback that
-// sets `status` to the exit status: 0, 1 (differs, fails verification), 2 (cannot be done). Errors are thrown; main()
-// prints them.
+// sets `status` to the exit status: 0, 1 (differs, fails verification) or `cannot`. Errors are thrown; main() prints
+// them.
 
 #include <CLI/CLI.hpp>
 
 namespace muster::tools {
 
+/// Exit statuses beside those of docs/inspecting.md that a command gives itself.
+inline constexpr int cannot = 2;       ///< it cannot be done
+inline constexpr int done_unsaid = 3;  ///< it is done, and what was to be printed about it did not arrive
+
 /// What --plan is, for every command that has it.
 inline constexpr const char* plan_help =
-    "A built-in plan (llama, gpt-neox, bert, moe), auto (by config.json), or a JSON file";
+    "How ranks share tensors: by config.json (auto), a built-in plan, or a JSON file";
+inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|moe|FILE";
+inline constexpr const char* compress_type = "none|zstd|zstd:LEVEL";
 
 /// What can be looked into, for every command that has a path of it.
 inline constexpr const char* source_help =

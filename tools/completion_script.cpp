@@ -24,10 +24,10 @@ std::string all_names(const std::vector<OptionDescription>& options) {
 
 /// bash: what completes a value.
 std::string bash_action(const OptionDescription& option) {
-  const std::vector<std::string> words = option.words();
-  if (!words.empty()) return fmt::format("COMPREPLY=($(compgen -W '{}' -- \"$current\"))", fmt::join(words, " "));
-  if (option.is_path()) return "_muster_paths \"$current\"";
-  return "COMPREPLY=()";
+  const std::string words = fmt::format("COMPREPLY{}=($(compgen -W '{}' -- \"$current\"))", option.is_path() ? "+" : "",
+                                        fmt::join(option.words(), " "));
+  if (!option.is_path()) return words;
+  return "_muster_paths \"$current\"" + (option.words().empty() ? "" : "; " + words);
 }
 
 std::string escaped(const std::string& text, std::string_view characters) {
@@ -52,9 +52,9 @@ std::string zsh_quoted(const std::string& text) {
 }
 
 std::string zsh_action(const OptionDescription& option) {
-  const std::vector<std::string> words = option.words();
-  if (!words.empty()) return fmt::format("({})", fmt::join(words, " "));
-  return option.is_path() ? "_files" : " ";
+  const std::string words = fmt::format("({})", fmt::join(option.words(), " "));
+  if (!option.is_path()) return option.words().empty() ? " " : words;
+  return option.words().empty() ? "_files" : "_alternative \"words\\:word\\:" + words + "\" \"files\\:file\\:_files\"";
 }
 
 void append_zsh_options(std::string& out, const std::vector<OptionDescription>& options, std::string_view indent) {

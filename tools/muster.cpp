@@ -1,29 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program `muster`: subcommands over the library, one line on standard error and status 2 for what cannot be done.
 
-#include <cstdio>
+#include <signal.h>
+
+#include <cerrno>
 #include <exception>
+#include <sstream>
 #include <string>
 
 #include "muster/error.hpp"
 #include "muster/version.hpp"
+#include "src/core/quoted.hpp"
 #include "tools/commands.hpp"
+#include "tools/terminal.hpp"
 
+namespace muster::tools {
 namespace {
 
-constexpr int cannot = 2;
+int run(CLI::App& app, int argc, char** argv, const int& status) {
+  try {
+    app.parse(argc, argv);
+    return status;
+  } catch (const CLI::Success& asked) {  // --help and --version
+    std::ostringstream text;
+    app.exit(asked, text, text);
+    print(text.str());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    if (argc > 1 && *argv[1] != '-' && app.get_subcommands().empty())
+      return complain("there is no command " + in_quotes(argv[1]) + "; muster --help lists those that there are");
+    return complain(std::string(error.what()) + " (muster --help, muster COMMAND --help)");
+  }
+}
 
-/// One line, whatever the words were: scripts read standard error line by line.
-int complain(std::string words) {
-  for (char& c : words)
-    if (c == '\n' || c == '\r') c = ' ';
-  std::fprintf(stderr, "muster: %s\n", words.c_str());
-  return cannot;
+int output_failed(const OutputError& error) {
+  if (error.is_done()) {
+    complain("all is done, but what was to be printed about it is lost: " + std::string(error.what()));
+    return done_unsaid;
+  }
+  // Who reads only the beginning (head) wants no words about it: the program ends as others do.
+  struct sigaction action {};
+  if (error.os_error() == EPIPE && ::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) {
+    ::signal(SIGPIPE, SIG_DFL);
+    ::raise(SIGPIPE);
+  }
+  return complain(error.what());
 }
 
 }  // namespace
+}  // namespace muster::tools
 
 int main(int argc, char** argv) {
+  using namespace muster::tools;
+  prepare_standard_streams();
   CLI::App app{
       "Muster: tensor shards and layer configs of all ranks, gathered to the first and exported as one checkpoint"};
   app.name("muster");
@@ -31,28 +60,26 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   int status = 0;
-  muster::tools::add_run_command(app, status);
-  muster::tools::add_ls_command(app, status);
-  muster::tools::add_show_command(app, status);
-  muster::tools::add_stats_command(app, status);
-  muster::tools::add_cat_command(app, status);
-  muster::tools::add_diff_command(app, status);
-  muster::tools::add_verify_command(app, status);
-  muster::tools::add_convert_command(app, status);
-  muster::tools::add_shard_command(app, status);
-  muster::tools::add_export_command(app, status);
-  muster::tools::add_gc_command(app, status);
-  muster::tools::add_doctor_command(app, status);
-  muster::tools::add_completion_command(app, status);
-  muster::tools::add_man_command(app, status);
+  add_run_command(app, status);
+  add_ls_command(app, status);
+  add_show_command(app, status);
+  add_stats_command(app, status);
+  add_cat_command(app, status);
+  add_diff_command(app, status);
+  add_verify_command(app, status);
+  add_convert_command(app, status);
+  add_shard_command(app, status);
+  add_export_command(app, status);
+  add_gc_command(app, status);
+  add_doctor_command(app, status);
+  add_completion_command(app, status);
+  add_man_command(app, status);
   try {
-    app.parse(argc, argv);
-    // What was printed must have arrived: a full disk behind a redirection is a failure.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return complain("writing to standard output failed");
-    return status;
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
-    return complain(std::string(error.what()) + " (muster --help, muster COMMAND --help)");
+    const int result = run(app, argc, argv, status);
+    flush_output();
+    return result;
+  } catch (const OutputError& error) {
+    return output_failed(error);
   } catch (const std::exception& error) {
     return complain(error.what());
   }

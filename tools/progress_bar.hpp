@@ -9,4 +9,7 @@ namespace muster::tools {
 /// Draws while the work goes on; empty where nobody would see it. The line is cleared when the work is done.
 ProgressCallback progress_bar();
 
+/// Takes away what is drawn of unfinished work, so that other words have the line.
+void clear_progress_bar();
+
 }  // namespace muster::tools

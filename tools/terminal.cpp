@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/terminal.hpp"
 
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <utility>
 
+#include "src/base/escaped.hpp"
+#include "src/os/fd.hpp"
 #include "src/os/process.hpp"
+#include "src/os/signal_action.hpp"
 #include "tools/commands.hpp"
+#include "tools/progress_bar.hpp"
 
 namespace muster::tools {
 namespace {
@@ -22,6 +29,12 @@ bool is_utf8_locale() {
   return false;
 }
 
+bool is_done = false;
+
+[[noreturn]] void output_failed() {
+  throw OutputError(os::errno_error("writing to standard output"), is_done);
+}
+
 }  // namespace
 
 inspect::OutputStyle output_style() {
@@ -34,12 +47,37 @@ inspect::OutputStyle output_style() {
   return style;
 }
 
+void prepare_standard_streams() {
+  // The other way round than they are used: whoever writes to a closed one hears of it.
+  for (const auto& [standard, mode] :
+       {std::pair{STDIN_FILENO, O_WRONLY}, {STDOUT_FILENO, O_RDONLY}, {STDERR_FILENO, O_RDONLY}})
+    if (::fcntl(standard, F_GETFD) < 0) ::open("/dev/null", mode);
+  // A handler, because programs that are started from here would inherit SIG_IGN.
+  os::SignalAction(SIGPIPE).handle_where_default([](int) {});
+}
+
 void print(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) output_failed();
+}
+
+void print_done(std::string_view text) {
+  is_done = true;
+  print(text);
+}
+
+void flush_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) output_failed();
+}
+
+int complain(std::string_view words) {
+  clear_progress_bar();
+  const std::string line = "muster: " + escaped(words) + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  return cannot;
 }
 
 void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
-  command.add_option("--plan", options.plan, plan_help)->type_name("NAME|FILE");
+  command.add_option("--plan", options.plan, plan_help)->type_name(plan_type);
   command.add_option("--rank", options.states.rank, "Of a workspace: this rank's state alone")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("R");
@@ -50,7 +88,8 @@ void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
       ->type_name("PREFIX");
 }
 
-void add_ascii_option(CLI::App& command, inspect::OutputStyle& style) {
+void add_style_options(CLI::App& command, inspect::OutputStyle& style) {
+  command.add_option("--width", style.width, "Columns (the terminal's); 0 leaves names whole")->type_name("N");
   command.add_flag_callback(
       "--ascii", [&style] { style.is_unicode = false; }, "Draw with ASCII characters only");
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What standard output is, and the options that several commands share.
+// The standard streams, and the options that several commands share.
 
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "muster/error.hpp"
 #include "src/inspect/tensor_source.hpp"
 #include "src/inspect/text_table.hpp"
 
@@ -16,13 +17,36 @@ namespace muster::tools {
 /// them. NO_COLOR and TERM=dumb switch colours off.
 inspect::OutputStyle output_style();
 
-/// Writes to standard output; main() finds out whether it arrived.
+/// Opens /dev/null in place of closed standard descriptors, so that no file gets their numbers and the words that are
+/// meant for them, in such a way that writing is still an error. A pipe that nobody reads is an error, too, not the
+/// program's end.
+void prepare_standard_streams();
+
+/// What was to be printed did not arrive.
+class OutputError : public Error {
+ public:
+  OutputError(const Error& cause, bool is_done) : Error(cause), is_done_(is_done) {}
+  /// The command had done all that it was called for (print_done).
+  [[nodiscard]] bool is_done() const noexcept { return is_done_; }
+
+ private:
+  bool is_done_;
+};
+
+/// Writes to standard output. Throws OutputError.
 void print(std::string_view text);
+/// The same of a command that has changed files, when it has done all of it.
+void print_done(std::string_view text);
+/// What was printed has arrived. Throws OutputError.
+void flush_output();
+
+/// One line on standard error, after a progress bar is taken away. Returns `cannot`.
+int complain(std::string_view words);
 
 /// --plan, --rank, --generation and --job: what of a path is meant.
 void add_source_options(CLI::App& command, inspect::SourceOptions& options);
 
-/// --ascii.
-void add_ascii_option(CLI::App& command, inspect::OutputStyle& style);
+/// --width and --ascii.
+void add_style_options(CLI::App& command, inspect::OutputStyle& style);
 
 }  // namespace muster::tools

@@ -25,17 +25,21 @@ struct LaunchOptions {
   /// How long the other ranks have after one failed, to leave with their own words, before SIGTERM; and again as long
   /// between SIGTERM and SIGKILL.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
+  /// How long the ranks have to end after SIGTERM or SIGHUP was passed on to them, before SIGKILL. A second SIGINT
+  /// within this time after another one kills them at once.
+  std::chrono::milliseconds kill_after = std::chrono::seconds(30);
   /// The longest the job may run; none: for ever.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The job's key, MUSTER_JOB. Empty: 128 random bits in hexadecimal digits, as it should be.
   std::string job = {};
-  /// A rank that ends with this status has said why itself: no line about it.
-  std::optional<int> explained_status = {};
+  /// A rank that ends with one of these statuses has said why itself: no line about it.
+  std::vector<int> explained = {};
   /// What its messages on standard error begin with.
   std::string name = "muster run";
 };
 
-/// What launch_local() returns beside the ranks' own statuses, as the shell and timeout(1) have them.
+/// What launch_local() returns beside the ranks' own statuses, the last three as the shell and timeout(1) have them.
+inline constexpr int launch_output_lost = 3;
 inline constexpr int launch_timed_out = 124;
 inline constexpr int launch_cannot_execute = 126;
 inline constexpr int launch_not_found = 127;
@@ -46,11 +50,13 @@ inline constexpr int launch_not_found = 127;
 /// Returns 0 when every rank ended with 0; else the status of the rank that failed first (128 + the signal's number
 /// where one killed it), after one line on standard error that names rank, pid, status or signal, and host. The others
 /// then get `grace` to end by themselves, SIGTERM, `grace` again, SIGKILL. launch_timed_out after `timeout`;
-/// launch_not_found and launch_cannot_execute with one line where the command does not start. Processes that ranks
-/// left behind end with the job.
+/// launch_not_found and launch_cannot_execute with one line where the command does not start; launch_output_lost with
+/// one line if all ranks ended with 0 and some of their prefixed output could not be written (to a pipe that nobody
+/// reads any more it is not: there the ranks hear of it themselves, by SIGPIPE). Processes that ranks left behind end
+/// with the job.
 ///
 /// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on to the ranks while it runs
-/// (those of a terminal reach them anyway). When the calling process dies, whatever kills it, so do the ranks.
+/// (those of a terminal's keys reach them anyway). When the calling process dies, whatever kills it, so do the ranks.
 ///
 /// Local. Signals of the calling thread are blocked meanwhile, so call it from the main thread of a process that has no
 /// other threads; one that has its own children keeps them. Throws Error(argument) on options that cannot be, Error(io)

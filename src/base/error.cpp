@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "src/base/escaped.hpp"
+
 namespace muster {
 
 std::string_view to_string(ErrorKind kind) noexcept {
@@ -34,7 +36,7 @@ std::string_view to_string(ErrorKind kind) noexcept {
 }
 
 Error::Error(ErrorKind kind, const std::string& message, ErrorDetails details)
-    : std::runtime_error(message), kind_(kind), details_(std::move(details)) {}
+    : std::runtime_error(escaped(message)), kind_(kind), details_(std::move(details)) {}
 
 Error Error::with_context(std::string_view context) const {
   return Error(kind_, std::string(context) + ": " + what(), details_);

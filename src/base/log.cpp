@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "src/base/escaped.hpp"
+
 namespace muster {
 namespace {
 
@@ -67,7 +69,7 @@ void log(LogLevel level, std::string_view message) noexcept {
       return;
     }
     // One write a line: the ranks of a job share standard error.
-    const std::string line = "muster: " + std::string(to_string(level)) + ": " + std::string(message) + "\n";
+    const std::string line = "muster: " + std::string(to_string(level)) + ": " + escaped(message) + "\n";
     std::fwrite(line.data(), 1, line.size(), stderr);
   } catch (...) {  // NOLINT(bugprone-empty-catch): a log that fails must not end the work
   }

@@ -280,10 +280,17 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std:
                              file_size));
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < safetensors_prefix; ++i) length |= std::to_integer<std::uint64_t>(head[i]) << (8 * i);
-  if (length > max_safetensors_header)
-    refuse(path, fmt::format("its header would have {} bytes, more than the {} that are allowed; it is no safetensors "
-                             "file",
-                             length, max_safetensors_header));
+  if (length > max_safetensors_header) {
+    const std::string_view start(reinterpret_cast<const char*>(head.data()), safetensors_prefix);
+    // A pickle's first opcode is its protocol, 2 to 5.
+    const bool is_pickle = start[0] == '\x80' && start[1] >= 2 && start[1] <= 5;
+    refuse(path, start.starts_with("PK\x03\x04") || is_pickle
+                     ? "it is no safetensors file but a zip archive or a pickle, as PyTorch writes them, which is not "
+                       "read: save the model as safetensors"
+                     : fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
+                                   "are allowed",
+                                   length, max_safetensors_header));
+  }
   if (length > file_size - safetensors_prefix || length > head.size() - safetensors_prefix)
     refuse(path,
            fmt::format("its header would have {} bytes, but the file ends after {}; it is cut off", length, file_size));

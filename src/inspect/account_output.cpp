@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <vector>
 
 #include "src/inspect/printable.hpp"
@@ -76,29 +74,19 @@ std::string account_line(const ExportAccount& account) {
   return text;
 }
 
-std::string account_table(const ExportAccount& account) {
-  using Row = std::array<std::string, 5>;
-  std::vector<Row> rows = {{"tensor", "rule", "from", "becomes", "file"}};
+std::string account_table(const ExportAccount& account, const OutputStyle& style) {
+  TextTable table({{"TENSOR"}, {"RULE"}, {"FROM"}, {"BECOMES"}, {"FILE"}}, {0, 2, 4});
   for (const AccountedTensor& tensor : account.tensors) {
     std::string name = printable(tensor.name);
     if (tensor.name != tensor.origin) name += " (" + printable(tensor.origin) + ")";
-    rows.push_back({name, fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor),
-                    to_string(tensor.spec),
-                    tensor.file.empty() ? fmt::format("{} shards", account.files) : tensor.file});
+    table.add({name, fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor), to_string(tensor.spec),
+               tensor.file.empty() ? fmt::format("{} shards", account.files) : tensor.file});
   }
   for (const AccountedTensor& tensor : account.dropped)
-    rows.push_back({printable(tensor.origin), fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor),
-                    "(dropped)", ""});
-  std::array<std::size_t, 5> widths{};
-  for (const Row& row : rows)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    table.add({printable(tensor.origin), fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor),
+               "(dropped)", ""});
   std::string text;
-  for (const Row& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}  ", row[i], widths[i]);
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
-  }
+  table.append_to(text, style);
   return text + account_line(account) + "\n";
 }
 

@@ -6,11 +6,12 @@
 
 #include "muster/config.hpp"
 #include "muster/export.hpp"
+#include "src/inspect/text_table.hpp"
 
 namespace muster::inspect {
 
 /// A line for each tensor: rule, action, what comes from which ranks, what it becomes; then the sums.
-std::string account_table(const ExportAccount& account);
+std::string account_table(const ExportAccount& account, const OutputStyle& style);
 /// {"plan", "layout", "to", "in": {"tensors", "bytes"}, "out": {"tensors", "bytes", "files"}, "tensors": [{"name",
 /// "origin", "rule", "action", "dtype", "shape", "file", "sources": [{"rank", "name", "dtype", "shape"}]}], "dropped":
 /// [the same]}.

@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::int64_t edge_items = 3;
 constexpr std::int64_t most_in_full = 1000;
+constexpr std::size_t most_dims = 64;
 constexpr std::size_t flushed_at = std::size_t{64} << 10;
 constexpr std::uint64_t window_bytes = std::uint64_t{64} << 10;
 // Less would decode the same chunk many times.
@@ -105,8 +106,14 @@ class Printer {
     for (std::size_t dim = 0; dim < strides_.size(); ++dim) {
       const SelectedRange& range = selection_.ranges[dim];
       base += range.begin * strides_[dim];
-      if (range.is_kept) kept_.push_back({range.count, range.step * strides_[dim]});
+      // Of raw bytes nobody sees a dimension of one element, and there may be thousands of them.
+      if (range.is_kept && (range.count != 1 || options.format != CatFormat::raw))
+        kept_.push_back({range.count, range.step * strides_[dim]});
     }
+    if (kept_.size() > most_dims && options.format != CatFormat::raw)
+      throw Error(ErrorKind::argument,
+                  fmt::format("printing {}: it has {} dimensions, and at most {} are printed, as by NumPy; use --raw",
+                              in_quotes(entry_.name), kept_.size(), most_dims));
     base_ = base;
     elements_ = element_count(selection_.shape());
     is_shortened_ = options.format == CatFormat::text && !options.is_full && elements_ > most_in_full;

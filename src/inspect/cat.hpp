@@ -2,7 +2,6 @@
 #pragma once
 // What `muster cat` says: the values of tensors, or of parts of them.
 
-#include <functional>
 #include <string>
 #include <string_view>
 
@@ -22,9 +21,6 @@ struct CatOptions {
   bool is_full = false;  ///< text: all elements; else the middle of long dimensions is left out above 1000 elements
   OutputStyle style = {};
 };
-
-/// Output in pieces, in their order.
-using Sink = std::function<void(std::string_view)>;
 
 /// `what`: a tensor's name, or a name and a slice, "w[0:4, ::2, -1]" (selection.hpp). Reads what it prints and little
 /// more; memory is some MiB whatever the tensor's size. Throws Error(not_found) where there is no such tensor, with

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/diff.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/printable.hpp"
@@ -65,10 +66,10 @@ std::string diff_text(const DiffReport& report) {
   }
   for (const FileDiff& diff : report.file_diffs) {
     fmt::format_to(std::back_inserter(out), "file {}: {}\n", printable(diff.name),
-                   diff.kind == DiffKind::values ? printable(diff.detail) : kind_name(diff.kind));
+                   diff.kind == DiffKind::values ? escaped(diff.detail) : kind_name(diff.kind));
   }
   for (const ConfigDiff& diff : report.config_diffs)
-    fmt::format_to(std::back_inserter(out), "config {}\n", printable(words_of(diff)));
+    fmt::format_to(std::back_inserter(out), "config {}\n", escaped(words_of(diff)));
   if (report.config_differences > report.config_diffs.size())
     fmt::format_to(std::back_inserter(out), "and {} more places of the config\n",
                    report.config_differences - report.config_diffs.size());

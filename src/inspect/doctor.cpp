@@ -10,6 +10,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "muster/version.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/doctor_devices.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/printable.hpp"
@@ -47,7 +48,7 @@ Finding memfd() {
     os::create_shared_memory(4096, os::Backing::anonymous);
     return {"memfd", Health::good, "there: shared memory does not depend on /dev/shm"};
   } catch (const Error& error) {
-    return {"memfd", Health::warning, printable(error.what()),
+    return {"memfd", Health::warning, error.what(),
             "allow memfd_create in the container's seccomp profile; until then /dev/shm is used"};
   }
 }
@@ -155,7 +156,7 @@ Finding mpi() {
   } catch (const Error& error) {
     const bool is_needed = start.by == sync::StartedBy::mpi;
     return {"MPI", is_needed ? Health::bad : Health::note,
-            is_needed ? printable(fmt::format("{}; {}", start.said, error.what())) : "libmuster-mpi cannot be loaded",
+            is_needed ? fmt::format("{}; {}", start.said, error.what()) : "libmuster-mpi cannot be loaded",
             "ranks of several hosts need it (Debian: mpich), or meet through a workspace"};
   }
   const std::string launcher = program_in_path("mpiexec");
@@ -175,7 +176,7 @@ Finding mpi() {
   } else {
     finding.value += "; this process was not started by MPI";
   }
-  finding.value = printable(finding.value);
+  finding.value = escaped(finding.value);
   return finding;
 }
 
@@ -185,7 +186,7 @@ Finding hdf5() {
     return {"HDF5", Health::good,
             fmt::format("libmuster-hdf5 {} can be loaded: state files can be written", version())};
   } catch (const Error& error) {
-    return {"HDF5", Health::bad, printable(error.what()),
+    return {"HDF5", Health::bad, error.what(),
             "install libmuster-hdf5 and libhdf5 to write state files; reading them works"};
   }
 }

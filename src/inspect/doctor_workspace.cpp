@@ -44,8 +44,7 @@ Finding contents(const std::string& path) {
     }
     return finding;
   } catch (const Error& error) {
-    return {"workspace", Health::bad, printable(error.what()),
-            "name a directory that all ranks see, and no other file"};
+    return {"workspace", Health::bad, error.what(), "name a directory that all ranks see, and no other file"};
   }
 }
 
@@ -56,7 +55,7 @@ Finding mount(const std::string& path) {
     finding.value = system.type;
     if (system.is_network) finding.value += ", on other hosts too: read, not mapped";
   } catch (const Error& error) {
-    return {"file system", Health::bad, printable(error.what()), "look at the mount"};
+    return {"file system", Health::bad, error.what(), "look at the mount"};
   }
   const auto facts = os::mount_facts(path);
   if (!facts) return finding;
@@ -117,7 +116,7 @@ std::vector<Finding> probe(const std::string& path) {
     }
     return {{"writing", Health::good, "a file can be made and removed"}, std::move(clock)};
   } catch (const Error& error) {
-    return {{"writing", Health::bad, printable(error.what()), "give this user the right to write there"}};
+    return {{"writing", Health::bad, error.what(), "give this user the right to write there"}};
   }
 }
 
@@ -125,7 +124,7 @@ Finding locks(const std::string& path) {
   try {
     if (os::try_lock(os::open_directory(path))) return {"locks", Health::good, "flock works"};
   } catch (const Error& error) {
-    return {"locks", Health::note, printable(error.what()), "no state depends on locks"};
+    return {"locks", Health::note, error.what(), "no state depends on locks"};
   }
   return {"locks", Health::note, "flock does not work, or somebody has the lock",
           "no state depends on locks; exports into it cannot tell one that lives from one that was killed"};

@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "src/base/escaped.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/printable.hpp"
 #include "src/inspect/show.hpp"
@@ -64,7 +65,7 @@ std::string issues_text(const std::vector<SourceIssue>& issues, const OutputStyl
   for (const SourceIssue& issue : issues) {
     out += coloured(style, Colour::warning, issue.kind) + ": ";
     if (!issue.tensor.empty()) out += printable(issue.tensor) + ": ";
-    out += printable(issue.words) + "\n";
+    out += escaped(issue.words) + "\n";
   }
   out += issues.empty() ? "nothing suspicious\n" : counted(issues.size(), "issue") + "\n";
   return out;

@@ -51,6 +51,9 @@ std::vector<std::size_t> matching(const TensorSource& source, const std::string&
   const TensorPattern glob = TensorPattern::glob(pattern);
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (glob.matches(tensors[i].name)) places.push_back(i);
+  if (places.empty())
+    throw Error(ErrorKind::not_found,
+                fmt::format("no tensor's name matches {}{}", in_quotes(pattern), near_names(source, pattern)));
   return places;
 }
 

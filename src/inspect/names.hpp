@@ -12,7 +12,7 @@ namespace muster::inspect {
 class TensorSource;
 
 /// Tensors whose names match (TensorPattern::glob), in their order; all where the pattern is empty. Throws
-/// Error(argument) on a pattern that is none.
+/// Error(argument) on a pattern that is none, Error(not_found) where no name matches, with names that are near.
 std::vector<std::size_t> matching(const TensorSource& source, const std::string& pattern);
 
 /// " (near: "a.weight", "b.weight")" where some names are like this one, else how many there are: for messages.

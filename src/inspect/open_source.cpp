@@ -118,7 +118,7 @@ void refuse_dangling(const std::string& path) {
   const std::filesystem::path target = std::filesystem::read_symlink(path, error);
   if (!error)
     throw Error(ErrorKind::not_found,
-                fmt::format("opening {}: it is a link to {}, which is not there", path, printable(target.string())),
+                fmt::format("opening {}: it is a link to {}, which is not there", path, target.string()),
                 {.path = path, .os_error = ENOENT});
 }
 

@@ -85,7 +85,7 @@ struct LessByShape {
 };
 
 void append_table(std::string& out, const Listing& listing, const OutputStyle& style) {
-  TextTable table(columns_of(listing), 0);
+  TextTable table(columns_of(listing), {0});
   // Layers repeat: most tensors have the shape of an earlier one, and making its text is the dearest part of a row.
   std::map<const TensorEntry*, std::pair<std::string, std::string>, LessByShape> made;
   for (std::size_t place = 0; place < listing.chosen.size(); ++place) {
@@ -169,7 +169,7 @@ class TreeRows {
 };
 
 void append_tree(std::string& out, const Listing& listing, const ShowOptions& options) {
-  TextTable table(columns_of(listing), 0);
+  TextTable table(columns_of(listing), {0});
   const NameNode root = name_tree(listing.tensors, listing.chosen, !options.is_unfolded);
   TreeRows(listing, options.style, table).add(root.children, "");
   table.append_to(out, options.style);
@@ -191,6 +191,27 @@ ConfigArray issues_array(const std::vector<SourceIssue>& issues) {
     out.push_back(Config::object({{"kind", Config(issue.kind)},
                                   {"tensor", issue.tensor.empty() ? Config() : Config(json_text(issue.tensor))},
                                   {"words", Config(json_text(issue.words))}}));
+  return out;
+}
+
+/// An item of the list "tensors", indented as it stands there.
+std::string tensor_json(const Listing& listing, std::size_t place) {
+  const TensorEntry& entry = listing.tensors[listing.chosen[place]];
+  const TensorDetail& detail = listing.details[place];
+  ConfigArray shape;
+  for (const std::int64_t extent : entry.shape) shape.emplace_back(extent);
+  const Config item =
+      Config::object({{"name", Config(json_text(entry.name))},
+                      {"dtype", Config(to_string(entry.dtype))},
+                      {"shape", Config(std::move(shape))},
+                      {"bytes", Config(entry.bytes)},
+                      {"file", detail.file.empty() ? Config() : Config(json_text(std::string(detail.file)))},
+                      {"offset", Config(entry.offset)},
+                      {"stored_bytes", Config(detail.stored_bytes)},
+                      {"compressed", Config(detail.is_compressed)},
+                      {"checksum", detail.checksum ? Config(checksum_text(*detail.checksum)) : Config()}});
+  std::string out = "    ";
+  for (const char c : printable_json(to_json(item, 2))) out += c == '\n' ? "\n    " : std::string_view(&c, 1);
   return out;
 }
 
@@ -230,7 +251,7 @@ std::string show_text(const TensorSource& source, const std::string& path, const
   return out;
 }
 
-std::string show_json(const TensorSource& source, const std::string& path, const ShowOptions& options) {
+void show_json(const TensorSource& source, const std::string& path, const ShowOptions& options, const Sink& sink) {
   const Listing listing(source, options);
   ConfigArray files;
   for (const SourceFile& file : source.files())
@@ -242,24 +263,6 @@ std::string show_json(const TensorSource& source, const std::string& path, const
   for (const auto& [key, value] : all_metadata) metadata.insert(json_text(key), Config(json_text(value)));
   ConfigObject facts;
   for (auto& [key, value] : source.facts()) facts.insert(key, value);
-  ConfigArray tensors;
-  tensors.reserve(listing.chosen.size());
-  for (std::size_t place = 0; place < listing.chosen.size(); ++place) {
-    const TensorEntry& entry = listing.tensors[listing.chosen[place]];
-    const TensorDetail& detail = listing.details[place];
-    ConfigArray shape;
-    for (const std::int64_t extent : entry.shape) shape.emplace_back(extent);
-    tensors.push_back(
-        Config::object({{"name", Config(json_text(entry.name))},
-                        {"dtype", Config(to_string(entry.dtype))},
-                        {"shape", Config(std::move(shape))},
-                        {"bytes", Config(entry.bytes)},
-                        {"file", detail.file.empty() ? Config() : Config(json_text(std::string(detail.file)))},
-                        {"offset", Config(entry.offset)},
-                        {"stored_bytes", Config(detail.stored_bytes)},
-                        {"compressed", Config(detail.is_compressed)},
-                        {"checksum", detail.checksum ? Config(checksum_text(*detail.checksum)) : Config()}}));
-  }
   Config totals = total_json(listing.all);
   totals["dtypes"] = Config::object();
   for (const auto& [dtype, total] : listing.by_dtype) totals["dtypes"][to_string(dtype)] = total_json(total);
@@ -268,18 +271,21 @@ std::string show_json(const TensorSource& source, const std::string& path, const
                                {"facts", Config(std::move(facts))},
                                {"files", Config(std::move(files))},
                                {"metadata", Config(std::move(metadata))},
-                               {"tensors", Config(std::move(tensors))},
+                               {"tensors", Config(ConfigArray())},
                                {"totals", std::move(totals)}});
   if (options.has_issues) out["issues"] = issues_array(find_issues(source));
-  return printable_json(to_json(out, 2)) + "\n";
+  const std::string text = printable_json(to_json(out, 2)) + "\n";
+  // A tree of all tensors takes some kilobytes each: they are written one by one, into this list.
+  constexpr std::string_view mark = "\n  \"tensors\": [";
+  const std::size_t place_of_tensors = text.find(mark) + mark.size();
+  sink(std::string_view(text).substr(0, place_of_tensors));
+  for (std::size_t place = 0; place < listing.chosen.size(); ++place)
+    sink((place == 0 ? "\n" : ",\n") + tensor_json(listing, place));
+  sink((listing.chosen.empty() ? "" : "\n  ") + text.substr(place_of_tensors));
 }
 
 std::string show_text(const std::string& path, const ShowOptions& options) {
   return show_text(*open_source(path), path, options);
-}
-
-std::string show_json(const std::string& path, const ShowOptions& options) {
-  return show_json(*open_source(path), path, options);
 }
 
 }  // namespace muster::inspect

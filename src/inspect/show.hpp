@@ -38,12 +38,11 @@ struct ShowOptions {
 /// source's own.
 std::string show_text(const TensorSource& source, const std::string& path, const ShowOptions& options = {});
 
-/// One JSON object; its keys are in docs/inspecting.md. Throws likewise.
-std::string show_json(const TensorSource& source, const std::string& path, const ShowOptions& options = {});
+/// One JSON object; its keys are in docs/inspecting.md. Throws likewise, and what `sink` throws.
+void show_json(const TensorSource& source, const std::string& path, const ShowOptions& options, const Sink& sink);
 
 /// The same of a path. Throws also as open_source.
 std::string show_text(const std::string& path, const ShowOptions& options = {});
-std::string show_json(const std::string& path, const ShowOptions& options = {});
 
 /// The config, or the part of it at `place`: keys and numbers of items with dots between them ("layers.0.hidden_size";
 /// keys may have dots). Indented JSON text and '\n'. Throws Error(not_found) where there is no config or nothing at

@@ -8,10 +8,8 @@
 #include <cmath>
 #include <iterator>
 
-#include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
-#include "src/core/quoted.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/names.hpp"
 #include "src/inspect/printable.hpp"
@@ -19,14 +17,6 @@
 
 namespace muster::inspect {
 namespace {
-
-std::vector<std::size_t> chosen(const TensorSource& source, const std::string& pattern) {
-  std::vector<std::size_t> places = matching(source, pattern);
-  if (places.empty() && !source.tensors().empty())
-    throw Error(ErrorKind::not_found,
-                fmt::format("no tensor's name matches {}{}", in_quotes(pattern), near_names(source, pattern)));
-  return places;
-}
 
 /// `digits`: significant ones of real numbers, and of integers where all of them would be too long.
 std::string short_number(double value, int digits) {
@@ -106,7 +96,7 @@ void append_histogram(std::string& out, const TensorStatistics& tensor, const Ou
 }
 
 std::vector<TensorStatistics> of_chosen(const TensorSource& source, const StatsOptions& options) {
-  return statistics(source, chosen(source, options.pattern), options.bins, options.progress);
+  return statistics(source, matching(source, options.pattern), options.bins, options.progress);
 }
 
 }  // namespace
@@ -124,7 +114,7 @@ std::string stats_text(const TensorSource& source, const StatsOptions& options) 
   if (!is_narrow) columns.push_back({"VALUES", Align::right});
   for (const char* title : {"MIN", "MAX", "MEAN", is_narrow ? "DEV" : "DEVIATION", "ZEROS", "NAN", "INF"})
     columns.push_back({title, Align::right});
-  TextTable table(std::move(columns), 0);
+  TextTable table(std::move(columns), {0});
   std::uint64_t bytes = 0;
   std::uint64_t values = 0;
   std::uint64_t suspicious = 0;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "src/core/utf8.hpp"
 #include "src/inspect/printable.hpp"
@@ -39,8 +40,8 @@ std::string coloured(const OutputStyle& style, Colour colour, std::string_view t
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
-TextTable::TextTable(std::vector<Column> columns, std::size_t flexible)
-    : columns_(std::move(columns)), flexible_(flexible) {}
+TextTable::TextTable(std::vector<Column> columns, std::vector<std::size_t> flexible)
+    : columns_(std::move(columns)), flexible_(std::move(flexible)) {}
 
 void TextTable::add(const std::vector<std::string>& cells) {
   for (const std::string& cell : cells) {
@@ -65,11 +66,19 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
   }
   for (const std::size_t width : widths) whole += width;
   whole += gap * (widths.size() - 1);
-  if (style.width != 0 && whole > style.width) {
-    std::size_t& flexible = widths[flexible_];
-    const std::size_t others = whole - flexible;
-    const std::size_t room = style.width > others ? style.width - others : 0;
-    flexible = std::min(flexible, std::max(least_flexible, room));
+  // The widest one first.
+  while (style.width != 0 && whole > style.width) {
+    std::size_t& widest = widths[*std::ranges::max_element(flexible_, {}, [&](std::size_t i) { return widths[i]; })];
+    if (widest <= least_flexible) break;
+    --widest;
+    --whole;
+  }
+  bool is_alone = false;  // the first cell of a row, in a line of its own
+  std::unordered_map<std::string, std::string_view> seen;
+  for (std::size_t place = 0; place < ends_.size() && !is_alone; place += columns_.size()) {
+    const std::string_view cell = cell_at(place);
+    if (lengths[columns_.size() + place] > widths[0])
+      is_alone = seen.try_emplace(shorten(cell, widths[0]), cell).first->second != cell;
   }
   std::size_t next = 0;  // of the lengths
   const auto append_row = [&](const auto& cell_of) {
@@ -79,7 +88,11 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
       std::string shortened;
       std::size_t length = lengths[next++];
       const bool is_long = length > widths[i];
-      if (is_long) {
+      if (is_long && is_alone && i == 0) {
+        out += whole_cell;
+        out += '\n';
+        length = 0;
+      } else if (is_long) {
         shortened = shorten(whole_cell, widths[i]);
         length = columns(shortened);
       }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,8 +31,9 @@ class TextTable {
     std::string title;
     Align align = Align::left;
   };
-  /// Cells of the column `flexible` lose their middle where the style's width is too small.
-  TextTable(std::vector<Column> columns, std::size_t flexible);
+  /// Cells of the columns `flexible` lose their middle if the style's width is too small; those of the first column are
+  /// whole, in lines of their own, if two of them could not be told apart otherwise.
+  TextTable(std::vector<Column> columns, std::vector<std::size_t> flexible);
   /// As many cells as columns.
   void add(const std::vector<std::string>& cells);
   [[nodiscard]] bool empty() const noexcept { return ends_.empty(); }
@@ -40,11 +42,14 @@ class TextTable {
 
  private:
   std::vector<Column> columns_;
-  std::size_t flexible_;
+  std::vector<std::size_t> flexible_;
   // All cells in one text, row by row: a string for each would cost more than what is in it.
   std::string text_;
   std::vector<std::size_t> ends_;
 };
+
+/// Output in pieces, in their order.
+using Sink = std::function<void(std::string_view)>;
 
 /// "" for 1, else "s".
 std::string_view plural(std::uint64_t count) noexcept;

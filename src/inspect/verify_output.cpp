@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/printable.hpp"
 #include "src/inspect/text_table.hpp"
 
@@ -33,7 +34,7 @@ std::string_view kind_name(VerifiedKind kind) noexcept {
 std::string verify_text(const VerifyReport& report) {
   std::string out;
   for (const VerifyProblem& problem : report.problems)
-    fmt::format_to(std::back_inserter(out), "{}: {}\n", to_string(problem.defect), printable(problem.words));
+    fmt::format_to(std::back_inserter(out), "{}: {}\n", to_string(problem.defect), escaped(problem.words));
   if (report.problems_left_out != 0) fmt::format_to(std::back_inserter(out), "and {} more\n", report.problems_left_out);
   const std::string seen = fmt::format("{} of {}, {}", counted(report.tensors, "tensor"), counted(report.files, "file"),
                                        human_bytes(report.bytes));

@@ -9,6 +9,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/printable.hpp"
 
@@ -42,7 +43,7 @@ std::string_view life_text(const SurveyEntry& entry) {
 }
 
 std::string kind_text(const SurveyEntry& entry) {
-  return entry.name ? std::string(workspace::to_string(entry.name->kind)) : "not ours";
+  return entry.name ? std::string(workspace::to_string(entry.name->kind)) : "other";
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -89,7 +90,7 @@ void append_states(std::string& out, const SurveyJob& job, TimePoint now, const 
                    {"TENSOR BYTES", Align::right},
                    {"SIZE", Align::right},
                    {"AGE", Align::right}},
-                  2);
+                  {2});
   std::string problems;
   for (const std::vector<SurveyState>* states : {&job.states, &job.kept}) {
     for (const SurveyState& state : *states) {
@@ -99,7 +100,7 @@ void append_states(std::string& out, const SurveyJob& job, TimePoint now, const 
                  age_text(age_of(state.entry.changed, now))});
       if (!state.problem.empty())
         fmt::format_to(std::back_inserter(problems), "rank {}, generation {}: {}\n", state.rank, generation_text(state),
-                       printable(state.problem));
+                       escaped(state.problem));
     }
   }
   if (!table.empty()) table.append_to(out, style);
@@ -110,7 +111,7 @@ void append_entries(std::string& out, const std::vector<SurveyEntry>& entries, s
                     const OutputStyle& style) {
   if (entries.empty()) return;
   fmt::format_to(std::back_inserter(out), "\n{}\n", coloured(style, Colour::strong, title));
-  TextTable table({{"FILE"}, {"KIND"}, {"SIZE", Align::right}, {"AGE", Align::right}, {"WRITER"}}, 0);
+  TextTable table({{"FILE"}, {"KIND"}, {"SIZE", Align::right}, {"AGE", Align::right}, {"WRITER"}}, {0});
   for (const SurveyEntry& entry : entries)
     table.add({printable(entry.file), kind_text(entry), human_bytes(entry.bytes), age_text(age_of(entry.changed, now)),
                std::string(life_text(entry))});
@@ -218,7 +219,7 @@ std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& 
     append_entries(out, job.passing, "in passing", now, style);
   }
   append_entries(out, survey.temporary, "temporary (muster gc removes what nobody can need)", now, style);
-  append_entries(out, survey.foreign, "not ours (left alone)", now, style);
+  append_entries(out, survey.foreign, "other files (left alone)", now, style);
   return out;
 }
 
@@ -257,11 +258,11 @@ std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& 
   const bool is_narrow = style.width != 0;
   std::vector<TextTable::Column> columns = {{"VERDICT"}, {"FILE"}, {"SIZE", Align::right}, {"AGE", Align::right}};
   if (!is_narrow) columns.push_back({"REASON"});
-  TextTable table(std::move(columns), 1);
+  TextTable table(std::move(columns), {1});
   for (const GcItem& item : report.items) {
     std::vector<std::string> cells = {std::string(verdict_text(item.verdict)), printable(item.file),
                                       human_bytes(item.bytes), age_text(item.age)};
-    if (!is_narrow) cells.push_back(printable(item.reason));
+    if (!is_narrow) cells.push_back(escaped(item.reason));
     table.add(cells);
     failed += item.verdict == GcVerdict::failed ? 1 : 0;
   }
@@ -274,7 +275,7 @@ std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& 
       const std::size_t end = rows.find('\n', begin) + 1;
       out += rows.substr(begin, end - begin);
       begin = end;
-      if (is_narrow) out += "         " + coloured(style, Colour::faint, printable(item.reason)) + "\n";
+      if (is_narrow) out += "         " + coloured(style, Colour::faint, escaped(item.reason)) + "\n";
     }
     out += '\n';
   }

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -137,7 +138,8 @@ std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds 
 
 JobGuard::JobGuard(const std::string& job) {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw os::errno_error("starting a job: making a pipe");
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw os::errno_error("starting a job: making a pair of sockets");
   const os::Fd far_end(ends[0]);
   lifeline_ = os::Fd(ends[1]);
   pid_ = ::fork();
@@ -151,7 +153,7 @@ JobGuard::JobGuard(const std::string& job) {
 JobGuard::~JobGuard() {
   const char goodbye = 1;
   ssize_t written = 0;
-  do written = ::write(lifeline_.get(), &goodbye, 1);
+  do written = ::send(lifeline_.get(), &goodbye, 1, MSG_NOSIGNAL);
   while (written < 0 && errno == EINTR);
   lifeline_.reset();
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) continue;

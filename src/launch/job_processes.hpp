@@ -36,7 +36,7 @@ class JobGuard {
   JobGuard& operator=(const JobGuard&) = delete;
 
  private:
-  os::Fd lifeline_;
+  os::Fd lifeline_;  // a socket: writing to a guard that was killed is no signal
   pid_t pid_ = -1;
 };
 

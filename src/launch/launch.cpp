@@ -4,7 +4,8 @@
 //  2. The ranks are forked, in the launcher's own process group, so that a terminal's Ctrl-C and Ctrl-Z reach them as
 //     they reach any command, and each with a death signal.
 //  3. One thread waits for pidfds, signals to pass on and deadlines. The first rank that fails decides the status; the
-//     others get `grace`, SIGTERM, `grace`, SIGKILL.
+//     others get `grace`, SIGTERM, `grace`, SIGKILL. A SIGTERM or SIGHUP that is passed on to all: `kill_after`,
+//     SIGKILL.
 //  4. When all ranks are reaped, processes that they left behind are ended, the pipes are read to their end, and the
 //     guard is sent home.
 #include "muster/launch.hpp"
@@ -23,6 +24,7 @@
 #include <cstring>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/launch/job_processes.hpp"
 #include "src/launch/line_pump.hpp"
 #include "src/launch/signal_relay.hpp"
@@ -44,7 +46,7 @@ void check(const std::vector<std::string>& command, const LaunchOptions& options
   if (options.ranks < 1 || options.ranks > most_ranks)
     throw Error(ErrorKind::argument, "starting a job: " + std::to_string(options.ranks) + " ranks asked for, 1 to " +
                                          std::to_string(most_ranks) + " can be started");
-  if (options.grace < 0ms || (options.timeout && *options.timeout <= 0ms))
+  if (options.grace < 0ms || options.kill_after < 0ms || (options.timeout && *options.timeout <= 0ms))
     throw Error(ErrorKind::argument, "starting a job: the times to wait must not be negative");
   for (const auto& [name, value] : options.environment)
     if (name.empty() || name.find('=') != std::string::npos || (name + value).find('\0') != std::string::npos)
@@ -101,7 +103,10 @@ class Job {
     pump_.start();
     supervise();
     const std::size_t left = launch::end_job_processes(job_, std::min<std::chrono::milliseconds>(options_.grace, 1s));
-    pump_.finish(2s);
+    if (const int failure = pump_.finish(2s); failure != 0) {
+      say(os::errno_error("writing the ranks' output", failure).what());
+      if (status_ == 0) status_ = launch_output_lost;
+    }
     if (left > 0)
       say("ended " + std::to_string(left) + (left == 1 ? " process" : " processes") + " that ranks left behind");
     return status_;
@@ -116,7 +121,7 @@ class Job {
   enum class Phase { running, grace, terminated, killed };
 
   void say(const std::string& words) const {
-    const std::string line = options_.name + ": " + words + "\n";
+    const std::string line = options_.name + ": " + escaped(words) + "\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
 
@@ -219,8 +224,9 @@ class Job {
     if (first == nullptr) return;
     failed_ = true;
     status_ = status_of(first->end);
-    enter(Phase::grace);
-    if (first->end.si_code == CLD_EXITED && options_.explained_status == first->end.si_status) return;
+    if (phase_ == Phase::killed) return;  // that was said
+    if (phase_ == Phase::running) enter(Phase::grace, options_.grace);
+    if (first->end.si_code == CLD_EXITED && std::ranges::count(options_.explained, first->end.si_status) != 0) return;
     std::string words = "rank " + std::to_string(first - ranks_.data()) + " (pid " + std::to_string(first->child.pid) +
                         ") on host " + os::host_name();
     if (first->end.si_code == CLD_EXITED)
@@ -241,12 +247,32 @@ class Job {
         os::send_signal(rank.child.process, received->signal);
       }
       if (received->signal == SIGTSTP) signals_.stop_here();
+      if (received->signal == SIGINT) {
+        const auto now = Clock::now();
+        if (interrupted_ && now - *interrupted_ < options_.kill_after) {
+          say("interrupted again: killing the ranks");
+          end_ranks(SIGKILL);
+        }
+        interrupted_ = now;
+      } else if ((received->signal == SIGTERM || received->signal == SIGHUP) && phase_ == Phase::running) {
+        passed_on_ = received->signal;
+        enter(Phase::terminated, options_.kill_after);
+      }
     }
   }
 
-  void enter(Phase phase) {
+  void enter(Phase phase, std::chrono::milliseconds longest) {
     phase_ = phase;
-    phase_end_ = Clock::now() + options_.grace;
+    phase_end_ = Clock::now() + sync::timeout_of(longest, {});
+  }
+
+  void end_ranks(int signal) {
+    for (const Rank& rank : ranks_) {
+      if (!rank.alive) continue;
+      os::send_signal(rank.child.process, signal);
+      os::send_signal(rank.child.process, SIGCONT);  // a stopped one cannot leave
+    }
+    enter(signal == SIGKILL ? Phase::killed : Phase::terminated, options_.grace);
   }
 
   void keep_deadlines() {
@@ -260,13 +286,11 @@ class Job {
     } else if (phase_ == Phase::killed || now < phase_end_) {
       return;
     }
-    const int signal = phase_ == Phase::terminated ? SIGKILL : SIGTERM;
-    for (const Rank& rank : ranks_) {
-      if (!rank.alive) continue;
-      os::send_signal(rank.child.process, signal);
-      os::send_signal(rank.child.process, SIGCONT);  // a stopped one cannot leave
-    }
-    enter(signal == SIGKILL ? Phase::killed : Phase::terminated);
+    if (phase_ == Phase::terminated && passed_on_ != 0)
+      say(fmt::format("{} of {} ranks have not ended {:g} s after {}: killing them",
+                      std::ranges::count(ranks_, true, &Rank::alive), ranks_.size(),
+                      std::chrono::duration<double>(options_.kill_after).count(), signal_name(passed_on_)));
+    end_ranks(phase_ == Phase::terminated ? SIGKILL : SIGTERM);
   }
 
   [[nodiscard]] int milliseconds_left() const {
@@ -289,6 +313,8 @@ class Job {
   Phase phase_ = Phase::running;
   Clock::time_point phase_end_{};
   std::optional<Clock::time_point> timeout_;
+  std::optional<Clock::time_point> interrupted_;
+  int passed_on_ = 0;  // the signal that the ranks were asked to end by
   bool failed_ = false;
   bool timed_out_ = false;
   int status_ = 0;

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t longest_line = 1U << 20U;
 
-/// A target that is gone or full is the reader's affair: the ranks' output is read on, so that they do not block.
-void write_all(int target, std::string_view text) {
+/// errno where it cannot be done, else 0.
+int write_all(int target, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(target, text.data(), text.size());
     if (written >= 0) {
@@ -27,9 +27,10 @@ void write_all(int target, std::string_view text) {
       pollfd room{target, POLLOUT, 0};
       ::poll(&room, 1, 1000);
     } else if (errno != EINTR) {
-      return;
+      return errno;
     }
   }
+  return 0;
 }
 
 }  // namespace
@@ -51,26 +52,37 @@ void LinePump::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void LinePump::finish(std::chrono::milliseconds longest) {
-  if (!thread_.joinable()) return;
+int LinePump::finish(std::chrono::milliseconds longest) {
+  if (!thread_.joinable()) return failure_;
   const std::uint64_t patience = static_cast<std::uint64_t>(longest.count()) + 1;
   // Adding to a fresh eventfd cannot block, and nothing could be done if it failed.
   [[maybe_unused]] const ssize_t told = ::write(stop_.get(), &patience, sizeof patience);
   thread_.join();
+  return failure_;
 }
 
-bool LinePump::pass_on(Stream& stream) {
+/// What is lost on a full disk does not keep the ranks from going on; that nobody reads is for them to hear.
+void LinePump::write(Stream& stream) {
+  const int failure = write_all(stream.target, stream.line);
+  if (failure == EPIPE)
+    stream.source.reset();
+  else if (failure_ == 0)
+    failure_ = failure;
+}
+
+void LinePump::pass_on(Stream& stream) {
   std::array<char, 64U << 10U> bytes;
   ssize_t got = 0;
   do got = ::read(stream.source.get(), bytes.data(), bytes.size());
   while (got < 0 && errno == EINTR);
   if (got <= 0) {
-    if (stream.line.size() > stream.prefix_size) write_all(stream.target, stream.line += '\n');
+    stream.line += '\n';
+    if (stream.line.size() > stream.prefix_size + 1) write(stream);
     stream.source.reset();
-    return false;
+    return;
   }
   std::string_view rest(bytes.data(), static_cast<std::size_t>(got));
-  while (!rest.empty()) {
+  while (!rest.empty() && stream.source) {
     const std::size_t room = longest_line - std::min(longest_line, stream.line.size());
     const std::size_t end = rest.substr(0, room).find('\n');
     const std::size_t taken = end == std::string_view::npos ? std::min(room, rest.size()) : end + 1;
@@ -78,10 +90,9 @@ bool LinePump::pass_on(Stream& stream) {
     rest.remove_prefix(taken);
     if (end == std::string_view::npos && stream.line.size() < longest_line) continue;
     if (end == std::string_view::npos) stream.line += '\n';
-    write_all(stream.target, stream.line);
+    write(stream);
     stream.line.resize(stream.prefix_size);
   }
-  return true;
 }
 
 void LinePump::run() {

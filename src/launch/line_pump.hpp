@@ -25,8 +25,9 @@ class LinePump {
   void add(os::Fd source, int target, std::string prefix);
   /// Throws Error(io) where no thread or descriptor can be had.
   void start();
-  /// Waits until all sources have ended, at most `longest` without any coming, and stops.
-  void finish(std::chrono::milliseconds longest);
+  /// Waits until all sources have ended, at most `longest` without any coming, and stops. Returns the errno of the
+  /// first write that failed, 0 if none did. A pipe that nobody reads any more is no failure: its sources are closed.
+  int finish(std::chrono::milliseconds longest);
 
  private:
   struct Stream {
@@ -36,10 +37,12 @@ class LinePump {
     std::size_t prefix_size = 0;
   };
   void run();
-  bool pass_on(Stream& stream);
+  void pass_on(Stream& stream);
+  void write(Stream& stream);
 
   std::vector<Stream> streams_;
   os::Fd stop_;
+  int failure_ = 0;  // of the thread, as long as it runs
   std::thread thread_;
 };
 

@@ -35,7 +35,9 @@ std::optional<SignalRelay::Received> SignalRelay::next() {
   do got = ::read(descriptor_.get(), &info, sizeof info);
   while (got < 0 && errno == EINTR);
   if (got != sizeof info) return std::nullopt;
-  return Received{static_cast<int>(info.ssi_signo), info.ssi_code == SI_KERNEL};
+  const int signal = static_cast<int>(info.ssi_signo);
+  // That the terminal was closed, the kernel tells the session's leader alone.
+  return Received{signal, info.ssi_code == SI_KERNEL && signal != SIGHUP};
 }
 
 void SignalRelay::stop_here() const {

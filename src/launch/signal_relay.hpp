@@ -22,7 +22,7 @@ class SignalRelay {
 
   struct Received {
     int signal = 0;
-    bool from_terminal = false;  ///< the kernel sent it to the whole foreground group
+    bool from_terminal = false;  ///< by a key: the kernel sent it to the whole foreground group
   };
   /// The next one that has come, none where none has.
   std::optional<Received> next();

@@ -49,7 +49,7 @@ ExecArguments::ExecArguments(const std::vector<std::string>& command, const Vari
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const std::string_view name = text.substr(0, text.find('='));
-    bool replaced = sync::is_process_manager_variable(name);
+    bool replaced = sync::is_own_variable(name);
     for (const auto& variable : variables) replaced = replaced || variable.first == name;
     if (!replaced) environment_.emplace_back(text);
   }

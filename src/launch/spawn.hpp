@@ -17,8 +17,8 @@ namespace muster::launch {
 class ExecArguments {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
-  /// The caller's environment with `variables` set in it, and without those of a process manager of MPI that has
-  /// started the caller: its ranks are not that one's.
+  /// The caller's environment with `variables` set in it, and without those that say how the caller was started
+  /// (sync::is_own_variable).
   ExecArguments(const std::vector<std::string>& command, const Variables& variables);
 
   [[nodiscard]] char* const* command() const noexcept { return command_pointers_.data(); }

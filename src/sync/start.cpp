@@ -137,6 +137,8 @@ Surroundings own_surroundings() {
 
 Start find_start(const Surroundings& surroundings) {
   const Reader environment(surroundings);
+  // Step 0.
+  if (environment.number("MUSTER_ALONE").value_or(0) != 0) return {};
   const std::optional<Start> mpi = started_by_mpi(environment);
   const std::optional<Start> launcher = started_by_launcher(environment);
   if (mpi && mpi->size != 1 && launcher) {
@@ -157,9 +159,9 @@ Start find_start(const Surroundings& surroundings) {
   return {};
 }
 
-bool is_process_manager_variable(std::string_view name) noexcept {
-  constexpr std::array<std::string_view, 6> beginnings = {
-      "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCAL", "HYDI_CONTROL_FD",
+bool is_own_variable(std::string_view name) noexcept {
+  constexpr std::array<std::string_view, 7> beginnings = {
+      "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCAL", "HYDI_CONTROL_FD", "MUSTER_ALONE",
   };
   return std::ranges::any_of(beginnings, [name](std::string_view beginning) { return name.starts_with(beginning); });
 }

@@ -2,6 +2,7 @@
 #pragma once
 // How this process was started: what world() concludes from the environment.
 //
+//  0. MUSTER_ALONE=1: the process is alone, whatever else is set.
 //  1. A process manager of MPI that still listens (PMI_FD is an open socket, PMI_PORT, PMIX_RANK, OMPI_COMM_WORLD_SIZE)
 //     and has started more than one process: MPI. Descriptors tell who is nearer: torchrun closes them for its workers,
 //     and `muster run` takes these variables from its ranks' environment.
@@ -42,8 +43,8 @@ struct Start {
 /// Throws Error(argument) on variables that do not parse, are not complete or contradict each other.
 Start find_start(const Surroundings& surroundings);
 
-/// Whether a variable belongs to a process manager of MPI: processes that a rank starts must not take themselves for
-/// it.
-bool is_process_manager_variable(std::string_view name) noexcept;
+/// Whether a variable of a launcher must not be inherited by the ranks that it starts: what a process manager of MPI
+/// told the launcher of itself, and MUSTER_ALONE.
+bool is_own_variable(std::string_view name) noexcept;
 
 }  // namespace muster::sync

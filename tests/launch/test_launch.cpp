@@ -3,9 +3,11 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +22,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -92,7 +95,7 @@ class Folder {
 /// `muster run` with its standard streams in files.
 class Launcher {
  public:
-  explicit Launcher(std::vector<std::string> arguments, const std::string& input = "") {
+  explicit Launcher(std::vector<std::string> arguments, const std::string& input = "", const char* output = nullptr) {
     std::ofstream(folder_ / "in") << input;
     arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
     std::vector<char*> pointers;
@@ -106,9 +109,9 @@ class Launcher {
       ::setpgid(0, 0);
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       // Whoever started the test may ignore some (nohup does), and shells cannot trap what is ignored.
-      for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) ::signal(number, SIG_DFL);
+      for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE}) ::signal(number, SIG_DFL);
       const int input_file = ::open(in.c_str(), O_RDONLY);
-      const int output_file = ::open(out.c_str(), O_WRONLY | O_CREAT, 0600);
+      const int output_file = ::open(output != nullptr ? output : out.c_str(), O_WRONLY | O_CREAT, 0600);
       const int error_file = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
       if (::dup2(input_file, 0) < 0 || ::dup2(output_file, 1) < 0 || ::dup2(error_file, 2) < 0) ::_exit(99);
       ::execv(pointers[0], pointers.data());
@@ -145,6 +148,68 @@ class Launcher {
  private:
   Folder folder_;
   pid_t pid_ = -1;
+};
+
+/// `muster run` as the leader of a terminal's session.
+class Terminal {
+ public:
+  explicit Terminal(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    pid_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (const int number : {SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
+      ::execv(pointers[0], pointers.data());
+      ::_exit(99);
+    }
+  }
+  ~Terminal() {
+    close();
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      wait();
+    }
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  void type(const char* keys) const { REQUIRE(::write(terminal_, keys, 1) == 1); }
+  [[nodiscard]] std::size_t times(const std::string& word) const {
+    std::size_t count = 0;
+    for (std::size_t at = seen_.find(word); at != std::string::npos; at = seen_.find(word, at + 1)) ++count;
+    return count;
+  }
+  void read_until(const std::string& word, std::size_t count) {
+    while (times(word) < count) REQUIRE(read());
+  }
+  void close() {
+    if (terminal_ >= 0) ::close(terminal_);
+    terminal_ = -1;
+  }
+  /// Its exit status, after the rest of what it says was read.
+  int wait() {
+    while (terminal_ >= 0 && read()) continue;
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) continue;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+
+ private:
+  bool read() {
+    char bytes[4096];
+    const ssize_t got = ::read(terminal_, bytes, sizeof bytes);
+    if (got > 0) seen_.append(bytes, static_cast<std::size_t>(got));
+    return got > 0;
+  }
+
+  int terminal_ = -1;
+  pid_t pid_ = -1;
+  std::string seen_;
 };
 
 std::vector<std::string> shell(int ranks, const std::string& script, std::vector<std::string> options = {}) {
@@ -268,6 +333,19 @@ TEST_CASE("a signal that no rank handles ends the job with its status") {
   for (const pid_t pid : pids) CHECK(!is_alive(pid));
 }
 
+TEST_CASE("ranks that ignore a signal to end are killed some time after it") {
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    Launcher launcher(shell(3, "[ $RANK != 2 ] && trap '' TERM HUP; echo $$; while :; do sleep 0.02; done",
+                            {"--kill-after", "0.5", "--grace", "60"}));
+    const auto pids = launcher.pids(3);
+    ::kill(launcher.pid(), signal);
+    CHECK(launcher.wait() == 128 + signal);  // of rank 2, the first that failed
+    CHECK(contains(launcher.err(), "2 of 3 ranks have not ended 0.5 s after SIG"));
+    for (const pid_t pid : pids) CHECK(!is_alive(pid));
+  }
+}
+
 TEST_CASE("SIGTSTP stops ranks and launcher, SIGCONT lets them go on") {
   Folder folder;
   const fs::path go = folder / "go";
@@ -283,38 +361,37 @@ TEST_CASE("SIGTSTP stops ranks and launcher, SIGCONT lets them go on") {
 }
 
 TEST_CASE("Ctrl-C at a terminal reaches each rank once") {
-  std::vector<std::string> arguments = shell(
+  Terminal terminal(shell(
       2,
-      "trap 'echo interrupted' INT; echo ready; i=0; while [ $i -lt 30 ]; do sleep 0.02; i=$((i+1)); done; echo end");
-  arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
-  int terminal = -1;
-  const pid_t pid = ::forkpty(&terminal, nullptr, nullptr, nullptr);
-  REQUIRE(pid >= 0);
-  if (pid == 0) {
-    ::execv(pointers[0], pointers.data());
-    ::_exit(99);
-  }
-  const auto times = [](const std::string& text, const std::string& word) {
-    std::size_t count = 0;
-    for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
-    return count;
-  };
-  std::string seen;
-  bool pressed = false;
-  char bytes[4096];
-  for (ssize_t got = 0; (got = ::read(terminal, bytes, sizeof bytes)) > 0;) {
-    seen.append(bytes, static_cast<std::size_t>(got));
-    if (!pressed && times(seen, "ready") == 2) pressed = ::write(terminal, "\x03", 1) == 1;
-  }
-  ::close(terminal);
-  int status = 0;
-  CHECK(::waitpid(pid, &status, 0) == pid);
-  CHECK(status == 0);
-  CHECK(times(seen, "interrupted") == 2);
-  CHECK(times(seen, "end") == 2);
+      "trap 'echo interrupted' INT; echo ready; i=0; while [ $i -lt 30 ]; do sleep 0.02; i=$((i+1)); done; echo end"));
+  terminal.read_until("ready", 2);
+  terminal.type("\x03");
+  terminal.read_until("end", 2);
+  CHECK(terminal.wait() == 0);
+  CHECK(terminal.times("interrupted") == 2);
+}
+
+TEST_CASE("a second Ctrl-C kills ranks that go on after the first") {
+  Terminal terminal(shell(2, "trap 'echo interrupted' INT; echo $$; while :; do sleep 0.02; done"));
+  terminal.read_until("\n", 2);
+  const auto start = Clock::now();
+  terminal.type("\x03");
+  terminal.read_until("interrupted", 2);
+  terminal.type("\x03");
+  CHECK(terminal.wait() == 128 + SIGKILL);
+  CHECK(Clock::now() - start < 5s);
+  CHECK(terminal.times("muster run: interrupted again: killing the ranks") == 1);
+  CHECK(terminal.times("was killed by") == 0);
+}
+
+TEST_CASE("a terminal that is closed under a launcher that leads its session ends the ranks") {
+  Folder folder;
+  Terminal terminal(shell(2, "trap 'echo gone > " + (folder / "$RANK").string() +
+                                 "; exit 0' HUP; echo ready; while :; do sleep 0.02; done"));
+  terminal.read_until("ready", 2);
+  terminal.close();
+  CHECK(terminal.wait() == 0);
+  for (const char* rank : {"0", "1"}) CHECK(read_text(folder / rank) == "gone\n");
 }
 
 TEST_CASE("a killed launcher leaves neither ranks nor what they started") {
@@ -323,6 +400,25 @@ TEST_CASE("a killed launcher leaves neither ranks nor what they started") {
   ::kill(launcher.pid(), SIGKILL);
   CHECK(launcher.wait() == 1000 + SIGKILL);
   for (const pid_t pid : pids) CHECK(becomes_true([&] { return !is_alive(pid); }, 5s));
+}
+
+TEST_CASE("a launcher whose guard was killed ends as its ranks do") {
+  Folder folder;
+  const fs::path go = folder / "go";
+  Launcher launcher(shell(1, "echo $$; while [ ! -e " + go.string() + " ]; do sleep 0.01; done"));
+  const pid_t rank = launcher.pids(1)[0];
+  const std::string task = "/proc/" + std::to_string(launcher.pid());
+  std::istringstream children(read_text(task + "/task/" + std::to_string(launcher.pid()) + "/children"));
+  bool has_guard = false;
+  for (pid_t child = 0; children >> child;) {
+    if (child == rank) continue;
+    has_guard = true;
+    ::kill(child, SIGKILL);
+  }
+  CHECK(has_guard);
+  std::ofstream{go};
+  CHECK(launcher.wait() == 0);
+  CHECK(launcher.err().empty());
 }
 
 TEST_CASE("what ranks leave behind ends with the job") {
@@ -373,11 +469,34 @@ TEST_CASE("prefixed output: a line without an end does not fill the launcher") {
   CHECK(letters == 3000000);
 }
 
+TEST_CASE("prefixed output that a full disk does not take is a failure") {
+  for (const auto& [script, status] : {std::pair{"echo words", 3}, {"echo words; exit 7", 7}}) {
+    Launcher launcher(shell(1, script, {"--prefix"}), "", "/dev/full");
+    CHECK(launcher.wait() == status);
+    CHECK(contains(launcher.err(), "muster run: writing the ranks' output: No space left on device (ENOSPC)"));
+  }
+}
+
+TEST_CASE("ranks whose prefixed output nobody reads any more hear of it") {
+  Folder folder;
+  const std::string pipe = folder / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  Launcher launcher(shell(2, "while :; do echo words; done", {"--prefix"}), "", pipe.c_str());
+  pollfd words{reader, POLLIN, 0};
+  CHECK(::poll(&words, 1, 10'000) == 1);
+  ::close(reader);
+  CHECK(launcher.wait() == 128 + SIGPIPE);
+}
+
 TEST_CASE("a command that is not there is 127, one that cannot be executed 126") {
   Launcher missing({"-n", "2", "--", "no-such-command-at-all"});
   CHECK(missing.wait() == 127);
   CHECK(lines_of(missing.err()).size() == 1);
   CHECK(contains(missing.err(), "no-such-command-at-all"));
+  Launcher hostile({"-n", "1", "--", "\x1b[31m\u009b"});
+  CHECK(hostile.wait() == 127);
+  CHECK(contains(hostile.err(), "starting \\x1b[31m\\u009b failed"));
   Launcher forbidden({"-n", "2", "--", "/etc/passwd"});
   CHECK(forbidden.wait() == 126);
   CHECK(lines_of(forbidden.err()).size() == 1);

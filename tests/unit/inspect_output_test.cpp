@@ -59,7 +59,7 @@ TEST_CASE("names are a tree whose alike branches are one") {
 }
 
 TEST_CASE("tables fit a width by the column that can be cut") {
-  TextTable table({{"NAME"}, {"SIZE", Align::right}}, 0);
+  TextTable table({{"NAME"}, {"SIZE", Align::right}}, {0});
   table.add({"short", "1 B"});
   table.add({"a.very.long.name.indeed", "20 B"});
   std::string whole;
@@ -68,6 +68,18 @@ TEST_CASE("tables fit a width by the column that can be cut") {
   std::string cut;
   table.append_to(cut, {.width = 20});
   CHECK(cut == "NAME            SIZE\nshort            1 B\na.v...e.indeed  20 B\n");
+  // Names that the cut would make the same are not cut.
+  table.add({"a.verily.longer.name.indeed", "3 B"});
+  std::string apart;
+  table.append_to(apart, {.width = 20});
+  CHECK(apart ==
+        "NAME            SIZE\nshort            1 B\na.very.long.name.indeed\n                20 B\n"
+        "a.verily.longer.name.indeed\n                 3 B\n");
+  TextTable two({{"NAME"}, {"FROM"}, {"IN"}}, {0, 1});
+  two.add({"a.long.name.here", "from.somewhere.else", "x"});
+  std::string both;
+  two.append_to(both, {.width = 31});
+  CHECK(both == "NAME          FROM           IN\na.l...e.here  fro...re.else  x\n");
 }
 
 TEST_CASE("ages are words that people use") {

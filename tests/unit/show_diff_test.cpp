@@ -5,13 +5,16 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <sstream>
 
+#include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
+#include "src/core/quoted.hpp"
 #include "src/inspect/diff.hpp"
 #include "src/inspect/printable.hpp"
 #include "src/inspect/show.hpp"
@@ -47,6 +50,15 @@ ValueDifference difference(DType dtype, const std::vector<T>& a, const std::vect
   return compare_values(dtype, std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
 }
 
+std::string json_of(const std::string& path, const ShowOptions& options, std::size_t* longest = nullptr) {
+  std::string json;
+  show_json(*open_source(path), path, options, [&](std::string_view piece) {
+    json += piece;
+    if (longest != nullptr) *longest = std::max(*longest, piece.size());
+  });
+  return json;
+}
+
 }  // namespace
 
 TEST_CASE("text from files cannot do anything to a terminal") {
@@ -54,6 +66,9 @@ TEST_CASE("text from files cannot do anything to a terminal") {
   CHECK(printable("\x1b[2J\n\t\\\x7f") == "\\x1b[2J\\n\\t\\\\\\x7f");
   CHECK(printable("\u009b31m\u202eabc\u200b") == "\\u009b31m\\u202eabc\\u200b");
   CHECK(printable("\xff\xc3(") == "\\xff\\xc3(");
+  CHECK(in_quotes("\"\u009b\u202e\xff\x1b\"") == "\"\\\"\\u009b\\u202e\\xff\\x1b\\\"\"");
+  CHECK(std::string(Error(ErrorKind::io, "opening \x1b[31m\u202e\n: \\x1b").what()) ==
+        "opening \\x1b[31m\\u202e\\n: \\x1b");
   CHECK(printable_json("{\"a\": \"\u009b\u202e\x7f\u00fc\"}\n") == "{\"a\": \"\\u009b\\u202e\\u007f\u00fc\"}\n");
   CHECK(printable_json("\"\U000e0001\"") == "\"\\udb40\\udc01\"");
   CHECK(shorten("model.layers.11.mlp.weight", 14) == "mod...p.weight");
@@ -89,15 +104,32 @@ TEST_CASE("show: a table, totals, metadata") {
   const std::string chosen = show_text(path, {.pattern = "layers.*"});
   CHECK(has(chosen, "2 tensors, 28 B (of 3 tensors)"));
   CHECK(chosen.find("x1b") == std::string::npos);
-  CHECK(has(show_text(path, {.pattern = "none"}), "0 tensors"));
+  CHECK_THROWS_WITH_AS(show_text(path, {.pattern = "none"}),
+                       "no tensor's name matches \"none\"; there are 3 others (muster ls, muster show)", Error);
 
-  const Config json = parse_json(show_json(path, {.order = ShowOrder::name}));
+  const Config json = parse_json(json_of(path, {.order = ShowOrder::name}));
   CHECK(json.at("tensors").at(1).at("name").as_string() == "layers.1.weight");
   CHECK(json.at("tensors").at(1).at("shape").at(1).as_int() == 2);
   CHECK(json.at("tensors").at(2).at("name").as_string() == "x\x1b[31m");
   CHECK(json.at("totals").at("bytes").as_int() == 29);
   CHECK(json.at("totals").at("dtypes").at("F32").at("tensors").as_int() == 2);
   CHECK(json.at("metadata").at("format").as_string() == "pt\n");
+}
+
+TEST_CASE("show: JSON of many tensors is handed on in small pieces") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "m.safetensors";
+  std::vector<NamedTensor> tensors;
+  for (int i = 0; i < 1000; ++i)
+    tensors.emplace_back("w" + std::to_string(i), tensor_of<std::uint8_t>(DType::u8, {1}, {1}));
+  write_model(path, tensors);
+  std::size_t longest = 0;
+  const Config json = parse_json(json_of(path, {}, &longest));
+  CHECK(json.at("tensors").size() == 1000);
+  CHECK(json.at("totals").at("tensors").as_int() == 1000);
+  CHECK(longest < 2000);
+  write_model(path, {});
+  CHECK(parse_json(json_of(path, {})).at("tensors").size() == 0);
 }
 
 TEST_CASE("show: no line is longer than the terminal") {
@@ -197,18 +229,17 @@ TEST_CASE("diff: every kind of difference") {
   write_text(b / "extra.txt", "");
   const DiffReport report = diff_models(a.path().string(), b.path().string());
   CHECK_FALSE(report.is_same());
-  CHECK(
-      diff_text(report) ==
-      "tensor only_a: only in A: F32 [1]\n"
-      "tensor shape: F32 [2] / F32 [1, 2]\n"
-      "tensor type: BF16 [1] / F16 [1]\n"
-      "tensor value: F32 [4]: 3 of 4 values differ, by at most 1 (0.25 relative), 1 NaN on one side\n"
-      "tensor only_b\\n: only in B: F32 [1]\n"
-      "file broken.json: 1 bytes / 2 bytes\n"
-      "file bytes.bin: other bytes from 2 on\n"
-      "file config.json: hidden: 768 / 1024, list[1].deep: \"a\" / \"\\\\u001b[2J\", gone: null / nothing and 1 more\n"
-      "file extra.txt: only in B\n"
-      "different: 5 tensors and 4 other files (compared: 2 tensors, 20 B, 3 other files)\n");
+  CHECK(diff_text(report) ==
+        "tensor only_a: only in A: F32 [1]\n"
+        "tensor shape: F32 [2] / F32 [1, 2]\n"
+        "tensor type: BF16 [1] / F16 [1]\n"
+        "tensor value: F32 [4]: 3 of 4 values differ, by at most 1 (0.25 relative), 1 NaN on one side\n"
+        "tensor only_b\\n: only in B: F32 [1]\n"
+        "file broken.json: 1 bytes / 2 bytes\n"
+        "file bytes.bin: other bytes from 2 on\n"
+        "file config.json: hidden: 768 / 1024, list[1].deep: \"a\" / \"\\u001b[2J\", gone: null / nothing and 1 more\n"
+        "file extra.txt: only in B\n"
+        "different: 5 tensors and 4 other files (compared: 2 tensors, 20 B, 3 other files)\n");
   const Config json = parse_json(diff_json(report));
   CHECK_FALSE(json.at("same").as_bool());
   CHECK(json.at("tensor_differences").at(3).at("absolute").as_double() == 1);

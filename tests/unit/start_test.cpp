@@ -70,6 +70,14 @@ TEST_CASE("a process manager that does not listen any more has started somebody 
   check(start_of(mpiexec + torchrun, false), StartedBy::launcher, 5, 8);
 }
 
+TEST_CASE("MUSTER_ALONE=1 is one process inside of every job") {
+  for (const Variables& job : {mpiexec, open_mpi, muster_run, torchrun, slurm_step, Variables{{"RANK", "0"}}}) {
+    check(start_of(job + Variables{{"MUSTER_ALONE", "1"}}), StartedBy::alone, 0, 1);
+    CHECK_THROWS_AS(start_of(job + Variables{{"MUSTER_ALONE", "yes"}}), Error);
+  }
+  check(start_of(muster_run + Variables{{"MUSTER_ALONE", "0"}}), StartedBy::launcher, 1, 2);
+}
+
 TEST_CASE("one process of MPI is one process") {
   const Variables one = {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"PMI_FD", "9"}};
   check(start_of(one), StartedBy::alone, 0, 1);
@@ -117,8 +125,9 @@ TEST_CASE("variables that cannot be are refused") {
 }
 
 TEST_CASE("the variables that ranks of muster run do not inherit") {
-  for (const char* name : {"PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID"})
-    CHECK(is_process_manager_variable(name));
+  for (const char* name :
+       {"PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MUSTER_ALONE"})
+    CHECK(is_own_variable(name));
   for (const char* name : {"PATH", "RANK", "SLURM_JOB_ID", "OMP_NUM_THREADS", "OMPI_MCA_btl", "MPIR_CVAR_NOLOCAL"})
-    CHECK_FALSE(is_process_manager_variable(name));
+    CHECK_FALSE(is_own_variable(name));
 }

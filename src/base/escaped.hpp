@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Text from outside on a terminal, in a log or in an error: nothing in it may move the cursor, colour the screen, hide
+// other text or break a line.
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace muster {
+
+struct Character {
+  char32_t code = 0;
+  std::size_t bytes = 1;
+  bool is_valid = false;  ///< else `code` is one byte that is no UTF-8
+};
+/// The one at the front of a text that is not empty.
+Character first_character(std::string_view text) noexcept;
+
+/// Control characters (C0, DEL, C1), and what reorders or hides text (bidirectional marks, zero width).
+bool is_dangerous(char32_t code) noexcept;
+
+/// These and bytes that are no UTF-8 as \n, \t, \x1b or \u202e, the characters of `also` with a backslash before them,
+/// everything else as it is. Without `also`, text that was escaped before stays the same.
+std::string escaped(std::string_view text, std::string_view also = {});
+
+}  // namespace muster
