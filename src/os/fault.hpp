@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The seam where tests let system calls fail: each wrapper in file.cpp asks here before it calls the kernel.
+// The seam where tests let system calls fail: the wrappers of files, shared memory (memfd_create, ftruncate, fallocate,
+// mmap; their path is "shared memory") and Unix sockets (socket, accept, recvmsg; "a rank's socket") ask here before
+// they call the kernel.
 //
 // From outside a process: MUSTER_FAULT=CALL:ERRNO:NTH[:PATH-PART], such as "pwrite:ENOSPC:3:model-00002". The NTH such
 // call (from 1 on; 0: each) on a path that has PATH-PART in it fails with ERRNO, a name or a number. "pwrite:short:1"

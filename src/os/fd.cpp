@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace muster::os {
@@ -44,6 +45,9 @@ Error errno_error(ErrorKind kind, const std::string& what, int err, const std::s
   if (!path.empty()) text += " " + path;
   text += std::string(": ") + ::strerror(err) + " (" + (name != nullptr ? name : std::to_string(err)) + ")";
   if (err == EMFILE || err == ENFILE) text += "; raise the limit of open files (ulimit -n)";
+  rlimit file_size{};
+  if (err == EFBIG && ::getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur != RLIM_INFINITY)
+    text += "; RLIMIT_FSIZE allows " + std::to_string(file_size.rlim_cur) + " bytes a file: raise it (ulimit -f)";
   return Error(kind, text, {.path = path, .os_error = err});
 }
 

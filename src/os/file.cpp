@@ -18,6 +18,7 @@
 #include "src/os/fault.hpp"
 #include "src/os/file_system.hpp"
 #include "src/os/process.hpp"
+#include "src/os/signal_action.hpp"
 #include "src/os/system_call.hpp"
 
 namespace muster::os {
@@ -167,6 +168,7 @@ void WritableFile::reserve(std::uint64_t bytes) {
   if (bytes == 0) return;
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) throw_full(name_, bytes, EFBIG);
   const auto length = static_cast<off_t>(bytes);
+  const FileSizeAsError no_signal;
   int result = -1;
   do {
     result = is_faulty("fallocate", name_) ? -1 : ::fallocate(fd_.get(), 0, 0, length);
@@ -179,6 +181,7 @@ void WritableFile::reserve(std::uint64_t bytes) {
 }
 
 void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  const FileSizeAsError no_signal;
   while (!bytes.empty()) {
     std::size_t piece = std::min(bytes.size(), largest_transfer);
     const int injected = fault("pwrite", name_);

@@ -13,8 +13,11 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <string_view>
 
 #include "src/os/process.hpp"
+#include "src/os/signal_action.hpp"
+#include "src/os/system_call.hpp"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -25,11 +28,13 @@ namespace muster::os {
 namespace {
 
 constexpr const char* posix_mount = "/dev/shm";
+constexpr std::string_view seam_path = "shared memory";  // fault.hpp
 
 Fd create_anonymous(std::uint64_t bytes) {
-  Fd memory(::memfd_create("muster", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Fd memory(
+      try_call("memfd_create", seam_path, [] { return ::memfd_create("muster", MFD_CLOEXEC | MFD_ALLOW_SEALING); }));
   if (!memory) throw errno_error(ErrorKind::unsupported, "memfd_create (set MUSTER_SHM=posix to use /dev/shm instead)");
-  if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0)
+  if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
     throw errno_error(ErrorKind::no_space, "making " + std::to_string(bytes) + " bytes of anonymous shared memory");
   // Nobody who holds the descriptor can shrink it under a mapping, which would be SIGBUS there.
   if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
@@ -151,9 +156,12 @@ void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noe
 }
 
 void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
+  const FileSizeAsError no_signal;
   int status = 0;
   do {
-    status = ::posix_fallocate(memory.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    status = is_faulty("fallocate", seam_path)
+                 ? errno
+                 : ::posix_fallocate(memory.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (status == EINTR);
   if (status != 0)
     throw errno_error(ErrorKind::no_space, "reserving " + std::to_string(bytes) + " bytes of POSIX shared memory in",
@@ -161,6 +169,7 @@ void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
 }
 
 void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes) {
+  const FileSizeAsError no_signal;
   while (!bytes.empty()) {
     const ssize_t written = ::pwrite(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (written < 0) {
@@ -216,6 +225,7 @@ Mapping::Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uin
     [[nodiscard]] bi::mode_t get_mode() const { return mode; }
   };
   const bi::mode_t mode = access == Access::read_only ? bi::read_only : bi::read_write;
+  if (is_faulty("mmap", seam_path)) throw errno_error("mapping shared memory");
   try {
     region_ = bi::mapped_region(Mappable{memory.get(), bi::read_write}, mode, static_cast<bi::offset_t>(offset), bytes);
   } catch (const bi::interprocess_exception& error) {

@@ -3,7 +3,6 @@
 // How a call of the kernel is made where a test may let it fail (fault.hpp).
 
 #include <cerrno>
-#include <string>
 #include <string_view>
 
 #include "src/os/fault.hpp"
@@ -11,7 +10,7 @@
 namespace muster::os {
 
 /// True where the seam lets this call fail; errno is set then.
-inline bool is_faulty(std::string_view name, const std::string& path) noexcept {
+inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
   const int error = fault(name, path);
   if (error <= 0) return false;
   errno = error;
@@ -20,7 +19,7 @@ inline bool is_faulty(std::string_view name, const std::string& path) noexcept {
 
 /// Calls until it is not interrupted. Negative: errno says why.
 template <class Call>
-auto try_call(std::string_view name, const std::string& path, const Call& call) -> decltype(call()) {
+auto try_call(std::string_view name, std::string_view path, const Call& call) -> decltype(call()) {
   for (;;) {
     if (is_faulty(name, path)) return -1;
     const auto result = call();

@@ -9,13 +9,16 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "src/os/process.hpp"
+#include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {
 
+constexpr std::string_view seam_path = "a rank's socket";  // fault.hpp
 constexpr int socket_type = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
 
 struct Address {
@@ -35,7 +38,7 @@ Address abstract_address(const std::string& name) {
 }
 
 Fd make_socket() {
-  Fd socket(::socket(AF_UNIX, socket_type, 0));
+  Fd socket(try_call("socket", seam_path, [] { return ::socket(AF_UNIX, socket_type, 0); }));
   if (!socket) throw errno_error("making a Unix socket");
   return socket;
 }
@@ -79,7 +82,9 @@ std::optional<Fd> connect_abstract(const std::string& name) {
 
 std::optional<Fd> accept_own(const Fd& listener) {
   for (;;) {
-    Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Fd socket;
+    if (!is_faulty("accept", seam_path))
+      socket = Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       if (peer_is_own_uid(socket)) return socket;
       continue;
@@ -136,7 +141,7 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) 
   // A peer that has closed without reading everything is reported once, ahead of what it had sent before: look again.
   bool was_reset = false;
   do {
-    length = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+    length = is_faulty("recvmsg", seam_path) ? -1 : ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   } while (length < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true))));
   if (length < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return SocketStatus::again;

@@ -159,6 +159,22 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) is an error, not SIGXFSZ") {
   }));
 }
 
+TEST_CASE("a group that a file size limit (RLIMIT_FSIZE) does not allow is an error on all ranks, not SIGXFSZ") {
+  for (const auto& [group, shm] : {std::pair("local", "memfd"), {"local", "posix"}, {"file", "memfd"}}) {
+    CAPTURE(group);
+    CAPTURE(shm);
+    SKIP_IF(in_child([group = group, shm = shm] {
+      ::setenv("MUSTER_SHM", shm, 1);
+      ::setenv("MUSTER_TEST_GROUP", group, 1);
+      const rlimit none{0, RLIM_INFINITY};
+      RANK_CHECK(::setrlimit(RLIMIT_FSIZE, &none) == 0);
+      for (const Ended& ended : try_ranks(2, [](SyncGroup&) {}))
+        if (ended.exit_status != 1 || ended.words.find("RLIMIT_FSIZE") == std::string::npos)
+          throw RankFailure("signal " + std::to_string(ended.signal) + ": " + ended.words);
+    }));
+  }
+}
+
 TEST_CASE("an address space limit (RLIMIT_AS) on the first rank is an error on all ranks") {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   MESSAGE("skipped: sanitizers need the address space");

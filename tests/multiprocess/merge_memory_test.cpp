@@ -89,3 +89,21 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) on the first rank is an error on all
   const Ended ended = child.wait().front();
   CHECK_MESSAGE(ended.ok(), ended.signal, ended.words);
 }
+
+TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender that writes into the first rank's memory is an error on all") {
+  run_ranks(4, [](SyncGroup& group) {
+    if (group.rank() == 2) {
+      const rlimit small{1 << 20, RLIM_INFINITY};
+      RANK_CHECK(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    }
+    const Tensor mine = pattern(DType::u8, {4 << 20}, 1);
+    try {
+      (void)merge_tensor_parallel(mine, concat(0), four, group);
+      throw RankFailure("nothing was thrown");
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::no_space || std::string(error.what()).find("RLIMIT_FSIZE") == std::string::npos)
+        throw;
+    }
+    merge_small(group);
+  });
+}
