@@ -6,6 +6,7 @@
 #include "muster/error.hpp"
 #include "src/core/element_range.hpp"
 #include "src/core/quoted.hpp"
+#include "src/os/partial_name.hpp"
 #include "src/statefile/hdf5_library.hpp"
 #include "src/statefile/writer_state.hpp"
 
