@@ -10,6 +10,7 @@
 #include "src/inspect/printable.hpp"
 #include "src/inspect/text_table.hpp"
 #include "tools/commands.hpp"
+#include "tools/interruption.hpp"
 #include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
@@ -37,15 +38,18 @@ void add_convert_command(CLI::App& app, int& status) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for state files")
       ->capture_default_str()
       ->type_name(compress_type);
-  command->add_flag("--force", arguments->force, "Replace a file that is there");
+  command->add_flag("--force", arguments->force, "Replace a file that is there (never a link, a device or a pipe)");
   command->footer(
       "Names, dtypes, shapes and bits stay. What stands in the metadata of a safetensors file becomes the config of a\n"
       "state file and comes back as it was (docs/inspecting.md). The new file appears whole or not at all.\n\n"
       "Examples:\n  muster convert model.safetensors model.h5 --compress zstd\n"
       "  muster convert state.h5 state.safetensors");
   command->callback([arguments, &status] {
-    inspect::ConvertOptions options{inspect::parse_compression(arguments->compress), arguments->force, progress_bar()};
-    const inspect::ConvertReport report = inspect::convert(arguments->in, arguments->out, options);
+    const inspect::ConvertReport report = interruptible([&](const std::stop_token& stop) {
+      return inspect::convert(
+          arguments->in, arguments->out,
+          {inspect::parse_compression(arguments->compress), arguments->force, progress_bar(), stop});
+    });
     print_done(fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(report.tensors, "tensor"),
                            inspect::human_bytes(report.bytes), inspect::human_bytes(report.stored_bytes),
                            report.seconds));

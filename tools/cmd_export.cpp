@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster export: shards merged into one checkpoint or cut anew, by the ranks of a job or by ranks of its own.
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
@@ -20,16 +23,23 @@
 #include "muster/launch.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/core/quoted.hpp"
 #include "src/inspect/account_output.hpp"
+#include "src/inspect/workspace_output.hpp"
+#include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/start.hpp"
 #include "tools/commands.hpp"
+#include "tools/interruption.hpp"
 #include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct ExportArguments {
   std::string shards;
@@ -43,6 +53,8 @@ struct ExportArguments {
   std::uint64_t memory_budget = ExportOptions().memory_budget;
   std::string job;
   std::optional<std::uint64_t> generation;
+  std::string carry;
+  std::string abandoned_after;
   int jobs = 0;
   bool force = false;
   bool resume = false;
@@ -68,6 +80,8 @@ ExportOptions options_of(const ExportArguments& arguments) {
   options.checksums = arguments.checksums;
   options.job = arguments.job;
   options.generation = arguments.generation;
+  options.carry = arguments.carry;
+  if (!arguments.abandoned_after.empty()) options.abandoned_after = inspect::parse_age(arguments.abandoned_after);
   options.progress = progress_bar();
   return options;
 }
@@ -81,6 +95,10 @@ Config json_of(const ExportReport& report, const std::string& writers) {
                                     {"windows", static_cast<std::int64_t>(report.windows)},
                                     {"files_resumed", static_cast<std::int64_t>(report.files_resumed)},
                                     {"seconds", report.seconds}});
+  ConfigArray left;
+  for (const LeftFile& file : report.left)
+    left.push_back(Config::object({{"file", file.name}, {"reason", file.reason}}));
+  json["not_carried"] = std::move(left);
   return json;
 }
 
@@ -96,30 +114,86 @@ std::string words_of(const ExportReport& report, const ExportArguments& argument
   std::string written;
   for (std::size_t rank = 0; rank < report.bytes_written.size(); ++rank)
     written += fmt::format("{}{:.1f}", rank == 0 ? "" : ", ", static_cast<double>(report.bytes_written[rank]) / 1e6);
-  return words + fmt::format("written by rank: {} MB (writers: {})\n", written, arguments.writers);
+  words += fmt::format("written by rank: {} MB (writers: {})\n", written, arguments.writers);
+  return words + inspect::left_line(report.left);
+}
+
+// Before anything is written: what can be wrong with the report must not be known only after the checkpoint is there.
+void check_report(const ExportArguments& arguments) {
+  const fs::path report = arguments.report;
+  const auto refuse = [&](const std::string& words) {
+    throw Error(ErrorKind::argument, fmt::format("writing the report {}: {}", in_quotes(arguments.report), words),
+                {.path = arguments.report});
+  };
+  if (report.empty()) return;
+  std::error_code error;
+  const fs::path parent = report.has_parent_path() ? report.parent_path() : ".";
+  if (fs::is_directory(report, error)) refuse("it is a directory");
+  if (fs::is_regular_file(report, error)) {
+    const fs::path below = fs::canonical(report, error).lexically_relative(fs::canonical(arguments.shards, error));
+    if ((!below.empty() && *below.begin() != "..") || fs::equivalent(report, arguments.plan, error))
+      refuse("it is a file that is read; name another one");
+  } else if (fs::exists(report, error)) {
+    return;  // a device or a pipe, which is written to as it is
+  }
+  // It may go into the directory that is to be made.
+  if (parent.lexically_normal() == fs::path(arguments.out).lexically_normal()) return;
+  if (::access(parent.c_str(), W_OK) != 0)
+    throw os::errno_error("writing the report into the directory", errno, parent);
+}
+
+void write_report(const std::string& path, const std::string& text) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status) || fs::is_regular_file(status)) {
+    // A link stays one: what it leads to is made or replaced.
+    if (!fs::is_symlink(path, error)) return write_file(path, text);
+    return write_report((fs::path(path).parent_path() / fs::read_symlink(path)).string(), text);
+  }
+  // A pipe that nobody reads must not hold us up.
+  const os::Fd file(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!file || ::fcntl(file.get(), F_SETFL, 0) != 0) throw os::errno_error("opening for writing", errno, path);
+  for (std::string_view rest = text; !rest.empty();) {
+    const ssize_t written = ::write(file.get(), rest.data(), rest.size());
+    if (written < 0 && errno != EINTR) throw os::errno_error("writing", errno, path);
+    if (written > 0) rest.remove_prefix(static_cast<std::size_t>(written));
+  }
 }
 
 int export_with(SyncGroup& group, const ExportArguments& arguments) {
+  ExportReport report;
   try {
-    const ExportReport report =
-        export_model(arguments.shards, arguments.out, arguments.plan, group, options_of(arguments));
-    if (group.rank() != 0) return 0;
-    if (!arguments.report.empty()) write_file(arguments.report, to_json(json_of(report, arguments.writers), 2) + "\n");
-    print_done(words_of(report, arguments));
-    return 0;
+    agree_on(group, "export: looking at the report", [&] {
+      if (group.rank() == 0) check_report(arguments);
+    });
+    report = interruptible([&](const std::stop_token& stop) {
+      ExportOptions options = options_of(arguments);
+      options.stop = stop;
+      return export_model(arguments.shards, arguments.out, arguments.plan, group, options);
+    });
   } catch (const Error& error) {
     // All ranks have the same error: rank 0 says it for them, unless it may be the one that is gone.
     const bool alone = error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost;
     if (group.rank() == 0 || alone) throw;
     return cannot;
   }
+  if (group.rank() != 0) return 0;
+  print_done(words_of(report, arguments));
+  if (arguments.report.empty()) return 0;
+  try {
+    write_report(arguments.report, to_json(json_of(report, arguments.writers), 2) + "\n");
+  } catch (const Error& error) {
+    throw error.with_context(fmt::format("{} is complete, but not its report", in_quotes(arguments.out)));
+  }
+  return 0;
 }
 
 int show_plan(const ExportArguments& arguments) {
+  check_report(arguments);
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
   print(arguments.json ? to_json(inspect::account_json(account), 2) + "\n"
                        : inspect::account_table(account, output_style()));
-  if (!arguments.report.empty()) write_file(arguments.report, to_json(inspect::account_json(account), 2) + "\n");
+  if (!arguments.report.empty()) write_report(arguments.report, to_json(inspect::account_json(account), 2) + "\n");
   return 0;
 }
 
@@ -136,6 +210,8 @@ std::vector<std::string> command_line(const ExportArguments& arguments) {
   if (!arguments.report.empty()) command.push_back("--report=" + arguments.report);
   if (!arguments.job.empty()) command.push_back("--job=" + arguments.job);
   if (arguments.generation) command.push_back("--generation=" + std::to_string(*arguments.generation));
+  if (!arguments.carry.empty()) command.push_back("--carry=" + arguments.carry);
+  if (!arguments.abandoned_after.empty()) command.push_back("--abandoned-after=" + arguments.abandoned_after);
   if (arguments.force) command.emplace_back("--force");
   if (arguments.resume) command.emplace_back("--resume");
   if (arguments.checksums) command.emplace_back("--checksums");
@@ -146,7 +222,9 @@ std::vector<std::string> command_line(const ExportArguments& arguments) {
 
 int export_with_own_ranks(const ExportArguments& arguments) {
   // What can be known before is said once, here, and not by a job.
-  check_output(arguments.out, arguments.force);
+  check_not_source(arguments.shards, arguments.out);
+  check_output(arguments.out, {arguments.force, arguments.shards, {}});
+  check_report(arguments);
   plan_export(arguments.shards, arguments.plan, options_of(arguments));
   const int shards = count_shards(arguments.shards, arguments.job);
   const int jobs = std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(), shards);
@@ -235,10 +313,12 @@ void add_export_command(CLI::App& app, int& status) {
                     "Go on with what an earlier export left, as far as it verifies; leave what there is on failure");
   command->add_flag("--checksums", arguments->checksums, "Write muster.checksums.json beside, for muster verify");
   command->add_flag("--dry-run", arguments->dry_run, "Show what would become of each tensor; write nothing");
+  command->add_option("--carry", arguments->carry, carry_help)->type_name("GLOBS");
+  command->add_option("--abandoned-after", arguments->abandoned_after, abandoned_help)->type_name("AGE");
   command->add_option("--report", arguments->report, "Write what became of each tensor to a file, as JSON")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print JSON");
-  command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
+  command->add_flag("--force", arguments->force, "Replace DIR if it holds a model or shards and no other files");
   command->footer(
       "As a rank of a job (muster run -n P, mpiexec -n P) each rank reads its own shards, r, r + P, ... Started alone, "
       "or\n"

@@ -8,8 +8,11 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "src/inspect/account_output.hpp"
 #include "src/inspect/convert.hpp"
+#include "src/inspect/workspace_output.hpp"
 #include "tools/commands.hpp"
+#include "tools/interruption.hpp"
 #include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
@@ -22,21 +25,29 @@ struct ShardArguments {
   std::string plan;
   std::string ranks;
   std::string compress = "none";
+  std::string carry;
+  std::string abandoned_after;
   bool workspace = false;
   bool force = false;
 };
 
 void shard(const ShardArguments& arguments) {
   const ParallelLayout layout = ParallelLayout::parse(arguments.ranks);
-  const ShardReport report = shard_model(arguments.model, arguments.out, arguments.plan, layout,
-                                         {.force = arguments.force,
-                                          .to_workspace = arguments.workspace,
-                                          .zstd_level = inspect::parse_compression(arguments.compress),
-                                          .progress = progress_bar()});
+  ShardOptions options{.force = arguments.force,
+                       .to_workspace = arguments.workspace,
+                       .zstd_level = inspect::parse_compression(arguments.compress),
+                       .carry = arguments.carry,
+                       .progress = progress_bar()};
+  if (!arguments.abandoned_after.empty()) options.abandoned_after = inspect::parse_age(arguments.abandoned_after);
+  const ShardReport report = interruptible([&](const std::stop_token& stop) {
+    options.stop = stop;
+    return shard_model(arguments.model, arguments.out, arguments.plan, layout, options);
+  });
   std::string words = fmt::format(
       "{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n", report.tensors,
       static_cast<double>(report.bytes) / 1e6, layout.ranks(), static_cast<double>(report.bytes_written) / 1e6,
       report.seconds, static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
+  words += inspect::left_line(report.left);
   if (!report.job.empty()) words += fmt::format("job {}, generation 1\n", report.job);
   print_done(words);
 }
@@ -62,7 +73,9 @@ void add_shard_command(CLI::App& app, int& status) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
       ->capture_default_str()
       ->type_name(compress_type);
-  command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
+  command->add_option("--carry", arguments->carry, carry_help)->type_name("GLOBS");
+  command->add_option("--abandoned-after", arguments->abandoned_after, abandoned_help)->type_name("AGE");
+  command->add_flag("--force", arguments->force, "Replace DIR if it holds a model or shards and no other files");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"
       "that muster export gives the same bytes back.\n\n"

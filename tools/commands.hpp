@@ -18,6 +18,13 @@ inline constexpr const char* plan_help =
 inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|moe|FILE";
 inline constexpr const char* compress_type = "none|zstd|zstd:LEVEL";
 
+/// --carry and --abandoned-after, for the commands that make a directory.
+inline constexpr const char* carry_help =
+    "Files beside the weights that go along: all, none, or globs (*.json,tokenizer*); else all but weights of other "
+    "formats and links that lead outside";
+inline constexpr const char* abandoned_help =
+    "What exports to DIR on other hosts left unfinished, and has not changed for so long, goes: 30min, 2h";
+
 /// What can be looked into, for every command that has a path of it.
 inline constexpr const char* source_help =
     "A safetensors, state or other HDF5 file, a model's directory, a workspace, or shards of ranks";

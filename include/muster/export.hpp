@@ -3,12 +3,15 @@
 // Cutting a checkpoint into one file a rank, and gathering such shards into a checkpoint again: what `muster shard` and
 // `muster export` do, as library calls. Both give the same names, dtypes, shapes and tensor bytes back.
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "muster/model_dir.hpp"
 #include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"
 #include "muster/progress.hpp"
@@ -24,11 +27,19 @@ enum class Writers : std::uint8_t {
 std::string_view to_string(Writers writers) noexcept;
 
 struct ShardOptions {
-  bool force = false;  ///< replace `out` where it is a directory with a model or shards
+  /// Replace `out` if it is a checkpoint or a directory of shards, with no other files in it.
+  bool force = false;
   /// `out` is a workspace, made where it is not there: each rank's shard is its state of generation 1 of a new job.
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< of states; none: not compressed
+  std::string carry = {};              ///< which files that are no weights go along (model_dir.hpp)
+  /// Unfinished outputs for the same `out` that processes of other hosts left, and that have not changed for so long,
+  /// are removed, or gone on with (`resume`); none: only what is proved to be nobody's, because its process was on this
+  /// host.
+  std::optional<std::chrono::seconds> abandoned_after = {};
   ProgressCallback progress = {};
+  /// A stop request ends it: Error(cancelled), and nothing is left behind.
+  std::stop_token stop = {};
 };
 
 struct ShardReport {
@@ -36,6 +47,7 @@ struct ShardReport {
   std::uint64_t bytes = 0;          ///< of its tensors
   std::uint64_t bytes_written = 0;  ///< of the shards' tensors: repeated and padded ones counted
   std::string job = {};             ///< of a workspace: the new job's nonce, 32 digits
+  std::vector<LeftFile> left = {};  ///< files that did not go along
   double seconds = 0;
 };
 
@@ -59,7 +71,7 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
 /// sets of different sizes. Local.
 int count_shards(const std::string& shards_dir, const std::string& job = {});
 
-/// All of these count on rank 0 alone.
+/// All of these but `stop` count on rank 0 alone.
 struct ExportOptions {
   bool force = false;                            ///< as for sharding
   std::uint64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors in one file of the checkpoint
@@ -75,7 +87,12 @@ struct ExportOptions {
   /// one of which all of the job's ranks have a complete state.
   std::string job = {};
   std::optional<std::uint64_t> generation = {};
+  std::string carry = {};                                    ///< as for sharding
+  std::optional<std::chrono::seconds> abandoned_after = {};  ///< likewise
   ProgressCallback progress = {};
+  /// On any rank: a stop request ends the export on all of them with Error(cancelled), and the group with it. Nothing
+  /// is left behind, unless `resume`.
+  std::stop_token stop = {};
 };
 
 /// One tensor of a rank.
@@ -114,6 +131,7 @@ struct ExportReport {
   std::uint64_t bytes_resumed = 0;
   std::vector<std::uint64_t> bytes_written;  ///< by each rank
   std::uint64_t windows = 0;                 ///< pieces that several ranks put together in shared memory
+  std::vector<LeftFile> left = {};           ///< files that did not go along
   double seconds = 0;                        ///< of everything
 };
 

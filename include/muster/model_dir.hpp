@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -68,14 +69,30 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
 /// Error(io).
 std::optional<Config> read_model_config(const std::string& directory);
 
-/// Files of a model directory that are no weights: all but *.safetensors, *.safetensors.index.json,
-/// muster.checksums.json and what belongs to a workspace at its top, those in folders too; without .git, .cache and
-/// what unfinished writers left.
-/// Relative, sorted. Throws Error(not_found | io).
-std::vector<std::string> carried_files(const std::string& directory);
+/// A file that a checkpoint is made without, and why.
+struct LeftFile {
+  std::string name;
+  std::string reason;  ///< "weights of another format", "a link to ..., outside the directory"
+};
+struct CarriedFiles {
+  std::vector<std::string> names;  ///< relative, sorted
+  std::vector<LeftFile> left;      ///< likewise
+};
 
-/// Copies them; folders are made. Each is durable and appears whole. Throws Error(not_found | io | no_space).
-void copy_carried_files(const std::string& from, const std::string& to);
+/// Files of a model directory that go into what is made of it: all but *.safetensors, *.safetensors.index.json,
+/// muster.checksums.json and what belongs to a workspace at its top, those in folders too; without .git, .cache and
+/// what unfinished writers left, which are in neither list. `carry`:
+///  - empty: regular files that are no weights of other formats (*.bin, *.pth, *.gguf, *.h5, *.onnx ...), and links to
+///    such files inside the directory, or from a snapshot of HuggingFace's cache to its blobs;
+///  - "all": those that this leaves, too; "none": no file;
+///  - globs with commas between them ("*.json,tokenizer*"): files that match one of them, whatever they are.
+/// Linked folders are never followed. Throws Error(not_found | io).
+CarriedFiles carried_files(const std::string& directory, const std::string& carry = {});
+
+/// Copies files of `from`, by their relative names; folders are made. Each is durable and appears whole. `between` is
+/// called between pieces of some MiB. Throws Error(not_found | io | no_space), and what `between` throws.
+void copy_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names,
+                        const std::function<void()>& between = {});
 
 /// A small file that appears whole, replacing another. Durable. Throws Error(io | no_space | not_found).
 void write_file(const std::string& path, std::string_view text);

@@ -33,8 +33,9 @@ struct TensorEntry {
   std::uint64_t bytes = 0;   ///< likewise
 };
 
-/// A file, mapped read-only. Copies share the mapping, and so do its tensors, which outlive the SafetensorsFile.
-/// Whoever shortens a file that is mapped ends the process that looks at it. Thread-safe.
+/// A file that is open for reading. Copies share it. On local file systems it is also mapped, and its tensors are views
+/// of the mapping, which they keep: whoever shortens the file then ends the process that looks at them (SIGBUS).
+/// Thread-safe.
 class SafetensorsFile {
  public:
   /// Reads the header only. Throws Error(corrupt) that names file, tensor and defect; Error(not_found | io).
@@ -48,10 +49,16 @@ class SafetensorsFile {
   /// The place of a name in tensors().
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
 
-  /// A view of the mapping; not aligned where the file's writer did not align. Throws Error(not_found) past the end.
+  /// Whether tensors are views of a mapping.
+  [[nodiscard]] bool is_mapped() const noexcept;
+  /// A view of the mapping, not aligned if the file's writer did not align; of a file on a network file system, or on
+  /// one that is not known, its bytes. Throws Error(not_found) past the end, Error(io | corrupt) from reading.
   [[nodiscard]] Tensor tensor(std::size_t index) const;
   /// Throws Error(not_found).
   [[nodiscard]] Tensor tensor(std::string_view name) const;
+  /// Fills `target` with a tensor's bytes from `offset` on, read from the file. Throws Error(argument) past the
+  /// tensor's end; Error(io), and Error(corrupt) if the file has become shorter.
+  void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
 
  private:
   struct Contents;

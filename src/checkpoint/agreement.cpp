@@ -54,4 +54,20 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
   }
 }
 
+void go_on(SyncGroup& group) {
+  group.progress();
+  if (const std::optional<Error> failure = group.failure()) throw Error(*failure);
+}
+
+FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop) {
+  const auto fail = [&group] {
+    const RankInfo& self = group.info(group.rank());
+    const std::string words =
+        group.size() == 1 ? "stopped by request"
+                          : fmt::format("rank {} (pid {} on host {}) was told to stop", self.rank, self.pid, self.host);
+    group.poison(Error(ErrorKind::cancelled, words, {.rank = self.rank, .pid = self.pid, .host = self.host}));
+  };
+  return FailOnStop(stop, fail);
+}
+
 }  // namespace muster

@@ -3,7 +3,9 @@
 // One rank's failure becomes every rank's, before anybody waits for bytes that will not come.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <stop_token>
 
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
@@ -33,5 +35,12 @@ void agree_on(SyncGroup& group, const char* phase, Step&& step, Origin origin = 
   }
   agree(group, failure, phase, origin);
 }
+
+/// Between pieces of long work: the others see that it goes on. Throws the group's failure if there is one.
+void go_on(SyncGroup& group);
+
+/// As long as it lives, a stop request makes Error(cancelled) the failure of the group, so that all ranks end.
+using FailOnStop = std::stop_callback<std::function<void()>>;
+FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop);
 
 }  // namespace muster

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "muster/error.hpp"
+#include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/assembly_sources.hpp"
 #include "src/checkpoint/window_mail.hpp"
@@ -157,18 +158,11 @@ class Assembling {
   }
 
   void write_directly(const Step& step, std::vector<std::byte>& buffer) {
-    if (step.copies.size() == 1 && step.copies[0].rows == 1 && step.copies[0].bytes == step.bytes &&
-        step.reductions.empty()) {
-      const CopyStep& copy = step.copies[0];
-      const auto bytes = reader_.use(copy);
-      files_.write(step, bytes.bytes());
-    } else {
-      buffer.resize(settings_.window_bytes);
-      if (step.has_gaps != 0) std::memset(buffer.data(), 0, step.bytes);
-      for (const CopyStep& copy : step.copies) reader_.copy(copy, buffer);
-      reduce(step, buffer);
-      files_.write(step, std::span(buffer).first(step.bytes));
-    }
+    buffer.resize(settings_.window_bytes);
+    if (step.has_gaps != 0) std::memset(buffer.data(), 0, step.bytes);
+    for (const CopyStep& copy : step.copies) reader_.copy(copy, buffer);
+    reduce(step, buffer);
+    files_.write(step, std::span(buffer).first(step.bytes));
     done_with(step);
   }
 
@@ -229,14 +223,14 @@ class Assembling {
 
   void hash(const Step& step) {
     const TensorHash hash = reader_.hash(step.file, step.copies.at(0).tensor);
-    group_.progress();
+    go_on(group_);
     const std::lock_guard lock(mutex_);
     hashes_.push_back(hash);
   }
 
   void done_with(const Step& step) {
     ring_.add_progress(step.bytes);
-    group_.progress();
+    go_on(group_);
     files_.done_with(step);
   }
 

@@ -24,21 +24,18 @@
 #include <vector>
 
 #include "muster/sync_group.hpp"
-#include "muster/tensor.hpp"
 #include "src/checkpoint/assembly_plan.hpp"
 #include "src/checkpoint/journal.hpp"
 
 namespace muster {
 
-/// A contiguous tensor of this process: in its memory, mapped, or in a file that is read when it is wanted.
+/// A tensor of this process, in a file that is read when it is wanted: a mapping would end the process (SIGBUS) if
+/// somebody shortens the file.
 struct AssemblySource {
-  Tensor tensor = {};     ///< of nothing where `read` is set
-  std::string file = {};  ///< of a mapping: the file's path, so that it is read in large pieces and not kept in memory
+  std::string file;
   /// Fills the target with the tensor's bytes from an offset on. Any thread, several at once.
-  std::function<void(std::uint64_t offset, std::span<std::byte> target)> read = {};
-  std::uint64_t bytes_to_read = 0;  ///< all of the tensor's, where `read` is set
-
-  [[nodiscard]] std::uint64_t nbytes() const noexcept { return read ? bytes_to_read : tensor.nbytes(); }
+  std::function<void(std::uint64_t offset, std::span<std::byte> target)> read;
+  std::uint64_t bytes = 0;  ///< all of the tensor's
 };
 
 /// Where a file of the plan is while it grows, and what messages call it.

@@ -7,23 +7,51 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
+#include <vector>
 
 #include "muster/error.hpp"
-#include "src/os/file.hpp"
 
 namespace muster {
 namespace {
 
-constexpr std::uint64_t hashed_at_once = 8 << 20;
+constexpr std::uint64_t read_at_once = 1 << 20;
+// Longer rows are worth a system call each.
+constexpr std::uint64_t long_row = 128 << 10;
 
 [[noreturn]] void refuse() {
   throw Error(ErrorKind::corrupt, "the work of a process is garbled");
 }
 
+/// The bytes from the first row's begin to the last one's end, which must be within `size` from `begin` on.
+void check_extent(std::uint64_t begin, std::uint64_t stride, std::uint64_t bytes, std::uint64_t rows,
+                  std::uint64_t size) {
+  std::uint64_t length = 0;
+  if (rows == 0 || __builtin_mul_overflow(rows - 1, stride, &length) ||
+      __builtin_add_overflow(length, bytes, &length) || begin > size || length > size - begin)
+    refuse();
+}
+
 }  // namespace
 
-SourceReader::Use::~Use() {
-  if (is_mapped_) os::forget_mapped(bytes_);
+void read_rows(const AssemblySource& source, const RowCopy& rows, std::byte* target) {
+  if (rows.from_stride == rows.bytes && rows.to_stride == rows.bytes) {
+    source.read(rows.from, {target, rows.count * rows.bytes});
+  } else if (rows.bytes >= long_row || rows.count == 1) {
+    for (std::uint64_t row = 0; row < rows.count; ++row)
+      source.read(rows.from + row * rows.from_stride, {target + row * rows.to_stride, rows.bytes});
+  } else {
+    const std::uint64_t at_once =
+        std::clamp<std::uint64_t>(read_at_once / std::max<std::uint64_t>(rows.from_stride, 1), 1, rows.count);
+    const std::uint64_t most = (at_once - 1) * rows.from_stride + rows.bytes;
+    const auto memory = std::make_unique_for_overwrite<std::byte[]>(most);
+    for (std::uint64_t row = 0; row < rows.count; row += at_once) {
+      const std::uint64_t now = std::min(at_once, rows.count - row);
+      source.read(rows.from + row * rows.from_stride, {memory.get(), (now - 1) * rows.from_stride + rows.bytes});
+      for (std::uint64_t i = 0; i < now; ++i)
+        std::memcpy(target + (row + i) * rows.to_stride, memory.get() + i * rows.from_stride, rows.bytes);
+    }
+  }
 }
 
 const AssemblySource& SourceReader::source(std::uint32_t tensor) const {
@@ -31,39 +59,11 @@ const AssemblySource& SourceReader::source(std::uint32_t tensor) const {
   return sources_[tensor];
 }
 
-SourceReader::Use SourceReader::use(const AssemblySource& source, std::uint64_t begin, std::uint64_t bytes) const {
-  const std::uint64_t size = source.nbytes();
-  if (begin > size || bytes > size - begin) refuse();
-  if (source.read) {
-    std::vector<std::byte> part(bytes);
-    source.read(begin, part);
-    return Use(std::move(part));
-  }
-  const std::span<const std::byte> part(source.tensor.view().host_data() + begin, bytes);
-  if (!source.file.empty()) os::populate_mapped(part, source.file);
-  return Use(part, !source.file.empty());
-}
-
-SourceReader::Use SourceReader::use(const CopyStep& copy) const {
-  if (copy.rows == 0) refuse();
-  std::uint64_t length = 0;
-  if (__builtin_mul_overflow(copy.rows - 1, copy.from_stride, &length) ||
-      __builtin_add_overflow(length, copy.bytes, &length))
-    refuse();
-  return use(source(copy.tensor), copy.from, length);
-}
-
 void SourceReader::copy(const CopyStep& copy, std::span<std::byte> window) const {
-  const Use part = use(copy);
-  std::uint64_t length = 0;
-  if (__builtin_mul_overflow(copy.rows - 1, copy.to_stride, &length) ||
-      __builtin_add_overflow(length, copy.bytes, &length) || copy.to > window.size() ||
-      length > window.size() - copy.to)
-    refuse();
-  const std::byte* from = part.bytes().data();
-  std::byte* to = window.data() + copy.to;
-  for (std::uint64_t row = 0; row < copy.rows; ++row, from += copy.from_stride, to += copy.to_stride)
-    std::memcpy(to, from, copy.bytes);
+  const AssemblySource& from = source(copy.tensor);
+  check_extent(copy.from, copy.from_stride, copy.bytes, copy.rows, from.bytes);
+  check_extent(copy.to, copy.to_stride, copy.bytes, copy.rows, window.size());
+  read_rows(from, {copy.from, copy.from_stride, copy.to_stride, copy.bytes, copy.rows}, window.data() + copy.to);
 }
 
 TensorHash SourceReader::hash(std::uint32_t set, std::uint32_t tensor) const {
@@ -71,10 +71,11 @@ TensorHash SourceReader::hash(std::uint32_t set, std::uint32_t tensor) const {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   if (!state) throw std::bad_alloc();
   XXH3_128bits_reset(state.get());
-  const std::uint64_t size = source.nbytes();
-  for (std::uint64_t at = 0; at < size; at += hashed_at_once) {
-    const Use part = use(source, at, std::min(size - at, hashed_at_once));
-    XXH3_128bits_update(state.get(), part.bytes().data(), part.bytes().size());
+  std::vector<std::byte> memory(std::min(source.bytes, read_at_once));
+  for (std::uint64_t at = 0; at < source.bytes; at += read_at_once) {
+    const std::span<std::byte> part = std::span(memory).first(std::min(source.bytes - at, read_at_once));
+    source.read(at, part);
+    XXH3_128bits_update(state.get(), part.data(), part.size());
   }
   const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
   return {set, tensor, digest.low64, digest.high64};

@@ -1,48 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The tensors of one process as an assembly reads them: in large pieces where they are mapped files, whose pages it
-// does not keep.
+// The tensors of one process as an assembly reads them: straight into the place where they are wanted, or in large
+// pieces.
 
 #include <cstdint>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "src/checkpoint/assembly.hpp"
 
 namespace muster {
+
+/// `count` rows of `bytes` each, `from_stride` apart in the source and `to_stride` in the target.
+struct RowCopy {
+  std::uint64_t from = 0;
+  std::uint64_t from_stride = 0;
+  std::uint64_t to_stride = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t count = 0;
+};
+/// Reads rows that lie inside the source to where `target` begins. Any thread. Throws what the source's `read` throws.
+void read_rows(const AssemblySource& source, const RowCopy& rows, std::byte* target);
 
 /// Thread-safe.
 class SourceReader {
  public:
   explicit SourceReader(std::span<const AssemblySource> sources) : sources_(sources) {}
 
-  /// Bytes that are there, and may go when this ends.
-  class Use {
-   public:
-    Use(std::span<const std::byte> bytes, bool is_mapped) : bytes_(bytes), is_mapped_(is_mapped) {}
-    explicit Use(std::vector<std::byte> read) : read_(std::move(read)), bytes_(read_) {}
-    ~Use();
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
-
-   private:
-    std::vector<std::byte> read_;
-    std::span<const std::byte> bytes_;
-    bool is_mapped_ = false;
-  };
-
-  /// All from the first to the last byte of a copy. Throws Error(corrupt) where it is outside its tensor, Error(io)
-  /// where the file has become shorter or its disk fails.
-  [[nodiscard]] Use use(const CopyStep& copy) const;
-  /// Carries a copy out; `target` is the window's begin. Throws as use().
+  /// Carries a copy out; `target` is the window's begin. Throws Error(corrupt) if it is outside its tensor or the
+  /// window, or if the file has become shorter; Error(io).
   void copy(const CopyStep& copy, std::span<std::byte> window) const;
   [[nodiscard]] TensorHash hash(std::uint32_t set, std::uint32_t tensor) const;
 
  private:
   [[nodiscard]] const AssemblySource& source(std::uint32_t tensor) const;
-  [[nodiscard]] Use use(const AssemblySource& source, std::uint64_t begin, std::uint64_t bytes) const;
   std::span<const AssemblySource> sources_;
 };
 

@@ -38,6 +38,21 @@ std::optional<std::uint64_t> parse_digits(const Config& value) {
 
 }  // namespace
 
+std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
+                          const std::function<void(std::uint64_t)>& done) {
+  constexpr std::uint64_t most = 1 << 20;
+  const std::uint64_t bytes = file.tensors().at(index).bytes;
+  std::vector<std::byte> memory(std::min(bytes, most));
+  TensorChecksum checksum;
+  for (std::uint64_t at = 0; at < bytes; at += most) {
+    const std::span<std::byte> piece = std::span(memory).first(std::min(most, bytes - at));
+    file.read(index, at, piece);
+    checksum.add(piece);
+    done(piece.size());
+  }
+  return checksum.value();
+}
+
 std::string checksums_text(const Checksums& checksums) {
   ConfigObject tensors;
   tensors.reserve(checksums.size());

@@ -8,10 +8,13 @@
 // move to other files.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "muster/safetensors.hpp"
 
 namespace muster {
 
@@ -19,6 +22,11 @@ inline constexpr std::string_view checksums_file_name = "muster.checksums.json";
 
 /// By tensor name (core/checksum.hpp).
 using Checksums = std::map<std::string, std::uint64_t, std::less<>>;
+
+/// Of one tensor, read in pieces; `done` is told of the bytes of each. Throws as SafetensorsFile::read, and what `done`
+/// throws.
+std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
+                          const std::function<void(std::uint64_t)>& done);
 
 /// The file's text. Throws Error(argument) on a name that is not UTF-8.
 std::string checksums_text(const Checksums& checksums);

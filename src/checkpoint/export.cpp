@@ -37,7 +37,6 @@
 #include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_set.hpp"
-#include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
@@ -85,10 +84,12 @@ class Export {
  private:
   [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
 
+  [[nodiscard]] OutputChoice choice() const { return {options_.force, shards_dir_, options_.abandoned_after}; }
+
   // Step 3, on rank 0.
   void prepare(std::vector<ShardListing> listings) {
-    check_output(out_, options_.force);
     check_not_source(shards_dir_, out_);
+    check_output(out_, choice());
     if (options_.checksums && options_.to)
       throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
     job_.emplace(plan_job(shards_dir_, plan_, std::move(listings), shards_->metadata(), options_));
@@ -119,9 +120,9 @@ class Export {
       return journal.has_value();
     };
     if (options_.resume)
-      output_.emplace(out_, options_.force, is_useful);
+      output_.emplace(out_, choice(), is_useful);
     else
-      output_.emplace(out_, options_.force);
+      output_.emplace(out_, choice());
     const std::string& partial = output_->partial();
     if (options_.resume) output_->keep_on_failure();
     if (journal) {
@@ -147,7 +148,7 @@ class Export {
       const std::string wrong =
           verify_file(output_->partial() + "/" + file.name, file.header, file.bytes, finished->second);
       is_there[i] = wrong.empty();
-      group_.progress();
+      go_on(group_);
       if (!is_there[i]) {
         log(LogLevel::warning, fmt::format("{} is written again: {}", in_quotes(file.name), wrong));
         continue;
@@ -214,6 +215,7 @@ class Export {
   // Step 5.
   void assemble_files() {
     const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
+    const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
     const auto work = [&] {
       // Ranks that write nothing need not see the output at all.
       std::optional<Journal> journal;
@@ -312,12 +314,13 @@ class Export {
 
   // Step 7, on rank 0.
   void finish() {
-    copy_carried_files(shards_dir_, partial_);
+    CarriedFiles carried = carried_files(shards_dir_, options_.carry);
+    copy_carried_files(shards_dir_, partial_, carried.names, [&] { go_on(group_); });
+    report_.left = std::move(carried.left);
     if (!job_->outputs.index.empty()) write_file(partial_ + "/model.safetensors.index.json", job_->outputs.index);
     if (options_.checksums) add_checksums();
     // As late as can be: without it nothing of this can be gone on with.
-    remove_journal(partial_);
-    output_->commit();
+    output_->commit([&] { remove_journal(partial_); });
     report_.account = std::move(job_->account);
   }
 
@@ -332,8 +335,7 @@ class Export {
     std::vector<std::uint64_t> sums(places.size());
     parallel_for(places.size(), copy_workers(), [&](std::size_t at, std::size_t) {
       const SafetensorsFile& file = files[places[at].first];
-      sums[at] = mapped_checksum(file.tensor(places[at].second).bytes(), file.path(),
-                                 [&](std::uint64_t) { group_.progress(); });
+      sums[at] = checksum_of(file, places[at].second, [&](std::uint64_t) { go_on(group_); });
     });
     Checksums checksums;
     for (std::size_t at = 0; at < places.size(); ++at)
@@ -373,6 +375,7 @@ std::string_view to_string(Writers writers) noexcept {
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
                           SyncGroup& group, const ExportOptions& options) {
   const SyncGroup::Use use(group);
+  const FailOnStop on_stop = fail_on_stop(group, options.stop);
   return Export(shards_dir, out, plan, group, options).run();
 }
 

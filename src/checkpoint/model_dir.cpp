@@ -21,6 +21,7 @@
 #include "src/checkpoint/shard_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
+#include "src/os/process.hpp"
 
 namespace muster {
 namespace {
@@ -28,6 +29,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t longest_index = std::uint64_t{1} << 28;
+// That a process has open beside a model's.
+constexpr std::uint64_t other_files = 256;
 
 /// The weight_map of an index: names and files.
 using WeightMap = std::vector<std::pair<std::string, std::string>>;
@@ -126,6 +129,7 @@ void ModelDir::Contents::open_directory() {
                             "name one file",
                             in_quotes(path)),
                 {.path = path});
+  os::allow_open_files(names.size() + other_files);
   for (const std::string& name : names) files.push_back(SafetensorsFile::open(join_path(path, name)));
   join_files();
 }
@@ -140,6 +144,7 @@ void ModelDir::Contents::open_indexed(const std::string& index_path, const Weigh
   }
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
+  os::allow_open_files(names.size() + other_files);
   for (const std::string& name : names) {
     const std::string file_path = join_path(path, name);
     std::error_code error;

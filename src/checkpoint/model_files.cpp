@@ -6,18 +6,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <system_error>
 
 #include "muster/config.hpp"
 #include "muster/error.hpp"
-#include "muster/log.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/journal.hpp"
+#include "src/checkpoint/plan_pattern.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
+#include "src/os/partial_name.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster {
@@ -49,31 +54,138 @@ std::vector<fs::directory_entry> entries_of(const std::string& directory) {
   return entries;
 }
 
-void collect_carried(const std::string& directory, const std::string& below, int depth, std::vector<std::string>& out) {
-  if (depth > deepest_folder)
-    throw Error(ErrorKind::argument,
-                fmt::format("reading the directory {}: folders more than {} deep; a link may lead back",
-                            in_quotes(directory), deepest_folder),
-                {.path = directory});
-  for (const fs::directory_entry& entry : entries_of(directory)) {
-    const std::string name = entry.path().filename().string();
+constexpr auto suffixes_of_other_weights = std::to_array<std::string_view>({".bin",
+                                                                            ".bin.index.json",
+                                                                            ".pt",
+                                                                            ".pth",
+                                                                            ".ckpt",
+                                                                            ".gguf",
+                                                                            ".ggml",
+                                                                            ".h5",
+                                                                            ".h5.index.json",
+                                                                            ".hdf5",
+                                                                            ".msgpack",
+                                                                            ".msgpack.index.json",
+                                                                            ".onnx",
+                                                                            ".onnx_data",
+                                                                            ".onnx.data",
+                                                                            ".tflite",
+                                                                            ".ot",
+                                                                            ".npz",
+                                                                            ".mlmodel",
+                                                                            ".mlpackage",
+                                                                            ".engine",
+                                                                            ".nemo",
+                                                                            ".pdparams"});
+
+constexpr auto names_beside_weights = std::to_array<std::string_view>({"config.json",
+                                                                       "generation_config.json",
+                                                                       "tokenizer.json",
+                                                                       "tokenizer_config.json",
+                                                                       "tokenizer.model",
+                                                                       "special_tokens_map.json",
+                                                                       "added_tokens.json",
+                                                                       "vocab.json",
+                                                                       "vocab.txt",
+                                                                       "merges.txt",
+                                                                       "spiece.model",
+                                                                       "sentencepiece.bpe.model",
+                                                                       "chat_template.json",
+                                                                       "chat_template.jinja",
+                                                                       "preprocessor_config.json",
+                                                                       "processor_config.json",
+                                                                       "video_preprocessor_config.json",
+                                                                       "modules.json",
+                                                                       "sentence_bert_config.json",
+                                                                       "config_sentence_transformers.json",
+                                                                       "README.md",
+                                                                       "LICENSE",
+                                                                       "LICENSE.txt",
+                                                                       "NOTICE",
+                                                                       "NOTICE.txt",
+                                                                       "USE_POLICY.md",
+                                                                       ".gitattributes"});
+
+bool is_other_weights(std::string_view name) {
+  return std::ranges::any_of(suffixes_of_other_weights,
+                             [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+bool is_below(const fs::path& path, const fs::path& directory) {
+  return std::mismatch(directory.begin(), directory.end(), path.begin(), path.end()).first == directory.end();
+}
+
+/// One walk through a directory.
+class Carrying {
+ public:
+  Carrying(const std::string& directory, const std::string& carry) : carry_(carry) {
     std::error_code error;
-    // What a workspace has of its own belongs to no model.
-    if (depth == 0 && workspace::parse_name(name)) continue;
-    if (entry.is_directory(error)) {
-      // Git's and HuggingFace's own book-keeping.
-      if (name != ".git" && name != ".cache")
-        collect_carried(entry.path().string(), below + name + "/", depth + 1, out);
-    } else if (entry.is_regular_file(error)) {
+    inside_.push_back(fs::canonical(directory, error));
+    if (error) throw_unreadable(directory, error);
+    // HuggingFace's cache: the files of snapshots/COMMIT/ are links to blobs/.
+    if (inside_[0].parent_path().filename() == "snapshots")
+      inside_.push_back(inside_[0].parent_path().parent_path() / "blobs");
+    walk(directory, "", 0);
+    std::ranges::sort(found_.names);
+    std::ranges::sort(found_.left, {}, &LeftFile::name);
+  }
+
+  CarriedFiles found() && { return std::move(found_); }
+
+ private:
+  void walk(const std::string& directory, const std::string& below, int depth) {
+    if (depth > deepest_folder)
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("reading the directory {}: folders more than {} deep", in_quotes(directory), deepest_folder),
+          {.path = directory});
+    for (const fs::directory_entry& entry : entries_of(directory)) {
+      const std::string name = entry.path().filename().string();
+      std::error_code error;
+      // What a workspace has of its own belongs to no model.
+      if (depth == 0 && workspace::parse_name(name)) continue;
+      if (entry.is_directory(error) && !entry.is_symlink(error)) {
+        // Git's and HuggingFace's own book-keeping.
+        if (name != ".git" && name != ".cache") walk(entry.path().string(), below + name + "/", depth + 1);
+        continue;
+      }
       // Checksums are of the weights that they lie beside, and of no others.
-      const bool is_of_weights = is_weight_name(name) || is_index_name(name) || name == checksums_file_name;
-      if (depth != 0 || !is_of_weights) out.push_back(below + name);
-    } else {
-      log(LogLevel::warning,
-          fmt::format("{} is no file or folder and is not carried along", in_quotes(entry.path().string())));
+      if (depth == 0 && (is_weight_name(name) || is_index_name(name) || name == checksums_file_name)) continue;
+      if (!is_wanted(below + name)) continue;
+      if (std::string reason = reason_against(entry, below + name); reason.empty())
+        found_.names.push_back(below + name);
+      else
+        found_.left.push_back({below + name, std::move(reason)});
     }
   }
-}
+
+  [[nodiscard]] std::string reason_against(const fs::directory_entry& entry, const std::string& name) const {
+    std::error_code error;
+    if (entry.is_directory(error)) return "a link to a folder";
+    if (!entry.is_regular_file(error)) return entry.is_symlink(error) ? "a link to nothing" : "not a file";
+    if (!carry_.empty()) return {};
+    if (is_other_weights(name)) return "weights of another format";
+    if (!entry.is_symlink(error)) return {};
+    const fs::path target = fs::canonical(entry.path(), error);
+    if (!error && std::ranges::any_of(inside_, [&](const fs::path& path) { return is_below(target, path); })) return {};
+    return fmt::format("a link to {}, outside the directory", in_quotes(target.string()));
+  }
+
+  [[nodiscard]] bool is_wanted(std::string_view name) const {
+    if (carry_.empty() || carry_ == "all") return true;
+    if (carry_ == "none") return false;
+    for (std::size_t at = 0; at <= carry_.size();) {
+      const std::size_t end = std::min(carry_.find(',', at), carry_.size());
+      if (glob_matches(std::string_view(carry_).substr(at, end - at), name)) return true;
+      at = end + 1;
+    }
+    return false;
+  }
+
+  const std::string& carry_;
+  std::vector<fs::path> inside_;
+  CarriedFiles found_;
+};
 
 bool begins_file(std::uint64_t in_file, std::uint64_t bytes, std::uint64_t limit) {
   return bytes > limit || in_file > limit - bytes;
@@ -105,6 +217,18 @@ bool is_weight_name(std::string_view name) noexcept {
 
 bool is_index_name(std::string_view name) noexcept {
   return name.ends_with(".safetensors.index.json");
+}
+
+Belongs belongs_to_checkpoint(std::string_view name) noexcept {
+  if (parse_shard_file_name(name) || name == model_file_name || name == model_index_name) return Belongs::weights;
+  constexpr std::string_view pattern = "model-00000-of-00000.safetensors";
+  const auto fits = [](char letter, char wanted) {
+    return wanted == '0' ? letter >= '0' && letter <= '9' : letter == wanted;
+  };
+  if (std::ranges::equal(name, pattern, fits)) return Belongs::weights;
+  const bool is_known = name == checksums_file_name || is_journal_name(name) || os::is_partial_name(name) ||
+                        std::ranges::find(names_beside_weights, name) != names_beside_weights.end();
+  return is_known ? Belongs::beside : Belongs::no;
 }
 
 std::string join_path(const std::string& directory, const std::string& name) {
@@ -190,16 +314,15 @@ std::optional<Config> read_model_config(const std::string& directory) {
   }
 }
 
-std::vector<std::string> carried_files(const std::string& directory) {
-  std::vector<std::string> files;
-  collect_carried(directory, "", 0, files);
-  std::sort(files.begin(), files.end());
-  return files;
+CarriedFiles carried_files(const std::string& directory, const std::string& carry) {
+  return Carrying(directory, carry).found();
 }
 
-void copy_carried_files(const std::string& from, const std::string& to) {
-  for (const std::string& name : carried_files(from)) {
-    const auto source = os::MappedFile::open(join_path(from, name));
+void copy_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names,
+                        const std::function<void()>& between) {
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(copy_piece);
+  for (const std::string& name : names) {
+    const os::ReadableFile source = os::ReadableFile::open(join_path(from, name));
     const std::string target = join_path(to, name);
     if (name.find('/') != std::string::npos) {
       std::error_code error;
@@ -207,10 +330,14 @@ void copy_carried_files(const std::string& from, const std::string& to) {
       if (error) throw os::errno_error("making the directory of", error.value(), target);
     }
     os::OutputFile copy(target);
-    const std::span<const std::byte> bytes = source->bytes();
-    copy.reserve(bytes.size());
-    for (std::size_t at = 0; at < bytes.size(); at += copy_piece)
-      copy.write_at(at, bytes.subspan(at, std::min(copy_piece, bytes.size() - at)));
+    copy.reserve(source.bytes());
+    for (std::uint64_t at = 0; at < source.bytes(); at += copy_piece) {
+      const std::span<std::byte> piece(buffer.get(), std::min<std::uint64_t>(copy_piece, source.bytes() - at));
+      source.read_at(at, piece);
+      copy.write_at(at, piece);
+      copy.start_writeback(at, piece.size());
+      if (between) between();
+    }
     copy.commit();
   }
 }

@@ -3,6 +3,7 @@
 // File names of HuggingFace's layout, in one place.
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,14 @@ inline constexpr std::string_view model_index_name = "model.safetensors.index.js
 std::string model_shard_name(std::size_t number, std::size_t count);
 bool is_weight_name(std::string_view name) noexcept;
 bool is_index_name(std::string_view name) noexcept;
+
+/// What a file is in a directory that has a checkpoint or shards, by its name there alone.
+enum class Belongs : std::uint8_t {
+  no,       ///< nothing that these programs or HuggingFace's libraries would write
+  beside,   ///< a config, a tokenizer, a model's card
+  weights,  ///< of a checkpoint or of a rank, or their index
+};
+Belongs belongs_to_checkpoint(std::string_view name) noexcept;
 
 std::string join_path(const std::string& directory, const std::string& name);
 

@@ -2,27 +2,30 @@
 #include "src/checkpoint/output_directory.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <chrono>
+#include <algorithm>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/log.hpp"
+#include "muster/model_dir.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/process.hpp"
+#include "src/os/partial_name.hpp"
+#include "src/os/small_file.hpp"
 
 namespace muster {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view partial_mark = ".partial-";
-// Between making a directory and locking it nobody else may take it for a dead process's.
-constexpr auto youngest_leftover = std::chrono::minutes(1);
+constexpr std::size_t most_named = 3;
 
 // "out/" and "out/." are "out": siblings are named after it.
 std::string normal(const std::string& path) {
@@ -35,20 +38,38 @@ std::string normal(const std::string& path) {
   return clean.string();
 }
 
-std::string parent_of(const std::string& path) {
-  const fs::path parent = fs::path(path).parent_path();
-  return parent.empty() ? "." : parent.string();
-}
-
-// --force must not become `rm -r` of somebody's home: only what holds a model or shards is replaced.
-bool looks_like_a_model(const fs::path& path) {
-  bool empty = true;
+// --force must not become `rm -r` of somebody's home: only a checkpoint is replaced, and nothing beside it goes with
+// it.
+void check_replaceable(const std::string& out, const std::string& source) {
+  const auto refuse = [&](const std::string& words) {
+    throw Error(ErrorKind::argument,
+                fmt::format("{} is not replaced, not even with --force: {}", in_quotes(out), words), {.path = out});
+  };
+  const auto status = os::file_status(out);
+  if (!status || !status->is_directory) refuse("it is not a directory; name another one");
+  std::vector<std::string> carried;
+  if (!source.empty()) carried = carried_files(source, "all").names;
+  std::vector<std::string> foreign;
+  bool is_empty = true;
+  bool has_weights = false;
   std::error_code error;
-  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
-    empty = false;
-    if (entry->path().extension() == ".safetensors") return true;
+  for (fs::recursive_directory_iterator entry(out, error), end; !error && entry != end && foreign.size() <= most_named;
+       entry.increment(error)) {
+    is_empty = false;
+    if (entry->is_directory() && !entry->is_symlink()) continue;
+    const std::string name = fs::path(entry->path().native().substr(out.size() + 1)).string();
+    const Belongs belongs = belongs_to_checkpoint(name);
+    has_weights = has_weights || belongs == Belongs::weights;
+    if (belongs == Belongs::no && !std::ranges::binary_search(carried, name)) foreign.push_back(in_quotes(name));
   }
-  return empty && !error;
+  if (error) throw Error(ErrorKind::io, fmt::format("reading the directory {}: {}", in_quotes(out), error.message()));
+  if (is_empty) return;
+  if (!foreign.empty()) {
+    if (foreign.size() > most_named) foreign.back() = "others";
+    refuse(fmt::format("it has files that are no part of a checkpoint ({}); move them away, or name another directory",
+                       fmt::join(foreign, ", ")));
+  }
+  if (!has_weights) refuse("it has no model and no shards in it; name another directory");
 }
 
 void remove_quietly(const std::string& path) noexcept {
@@ -57,117 +78,154 @@ void remove_quietly(const std::string& path) noexcept {
   if (error) log(LogLevel::warning, "cannot remove \"" + path + "\": " + error.message());
 }
 
-/// Directories that nobody writes to any more, each with its lock taken.
-struct Leftover {
-  std::string path;
-  os::Fd lock;
-};
-std::vector<Leftover> leftovers_of(const std::string& path, bool young_ones_too) {
-  const std::string begins = fs::path(path).filename().string() + std::string(partial_mark);
-  const auto now = fs::file_time_type::clock::now();
-  std::vector<Leftover> dead;
-  for (const fs::directory_entry& entry : fs::directory_iterator(parent_of(path))) {
-    if (!entry.path().filename().string().starts_with(begins) || !entry.is_directory()) continue;
-    if (!young_ones_too && now - entry.last_write_time() < youngest_leftover) continue;
-    os::Fd lock = os::open_directory(entry.path().string());
-    if (os::try_lock(lock)) dead.push_back({entry.path().string(), std::move(lock)});
-  }
-  return dead;
+/// The newest change of a directory or of what is right in it.
+std::chrono::system_clock::time_point newest_change(const std::string& directory) {
+  std::chrono::system_clock::time_point newest{};
+  const auto look = [&](const std::string& path) {
+    if (const auto status = os::file_status(path)) newest = std::max(newest, status->changed);
+  };
+  look(directory);
+  for (const os::DirectoryEntry& entry : os::list_directory(directory)) look(join_path(directory, entry.name));
+  return newest;
+}
+
+/// `now` is by the clock of the file system.
+bool is_nobodys(const os::Unfinished& one, const OutputChoice& choice, std::chrono::system_clock::time_point now) {
+  if (one.writer.pid == 0) return true;
+  const os::Life life = os::life_of(one.writer);
+  if (life != os::Life::unknown) return life == os::Life::dead;
+  if (choice.abandoned_after && now - newest_change(one.path) >= *choice.abandoned_after) return true;
+  log(LogLevel::warning,
+      fmt::format("{} belongs to a process of host {} (pid {}), of which nothing can be known from here; if that has "
+                  "ended, {}, or say --abandoned-after",
+                  in_quotes(one.path), one.writer.host, one.writer.pid,
+                  one.is_replaced ? "it is the earlier model: rename it back" : "remove it"));
+  return false;
 }
 
 }  // namespace
 
-void check_output(const std::string& path, bool force) {
+void check_output(const std::string& path, const OutputChoice& choice) {
   const std::string out = normal(path);
+  const std::string parent = os::directory_of(out);
   std::error_code error;
-  if (!fs::is_directory(parent_of(out), error)) {
-    throw Error(ErrorKind::not_found,
-                fmt::format("writing {}: the directory {} is not there; make it first", in_quotes(out),
-                            in_quotes(parent_of(out))),
-                {.path = out});
+  if (!fs::is_directory(parent, error)) {
+    throw Error(
+        ErrorKind::not_found,
+        fmt::format("writing {}: the directory {} is not there; make it first", in_quotes(out), in_quotes(parent)),
+        {.path = out});
   }
   if (!fs::exists(fs::symlink_status(out, error))) return;
-  if (!force) {
+  if (!choice.force) {
     throw Error(ErrorKind::argument,
                 fmt::format("{} exists already; name another directory, or replace it with --force", in_quotes(out)),
                 {.path = out});
   }
-  if (fs::is_symlink(out, error) || !fs::is_directory(out, error) || !looks_like_a_model(out)) {
-    throw Error(
-        ErrorKind::argument,
-        fmt::format("{} is not replaced, with --force neither: it is no directory with a model or shards in it; "
-                    "name another directory",
-                    in_quotes(out)),
-        {.path = out});
-  }
+  check_replaceable(out, choice.source);
 }
 
 void check_not_source(const std::string& source, const std::string& out) {
   std::error_code error;
-  if (fs::equivalent(source, out, error)) {
+  const fs::path inside = fs::weakly_canonical(source, error).lexically_relative(fs::weakly_canonical(out, error));
+  if (!error && !inside.empty() && *inside.begin() != "..") {
     throw Error(ErrorKind::argument,
                 fmt::format("{} is read from and cannot be written to as well; name another directory", in_quotes(out)),
                 {.path = out});
   }
 }
 
-OutputDirectory::OutputDirectory(const std::string& path, bool force,
+OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
                                  const std::function<bool(const std::string&)>& is_useful)
-    : path_(normal(path)), force_(force) {
-  check_output(path_, force_);
-  try {
-    for (Leftover& leftover : leftovers_of(path_, static_cast<bool>(is_useful))) {
-      if (is_useful && partial_.empty() && is_useful(leftover.path)) {
-        partial_ = leftover.path;
-        lock_ = std::move(leftover.lock);
-      } else if (fs::file_time_type::clock::now() - fs::last_write_time(leftover.path) >= youngest_leftover) {
-        remove_quietly(leftover.path);
-      }
-    }
-  } catch (const std::exception& error) {
-    log(LogLevel::info, fmt::format("looking for leftovers of {}: {}", path_, error.what()));
-  }
-  if (!partial_.empty()) return;
-  partial_ = path_ + std::string(partial_mark) + os::random_hex(8);
+    : path_(normal(path)), choice_(std::move(choice)) {
+  check_output(path_, choice_);
+  partial_ = os::partial_name(path_);
   os::make_directory(partial_);
   try {
-    lock_ = os::open_directory(partial_);
+    look_at_others(is_useful);
+    check_output(path_, choice_);
   } catch (...) {
     remove_quietly(partial_);
     throw;
   }
-  os::try_lock(lock_);
+}
+
+void OutputDirectory::look_at_others(const std::function<bool(const std::string&)>& is_useful) {
+  const auto status = os::file_status(partial_);
+  std::vector<os::Unfinished> others = os::unfinished_of(path_);
+  std::set<std::string> growing;
+  for (const os::Unfinished& one : others)
+    if (!one.is_replaced) growing.insert(one.tail);
+  std::erase_if(others, [&](const os::Unfinished& one) {
+    return one.path == partial_ || !status || !is_nobodys(one, choice_, status->changed);
+  });
+  std::set<std::string> in_doubt;
+  std::erase_if(others, [&](const os::Unfinished& one) {
+    if (!one.is_replaced) return false;
+    if (!os::file_status(path_)) {
+      os::rename_to_new(one.path, path_);
+      log(LogLevel::warning, fmt::format("{} has its name again: who was to replace it was killed", in_quotes(path_)));
+      return true;
+    }
+    // What grew is gone: it has the name now, and the earlier one is only to be removed.
+    if (!growing.contains(one.tail)) return false;
+    log(LogLevel::warning,
+        fmt::format("{} is an earlier {}, which has come from elsewhere since; move one of them away",
+                    in_quotes(one.path), in_quotes(path_)));
+    in_doubt.insert(one.tail);
+    return true;
+  });
+  std::erase_if(others, [&](const os::Unfinished& one) { return in_doubt.contains(one.tail); });
+  bool is_taken = false;
+  for (const os::Unfinished& one : others) {
+    const std::string mine = os::partial_name(path_);
+    try {
+      os::rename_to_new(one.path, mine);
+    } catch (const Error&) {
+      continue;  // another export was the first to take it
+    }
+    if (!is_taken && !one.is_replaced && is_useful && is_useful(mine)) {
+      remove_quietly(std::exchange(partial_, mine));
+      is_taken = true;
+    } else {
+      remove_quietly(mine);
+    }
+  }
 }
 
 OutputDirectory::~OutputDirectory() {
-  if (!partial_.empty() && !keep_) remove_quietly(partial_);
+  if (partial_.empty()) return;
+  std::error_code error;
+  if (keep_)
+    fs::rename(partial_, os::released_name(partial_), error);
+  else
+    remove_quietly(partial_);
 }
 
-void OutputDirectory::commit() {
+void OutputDirectory::commit(const std::function<void()>& at_last) {
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(partial_)) {
     if (entry.is_directory()) os::sync_directory(entry.path().string());
     if (entry.is_regular_file()) os::sync_file(entry.path().string());
   }
+  check_output(path_, choice_);
+  if (at_last) at_last();
   os::sync_directory(partial_);
-  check_output(path_, force_);
-  std::error_code error;
-  if (!force_ || !fs::exists(path_, error)) {
+  if (!choice_.force || !os::file_status(path_)) {
     os::rename_to_new(partial_, path_);
     partial_.clear();
   } else if (!os::exchange_names(partial_, path_)) {
-    // Two renames where the file system knows no exchange: for a moment OUT is missing, but never half.
-    const std::string old = path_ + std::string(partial_mark) + os::random_hex(8);
-    os::rename_to_new(path_, old);
+    const std::string replaced = os::replaced_name(partial_);
+    os::rename_to_new(path_, replaced);
     try {
       os::rename_to_new(partial_, path_);
     } catch (...) {
-      os::rename_to_new(old, path_);
+      os::rename_to_new(replaced, path_);
       throw;
     }
-    partial_ = old;
+    partial_ = replaced;
   }
   // From here on partial_ is the old directory, if there was one: what is left to do is to remove it.
-  os::sync_directory(parent_of(path_));
+  keep_ = false;
+  os::sync_directory(os::directory_of(path_));
   if (!partial_.empty()) remove_quietly(std::exchange(partial_, {}));
 }
 

@@ -2,28 +2,37 @@
 #pragma once
 // OutputDirectory: a directory of results that is there whole or not at all.
 //
-// 1. OUT.partial-NONCE is made beside OUT and locked; everything is written into it.
-// 2. commit(): all files and directories in it are synced, and it takes the name OUT in one step. An OUT that is to be
-// replaced changes
-//    places with it and is removed after that, so that one of the two is always there.
-// 3. Without a commit the destructor removes OUT.partial-NONCE, unless it was told to leave it. What was left (its lock
-//    is free) is taken over by the next one that writes to the same OUT and can use it, else removed.
+// 1. OUT.partial-NONCE@WRITER (os/partial_name.hpp) is made beside OUT; everything is written into it.
+// 2. What others left beside OUT goes, if its writer is proved dead: a process of this host that is not there any more,
+//    or one that let go of it. Of other hosts nothing can be proved: theirs goes if nothing in it has changed for an
+//    age that the user gives. Whoever takes such a directory first gives it a name of its own; then it is removed, or
+//    gone on with. An OUT.replaced-... gets the name OUT back if there is no OUT.
+// 3. commit(): all files and directories in it are synced, and it takes the name OUT in one step. An OUT that is to be
+//    replaced changes places with it and is removed after that. Where the file system cannot exchange names, OUT is
+//    renamed to OUT.replaced-NONCE@WRITER first: one of the two always exists, and step 2 of the next one finds it.
+// 4. Without a commit the destructor removes OUT.partial-..., or lets go of it if it was told to keep it.
 
+#include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
-
-#include "src/os/fd.hpp"
 
 namespace muster {
 
+struct OutputChoice {
+  bool force = false;
+  /// The directory that is read: what is carried from it may be in an OUT that is replaced.
+  std::string source = {};
+  /// What processes of other hosts left, and has not changed for so long, is nobody's.
+  std::optional<std::chrono::seconds> abandoned_after = {};
+};
+
 class OutputDirectory {
  public:
-  /// Throws Error(argument) where `path` exists and `force` is off, or where it is on and `path` is nothing that these
-  /// programs write (a directory with other things than a model's); Error(io | no_space) from the file system.
-  /// `is_useful`, where given, looks at each directory that was left behind; the first one that it wants is gone on
-  /// with.
-  OutputDirectory(const std::string& path, bool force,
-                  const std::function<bool(const std::string& partial)>& is_useful = {});
+  /// Throws as check_output; Error(io | no_space) from the file system. `is_useful`, if given, looks at each directory
+  /// that was left behind; the first one that it wants is gone on with.
+  explicit OutputDirectory(const std::string& path, OutputChoice choice = {},
+                           const std::function<bool(const std::string& partial)>& is_useful = {});
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;
   ~OutputDirectory();
@@ -32,21 +41,25 @@ class OutputDirectory {
   [[nodiscard]] const std::string& partial() const noexcept { return partial_; }
   /// The destructor leaves what there is.
   void keep_on_failure() noexcept { keep_ = true; }
-  /// Throws like the constructor; then OUT is as it was.
-  void commit();
+  /// `at_last` is called when nothing but the name is missing. Throws like the constructor; then OUT is as it was,
+  /// unless syncing its parent was what failed: then the new one is there, but a power cut may undo it.
+  void commit(const std::function<void()>& at_last = {});
 
  private:
+  void look_at_others(const std::function<bool(const std::string& partial)>& is_useful);
   std::string path_;
   std::string partial_;
-  os::Fd lock_;
-  bool force_ = false;
+  OutputChoice choice_;
   bool keep_ = false;
 };
 
-/// The checks of the constructor alone, for programs that want to fail before long work. Throws like it.
-void check_output(const std::string& path, bool force);
+/// The checks of the constructor alone, for programs that want to fail before long work. Throws Error(argument) if
+/// `path` exists and force is off, or if it is on and `path` is not a checkpoint: has no weights, or has files that are
+/// no part of one (they are named). Error(not_found) if its parent is not there.
+void check_output(const std::string& path, const OutputChoice& choice);
 
-/// Throws Error(argument) where `out` is the directory that is read from: --force would replace what is being read.
+/// Throws Error(argument) if `out` is the directory that is read from, or has it inside: --force would replace what is
+/// being read.
 void check_not_source(const std::string& source, const std::string& out);
 
 }  // namespace muster

@@ -16,11 +16,13 @@
 #include "muster/export.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/sync_group.hpp"
+#include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/shard_workspace.hpp"
 #include "src/checkpoint/workspace_states.hpp"
 #include "src/core/parallel.hpp"
@@ -34,8 +36,8 @@ constexpr std::uint64_t window_bytes = 8 << 20;
 
 std::vector<AssemblySource> sources_of(const ModelDir& model) {
   std::vector<AssemblySource> sources;
-  for (std::size_t i = 0; i < model.tensors().size(); ++i)
-    sources.push_back({.tensor = model.tensor(i), .file = model.file_of(i).path()});
+  for (const SafetensorsFile& file : model.files())
+    for (std::size_t index = 0; index < file.tensors().size(); ++index) sources.push_back(source_of(file, index));
   return sources;
 }
 
@@ -72,7 +74,10 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   const AssemblyPlan assembly =
       plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
   job.report.bytes_written = assembly.bytes;
-  OutputDirectory output(out, options.force);
+  OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
+  CarriedFiles carried = carried_files(model_dir, options.carry);
+  const std::shared_ptr<SyncGroup> group = single_group();
+  const FailOnStop on_stop = fail_on_stop(*group, options.stop);
   std::vector<FileTarget> targets;
   for (const FilePlan& file : assembly.files) targets.push_back(grow_file(output.partial(), file));
   ProgressCounter counter(options.progress, assembly.bytes);
@@ -80,9 +85,10 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   std::function<void(std::uint64_t)> progress;
   if (options.progress) progress = [&](std::uint64_t bytes) { counter.add(bytes - std::exchange(before, bytes)); };
   assemble(
-      *single_group(), assembly.processes.front(), job.sources, targets, {window_bytes},
+      *group, assembly.processes.front(), job.sources, targets, {window_bytes},
       [&](std::uint32_t file) { finish_file(assembly.files[file], targets[file]); }, progress);
-  copy_carried_files(model_dir, output.partial());
+  copy_carried_files(model_dir, output.partial(), carried.names, [&] { go_on(*group); });
+  job.report.left = std::move(carried.left);
   output.commit();
 }
 
@@ -91,17 +97,18 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan_name,
                         const ParallelLayout& layout, const ShardOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
+  check_not_source(model_dir, out);
   if (!options.to_workspace) {
     if (options.zstd_level)
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
-    check_output(out, options.force);
+    check_output(out, {options.force, model_dir});
   }
-  check_not_source(model_dir, out);
   ShardJob job(model_dir, plan_name, layout);
   if (options.to_workspace) {
     WorkspaceShards written = write_shards_to_workspace(job.outputs.files, job.sources, model_dir, out, options);
     job.report.bytes_written = written.bytes;
     job.report.job = std::move(written.job);
+    job.report.left = std::move(written.left);
   } else {
     write_files(job, model_dir, out, options);
   }

@@ -10,6 +10,7 @@
 #include "muster/export.hpp"
 #include "src/checkpoint/metadata_config.hpp"
 #include "src/core/quoted.hpp"
+#include "src/os/process.hpp"
 
 namespace muster {
 namespace {
@@ -22,6 +23,9 @@ std::string identity_of(const std::string& path) {
   return fmt::format("{} {} {}", std::filesystem::path(path).filename().string(), size,
                      time.time_since_epoch().count());
 }
+
+// That a process has open beside the shards.
+constexpr std::uint64_t other_files = 256;
 
 }  // namespace
 
@@ -104,6 +108,7 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
 
 void ShardSet::open_files(const std::string& directory, int process, int processes) {
   count_ = count_shards(directory);
+  os::allow_open_files(static_cast<std::uint64_t>(count_ / processes) + other_files);
   for (int rank = process; rank < count_; rank += processes) {
     const std::string path = directory + "/" + shard_file_name(rank, count_);
     const SafetensorsFile& file = files_.emplace_back(SafetensorsFile::open(path));
@@ -153,15 +158,9 @@ void ShardSet::add(ShardListing listing, const Metadata& metadata, const std::st
 std::vector<AssemblySource> ShardSet::sources() const {
   std::vector<AssemblySource> sources;
   for (const SafetensorsFile& file : files_)
-    for (std::size_t index = 0; index < file.tensors().size(); ++index)
-      sources.push_back({.tensor = file.tensor(index), .file = file.path()});
-  // Read, not mapped: compressed ones have no bytes to map, and those on network file systems had better not be.
+    for (std::size_t index = 0; index < file.tensors().size(); ++index) sources.push_back(source_of(file, index));
   for (const StateFile& file : states_)
-    for (std::size_t index = 0; index < file.tensors().size(); ++index)
-      sources.push_back({.file = file.path(),
-                         .read = [file, index](std::uint64_t offset,
-                                               std::span<std::byte> target) { file.read(index, offset, target); },
-                         .bytes_to_read = file.tensors()[index].bytes});
+    for (std::size_t index = 0; index < file.tensors().size(); ++index) sources.push_back(source_of(file, index));
   return sources;
 }
 

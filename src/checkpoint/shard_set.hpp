@@ -35,6 +35,14 @@ ShardListing listing_from_config(const Config& config);
 /// same.
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
 
+/// A tensor of a SafetensorsFile or a StateFile.
+template <class File>
+AssemblySource source_of(const File& file, std::size_t index) {
+  return {file.path(),
+          [file, index](std::uint64_t offset, std::span<std::byte> target) { file.read(index, offset, target); },
+          file.tensors()[index].bytes};
+}
+
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, or the
 /// states of a workspace that all ranks have (choose_common_states).
 class ShardSet {

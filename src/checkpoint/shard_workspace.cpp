@@ -28,8 +28,8 @@ namespace {
 constexpr std::uint64_t piece_bytes = 8 << 20;
 
 // Step 1.
-void check_carried_files(const std::string& from, const std::string& to) {
-  for (const std::string& name : carried_files(from)) {
+void check_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names) {
+  for (const std::string& name : names) {
     const std::string target = join_path(to, name);
     std::error_code error;
     if (!std::filesystem::exists(target, error)) continue;
@@ -109,13 +109,14 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
                                           const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
   workspace::sweep_dead(workspace);
-  if (!options.force) check_carried_files(model_dir, workspace);
+  CarriedFiles carried = carried_files(model_dir, options.carry);
+  if (!options.force) check_carried_files(model_dir, workspace, carried.names);
   SyncGroup::Nonce nonce{};
   os::random_bytes(nonce);
-  WorkspaceShards result{workspace::job_text(nonce), 0};
+  WorkspaceShards result{workspace::job_text(nonce), 0, std::move(carried.left)};
   for (const OutputFile& rank : ranks)
     for (const OutputTensor& tensor : rank.tensors) result.bytes += bytes_of(tensor.layout);
-  ProgressCounter progress(options.progress, result.bytes);
+  ProgressCounter progress(options.progress, result.bytes, options.stop);
   const int world_size = static_cast<int>(ranks.size());
   Undo undo;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -133,7 +134,7 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
     undo.add(target);
     write_state(ranks[static_cast<std::size_t>(rank)], sources, target, state, progress);
   }
-  copy_carried_files(model_dir, workspace);
+  copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
   undo.forget();
   return result;
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "muster/export.hpp"
 #include "src/checkpoint/assembly.hpp"
@@ -19,6 +20,7 @@ namespace muster {
 struct WorkspaceShards {
   std::string job;          ///< 32 digits
   std::uint64_t bytes = 0;  ///< of all states' tensors
+  std::vector<LeftFile> left = {};
 };
 
 /// `ranks`: of each rank, from tensors of one process, `sources`. Throws as prepare_workspace and StateFileWriter;

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "src/core/quoted.hpp"
 #include "src/inspect/printable.hpp"
 
 namespace muster::inspect {
@@ -101,6 +102,16 @@ Config account_json(const ExportAccount& account) {
                                                  {"files", static_cast<std::int64_t>(account.files)}})},
                          {"tensors", tensors_json(account.tensors)},
                          {"dropped", tensors_json(account.dropped)}});
+}
+
+std::string left_line(const std::vector<LeftFile>& left) {
+  constexpr std::size_t most = 5;
+  if (left.empty()) return {};
+  std::string names;
+  for (std::size_t i = 0; i < std::min(most, left.size()); ++i)
+    names += fmt::format("{}{} ({})", i == 0 ? "" : ", ", in_quotes(left[i].name), left[i].reason);
+  if (left.size() > most) names += fmt::format(" and {} more", left.size() - most);
+  return fmt::format("not carried: {}; --carry chooses\n", names);
 }
 
 }  // namespace muster::inspect

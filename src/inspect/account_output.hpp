@@ -19,4 +19,7 @@ Config account_json(const ExportAccount& account);
 /// The sums alone: "291 tensors of 4 ranks (201.3 MB) merged into 75 (199.0 MB in 2 files), 3 dropped".
 std::string account_line(const ExportAccount& account);
 
+/// "not carried: ...", a line with its end; empty if all went along.
+std::string left_line(const std::vector<LeftFile>& left);
+
 }  // namespace muster::inspect

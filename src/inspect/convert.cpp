@@ -18,6 +18,7 @@
 #include "src/core/quoted.hpp"
 #include "src/inspect/state_source.hpp"
 #include "src/inspect/tensor_source.hpp"
+#include "src/os/partial_name.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -95,7 +96,8 @@ void check_paths(const std::string& in, const std::string& out, const ConvertOpt
     refuse("it is a directory, and one file becomes one file; muster export and muster shard work on directories");
   if (std::filesystem::equivalent(in, out, error)) refuse("they are the same file");
   const auto status = std::filesystem::symlink_status(out, error);
-  if (std::filesystem::is_directory(status)) refuse("the second is a directory");
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    refuse("the second is there and is not a file, which is not replaced; name another one");
   if (std::filesystem::exists(status) && !options.force) refuse("the second is there already; --force replaces it");
 }
 
@@ -137,7 +139,8 @@ ConvertReport convert(const std::string& in, const std::string& out, const Conve
     report.bytes += entry.bytes;
   }
   const auto begin = std::chrono::steady_clock::now();
-  ProgressCounter progress(options.progress, report.bytes);
+  os::remove_dead_partials(out);
+  ProgressCounter progress(options.progress, report.bytes, options.stop);
   if (format == FileFormat::safetensors)
     write_safetensors(*source, out, progress);
   else

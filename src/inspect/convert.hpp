@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "muster/progress.hpp"
@@ -22,6 +23,7 @@ struct ConvertOptions {
   std::optional<int> zstd_level = {};  ///< of a state file
   bool force = false;                  ///< replace a file that is there
   ProgressCallback progress = {};
+  std::stop_token stop = {};  ///< a request ends it: Error(cancelled), and nothing is left behind
 };
 
 struct ConvertReport {
@@ -33,9 +35,9 @@ struct ConvertReport {
 
 /// `in`: a safetensors, state or any other HDF5 file, told by what is in it. `out`: by its name. Tensors keep names,
 /// dtypes, shapes and bits; config and metadata by the rule of metadata_config.hpp; a state file made from a state file
-/// keeps whose it is. `out` appears whole or not at all. Memory is some pieces of some MiB, a thread each. Local.
-/// Throws Error(argument) where `out` is there and not forced, is `in`, or a name has no place in its format; as
-/// open_source, SafetensorsWriter and StateFileWriter.
+/// keeps whose it is. `out` appears whole or not at all; what a killed conversion to it left on this host goes. Memory
+/// is some pieces of some MiB, a thread each. Local. Throws Error(argument) where `out` is there and not forced, is
+/// `in`, or a name has no place in its format; as open_source, SafetensorsWriter and StateFileWriter.
 ConvertReport convert(const std::string& in, const std::string& out, const ConvertOptions& options = {});
 
 }  // namespace muster::inspect

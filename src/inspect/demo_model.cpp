@@ -197,7 +197,7 @@ void fill_demo_tensor(const DemoModel::Part& part, std::span<std::byte> target) 
 }
 
 std::uint64_t write_demo_model(const DemoModel& model, const std::string& directory, std::uint64_t max_shard_size) {
-  OutputDirectory output(directory, false);
+  OutputDirectory output(directory);
   std::vector<TensorEntry> entries;
   entries.reserve(model.tensors.size());
   std::uint64_t bytes = 0;

@@ -36,8 +36,15 @@ class ModelSource : public TensorSource {
   }
   [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
                                                  std::uint64_t length) const override {
-    const std::span<const std::byte> bytes = model_.tensor(tensor).bytes().subspan(offset, length);
-    if (length >= least_populated) os::populate_mapped(bytes, model_.file_of(tensor).path());
+    const SafetensorsFile& file = model_.file_of(tensor);
+    const std::size_t index = *file.find(model_.tensors()[tensor].name);
+    if (!file.is_mapped()) {
+      std::vector<std::byte> bytes(length);
+      file.read(index, offset, bytes);
+      return std::make_unique<PieceBytes>(std::move(bytes));
+    }
+    const std::span<const std::byte> bytes = file.tensor(index).bytes().subspan(offset, length);
+    if (length >= least_populated) os::populate_mapped(bytes, file.path());
     return std::make_unique<PieceBytes>(bytes);
   }
   [[nodiscard]] std::map<std::string, std::string> metadata() const override { return model_.metadata(); }

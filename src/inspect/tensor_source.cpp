@@ -54,7 +54,7 @@ TensorDetail MergedSource::detail(std::size_t tensor) const {
   TensorDetail detail;
   std::set<std::string_view> files;
   for (const AssemblySource& source : merged.sources) {
-    detail.stored_bytes += source.nbytes();
+    detail.stored_bytes += source.bytes;
     files.insert(source.file);
   }
   if (files.size() == 1) detail.file = *files.begin();

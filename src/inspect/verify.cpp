@@ -57,9 +57,7 @@ std::vector<Summed> sum_all(const Places& places, const ProgressCallback& progre
   parallel_for(order.size(), copy_workers(), [&](std::size_t place, std::size_t) {
     Summed& summed = all[order[place]];
     try {
-      const Tensor tensor = summed.file->file.tensor(summed.index);
-      summed.checksum =
-          mapped_checksum(tensor.bytes(), summed.file->file.path(), [&](std::uint64_t count) { reading.add(count); });
+      summed.checksum = checksum_of(summed.file->file, summed.index, [&](std::uint64_t count) { reading.add(count); });
     } catch (const Error& error) {
       summed.failure = error.what();
     }

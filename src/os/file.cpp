@@ -18,15 +18,14 @@
 #include "src/os/fault.hpp"
 #include "src/os/file_system.hpp"
 #include "src/os/pages.hpp"
-#include "src/os/process.hpp"
+#include "src/os/partial_name.hpp"
 #include "src/os/signal_action.hpp"
+#include "src/os/small_file.hpp"
 #include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {
 
-constexpr std::string_view partial_mark = ".partial-";
-constexpr std::size_t nonce_bytes = 8;
 // One call reads or writes at most this much: Linux's own limit is a little below 2 GiB.
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 
@@ -53,6 +52,17 @@ bool is_at(const std::string& path, const FileIdentity& file) noexcept {
   const bool is_there = ::stat(path.c_str(), &status) == 0 && FileIdentity{status.st_dev, status.st_ino} == file;
   errno = error;
   return is_there;
+}
+
+// A rename would put a file where a device, a pipe or a link was.
+void check_replaceable(const std::string& path) {
+  if (const auto status = file_status(path); status && !status->is_regular)
+    throw Error(ErrorKind::argument,
+                fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path,
+                            status->is_link        ? "a link"
+                            : status->is_directory ? "a directory"
+                                                   : "a device or a pipe"),
+                {.path = path});
 }
 
 [[noreturn]] void throw_full(const std::string& path, std::uint64_t needed, int error) {
@@ -100,7 +110,10 @@ void ReadableFile::read_at(std::uint64_t offset, std::span<std::byte> target) co
       throw errno_error(fmt::format("reading {} bytes at {} of", piece, offset), errno, path_);
     }
     if (got == 0)
-      throw errno_error(ErrorKind::corrupt, fmt::format("reading {} bytes at {} of", piece, offset), ENODATA, path_);
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("reading {} bytes at {} of {}: it ends before them; has it been shortened?", piece,
+                              offset, path_),
+                  {.path = path_, .os_error = ENODATA});
     target = target.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
   }
@@ -230,7 +243,7 @@ void WritableFile::close() {
 OutputFile::OutputFile(const std::string& path) : OutputFile(path, partial_name(path)) {}
 
 OutputFile::OutputFile(const std::string& path, std::string temporary)
-    : partial_(std::move(temporary)), file_(WritableFile::create(partial_, path)) {}
+    : partial_(std::move(temporary)), file_((check_replaceable(path), WritableFile::create(partial_, path))) {}
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : partial_(std::exchange(other.partial_, std::string())), file_(std::move(other.file_)) {}
@@ -262,18 +275,6 @@ void OutputFile::commit(Durability durability) {
     throw errno_error("renaming the finished file to", errno, path());
   partial_.clear();
   if (durability == Durability::synced) sync_directory_of(path());
-}
-
-std::string partial_name(const std::string& path) {
-  return path + std::string(partial_mark) + random_hex(nonce_bytes);
-}
-
-bool is_partial_name(const std::string& name) noexcept {
-  constexpr std::size_t tail = partial_mark.size() + 2 * nonce_bytes;
-  if (name.size() <= tail) return false;
-  const std::string_view end = std::string_view(name).substr(name.size() - tail);
-  return end.starts_with(partial_mark) &&
-         end.find_first_not_of("0123456789abcdef", partial_mark.size()) == std::string_view::npos;
 }
 
 }  // namespace muster::os

@@ -108,7 +108,7 @@ class WritableFile {
   Fd fd_;
 };
 
-/// 1. PATH.partial-NONCE is created beside PATH (nobody else's: exclusively) and written at offsets.
+/// 1. PATH.partial-NONCE@WRITER (partial_name.hpp) is created beside PATH and written at offsets.
 /// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory; unsynced, without the two fsyncs.
 /// 3. Without commit() the destructor removes what 1 made.
 class OutputFile {
@@ -135,10 +135,5 @@ class OutputFile {
   std::string partial_;  ///< empty when there is nothing to remove
   WritableFile file_;
 };
-
-/// The name that a file has while it grows, other for every call.
-std::string partial_name(const std::string& path);
-/// Whether a file name is what a writer that was killed left behind (step 1).
-bool is_partial_name(const std::string& name) noexcept;
 
 }  // namespace muster::os

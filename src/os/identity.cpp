@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/os/identity.hpp"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -53,14 +56,16 @@ std::uint64_t own_pid_namespace() noexcept {
   return ::stat("/proc/self/ns/pid", &status) == 0 ? std::uint64_t{status.st_ino} : 0;
 }
 
+bool is_plain_letter(char letter) noexcept {
+  return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') || (letter >= '0' && letter <= '9') ||
+         letter == '.' || letter == '-' || letter == '_';
+}
+
 std::string plain_host_name() {
   constexpr std::size_t longest = 64;
   std::string name = host_name().substr(0, longest);
-  for (char& letter : name) {
-    const bool is_plain = (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
-                          (letter >= '0' && letter <= '9') || letter == '.' || letter == '-';
-    if (!is_plain) letter = '_';
-  }
+  std::ranges::replace_if(
+      name, [](char letter) { return !is_plain_letter(letter); }, '_');
   return name;
 }
 
@@ -81,6 +86,35 @@ ProcessIdentity own_identity() {
   if (own.pid != process_id())
     own = {here().host, here().boot, process_id(), start_of(process_id()).value_or(0), own_pid_namespace()};
   return own;
+}
+
+std::string identity_text(const ProcessIdentity& identity) {
+  return fmt::format("{},{},{},{},{}", identity.host, identity.boot, identity.pid, identity.start,
+                     identity.pid_namespace);
+}
+
+std::optional<ProcessIdentity> parse_identity(std::string_view text) {
+  auto take = [rest = text]() mutable {
+    const std::string_view field = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(field.size() + 1, rest.size()));
+    return field;
+  };
+  const auto number = [&take](auto& target) {
+    const std::string_view field = take();
+    std::from_chars(field.data(), field.data() + field.size(), target);
+  };
+  ProcessIdentity identity;
+  identity.host = take();
+  identity.boot = take();
+  number(identity.pid);
+  number(identity.start);
+  number(identity.pid_namespace);
+  const bool is_plain = !identity.host.empty() && std::ranges::all_of(identity.host, is_plain_letter);
+  const bool is_boot =
+      identity.boot.size() == 16 && identity.boot.find_first_not_of("0123456789abcdef") == std::string::npos;
+  // Every value has one spelling.
+  if (!is_plain || !is_boot || identity.pid < 0 || identity_text(identity) != text) return std::nullopt;
+  return identity;
 }
 
 Life life_of(const ProcessIdentity& identity) noexcept {

@@ -3,7 +3,9 @@
 // Which process it was: exact enough that another process on the same host can prove, much later, that it is gone.
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace muster::os {
 
@@ -19,6 +21,10 @@ struct ProcessIdentity {
 
 /// This process. In a forked child its own, too.
 ProcessIdentity own_identity();
+
+/// As a part of a name: HOST,BOOT,PID,START,SPACE; and back, where it is spelt exactly like that.
+std::string identity_text(const ProcessIdentity& identity);
+std::optional<ProcessIdentity> parse_identity(std::string_view text);
 
 enum class Life : std::uint8_t {
   alive,

@@ -33,6 +33,10 @@ void SignalAction::handle_where_default(void (*handler)(int)) const noexcept {
   ::sigaction(signal_, &action, nullptr);
 }
 
+void SignalAction::restore() const noexcept {
+  ::sigaction(signal_, &action_, nullptr);
+}
+
 void SignalAction::restore_or_ignore() const noexcept {
   struct sigaction action = action_;
   if (is_default()) action.sa_handler = SIG_IGN;

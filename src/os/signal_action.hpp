@@ -13,7 +13,9 @@ class SignalAction {
   explicit SignalAction(int signal) noexcept;
   /// Where that is to end the process, `handler` is called instead.
   void handle_where_default(void (*handler)(int)) const noexcept;
-  /// From now on the same again; where that was to end the process, the signal is ignored.
+  /// From now on the same again.
+  void restore() const noexcept;
+  /// Likewise, but where that was to end the process, the signal is ignored.
   void restore_or_ignore() const noexcept;
 
  private:

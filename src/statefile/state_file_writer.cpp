@@ -7,6 +7,7 @@
 #include "src/core/element_range.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
+#include "src/os/partial_name.hpp"
 #include "src/statefile/hdf5_library.hpp"
 #include "src/statefile/writer_state.hpp"
 

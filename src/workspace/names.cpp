@@ -167,28 +167,4 @@ std::optional<SyncGroup::Nonce> parse_job(std::string_view text) {
   return nonce;
 }
 
-std::string identity_text(const os::ProcessIdentity& identity) {
-  return fmt::format("{},{},{},{},{}", identity.host, identity.boot, identity.pid, identity.start,
-                     identity.pid_namespace);
-}
-
-std::optional<os::ProcessIdentity> parse_identity(std::string_view text) {
-  constexpr std::string_view host_letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
-  const std::size_t comma = text.find(',');
-  if (comma == std::string_view::npos || comma == 0 || text.find_first_not_of(host_letters) != comma)
-    return std::nullopt;
-  os::ProcessIdentity identity;
-  identity.host = text.substr(0, comma);
-  NameReader reader(text.substr(comma + 1));
-  reader.hex(identity.boot, 16)
-      .word(",")
-      .number(identity.pid)
-      .word(",")
-      .number(identity.start)
-      .word(",")
-      .number(identity.pid_namespace);
-  if (!reader.is_whole()) return std::nullopt;
-  return identity;
-}
-
 }  // namespace muster::workspace

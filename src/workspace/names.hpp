@@ -61,8 +61,7 @@ std::string job_text(const SyncGroup::Nonce& nonce);
 /// None where these are not 32 digits.
 std::optional<SyncGroup::Nonce> parse_job(std::string_view text);
 
-/// A process as a part of a name, and back.
-std::string identity_text(const os::ProcessIdentity& identity);
-std::optional<os::ProcessIdentity> parse_identity(std::string_view text);
+using os::identity_text;
+using os::parse_identity;
 
 }  // namespace muster::workspace

@@ -9,6 +9,7 @@
 
 #include "muster/state_file.hpp"
 #include "src/core/quoted.hpp"
+#include "src/os/partial_name.hpp"
 #include "src/os/small_file.hpp"
 #include "src/workspace/group_names.hpp"
 #include "src/workspace/workspace_directory.hpp"
@@ -156,6 +157,15 @@ void require_workspace(const std::string& path, const std::vector<os::DirectoryE
   } else if (std::ranges::any_of(entries, [](const auto& entry) { return parse_name(entry.name).has_value(); })) {
     survey.marked = Marked::by_names;
   } else {
+    const auto unfinished =
+        std::ranges::find_if(entries, [](const auto& entry) { return os::is_partial_name(entry.name); });
+    if (unfinished != entries.end())
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("{} is no workspace; an export or a conversion has not finished its {}: the next one to the "
+                      "same place removes it if it was killed",
+                      in_quotes(path), in_quotes(unfinished->name)),
+          {.path = path});
     throw Error(ErrorKind::argument,
                 fmt::format("{} is no workspace: nothing in it is Muster's (there is {})", in_quotes(path),
                             in_quotes(entries.front().name)),

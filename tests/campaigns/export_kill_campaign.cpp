@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exports killed at random moments: `export_kill_campaign [COUNT] [SEED]`. Three ranks export to a directory that has
 // an older model; one of them (sometimes all) is killed. The survivors must leave within two seconds with an error that
-// names a killed rank; the directory has the old model or, where the kill came too late, the whole new one; nothing of
-// it is half. Every few kills a resumed export must finish what the killed ones left.
+// names a killed rank; the directory has the old model or, if the kill came too late, the whole new one; nothing of
+// it is half. In every other kill the file system has no exchange of names: then the old model may be parked, and the
+// next export puts it back. Every few kills a resumed export must finish what the killed ones left, and leave nothing.
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -16,6 +17,8 @@
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "src/checkpoint/output_directory.hpp"
+#include "src/os/fault.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"
@@ -59,6 +62,7 @@ int main(int argc, char** argv) {
   int failures = 0;
   int early = 0;
   int resumed = 0;
+  int parked = 0;
   double slowest = 0;
   const auto fail = [&](int i, const std::string& words) {
     fmt::print("kill {}: {}\n", i, words);
@@ -68,8 +72,11 @@ int main(int argc, char** argv) {
     const Writers writers = random() % 2 == 0 ? Writers::first : Writers::owners;
     const int victim = static_cast<int>(random() % 3);
     const bool all = random() % 4 == 0;
+    const bool without_exchange = random() % 2 == 0;
     const GroupOf job(3);
     Ranks ranks(3, [&](int rank) {
+      if (without_exchange)
+        os::set_fault_hook([](std::string_view call, std::string_view) { return call == "exchange" ? EINVAL : 0; });
       try {
         const auto group = job.join(rank, 5s);
         export_to(work, *group, writers);
@@ -96,6 +103,14 @@ int main(int argc, char** argv) {
       someone_done = someone_done || rank.words == "done";
       if (rank.signal != SIGKILL && !rank.ok()) fail(i, "a rank ended with: " + rank.words);
     }
+    if (!fs::exists(work / "out")) {
+      ++parked;
+      if (!without_exchange) fail(i, "there is no output");
+      try {
+        const OutputDirectory put_back(work / "out");
+      } catch (const Error&) {  // it is there again
+      }
+    }
     const bool is_new = is_same(work / "model", work / "out");
     if (!is_new && !is_same(work / "old", work / "out")) fail(i, "the output is neither the old model nor the new one");
     if (someone_done && !is_new) fail(i, "a rank says that it is done, and the output is the old one");
@@ -105,12 +120,16 @@ int main(int argc, char** argv) {
       for (const Ended& rank : end)
         if (!rank.ok()) fail(i, "a resumed export ended with: " + rank.words);
       if (!is_same(work / "model", work / "out")) fail(i, "a resumed export gave another model");
+      for (const auto& entry : fs::directory_iterator(work.path()))
+        if (const std::string name = entry.path().filename(); name.starts_with("out.")) fail(i, "left behind: " + name);
       ++resumed;
       fs::remove_all(work / "out");
       fs::copy(work / "old", work / "out");
     }
   }
-  fmt::print("{} kills: {} failures; {} came before the end; {} resumed; the slowest survivors left after {:.2f} s\n",
-             count, failures, early, resumed, slowest);
+  fmt::print(
+      "{} kills: {} failures; {} came before the end; {} parked; {} resumed; the slowest survivors left after {:.2f} "
+      "s\n",
+      count, failures, early, parked, resumed, slowest);
   return failures == 0 ? 0 : 1;
 }

@@ -137,4 +137,94 @@ rm shards/rank-00002-of-00005.safetensors
 "$program" export shards --plan llama --out alone --force > /dev/null || fail "--force"
 "$program" diff model alone > /dev/null || fail "what replaced the old one differs"
 
+# A report goes where it may: never over what is read, and devices, pipes and links stay what they are.
+refused "it is a file that is read" "$program" export shards --plan llama --out new --report shards/rank-00001-of-00004.safetensors
+refused "it is a file that is read" "$program" run -n 4 -- "$program" export shards --plan llama --out new --report shards/config.json
+refused "it is a file that is read" "$program" export shards --plan first.json --out new --report first.json
+refused "it is a directory" "$program" export shards --plan llama --out new --report model
+refused "No such file" "$program" export shards --plan llama --out new --report nowhere/report.json
+is_json() { python3 -c 'import json, sys; json.load(open(sys.argv[1]))["tensors"]' "$1" 2> /dev/null || fail "no report in $1"; }
+ln -s target.json link.json
+"$program" export shards --plan llama --out linked --report link.json > /dev/null || fail "a report through a link"
+[ -L link.json ] || fail "a report replaced a link"
+is_json target.json
+mkfifo pipe
+cat pipe > .log/piped & reader=$!
+exec 9> pipe
+"$program" export shards --plan llama --out piped --report pipe > /dev/null || fail "a report to a pipe"
+exec 9>&-
+wait $reader
+[ -p pipe ] || fail "a report replaced a pipe"
+is_json .log/piped
+"$program" export shards --plan llama --out complete --report pipe > /dev/null 2> "$err" && fail "a report that nobody reads"
+grep -q '"complete" is complete, but not its report' "$err" || fail "a report that nobody reads: $(cat "$err")"
+"$program" diff model complete > /dev/null || fail "complete differs"
+if mknod null c 1 3 2> /dev/null; then
+  "$program" export shards --plan llama --out nulled --report null > /dev/null || fail "a report to a device"
+  [ -c null ] || fail "a report replaced a device"
+fi
+for name in link.json pipe; do
+  ln -f -s target.json out.h5
+  refused "is not a file" "$program" convert model/model.safetensors out.h5 --force
+  rm out.h5
+done
+mkdir tree && cp -r shards tree/
+refused "read from" "$program" export tree/shards --plan llama --out tree --force
+touch alone/notes.txt
+refused '("notes.txt")' "$program" export shards --plan llama --out alone --force
+rm alone/notes.txt
+
+# What goes along, and what does not.
+touch model/pytorch_model.bin && ln -s /etc/passwd model/linked
+"$program" shard model --ranks 2 --plan llama --out bare > .log/said || fail "shard beside other weights"
+grep -qF 'not carried: "linked" (a link to "/etc/passwd", outside the directory), "pytorch_model.bin" (weights of another format); --carry chooses' .log/said ||
+  fail "not said: $(cat .log/said)"
+[ "$(ls bare | grep -v rank-)" = config.json ] || fail "carried: $(ls bare)"
+"$program" shard model --ranks 2 --plan llama --out every --carry all > /dev/null || fail "--carry all"
+[ -f every/pytorch_model.bin ] && [ -f every/linked ] && ! [ -L every/linked ] || fail "not carried: $(ls every)"
+"$program" export every --plan llama --out chosen --carry 'config*,linked' --report .log/report.json > /dev/null || fail "--carry globs"
+[ "$(ls chosen | grep -v model)" = "$(printf 'config.json\nlinked')" ] || fail "carried: $(ls chosen)"
+"$program" export every --plan llama --out usual --report .log/report.json > /dev/null || fail "export beside other weights"
+grep -q '"file": "pytorch_model.bin"' .log/report.json || fail "not in the report"
+
+# Interrupted, a program removes what it has begun, then ends by the signal; what a killed one leaves goes with the next.
+"$demo" big --megabytes 64 > /dev/null || fail "no big model"
+bigfile=$(ls big/*.safetensors | head -1)
+"$program" shard big --ranks 4 --plan llama --out bigshards > /dev/null || fail "big shards"
+begun() { compgen -G "$1.partial-*" > /dev/null; }
+# interrupted SIGNAL STATUS OUT COMMAND...: sent when OUT has been begun. Who is done before that is tried again.
+interrupted() {
+  local signal=$1 wanted=$2 made=$3 status child try
+  shift 3
+  for try in {1..20}; do
+    rm -rf "$made"
+    # In the background the shell ignores SIGINT, and a program would go on to.
+    env --default-signal=INT "$@" > "$out" 2> "$err" & child=$!
+    until begun "$made" || ! kill -0 $child 2> /dev/null; do :; done
+    kill -"$signal" $child 2> /dev/null
+    wait $child 2> /dev/null
+    status=$?
+    [ "$status" = 0 ] || break
+  done
+  [ "$status" = "$wanted" ] || fail "status $status, not $wanted, by SIG$signal: $*: $(cat "$out" "$err")"
+  [ -e "$made" ] && fail "made by an interrupted program: $*"
+  [ "$signal" = KILL ] || ! begun "$made" || fail "left behind by SIG$signal: $*: $(ls)"
+}
+for signal in INT:130 TERM:143 HUP:129; do
+  interrupted ${signal%:*} ${signal#*:} cut "$program" export bigshards --plan llama --out cut -j 1
+done
+interrupted TERM 143 cut "$program" export bigshards --plan llama --out cut -j 3
+interrupted TERM 143 cut "$program" shard big --ranks 4 --plan llama --out cut
+interrupted TERM 143 cut.h5 "$program" convert "$bigfile" cut.h5
+interrupted KILL 137 cut "$program" export bigshards --plan llama --out cut -j 1
+begun cut || fail "nothing to clean up"
+mkdir holder && mv cut.partial-* holder/
+refused "the next one to the same place removes it" "$program" gc holder
+mv holder/* .
+"$program" export bigshards --plan llama --out cut > /dev/null || fail "export after a killed one"
+begun cut && fail "left behind: $(ls)"
+interrupted KILL 137 cut.h5 "$program" convert "$bigfile" cut.h5
+"$program" convert "$bigfile" cut.h5 > /dev/null || fail "convert after a killed one"
+begun cut.h5 && fail "left behind: $(ls)"
+
 finish

@@ -93,7 +93,7 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
   for (const Writers writers : {Writers::owners, Writers::first}) {
     for (const int victim : {0, 2}) {
       for (const char* call : {"open", "fstat", "mmap", "mkdir", "create", "fallocate", "open-for-writing", "pwrite",
-                               "fsync", "close", "rename"}) {
+                               "fsync", "close", "rename", "exchange"}) {
         int reached = 0;
         // Past the last such call the export succeeds; every one before it fails.
         for (int nth = 1; nth < 400; nth = nth < 6 ? nth + 1 : nth + nth / 3) {
@@ -153,8 +153,7 @@ TEST_CASE("a rank that is killed while it writes is named by the others, and a r
           export_model(world.work / "shards", world.work / "out", "llama", group, world.options(writers, true));
         });
         test::check_equal(world.work / "model", world.work / "out");
-        // Where not even the journal was begun there is nothing to go on with, and it is too young to be removed.
-        CHECK(world.partials().size() == (victim == 0 && nth == 1 ? 1 : 0));
+        CHECK(world.partials().empty());
         for (const auto& entry : fs::directory_iterator(world.work / "out"))
           CHECK_FALSE(has(entry.path().filename().string(), "muster-export"));
       }
@@ -200,6 +199,101 @@ TEST_CASE("an export of other shards does not go on with what is there") {
     RANK_CHECK(report.files_resumed == 0);
   });
   test::check_equal(world.work / "other", world.work / "out");
+}
+
+TEST_CASE("an export that finds its name taken at the end keeps its journal, and a resumed one writes nothing again") {
+  World world;
+  static std::string fresh;
+  fresh = world.work / "fresh";
+  for (const bool is_second : {false, true}) {
+    test::run_ranks(1, [&](SyncGroup& group) {
+      if (!is_second)
+        os::set_fault_hook([](std::string_view call, std::string_view) {
+          if (call == "rename") fs::create_directory(fresh);
+          return 0;
+        });
+      std::string words;
+      try {
+        const ExportReport report =
+            export_model(world.work / "shards", fresh, "llama", group, {.max_shard_size = 90'000, .resume = true});
+        RANK_CHECK(report.files_resumed == report.account.files);
+      } catch (const Error& error) {
+        words = error.what();
+      }
+      RANK_CHECK(has(words, "exists already") != is_second);
+    });
+    if (!is_second) fs::remove(fresh);
+  }
+  test::check_equal(world.work / "model", world.work / "fresh");
+}
+
+TEST_CASE("a rank that is told to stop ends the export on all ranks, and nothing is left") {
+  World world;
+  // While the output is made, while it is written, and by a rank that only writes.
+  for (const auto& [victim, nth] : {std::pair(0, 1), std::pair(0, 5), std::pair(2, 1)}) {
+    CAPTURE(victim);
+    CAPTURE(nth);
+    const auto ended = test::try_ranks(3, [&](SyncGroup& group) {
+      static std::stop_source stop;
+      planned.nth = nth;
+      ExportOptions options = world.options(Writers::owners);
+      if (group.rank() == victim) {
+        options.stop = stop.get_token();
+        os::set_fault_hook([](std::string_view call, std::string_view) {
+          if (call == "pwrite" && ++calls == planned.nth) stop.request_stop();
+          return 0;
+        });
+      }
+      try {
+        export_model(world.work / "shards", world.work / "out", "llama", group, options);
+      } catch (const Error& error) {
+        RANK_CHECK(error.kind() == ErrorKind::cancelled);
+        test::say(error.what());
+      }
+    });
+    for (const test::Ended& rank : ended) {
+      CHECK(rank.ok());
+      CAPTURE(rank.words);
+      CHECK(has(rank.words, "rank " + std::to_string(victim)));
+      CHECK(has(rank.words, "was told to stop"));
+    }
+    test::check_equal(world.work / "old", world.work / "out");
+    CHECK(world.partials().empty());
+  }
+}
+
+TEST_CASE("a shard that is shortened while it is read is an error that names it, and ends no process") {
+  for (const Writers writers : {Writers::owners, Writers::first}) {
+    for (const int nth : {1, 4, 9}) {
+      CAPTURE(nth);
+      World world;
+      static std::string shard;
+      shard = world.work / "shards/rank-00001-of-00003.safetensors";
+      const auto ended = test::try_ranks(3, [&](SyncGroup& group) {
+        planned.nth = nth;
+        if (group.rank() == 1)
+          os::set_fault_hook([](std::string_view call, std::string_view path) {
+            // Behind the header's reads.
+            if (call == "pread" && path == shard && ++calls == planned.nth + 2) fs::resize_file(shard, 3000);
+            return 0;
+          });
+        try {
+          export_model(world.work / "shards", world.work / "out", "llama", group, world.options(writers));
+        } catch (const Error& error) {
+          test::say(error.what());
+        }
+      });
+      for (const test::Ended& rank : ended) {
+        CAPTURE(rank.words);
+        CHECK(rank.ok());
+        CHECK(has(rank.words, "rank 1"));
+        CHECK(has(rank.words, "rank-00001-of-00003.safetensors"));
+        CHECK(has(rank.words, "it ends before"));
+      }
+      test::check_equal(world.work / "old", world.work / "out");
+      CHECK(world.partials().empty());
+    }
+  }
 }
 
 TEST_CASE("a budget that is too small, and memory that is not there, are known before anything is written") {

@@ -185,12 +185,56 @@ TEST_CASE("what is carried along") {
   fs::create_symlink("config.json", from / "linked.json");
   const std::vector<std::string> expected = {"1_Pooling/config.json", "1_Pooling/deep/model.safetensors", "config.json",
                                              "empty.txt", "linked.json"};
-  CHECK(carried_files(from.path().string()) == expected);
-  copy_carried_files(from.path().string(), to.path().string());
-  CHECK(carried_files(to.path().string()) == expected);
+  int pieces = 0;
+  copy_carried_files(from.path().string(), to.path().string(), carried_files(from.path().string()).names,
+                     [&] { ++pieces; });
+  CHECK(pieces == 4);  // one of each file that is not empty: a rank that copies is not taken for a stuck one
+  for (const std::string& directory : {from.path().string(), to.path().string()}) {
+    CHECK(carried_files(directory).names == expected);
+    CHECK(carried_files(directory).left.empty());
+  }
   for (const std::string& name : expected) CHECK(read_text(to / name) == read_text(from / name));
   CHECK_FALSE(fs::is_symlink(to / "linked.json"));
-  fs::create_directory_symlink(".", from / "loop");
-  CHECK(has(words_of(ErrorKind::argument, [&] { carried_files(from.path().string()); }), "a link may lead back"));
   words_of(ErrorKind::not_found, [&] { carried_files(from / "none"); });
+}
+
+TEST_CASE(
+    "links that lead outside, linked folders and weights of other formats are not carried, unless they are chosen") {
+  const TemporaryDirectory work;
+  fs::create_directories(work / "private/keys");
+  write_text(work / "private/keys/id", "secret");
+  fs::create_directories(work / "model/onnx");
+  write_text(work / "model/config.json", "{}");
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "m.gguf",
+                           "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx"})
+    write_text(work / "model/" + name, "stale");
+  fs::create_directory_symlink("../private", work / "model/folder");
+  fs::create_directory_symlink(".", work / "model/loop");
+  fs::create_symlink("../private/keys/id", work / "model/id");
+  fs::create_symlink("gone", work / "model/dangling");
+  fs::create_symlink("pytorch_model.bin", work / "model/same.bin");
+  const std::string model = work / "model";
+  const CarriedFiles usual = carried_files(model);
+  CHECK(usual.names == std::vector<std::string>{"config.json"});
+  std::map<std::string, std::string> reasons;
+  for (const LeftFile& file : usual.left) reasons[file.name] = file.reason;
+  CHECK(reasons.size() == 12);
+  CHECK(reasons["folder"] == "a link to a folder");
+  CHECK(reasons["loop"] == "a link to a folder");
+  CHECK(reasons["dangling"] == "a link to nothing");
+  CHECK(has(reasons["id"], "/private/keys/id\", outside the directory"));
+  for (const char* name : {"consolidated.00.pth", "onnx/model.onnx", "same.bin"})
+    CHECK(reasons[name] == "weights of another format");
+  CHECK(carried_files(model, "none").names.empty());
+  const CarriedFiles all = carried_files(model, "all");
+  CHECK(all.names.size() == 10);
+  CHECK(all.left.size() == 3);  // folders and what is not there
+  CHECK(carried_files(model, "*.bin,onnx/*").names ==
+        std::vector<std::string>{"onnx/model.onnx", "pytorch_model.bin", "same.bin"});
+  // HuggingFace's cache is made of links.
+  fs::create_directories(work / "hub/blobs");
+  fs::create_directories(work / "hub/snapshots/0123");
+  write_text(work / "hub/blobs/abc", "{}");
+  fs::create_symlink("../../blobs/abc", work / "hub/snapshots/0123/config.json");
+  CHECK(carried_files(work / "hub/snapshots/0123").names == std::vector<std::string>{"config.json"});
 }

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// Directories that programs make: what dead writers left goes, what is anybody else's stays, and whoever replaces one
+// is killed at every call.
+
+#include "src/checkpoint/output_directory.hpp"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+
+#include "muster/log.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/fault.hpp"
+#include "src/os/partial_name.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A process that runs `body` and ends: the signal that ended it, or 0.
+int in_child(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int status = 0;
+    try {
+      body();
+    } catch (const std::exception&) {
+      status = 1;
+    }
+    ::_exit(status);
+  }
+  int end = 0;
+  REQUIRE(::waitpid(child, &end, 0) == child);
+  return WIFSIGNALED(end) ? WTERMSIG(end) : 0;
+}
+
+void write_model(const std::string& directory, std::string_view words) {
+  fs::create_directories(directory);
+  write_text(directory + "/model.safetensors", words);
+  write_text(directory + "/config.json", words);
+}
+
+void replace_model(const std::string& out, std::string_view words) {
+  OutputDirectory output(out, {.force = true});
+  write_model(output.partial(), words);
+  output.commit();
+}
+
+std::vector<std::string> names_in(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+/// What a process that is killed while it writes to `out` leaves.
+std::string leave_one(const std::string& out) {
+  CHECK(in_child([&] {
+          OutputDirectory output(out);
+          write_text(output.partial() + "/model.safetensors", "half");
+          ::kill(::getpid(), SIGKILL);
+        }) == SIGKILL);
+  for (const auto& entry : fs::directory_iterator(fs::path(out).parent_path()))
+    if (entry.path().filename().string().starts_with(fs::path(out).filename().string() + ".partial-"))
+      return entry.path();
+  FAIL("nothing was left");
+  return {};
+}
+
+/// The name of `path` as another process would have made it.
+std::string by_another(std::string path, const std::function<void(os::ProcessIdentity&)>& change) {
+  const std::size_t at = path.rfind('@') + 1;
+  os::ProcessIdentity writer = *os::parse_identity(path.substr(at));
+  change(writer);
+  return path.substr(0, at) + os::identity_text(writer);
+}
+
+struct Seen {
+  Seen() {
+    set_log_hook([this](LogLevel, std::string_view words) { warnings += words; }, LogLevel::warning);
+  }
+  ~Seen() { set_log_hook({}); }
+  std::string warnings;
+};
+
+int nth = 0;
+bool without_exchange = false;
+
+// Kills this process at the nth call of any kind.
+int kill_hook(std::string_view call, std::string_view) {
+  if (--nth == 0) ::kill(::getpid(), SIGKILL);
+  return without_exchange && call == "exchange" ? EINVAL : 0;
+}
+
+}  // namespace
+
+TEST_CASE("what a killed writer left goes with the next one at once, before any space is asked for") {
+  const TemporaryDirectory work;
+  leave_one(work / "out");
+  const OutputDirectory output(work / "out");
+  CHECK(names_in(work.path()) == std::vector{fs::path(output.partial()).filename().string()});
+}
+
+TEST_CASE("a folder that only looks like an export's, and one whose writer lives or is not known, stays") {
+  const TemporaryDirectory work;
+  const std::string left = leave_one(work / "out");
+  // One second later or earlier: another process had this number.
+  for (const std::string& name :
+       {work / "out.partial-keep", work / "out.partial-0123456789abcdef", work / "out.partial-x@y",
+        work / "out2.partial-0123456789abcdef@" + left.substr(left.rfind('@') + 1),
+        by_another(left, [](auto& it) { it = os::own_identity(); }), by_another(left, [](auto& it) { it.host += "x"; }),
+        by_another(left, [](auto& it) { it.boot[0] ^= 1; })}) {
+    fs::create_directory(name);
+    write_text(name + "/precious", "precious");
+  }
+  fs::remove_all(left);
+  const auto before = names_in(work.path());
+  Seen seen;
+  { const OutputDirectory output(work / "out"); }
+  CHECK(names_in(work.path()) == before);
+  for (const char* words : {"of which nothing can be known from here", "remove it, or say --abandoned-after"})
+    CHECK(has(seen.warnings, words));
+  // Nothing of theirs has changed for a second: only with an age that fits.
+  { const OutputDirectory output(work / "out", {.abandoned_after = std::chrono::hours(1)}); }
+  CHECK(names_in(work.path()) == before);
+  { const OutputDirectory output(work / "out", {.abandoned_after = std::chrono::seconds(0)}); }
+  CHECK(names_in(work.path()).size() == before.size() - 2);
+}
+
+TEST_CASE("what is kept on failure is let go of, and gone on with by whoever can use it") {
+  const TemporaryDirectory work;
+  std::string kept;
+  {
+    OutputDirectory output(work / "out");
+    output.keep_on_failure();
+    write_text(output.partial() + "/half", "half");
+  }
+  CHECK(names_in(work.path()).size() == 1);
+  const auto is_useful = [](const std::string& partial) { return fs::exists(partial + "/half"); };
+  {
+    const OutputDirectory output(work / "out", {}, is_useful);
+    CHECK(read_text(output.partial() + "/half") == "half");
+    CHECK(names_in(work.path()).size() == 1);
+  }
+  CHECK(names_in(work.path()).empty());
+}
+
+TEST_CASE("--force that is killed at any call leaves the old or the new one, with and without an exchange of names") {
+  for (const bool fallback : {false, true}) {
+    const TemporaryDirectory work;
+    write_model(work / "out", "old");
+    int parked = 0;
+    for (int call = 1;; ++call) {
+      CAPTURE(call);
+      const int signal = in_child([&] {
+        nth = call;
+        without_exchange = fallback;
+        os::set_fault_hook(kill_hook);
+        replace_model(work / "out", "new");
+      });
+      if (!fs::exists(work / "out")) {
+        ++parked;
+        // Named, it is not replaced by who does not say --force: it is put back first.
+        Seen seen;
+        CHECK(
+            has(words_of(ErrorKind::argument, [&] { const OutputDirectory output(work / "out"); }), "exists already"));
+        CHECK(has(seen.warnings, "has its name again"));
+      }
+      const std::string words = read_text(work / "out/model.safetensors");
+      CHECK((words == "old" || words == "new"));
+      CHECK(read_text(work / "out/config.json") == words);
+      if (words == "new") replace_model(work / "out", "old");
+      { const OutputDirectory output(work / "out", {.force = true}); }
+      CHECK(names_in(work.path()) == std::vector<std::string>{"out"});
+      if (signal == 0) break;
+      CHECK(signal == SIGKILL);
+    }
+    CHECK((parked > 0) == fallback);
+  }
+}
+
+TEST_CASE("an earlier model stays if another one has its name when it could come back") {
+  const TemporaryDirectory work;
+  write_model(work / "out", "old");
+  for (int call = 1; fs::exists(work / "out"); ++call) {
+    CHECK(in_child([&] {
+            nth = call;
+            without_exchange = true;
+            os::set_fault_hook(kill_hook);
+            replace_model(work / "out", "new");
+          }) == SIGKILL);
+    if (fs::exists(work / "out")) replace_model(work / "out", "old");
+  }
+  write_model(work / "out", "somebody's");
+  const auto before = names_in(work.path());
+  for (int i = 0; i < 2; ++i) {
+    Seen seen;
+    replace_model(work / "out", "newest");
+    CHECK(has(seen.warnings, "which has come from elsewhere since"));
+  }
+  CHECK(names_in(work.path()) == before);
+}
+
+TEST_CASE("--force replaces a checkpoint, and nothing that has other files in it") {
+  const TemporaryDirectory work;
+  const auto refused = [&](std::string_view words, const std::string& source = {}) {
+    CHECK(has(words_of(ErrorKind::argument, [&] { check_output(work / "out", {.force = true, .source = source}); }),
+              words));
+  };
+  write_model(work / "out", "old");
+  write_text(work / "out/tokenizer.json", "");
+  check_output(work / "out", {.force = true});
+  fs::create_directories(work / "out/src");
+  write_text(work / "out/notes.txt", "");
+  write_text(work / "out/src/train.py", "");
+  refused("\"notes.txt\"");
+  refused("no part of a checkpoint");
+  refused("move them away");
+  // What an export carried there may be replaced by one that carries it again.
+  write_model(work / "shards", "x");
+  fs::create_directories(work / "shards/src");
+  write_text(work / "shards/src/train.py", "");
+  refused("\"notes.txt\")", work / "shards");
+  write_text(work / "shards/notes.txt", "");
+  check_output(work / "out", {.force = true, .source = work / "shards"});
+  fs::remove(work / "out/model.safetensors");
+  refused("no model and no shards in it", work / "shards");
+  write_text(work / "out/stray.safetensors", "");
+  refused("\"stray.safetensors\"", work / "shards");
+  fs::remove_all(work / "out");
+  for (const char* weights : {"rank-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"}) {
+    fs::create_directory(work / "out");
+    check_output(work / "out", {.force = true});
+    write_text(work / "out/" + weights, "");
+    check_output(work / "out", {.force = true});
+    fs::remove_all(work / "out");
+  }
+  fs::create_symlink("shards", work / "out");
+  refused("it is not a directory");
+}
+
+TEST_CASE("a rename that a server answers twice is done") {
+  const TemporaryDirectory work;
+  // NFS knows no flags: the plain rename is done, and its answer lost.
+  static std::string from;
+  for (const int answer : {ENOENT, ENOTEMPTY}) {
+    fs::create_directory(work / "from");
+    write_text(work / "from/x", "x");
+    from = work / "from";
+    static int lost = 0;
+    lost = answer;
+    os::set_fault_hook([](std::string_view call, std::string_view to) {
+      if (call == "rename") return EINVAL;
+      if (call != "plain-rename") return 0;
+      CHECK(::rename(from.c_str(), std::string(to).c_str()) == 0);
+      return lost;
+    });
+    os::rename_to_new(work / "from", work / "to");
+    os::set_fault_hook(nullptr);
+    CHECK(read_text(work / "to/x") == "x");
+    fs::create_directory(work / "from");
+    CHECK(has(words_of(ErrorKind::argument, [&] { os::rename_to_new(work / "from", work / "to"); }), "exists already"));
+    fs::remove_all(work / "from");
+    fs::remove_all(work / "to");
+  }
+}
+
+TEST_CASE("a directory with a long name, and what is left of it") {
+  const TemporaryDirectory work;
+  const std::string name(250, 'n');
+  leave_one(work / name.substr(0, 70));
+  CHECK(in_child([&] {
+          OutputDirectory output(work / name);
+          ::kill(::getpid(), SIGKILL);
+        }) == SIGKILL);
+  CHECK(names_in(work.path()).size() == 2);
+  OutputDirectory output(work / name);
+  CHECK(names_in(work.path()).size() == 2);
+  output.commit();
+  CHECK(fs::is_directory(work / name));
+}

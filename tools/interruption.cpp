@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/interruption.hpp"
+
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+
+namespace muster::tools {
+namespace {
+
+std::atomic<int> received{0};
+std::atomic<int> bell{-1};
+
+void ring(int descriptor) {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(descriptor, &one, sizeof one);
+}
+
+void hear(int signal) {
+  const int error = errno;
+  received = signal;
+  ring(bell);
+  errno = error;
+}
+
+}  // namespace
+
+Interruption::Interruption() : bell_(::eventfd(0, EFD_CLOEXEC)) {
+  if (!bell_) throw os::errno_error("preparing for signals: eventfd");
+  bell = bell_.get();
+  listener_ = std::jthread([this] {
+    std::uint64_t rung = 0;
+    while (::read(bell_.get(), &rung, sizeof rung) < 0 && errno == EINTR) continue;
+    if (received != 0) stop_.request_stop();
+  });
+  for (const os::SignalAction* action : {&interrupt_, &terminate_, &hang_up_}) action->handle_where_default(&hear);
+}
+
+Interruption::~Interruption() {
+  for (const os::SignalAction* action : {&interrupt_, &terminate_, &hang_up_}) action->restore();
+  ring(bell_.get());
+}
+
+void Interruption::end_by_signal() const {
+  if (received == 0) return;
+  for (const os::SignalAction* action : {&interrupt_, &terminate_, &hang_up_}) action->restore();
+  ::raise(received);
+}
+
+}  // namespace muster::tools
