@@ -102,9 +102,10 @@ void run_all(const End& end, std::chrono::milliseconds timeout,
     jobs.emplace_back(size, [&group, &wait, &end, &expect, &ended, timeout](int rank) {
       start_timer(rank == 3 ? Timer::interrupt : Timer::restart);
       const auto mine = group.join(rank);
-      mine->barrier();
       const Clock::time_point since = Clock::now();
       try {
+        // The others may hear of the victim's end in here.
+        mine->barrier();
         wait.run(*mine, {.timeout = timeout, .stop = {}, .phase = wait.name.c_str()}, [&] {
           ended = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
           end();
