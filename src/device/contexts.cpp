@@ -46,7 +46,7 @@ Context primary_context(int device) {
 std::uint64_t device_identity(int device) {
   Uuid uuid{};
   check(driver().device_uuid(&uuid, device_handle(device)), fmt::format("asking cuda:{} for its UUID", device));
-  const std::uint64_t hash = XXH3_64bits(uuid.bytes, sizeof uuid.bytes);
+  const std::uint64_t hash = XXH3_64bits(uuid.bytes, sizeof uuid.bytes) >> 16;
   return hash == 0 ? 1 : hash;
 }
 

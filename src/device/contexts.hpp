@@ -17,8 +17,8 @@ int device_count();
 /// The primary context of a device: kept once it was asked for, until the process ends. Throws Error(argument) where
 /// there is no such device.
 Context primary_context(int device);
-/// The same on every host that sees the device, and the same of all parts of a divided one (MIG): NCCL refuses ranks on
-/// two parts of one (by their bus, at least to 2.29), and is not asked to join them.
+/// 48 bits, not 0. The same on every host that sees the device, and the same of all parts of a divided one (MIG): NCCL
+/// refuses ranks on two parts of one (by their bus, at least to 2.29), and is not asked to join them.
 std::uint64_t device_identity(int device);
 /// "NVIDIA H200".
 std::string device_name(int device);

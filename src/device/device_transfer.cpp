@@ -49,22 +49,17 @@ DeviceTransfer::DeviceTransfer(const Call& call)
     visit_device_tensors(*call_.value, [&](const Tensor&) { has_device_tensors_ = true; });
   }
   if (has_device_tensors_ && call_.is_sender()) {
-    if (driver->route() != Route::workspace && shares_memory_with_first(call_)) {
-      visit_device_tensors(*call_.value, [](const Tensor& tensor) { (void)require_pitched(tensor.view()); });
+    visit_device_tensors(*call_.value, [](const Tensor& tensor) { (void)require_pitched(tensor.view()); });
+    if (driver->route() != Route::workspace && shares_memory_with_first(call_))
       inner_call_.filler = &filler_;
-    } else {
-      staged_.emplace(*call_.value, *state_);
-      inner_call_.value = &staged_->tree();
-    }
+    else
+      inner_call_.stage = [this] { copy_to_host(); };
   }
   inner_ = driver->begin(inner_call_);
 }
 
 DeviceTransfer::~DeviceTransfer() {
-  if (is_committed_) return;
-  // NCCL first: a stream that waits for a rank that is gone would never be idle.
-  state_->nccl.clear();
-  state_->drop_queues();
+  if (!is_committed_) state_->drop_queues();
 }
 
 bool DeviceTransfer::can_be_exported(const TensorView& tensor) const {
@@ -137,11 +132,14 @@ void DeviceTransfer::move(std::span<const Record> records, ExchangeReport& repor
        call_.is_sender() ? records[static_cast<std::size_t>(call_.group->rank())].moving_bytes : 0, 1, 0});
 }
 
+void DeviceTransfer::copy_to_host() {
+  staged_.emplace(*call_.value, *state_, call_.options->memory_budget);
+  staged_->start();
+  staged_->finish(*call_.group, call_.wait("gather: copying from devices"));
+  inner_call_.value = &staged_->tree();
+}
+
 void DeviceTransfer::stage(std::span<const Record> records, ExchangeReport& report) {
-  if (staged_) {
-    staged_->start();
-    staged_->finish(*call_.group, call_.wait("gather: copying from devices"));
-  }
   inner_->move(records, report);
   manner_ = staged_ ? "page-locked memory, sent on" : filler_.manner();
 }
@@ -175,7 +173,7 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
   if (!lands_on_device()) {
     attempt([&] {
       if (!has_device_tensors_) return;
-      staged_.emplace(*call_.value, *state_);
+      staged_.emplace(*call_.value, *state_, call_.options->memory_budget);
       staged_->start();
     });
     // What the others send is taken in, whatever is wrong with this rank's own.
@@ -205,7 +203,11 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
   std::vector<std::size_t> by_nccl;
   for (std::size_t at = 1; at < ways.size(); ++at) {
     if (ways[at] == Way::nccl) by_nccl.push_back(at);
-    if (ways[at] != Way::ipc) continue;
+    if (ways[at] != Way::ipc) {
+      // It does not say any more what of its memory is gone.
+      state_->opened.close_all_of(call_.list[at]);
+      continue;
+    }
     bool is_taken = true;
     attempt([&] { is_taken = landing_->take_ipc(at, record_at(at)); });
     if (is_taken) record_at(at).has_value = false;

@@ -44,6 +44,8 @@ class DeviceTransfer final : public gather::Transfer {
   void send(Way way, std::span<const Way> ways, std::span<const gather::Record> records, ExchangeReport& report);
   void receive(std::span<const Way> ways, std::span<const gather::Record> records, ExchangeReport& report);
   void stage(std::span<const gather::Record> records, ExchangeReport& report);
+  /// Of a sender that shares no memory with the first rank.
+  void copy_to_host();
   [[nodiscard]] std::vector<int> nccl_members(std::span<const Way> ways) const;
   [[nodiscard]] bool lands_on_device() const { return call_.options->landing == Landing::device; }
 

@@ -57,6 +57,8 @@ class OpenedMemory {
   /// sender for the same exchange.
   DevicePointer open(int sender, const Export& exported, int device, std::span<const DevicePointer> in_use);
   void close(int sender, std::span<const std::uint64_t> buffers) noexcept;
+  /// All of a sender's `but` these.
+  void close_all_of(int sender, std::span<const DevicePointer> but = {}) noexcept;
   /// Those that were used longest ago, beyond what is kept from one exchange to the next. Nothing may be under way from
   /// them, nor from any in close_all().
   void close_surplus() noexcept;
@@ -74,7 +76,6 @@ class OpenedMemory {
     DevicePointer pointer = 0;
     std::uint64_t used = 0;
   };
-  void close_all_of(int sender, std::span<const DevicePointer> but) noexcept;
   std::map<Key, Opened> open_;
   std::uint64_t uses_ = 0;
 };

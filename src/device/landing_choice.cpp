@@ -12,7 +12,7 @@
 namespace muster::cuda {
 namespace {
 
-// Of facts[1].
+// Of facts[0], below the identity of the device: the others are those of a rank that receives (receive_need.hpp).
 enum Bit : unsigned {
   bit_known,
   bit_lands_on_device,
@@ -22,6 +22,7 @@ enum Bit : unsigned {
   bit_contiguous,
   bit_nccl,
   bit_forced,  // and two bits with the way
+  bits = 16,
 };
 
 bool can_go_by_ipc(const DeviceFacts& sender) {
@@ -70,8 +71,8 @@ std::string_view to_string(Way way) noexcept {
 
 void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {
   const auto bit = [](bool is_set, Bit at) { return is_set ? std::uint64_t{1} << at : 0; };
-  record.facts[0] = facts.device;
-  record.facts[1] = bit(facts.is_known, bit_known) | bit(facts.landing == Landing::device, bit_lands_on_device) |
+  record.facts[0] = facts.device << bits | bit(facts.is_known, bit_known) |
+                    bit(facts.landing == Landing::device, bit_lands_on_device) |
                     bit(facts.has_tensors, bit_has_tensors) | bit(facts.sees_first, bit_sees_first) |
                     bit(facts.is_exportable, bit_exportable) | bit(facts.is_contiguous, bit_contiguous) |
                     bit(facts.has_nccl, bit_nccl) | bit(facts.forced.has_value(), bit_forced) |
@@ -79,9 +80,9 @@ void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {
 }
 
 DeviceFacts get_facts(const gather::Record& record) noexcept {
-  const auto has = [&](Bit at) { return (record.facts[1] >> at & 1) != 0; };
+  const auto has = [&](Bit at) { return (record.facts[0] >> at & 1) != 0; };
   DeviceFacts facts;
-  facts.device = record.facts[0];
+  facts.device = record.facts[0] >> bits;
   facts.is_known = has(bit_known);
   facts.landing = has(bit_lands_on_device) ? Landing::device : Landing::host;
   facts.has_tensors = has(bit_has_tensors);
@@ -89,7 +90,7 @@ DeviceFacts get_facts(const gather::Record& record) noexcept {
   facts.is_exportable = has(bit_exportable);
   facts.is_contiguous = has(bit_contiguous);
   facts.has_nccl = has(bit_nccl);
-  if (has(bit_forced)) facts.forced = static_cast<Way>(record.facts[1] >> (bit_forced + 1) & 3);
+  if (has(bit_forced)) facts.forced = static_cast<Way>(record.facts[0] >> (bit_forced + 1) & 3);
   return facts;
 }
 

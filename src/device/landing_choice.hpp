@@ -32,7 +32,7 @@ struct DeviceFacts {
   bool is_contiguous = false;  ///< and on one device
   bool has_nccl = false;
   std::optional<Way> forced = {};  ///< MUSTER_DEVICE_WAY
-  std::uint64_t device = 0;        ///< identity of the device that the tensors are on, or shall land on
+  std::uint64_t device = 0;        ///< device_identity() of the device that the tensors are on, or shall land on
   friend bool operator==(const DeviceFacts&, const DeviceFacts&) = default;
 };
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/device/nccl_api.hpp"
+#include "src/device/nccl_lists.hpp"
 #include "src/gather/route.hpp"
 
 namespace muster::cuda {
@@ -74,8 +74,10 @@ inline std::vector<std::byte> receive_of(const gather::Call& call, int from, std
 }
 
 /// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
-/// tells them late or never: the failure is the group's, at once. `members`: the others that take part.
-void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, const std::function<void()>& work);
+/// tells them late or never: the failure is the group's, at once, and what is under way is aborted. `members`: the
+/// others that take part.
+void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, NcclLists::Entry& entry,
+                     const std::function<void()>& work);
 
 inline Answer receive_answer(const gather::Call& call) {
   const std::vector<std::byte> message =

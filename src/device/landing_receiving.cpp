@@ -184,7 +184,7 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
   if (!is_well) return;  // the words of whoever has failed come with round 2
   const Current current(device_);
   const std::span<const int> senders = std::span<const int>(members).subspan(1);
-  by_nccl_or_fail(call_, senders, [&] {
+  by_nccl_or_fail(call_, senders, entry, [&] {
     if (answer.is_new != 0) {
       entry.communicator.reset();
       entry.communicator = std::make_unique<Communicator>(answer.size, 0, answer.id);

@@ -15,6 +15,7 @@
 #include "src/device/landing_messages.hpp"
 #include "src/device/staging.hpp"
 #include "src/device/waiting.hpp"
+#include "src/gather/opening.hpp"
 
 namespace muster::cuda {
 namespace {
@@ -62,13 +63,13 @@ void send_or_fail(const gather::Call& call, const auto& make) {
 
 }  // namespace
 
-void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, const std::function<void()>& work) {
+void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, NcclLists::Entry& entry,
+                     const std::function<void()>& work) {
   SyncGroup& group = *call.group;
   try {
-    work();
-  } catch (const Error& error) {
-    // Also where it is NCCL's way to say that another rank has heard of the failure, and left.
-    if (const auto failure = group.failure()) throw *failure;
+    // What the group has failed with is thrown, also where it is NCCL's way to say that another rank has heard of it.
+    const std::optional<Error> error = gather::attempt(group, work);
+    if (!error) return;
     // NCCL often sees a death before the group does, which has the better words.
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     group.wait_until(
@@ -78,9 +79,13 @@ void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, con
         },
         members, call.wait("gather: NCCL has failed"));
     const RankInfo& self = group.info(group.rank());
-    const Error cause(error.kind(), error.what(), {.rank = self.rank, .pid = self.pid, .host = self.host});
+    const Error cause(error->kind(), error->what(), {.rank = self.rank, .pid = self.pid, .host = self.host});
     group.poison(cause);
     throw group.failure().value_or(cause);
+  } catch (const Error&) {
+    // A stream that waits for a rank that is gone would never be idle: its communicator goes first.
+    entry.communicator.reset();
+    throw;
   }
 }
 
@@ -107,11 +112,9 @@ bool DeviceSending::by_ipc() {
     wait_for_caller(call_, devices);
     send_message(call_, {}, exports, gone, body);
   });
-  const Answer answer = receive_answer(call_);
-  if (answer.verdict == Verdict::stage) return false;
-  if (answer.verdict == Verdict::taken)
-    for (const Export& exported : exports) state_.exports.note_told(call_.first(), exported.buffer);
-  return true;
+  // Whatever it answers it may have some of them open.
+  for (const Export& exported : exports) state_.exports.note_told(call_.first(), exported.buffer);
+  return receive_answer(call_).verdict != Verdict::stage;
 }
 
 void DeviceSending::by_nccl(std::span<const int> members) {
@@ -126,7 +129,7 @@ void DeviceSending::by_nccl(std::span<const int> members) {
   });
   const Answer answer = receive_answer(call_);
   if (answer.verdict != Verdict::taken || tensors.empty()) return;
-  by_nccl_or_fail(call_, members.first(1), [&] { send_by_nccl(tensors, entry, answer, members); });
+  by_nccl_or_fail(call_, members.first(1), entry, [&] { send_by_nccl(tensors, entry, answer, members); });
 }
 
 void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::Entry& entry, const Answer& answer,

@@ -44,7 +44,7 @@ MemoryPool::Block MemoryPool::fresh(std::uint64_t bytes) {
   return source_.allocate(rounded(bytes));
 }
 
-MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes) {
+MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes, std::uint64_t budget) {
   Block chosen;
   {
     const std::lock_guard lock(mutex_);
@@ -56,6 +56,17 @@ MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes) {
       chosen = *best;
       free_.erase(best);
     }
+  }
+  const std::uint64_t own = chosen.data == nullptr ? rounded(bytes) : chosen.bytes;
+  const auto is_too_much = [&] { return own > budget - std::min(budget, this->bytes()); };
+  if (is_too_much()) trim();
+  if (is_too_much()) {
+    if (chosen.data != nullptr) source_.destroy(chosen);
+    throw Error(ErrorKind::no_space,
+                fmt::format("needed {} bytes of page-locked memory for what is on its devices, beside {} that earlier "
+                            "results hold; the memory budget is {}: gather less at a time, release earlier results, or "
+                            "raise memory_budget",
+                            own, this->bytes(), budget));
   }
   if (chosen.data == nullptr) chosen = fresh(bytes);
   {

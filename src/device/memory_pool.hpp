@@ -37,8 +37,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
     bool is_locked = true;
   };
   /// At least that much: the smallest free block that is not twice too large, else fresh memory. Where there is none,
-  /// free blocks are given back before it is tried again. Throws Error(no_space).
-  Buffer take(std::uint64_t bytes);
+  /// or the pool would have more than `budget`, free blocks are given back before. Throws Error(no_space).
+  Buffer take(std::uint64_t bytes, std::uint64_t budget = UINT64_MAX);
   /// Bytes in it and lent out.
   [[nodiscard]] std::uint64_t bytes() const;
   /// Gives free blocks back to the system; returns the bytes.

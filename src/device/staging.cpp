@@ -62,7 +62,7 @@ void DeviceSlotFiller::fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_
   for (const int device : devices) state_.queue(device).finish(group, wait);
 }
 
-HostCopy::HostCopy(const Config& value, DeviceState& state) : state_(state) {
+HostCopy::HostCopy(const Config& value, DeviceState& state, std::uint64_t budget) : state_(state) {
   core::SlotLayout sizes;
   std::optional<int> device;
   visit_device_tensors(value, [&](const Tensor& tensor) {
@@ -72,7 +72,7 @@ HostCopy::HostCopy(const Config& value, DeviceState& state) : state_(state) {
   });
   if (device) {
     const Current current(*device);
-    buffer_ = state_.pinned->take(sizes.size());
+    buffer_ = state_.pinned->take(sizes.size(), budget);
   }
   tree_ = with_tensors(value, [&](const Tensor& tensor) -> Tensor {
     std::byte* const to = buffer_.data.get() + layout_.place(tensor.nbytes());

@@ -35,9 +35,9 @@ class DeviceSlotFiller final : public gather::SlotFiller {
 /// A tree whose tensors are on devices, copied to the host. The copy has its shape before it has its elements.
 class HostCopy {
  public:
-  /// Takes the memory. `value` stays until finish(). Throws Error(no_space), Error(argument) on strides that a device
-  /// cannot copy.
-  HostCopy(const Config& value, DeviceState& state);
+  /// Takes the memory, of which `state` has at most `budget` bytes then. `value` stays until finish(). Throws
+  /// Error(no_space), Error(argument) on strides that a device cannot copy.
+  HostCopy(const Config& value, DeviceState& state, std::uint64_t budget = UINT64_MAX);
   [[nodiscard]] const Config& tree() const noexcept { return tree_; }
   [[nodiscard]] Config take() noexcept { return std::move(tree_); }
   /// Puts the copies into the streams of their devices.
@@ -46,7 +46,6 @@ class HostCopy {
   void finish(SyncGroup& group, const WaitOptions& options);
 
  private:
-  Config copied(const Config& value);
   struct Part {
     const Tensor* from;
     std::byte* to;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,7 +47,10 @@ struct Call {
   std::uint64_t number =
       0;  ///< of the exchange in its group: tells what belongs to it from what an earlier, failed one left behind
   SlotFiller* filler = nullptr;  ///< null: the CPU copies
-  bool is_part = false;          ///< of a stream: obligations, not a closing round, tell that its bytes have been taken
+  /// Brings the value's elements to where the CPU reads them; none: they are there. A sender's move() calls it before
+  /// it promises anything: its failure is one of the move. Then `value` is another tree, of tensors of the same shapes.
+  std::function<void()> stage = {};
+  bool is_part = false;  ///< of a stream: obligations, not a closing round, tell that its bytes have been taken
 
   [[nodiscard]] bool is_member() const noexcept { return position != no_position; }
   [[nodiscard]] bool is_first() const noexcept { return position == 0; }

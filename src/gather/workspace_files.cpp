@@ -92,6 +92,10 @@ void SentFile::send() {
     if (call_.is_sender()) call_.group->send(call_.first(), message, call_.wait("gather: writing"), Subject::exchange);
   };
   try {
+    if (call_.stage) {
+      call_.stage();
+      value_ = split(*call_.value);
+    }
     write(workspace_of(call_, state_).path + "/" + file);
   } catch (const std::exception&) {
     tell();

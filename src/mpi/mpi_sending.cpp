@@ -21,11 +21,12 @@ void MpiSending::move(ExchangeReport& report) {
   for (const Placed& place : tree_.places()) report.mpi_bytes += place.bytes;
   try {
     prepare();
+    send_descriptor(true);
   } catch (...) {
-    send_descriptor(false);
+    // What the group failed with, all ranks know.
+    if (!group_.failure()) send_descriptor(false);
     throw;
   }
-  send_descriptor(true);
   if (tree_.bytes() <= rides_along) return;
   const std::vector<std::byte> word =
       group_.receive(call_.first(), 1, call_.wait("gather: sending"), Subject::exchange);
@@ -33,6 +34,11 @@ void MpiSending::move(ExchangeReport& report) {
 }
 
 void MpiSending::prepare() {
+  if (call_.stage) {
+    call_.stage();
+    gather::Record same;
+    tree_ = OutgoingTree(*call_.value, same);
+  }
   if (tree_.bytes() <= rides_along) return;
   pieces_ = cut(tree_.places());
   std::size_t packed = 0;
@@ -48,10 +54,10 @@ void MpiSending::prepare() {
 void MpiSending::send_descriptor(bool is_well) {
   const ParcelHead head{call_.number, is_well ? 1U : 0U, 0};
   const bool rides = is_well && tree_.bytes() <= rides_along;
-  const std::span<const std::byte> body = tree_.descriptor();
+  const std::span<const std::byte> body = is_well ? tree_.descriptor() : std::span<const std::byte>();
   std::vector<std::byte> message(sizeof head + body.size() + (rides ? tree_.bytes() : 0));
   std::memcpy(message.data(), &head, sizeof head);
-  std::memcpy(message.data() + sizeof head, body.data(), body.size());
+  if (!body.empty()) std::memcpy(message.data() + sizeof head, body.data(), body.size());
   if (rides) tree_.copy(message.data() + sizeof head + body.size());
   group_.send(call_.first(), message, call_.wait("gather: sending"), Subject::exchange);
 }

@@ -58,7 +58,7 @@ TEST_CASE("facts survive their way through a record") {
       facts.is_contiguous = (bits & 32) != 0;
       facts.has_nccl = (bits & 64) != 0;
       facts.forced = forced;
-      facts.device = 0x0123456789abcdef;
+      facts.device = 0xfedcba987654;
       gather::Record record;
       put_facts(facts, record);
       CHECK(get_facts(record) == facts);

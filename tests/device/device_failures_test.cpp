@@ -213,6 +213,29 @@ TEST_CASE("NCCL that gives no identity is every rank's error at once, and the gr
   });
 }
 
+TEST_CASE("what is refused leaves NCCL's communicators as they are") {
+  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  run_ranks(2, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
+    const auto gather = [&](const GatherOptions& options) {
+      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
+      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1000}, 1));
+    };
+    gather(to_device());
+    check_refused([&] { gather(group.rank() == 0 ? to_device() : GatherOptions{}); }, ErrorKind::rank_mismatch,
+                  "land in different places");
+    // Refused in the middle: a rank has no memory.
+    if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "1", 1);
+    const Tensor large = group.rank() == 0 ? mine : device_pattern(DType::u8, {1 << 20}, 1, 1);
+    const Config config(large);
+    check_refused([&] { (void)get_configs_parallel(&config, all_of(group), group, to_device()); }, ErrorKind::no_space,
+                  "let it land on the host");
+    ::unsetenv("FAKE_CUDA_MEMORY");
+    gather(to_device());
+    RANK_CHECK(fake<std::uint64_t()>("libnccl.so.2", "fake_nccl_inits")() == 1);
+  });
+}
+
 TEST_CASE("a killed sender is named by all others within a second or so, on every way") {
   for (const char* way : {"host", "staging", "ipc", "nccl"}) {
     CAPTURE(std::string(way));
@@ -260,6 +283,58 @@ TEST_CASE("a failing sender is every rank's error, whichever step fails") {
       if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1000}, 4));
     });
   }
+}
+
+TEST_CASE("a device that fails on any one rank, whichever step, is every rank's error at once") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
+  for (const Landing landing : {Landing::host, Landing::device}) {
+    const Setting way("MUSTER_DEVICE_WAY", landing == Landing::host ? "ipc" : "staging");
+    run_ranks(4, [&](SyncGroup& group) {
+      GatherOptions options;
+      options.landing = landing;
+      const Tensor mine = device_pattern(DType::u8, {100000}, 4, group.rank());
+      const auto all_is_well = [&] {
+        const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
+        for (const auto& [rank, tensor] : all.present())
+          RANK_CHECK(is_pattern(copy_to_host(tensor), DType::u8, {100000}, 4));
+      };
+      // What lands on the first rank's device does so when the others have closed the exchange.
+      for (int failing = landing == Landing::host ? 0 : 1; failing < 4; ++failing)
+        for (const char* const function : {"cuMemcpyDtoHAsync_v2", "cuStreamWaitEvent", "cuEventQuery"}) {
+          if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", (std::string(function) + ":999").c_str(), 1);
+          const auto begin = std::chrono::steady_clock::now();
+          check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, options); }, ErrorKind::io,
+                        "rank " + std::to_string(failing) + " (host");
+          RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
+          ::unsetenv("FAKE_CUDA_FAIL");
+          all_is_well();
+        }
+    });
+  }
+}
+
+TEST_CASE("page-locked copies keep to the memory budget: refused on all ranks, and the group goes on") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank() % 2);
+    for (const Landing landing : {Landing::host, Landing::device}) {
+      const Setting way("MUSTER_DEVICE_WAY", "staging");
+      GatherOptions options;
+      options.landing = landing;
+      // Two tensors of the other host, and the first rank's own.
+      options.memory_budget = 3 << 20;
+      for (int round = 0; round < 3; ++round) {
+        const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
+        for (const auto& [rank, tensor] : all.present())
+          RANK_CHECK(is_pattern(copy_to_host(tensor), DType::u8, {1 << 20}, 3));
+        group.barrier();
+      }
+      options.memory_budget = group.rank() == 3 ? 1 << 19 : 3 << 20;
+      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, options); }, ErrorKind::no_space,
+                    "rank 3 (host");
+      (void)get_tensors_parallel(mine, all_of(group), group, {.landing = landing});
+      trim(group);
+    }
+  });
 }
 
 TEST_CASE("after fork the child has no devices, and says so") {

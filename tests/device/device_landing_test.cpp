@@ -175,6 +175,28 @@ TEST_CASE("addresses that the first rank has not heard to be free are closed, an
   });
 }
 
+TEST_CASE("what was opened is closed when its sender's memory is gone, also where it has not been taken by IPC") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto gather = [&](bool has_two) {
+      Config mine = Config::array();
+      for (int i = 0; i <= (has_two ? 1 : 0); ++i)
+        mine.push_back(device_pattern(DType::u8, {has_two ? 4096 : 8192}, 1, group.rank()));
+      (void)get_configs_parallel(&mine, all_of(group), group, to_device());
+    };
+    // The second allocation cannot be opened: all is staged.
+    ::setenv("FAKE_CUDA_FAIL", "cuIpcOpenMemHandle_v2:217:2", 1);
+    gather(true);
+    ::unsetenv("FAKE_CUDA_FAIL");
+    if (group.rank() == 0) RANK_CHECK(still_open("opened") == 1);
+    gather(false);
+    if (group.rank() == 0) RANK_CHECK(still_open("opened") == 1);
+    // From now on by staging.
+    const Setting way("MUSTER_DEVICE_WAY", "staging");
+    gather(false);
+    RANK_CHECK(still_open("opened") == 0);
+  });
+}
+
 TEST_CASE("two groups of the same ranks: what one has open of an address, the other one is staged past") {
   run_ranks(2, [](SyncGroup& group) {
     const auto other = group.duplicate();
@@ -247,7 +269,13 @@ TEST_CASE("staging, forced") {
 TEST_CASE("NCCL, forced: one meeting for all rounds") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
-  check_all(gather_rounds(3, 4, [](SyncGroup&) { RANK_CHECK(nccl_meetings() == 1); }), 1, "NCCL");
+  const auto after = [](SyncGroup&) {
+    RANK_CHECK(nccl_meetings() == 1);
+    // No memory to stage in, but what the test itself has copied by.
+    cuda::pinned_pool_of_process()->trim();
+    RANK_CHECK(still_open("host") == 0);
+  };
+  check_all(gather_rounds(3, 4, after), 1, "NCCL");
 }
 
 TEST_CASE("NCCL moves what is larger than a socket takes at once, and many tensors") {
