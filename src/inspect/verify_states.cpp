@@ -106,6 +106,11 @@ VerifyReport verify_workspace(const std::string& path, const VerifyOptions& opti
           Defect::left, entry.file, "",
           fmt::format("{} was left by a process that is gone; muster gc --yes removes it", in_quotes(entry.file)));
   };
+  for (const workspace::SurveyEntry& entry : survey.foreign)
+    if (const auto name = workspace::parse_name(entry.file))
+      verification.add(Defect::file, entry.file, "",
+                       fmt::format("{} has the name of a {}, and is no regular file", in_quotes(entry.file),
+                                   workspace::to_string(name->kind)));
   for (const workspace::SurveyEntry& entry : survey.temporary) find_left(entry);
   for (const workspace::SurveyJob& job : survey.jobs)
     for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);

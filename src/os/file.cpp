@@ -233,15 +233,18 @@ void WritableFile::close() {
 OutputFile::OutputFile(const std::string& path) : OutputFile(path, partial_name(path)) {}
 
 OutputFile::OutputFile(const std::string& path, std::string temporary)
-    : partial_(std::move(temporary)), file_(WritableFile::create(partial_, path)) {}
+    : partial_(std::move(temporary)), owner_pid_(process_id()), file_(WritableFile::create(partial_, path)) {}
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
-    : partial_(std::exchange(other.partial_, std::string())), file_(std::move(other.file_)) {}
+    : partial_(std::exchange(other.partial_, std::string())),
+      owner_pid_(other.owner_pid_),
+      file_(std::move(other.file_)) {}
 
 OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
   if (this != &other) {
     discard();
     partial_ = std::exchange(other.partial_, std::string());
+    owner_pid_ = other.owner_pid_;
     file_ = std::move(other.file_);
   }
   return *this;
@@ -252,7 +255,7 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::discard() noexcept {
-  if (!partial_.empty()) ::unlink(partial_.c_str());
+  if (!partial_.empty() && owner_pid_ == process_id()) ::unlink(partial_.c_str());
   partial_.clear();
 }
 
