@@ -38,7 +38,8 @@ class Pauses {
 };
 
 /// Makes and removes a probe in the directory. False if this user cannot write there, or the disk is full: who only
-/// reads needs no room. Then the server's own pace decides. Throws Error(not_found) if the directory is gone, Error(io).
+/// reads needs no room. Then the server's own pace decides. Throws Error(not_found) if the directory is gone,
+/// Error(io).
 bool refresh(const std::string& directory);
 
 /// refresh(), where other hosts write there, and the listing. Throws as these.

@@ -109,7 +109,7 @@ rm -r torn
 # A FIFO under a state's name is no state, and nobody waits for it.
 cp -r plain pipe
 mkfifo "pipe/$(basename "$(ls plain/state-*-r1-*.h5)" | sed s/-g1/-g2/)"
-says 1 "has the name of a state, and is no regular file" timeout 20 "$program" verify pipe
+says 1 "has the name of a state, and is none" timeout 20 "$program" verify pipe
 says 0 "not ours" timeout 20 "$program" ls pipe
 says 0 "same" timeout 20 "$program" diff pipe plain
 says 2 "no regular file" timeout 20 "$program" show pipe/state-*-g2.h5

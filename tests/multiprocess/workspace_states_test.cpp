@@ -278,3 +278,25 @@ TEST_CASE("a file system that is not known is treated like a network's") {
   CHECK(os::ReadableFile::open("/proc/self/stat").is_remote());
   CHECK(!os::file_system_of("/dev/shm").is_network);
 }
+
+TEST_CASE("making a workspace removes what dead processes of this host left unfinished, and nothing else") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
+  os::ProcessIdentity dead = os::own_identity();
+  dead.pid = 0x7ffffff0;
+  os::ProcessIdentity elsewhere = dead;
+  elsewhere.host = "elsewhere";
+  std::vector<std::string> files;
+  for (const os::ProcessIdentity& writer : {dead, elsewhere, os::own_identity()}) {
+    files.push_back(
+        path + "/" +
+        workspace::file_name({.kind = workspace::NameKind::growing, .random = std::string(16, 'a'), .writer = writer}));
+    write_text(files.back(), "x");
+  }
+  const NFSWorkspace workspace(path, single_group());
+  CHECK(!std::filesystem::exists(files[0]));
+  CHECK(std::filesystem::exists(files[1]));
+  CHECK(std::filesystem::exists(files[2]));
+  CHECK((there(path, 0) == Generations{1}));
+}
