@@ -2,9 +2,9 @@
 #pragma once
 // NFSWorkspace: a directory that all ranks see, in which each rank puts its state (a config and named weights) and
 // reads those of others. And file_group(): ranks that share nothing but such a directory. Semantics: ModelOpt's
-// NFSWorkspace, with these differences: a state has a generation and is complete or not there, two jobs in one
-// directory do not meet unless an earlier one's states are asked for, and only what a rank of this host has left
-// unfinished and its own older states are ever removed.
+// NFSWorkspace, with these differences: a state has a generation and is complete or not there; two jobs in one
+// directory do not meet unless an earlier one's states are asked for; and what is removed is a rank's own older states
+// and what dead processes of its host left unfinished.
 
 #include <chrono>
 #include <cstdint>
@@ -25,8 +25,8 @@ struct WorkspaceOptions {
   /// Fsync before a state has its name. False: safe from killed processes, not from a power cut.
   bool durable = true;
   /// How many of this rank's newest states stay; earlier ones are removed when a new one is there. At least 1: two, so
-  /// that a reader that was told of one still finds it while the next appears. Beside them stays the newest generation
-  /// that all ranks have, and, if each rank has written at all, what the slowest one has still to write.
+  /// that a reader that was told of one still finds it while the next appears. Beside them stay the newest one that all
+  /// ranks have and, once every rank has written, all from the slowest rank's newest generation on.
   int generations_kept = 2;
   /// How long stale handles, late directory entries and short files are tried again; none: the group's timeout.
   std::optional<std::chrono::milliseconds> timeout = {};

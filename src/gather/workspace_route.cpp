@@ -15,7 +15,7 @@
 namespace muster::gather {
 
 PassingFile::~PassingFile() {
-  if (path_.empty()) return;
+  if (path_.empty() || owner_pid_ != os::process_id()) return;
   try {
     os::remove_file(path_);
   } catch (const std::exception&) {

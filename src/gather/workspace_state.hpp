@@ -26,18 +26,20 @@
 #include <utility>
 
 #include "src/gather/route.hpp"
+#include "src/os/process.hpp"
 #include "src/workspace/workspace_directory.hpp"
 
 namespace muster::gather {
 
-/// Removes its file when it goes.
+/// Removes its file when it goes, in the process that has made it: not in a forked child.
 class PassingFile {
  public:
   PassingFile() = default;
   explicit PassingFile(std::string path) : path_(std::move(path)) {}
-  PassingFile(PassingFile&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  PassingFile(PassingFile&& other) noexcept : path_(std::exchange(other.path_, {})), owner_pid_(other.owner_pid_) {}
   PassingFile& operator=(PassingFile&& other) noexcept {
     std::swap(path_, other.path_);
+    std::swap(owner_pid_, other.owner_pid_);
     return *this;
   }
   ~PassingFile();
@@ -46,6 +48,7 @@ class PassingFile {
 
  private:
   std::string path_;
+  std::int64_t owner_pid_ = os::process_id();
 };
 
 struct WorkspaceRouteState {

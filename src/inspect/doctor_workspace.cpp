@@ -53,7 +53,10 @@ Finding mount(const std::string& path) {
   try {
     const os::FileSystem system = os::file_system_of(path);
     finding.value = system.type;
-    if (system.is_network) finding.value += ", on other hosts too: read, not mapped";
+    if (system.type.starts_with("0x"))
+      finding.value += ", not known: treated like a network, read, not mapped";
+    else if (system.is_network)
+      finding.value += ", on other hosts too: read, not mapped";
   } catch (const Error& error) {
     return {"file system", Health::bad, error.what(), "look at the mount"};
   }

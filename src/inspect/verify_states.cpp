@@ -104,8 +104,14 @@ VerifyReport verify_workspace(const std::string& path, const VerifyOptions& opti
     if (entry.writer == os::Life::dead)
       verification.add(
           Defect::left, entry.file, "",
-          fmt::format("{} was left by a process that is gone; muster gc --yes removes it", in_quotes(entry.file)));
+          fmt::format("{} was left by a process that is gone; muster gc --yes {}", in_quotes(entry.file),
+                      entry.foreign.empty() ? "removes it" : "removes it when what is not Muster's is out of it"));
   };
+  for (const workspace::SurveyEntry& entry : survey.foreign)
+    if (const auto name = workspace::parse_name(entry.file))
+      verification.add(
+          Defect::file, entry.file, "",
+          fmt::format("{} has the name of a {}, and is none", in_quotes(entry.file), workspace::to_string(name->kind)));
   for (const workspace::SurveyEntry& entry : survey.temporary) find_left(entry);
   for (const workspace::SurveyJob& job : survey.jobs)
     for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);

@@ -211,8 +211,9 @@ std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& 
   std::string out = fmt::format("{}: {}, {}, {}\n", printable(survey.path), counted(survey.jobs.size(), "job"),
                                 counted(survey.files, "file"), human_bytes(survey.bytes));
   if (survey.marked == Marked::by_names)
-    out +=
-        coloured(style, Colour::warning, "no muster-workspace.json: taken for a workspace by its files' names") + "\n";
+    out += coloured(style, Colour::warning,
+                    "no muster-workspace.json, or an empty one: taken for a workspace by its files' names") +
+           "\n";
   for (const SurveyJob& job : survey.jobs) {
     out += "\n" + job_lines(job, now, style);
     append_states(out, job, now, style);

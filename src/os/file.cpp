@@ -19,6 +19,7 @@
 #include "src/os/file_system.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/partial_name.hpp"
+#include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
 #include "src/os/small_file.hpp"
 #include "src/os/system_call.hpp"
@@ -243,15 +244,20 @@ void WritableFile::close() {
 OutputFile::OutputFile(const std::string& path) : OutputFile(path, partial_name(path)) {}
 
 OutputFile::OutputFile(const std::string& path, std::string temporary)
-    : partial_(std::move(temporary)), file_((check_replaceable(path), WritableFile::create(partial_, path))) {}
+    : partial_(std::move(temporary)),
+      owner_pid_(process_id()),
+      file_((check_replaceable(path), WritableFile::create(partial_, path))) {}
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
-    : partial_(std::exchange(other.partial_, std::string())), file_(std::move(other.file_)) {}
+    : partial_(std::exchange(other.partial_, std::string())),
+      owner_pid_(other.owner_pid_),
+      file_(std::move(other.file_)) {}
 
 OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
   if (this != &other) {
     discard();
     partial_ = std::exchange(other.partial_, std::string());
+    owner_pid_ = other.owner_pid_;
     file_ = std::move(other.file_);
   }
   return *this;
@@ -262,7 +268,7 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::discard() noexcept {
-  if (!partial_.empty()) ::unlink(partial_.c_str());
+  if (!partial_.empty() && owner_pid_ == process_id()) ::unlink(partial_.c_str());
   partial_.clear();
 }
 

@@ -110,7 +110,7 @@ class WritableFile {
 
 /// 1. PATH.partial-NONCE@WRITER (partial_name.hpp) is created beside PATH and written at offsets.
 /// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory; unsynced, without the two fsyncs.
-/// 3. Without commit() the destructor removes what 1 made.
+/// 3. Without commit() the destructor removes what 1 made; in a forked child it leaves it to its owner.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
@@ -133,6 +133,7 @@ class OutputFile {
  private:
   void discard() noexcept;
   std::string partial_;  ///< empty when there is nothing to remove
+  std::int64_t owner_pid_;
   WritableFile file_;
 };
 

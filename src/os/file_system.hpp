@@ -12,7 +12,7 @@ namespace muster::os {
 struct FileSystem {
   std::string type;         ///< "nfs", "ext4"; "0x..." where it has no name here
   bool is_network = false;  ///< other hosts write to it: caches may show old directories and old bytes, and a mapping
-                            ///< may end in SIGBUS. FUSE counts as one: what is behind it is not known.
+                            ///< may end in SIGBUS. FUSE, and what has no name here, count as one.
   std::uint64_t free_bytes = 0;  ///< for this user
 };
 

@@ -52,7 +52,7 @@ bool refresh(const std::string& directory) {
     return true;
   } catch (const Error& error) {
     const int code = error.os_error();
-    if (code == EACCES || code == EPERM || code == EROFS) return false;
+    if (code == EACCES || code == EPERM || code == EROFS || code == ENOSPC || code == EDQUOT) return false;
     throw;
   }
 }

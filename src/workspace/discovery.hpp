@@ -6,11 +6,10 @@
 //  1. A name is opened only when somebody told it or a listing showed it: a client that has once looked for a name too
 //     early may go on saying that it is not there.
 //  2. What is not there then, is stale (ESTALE), is too short or has old bytes, is tried again until the deadline.
-//  Before
-//     each further try a probe is made in the directory and removed, and the directory listed: a change by this very
-//     client makes it ask the server again.
-//  3. Who waits for a name lists the directory, with growing pauses, and with a probe before it where other hosts
-//  write.
+//     Before each further try a probe is made in the directory and removed, and the directory listed: a change by this
+//     very client makes it ask the server again.
+//  3. Who waits for a name lists the directory, with growing pauses, and with a probe before it if other hosts write
+//     there.
 
 #include <chrono>
 #include <functional>
@@ -38,8 +37,9 @@ class Pauses {
   std::chrono::microseconds patient_;
 };
 
-/// Makes and removes a probe in the directory. False where this user cannot write there; then the server's own pace
-/// decides. Throws Error(not_found) where the directory is gone, Error(io | no_space).
+/// Makes and removes a probe in the directory. False if this user cannot write there, or the disk is full: who only
+/// reads needs no room. Then the server's own pace decides. Throws Error(not_found) if the directory is gone,
+/// Error(io).
 bool refresh(const std::string& directory);
 
 /// refresh(), where other hosts write there, and the listing. Throws as these.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "src/core/quoted.hpp"
 #include "src/os/small_file.hpp"
 #include "src/workspace/group_directory.hpp"
 #include "src/workspace/group_names.hpp"
@@ -70,7 +71,9 @@ class Collection {
 
   void judge_passing(const SurveyEntry& entry) {
     const bool is_directory = entry.name->kind == NameKind::job || entry.name->kind == NameKind::meeting;
-    if (entry.writer == os::Life::dead) {
+    if (!entry.foreign.empty()) {
+      keep(entry, fmt::format("in it is {}, which is not Muster's: move that away first", in_quotes(entry.foreign)));
+    } else if (entry.writer == os::Life::dead) {
       std::string reason = "its writer" + writer_text(entry) + " is dead";
       if (is_directory) reason = entry.files == 0 ? "it is empty" : "its ranks have left or are dead";
       take(entry, reason);
@@ -143,11 +146,9 @@ class Collection {
     for (const os::DirectoryEntry& file : os::list_directory(path)) {
       const auto status = os::file_status(path + "/" + file.name);
       if (!status || status->is_directory) continue;
-      const auto hello = parse_meeting_name(file.name);
-      const auto other = parse_name(file.name);
-      const bool is_dead = (hello && os::life_of(hello->writer) == os::Life::dead) ||
-                           (other && other->writer && os::life_of(*other->writer) == os::Life::dead);
-      if (is_dead || is_old(status->changed)) os::remove_file(path + "/" + file.name);
+      const auto writer = meeting_writer(file.name);
+      if (writer && (os::life_of(*writer) == os::Life::dead || is_old(status->changed)))
+        os::remove_file(path + "/" + file.name);
     }
     os::remove_empty_directory(path);
   }

@@ -284,7 +284,7 @@ void remove_group_directory(const std::string& path) noexcept {
     // A second look: a process that is told late of the end may have added a file meanwhile.
     for (int turn = 0; turn < 3; ++turn) {
       for (const os::DirectoryEntry& entry : os::list_directory(path))
-        if (!entry.is_directory) os::remove_file(path + "/" + entry.name);
+        if (!entry.is_directory && is_group_file(entry.name)) os::remove_file(path + "/" + entry.name);
       if (os::remove_empty_directory(path)) return;
     }
   } catch (const std::exception&) {

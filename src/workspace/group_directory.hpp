@@ -155,7 +155,7 @@ class Heart {
   std::unique_ptr<std::thread> thread_;
 };
 
-/// Removes a file group's directory with all that is in it. What cannot be removed stays.
+/// Removes a file group's directory with all of its files. What cannot be removed stays, and what is not the group's.
 void remove_group_directory(const std::string& path) noexcept;
 
 }  // namespace muster::workspace

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "src/workspace/name_reader.hpp"
 #include "src/workspace/names.hpp"
@@ -104,6 +105,21 @@ std::optional<PulseName> pulse_behind(std::string_view name, std::string_view pr
   return pulse;
 }
 
+bool is_group_file(std::string_view name) {
+  std::uint64_t number = 0;
+  const auto begins = [&](NameReader reader, std::string_view kind) {
+    std::string rest;
+    return reader.word(kind).number(number).rest(rest).is_whole();
+  };
+  if (const auto passing = parse_name(name))
+    return passing->kind == NameKind::growing || passing->kind == NameKind::probe;
+  if (parse_member_name(name) || number_behind(name, "gone-") || begins(NameReader(name), "beat-")) return true;
+  const NameReader group = NameReader(name).word("g").number(number).word(".");
+  return NameReader(group).word("failed").is_whole() ||
+         std::ranges::any_of(std::array{"pulse-", "round-", "all-", "message-", "left-"},
+                             [&](std::string_view kind) { return begins(group, kind); });
+}
+
 std::string meeting_file_name(const MeetingName& name) {
   using Kind = MeetingName::Kind;
   const std::string writer = identity_text(name.writer);
@@ -146,6 +162,12 @@ std::optional<MeetingName> parse_meeting_name(std::string_view text) {
   }
   if (!reader.word("@").writer(name.writer).is_whole()) return std::nullopt;
   return name;
+}
+
+std::optional<os::ProcessIdentity> meeting_writer(std::string_view text) {
+  if (const auto name = parse_meeting_name(text)) return name->writer;
+  const auto passing = parse_name(text);
+  return passing ? passing->writer : std::nullopt;
 }
 
 }  // namespace muster::workspace

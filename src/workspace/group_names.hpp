@@ -66,6 +66,9 @@ std::optional<std::uint64_t> number_behind(std::string_view name, std::string_vi
 /// The rest of a pulse's name.
 std::optional<PulseName> pulse_behind(std::string_view name, std::string_view prefix);
 
+/// Whether a file in a job's directory is the group's: of the names above, or on its way to one.
+bool is_group_file(std::string_view name);
+
 /// What a name in a meeting says.
 struct MeetingName {
   enum class Kind : std::uint8_t { hello, call, here, clash, job };
@@ -80,6 +83,8 @@ struct MeetingName {
 };
 std::string meeting_file_name(const MeetingName& name);
 std::optional<MeetingName> parse_meeting_name(std::string_view name);
+/// Who wrote a file in a meeting, be it under one of these names or on its way to one; none: it is not Muster's.
+std::optional<os::ProcessIdentity> meeting_writer(std::string_view name);
 /// The process of a member's name, and its rank.
 struct MemberName {
   int rank = 0;

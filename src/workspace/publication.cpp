@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "muster/error.hpp"
+#include "src/os/directory.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -57,24 +58,27 @@ class Growing {
 void publish(const std::string& directory, const std::string& name, std::span<const std::byte> bytes,
              os::Durability durability) {
   Growing(directory, bytes, durability).rename(directory + "/" + name);
+  if (durability == os::Durability::synced) os::sync_directory(directory);
 }
 
-bool publish_first(const std::string& directory, const std::string& name, std::span<const std::byte> bytes) {
+bool publish_first(const std::string& directory, const std::string& name, std::span<const std::byte> bytes,
+                   os::Durability durability) {
   const std::string target = directory + "/" + name;
-  Growing growing(directory, bytes, os::Durability::unsynced);
+  bool is_first = true;
   try {
-    return growing.link(target);
+    is_first = Growing(directory, bytes, durability).link(target);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::unsupported) throw;
+    // No second names on this file system: then creation decides, and whoever reads it too early reads it again.
+    try {
+      os::write_new_file(target, bytes, durability);
+    } catch (const Error& failure) {
+      if (failure.os_error() != EEXIST) throw;
+      is_first = false;
+    }
   }
-  // No second names on this file system: then creation decides, and whoever reads it too early reads it again.
-  try {
-    os::write_new_file(target, bytes);
-    return true;
-  } catch (const Error& error) {
-    if (error.os_error() == EEXIST) return false;
-    throw;
-  }
+  if (durability == os::Durability::synced) os::sync_directory(directory);
+  return is_first;
 }
 
 }  // namespace muster::workspace

@@ -35,12 +35,12 @@ void look_inside(const std::string& path, SurveyEntry& entry) {
       entry.changed = std::max(entry.changed, status->changed);
       ++entry.files;
     }
-    if (entry.name->kind == NameKind::meeting) {
-      const auto name = parse_meeting_name(file.name);
-      if (const auto other = parse_name(file.name); other && other->writer)
-        writers.emplace_back(-1, os::life_of(*other->writer));
-      else
-        writers.emplace_back(-1, name ? os::life_of(name->writer) : os::Life::unknown);
+    const bool is_meeting = entry.name->kind == NameKind::meeting;
+    const auto hello = is_meeting ? meeting_writer(file.name) : std::nullopt;
+    if (file.is_directory || !(is_meeting ? hello.has_value() : is_group_file(file.name))) {
+      entry.foreign = file.name;
+    } else if (hello) {
+      writers.emplace_back(-1, os::life_of(*hello));
     } else if (const auto member = parse_member_name(file.name)) {
       writers.emplace_back(member->rank, os::life_of(member->writer));
     } else if (const auto rank = number_behind(file.name, "gone-")) {
@@ -149,8 +149,7 @@ void conclude(SurveyJob& job) {
 
 void require_workspace(const std::string& path, const std::vector<os::DirectoryEntry>& entries, Survey& survey) {
   const std::string mark = file_name({.kind = NameKind::mark});
-  if (std::ranges::find(entries, mark, &os::DirectoryEntry::name) != entries.end()) {
-    check_mark(path);
+  if (std::ranges::find(entries, mark, &os::DirectoryEntry::name) != entries.end() && check_mark(path)) {
     survey.marked = Marked::by_mark;
   } else if (entries.empty()) {
     survey.marked = Marked::empty;

@@ -15,7 +15,7 @@ namespace muster::workspace {
 /// Whether a directory is a workspace, and what its mark says.
 enum class Marked : std::uint8_t {
   by_mark,   ///< the mark file is there and is of a version that this program knows
-  by_names,  ///< no mark, but files that only Muster names like that
+  by_names,  ///< no mark, or an empty one, but files that only Muster names like that
   empty,     ///< nothing in it
 };
 
@@ -28,6 +28,7 @@ struct SurveyEntry {
   std::chrono::system_clock::time_point changed;  ///< by the server's clock; of a directory: the newest in it
   os::Life writer = os::Life::unknown;  ///< of kinds that name their writer; of a file group: dead where all of its
                                         ///< ranks have left or are dead, alive where one is
+  std::string foreign = {};             ///< of a directory: a file in it that is not Muster's
 };
 
 /// A state file of a rank: `state` or `kept`.

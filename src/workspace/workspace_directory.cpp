@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/core/quoted.hpp"
+#include "src/os/directory.hpp"
 #include "src/os/file_system.hpp"
 #include "src/os/small_file.hpp"
 #include "src/workspace/discovery.hpp"
@@ -29,14 +30,16 @@ std::string without_slash(std::string path) {
 }
 
 void make_directories(const std::string& path) {
+  const std::string parent = without_slash(os::directory_of(path));
+  bool is_new = false;
   try {
-    os::make_directory_if_absent(path);
+    is_new = os::make_directory_if_absent(path);
   } catch (const Error& error) {
-    const std::size_t slash = path.find_last_of('/');
-    if (error.os_error() != ENOENT || slash == 0 || slash == std::string::npos) throw;
-    make_directories(without_slash(path.substr(0, slash)));
-    os::make_directory_if_absent(path);
+    if (error.os_error() != ENOENT || parent == path) throw;
+    make_directories(parent);
+    is_new = os::make_directory_if_absent(path);
   }
+  if (is_new) os::sync_directory(parent);
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
@@ -52,10 +55,15 @@ void require_directory(const std::string& path) {
   make_directories(path);
 }
 
-void write_mark(const std::string& path) {
+/// `lost`: in place of one that is there and empty.
+void write_mark(const std::string& path, bool lost) {
   const std::string text = to_json(Config::object({{version_key, workspace_version}, {"made_by", "muster"}}), 2) + "\n";
   try {
-    publish_first(path, file_name({.kind = NameKind::mark}), std::as_bytes(std::span(text)));
+    const std::string name = file_name({.kind = NameKind::mark});
+    if (lost)
+      publish(path, name, std::as_bytes(std::span(text)), os::Durability::synced);
+    else
+      publish_first(path, name, std::as_bytes(std::span(text)), os::Durability::synced);
   } catch (const Error& error) {
     throw error.with_context(fmt::format("making {} a workspace", in_quotes(path)));
   }
@@ -63,11 +71,14 @@ void write_mark(const std::string& path) {
 
 }  // namespace
 
-void check_mark(const std::string& workspace) {
+bool check_mark(const std::string& workspace) {
   const std::string path = workspace + "/" + file_name({.kind = NameKind::mark});
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  patiently(path, {.deadline = deadline}, [&] {
+  bool is_empty = false;
+  const auto check = [&] {
+    is_empty = false;
     const auto bytes = os::read_small_file(path, longest_mark);
+    is_empty = std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
     std::int64_t version = 0;
     try {
       version = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).at(version_key).as_int();
@@ -84,7 +95,13 @@ void check_mark(const std::string& workspace) {
                               "another directory",
                               in_quotes(workspace), version, workspace_version),
                   {.path = path});
-  });
+  };
+  try {
+    patiently(path, {.deadline = deadline}, check);
+  } catch (const Error&) {
+    if (!is_empty) throw;
+  }
+  return !is_empty;
 }
 
 WorkspaceDirectory prepare_workspace(const std::string& given) {
@@ -96,7 +113,7 @@ WorkspaceDirectory prepare_workspace(const std::string& given) {
   const auto entries = fresh_listing(workspace.path, workspace.is_network);
   const std::string mark = file_name({.kind = NameKind::mark});
   if (std::ranges::find(entries, mark, &os::DirectoryEntry::name) != entries.end()) {
-    check_mark(workspace.path);
+    if (!check_mark(workspace.path)) write_mark(workspace.path, true);
     return workspace;
   }
   std::string foreign;
@@ -111,7 +128,7 @@ WorkspaceDirectory prepare_workspace(const std::string& given) {
     refuse(workspace.path,
            fmt::format("it has files that are none of Muster's, such as {}: give an empty or a new directory",
                        in_quotes(foreign)));
-  write_mark(workspace.path);
+  write_mark(workspace.path, false);
   return workspace;
 }
 

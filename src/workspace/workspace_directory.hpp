@@ -5,8 +5,9 @@
 //  1. The directory is listed, never asked for a name that another rank may be about to make.
 //  2. A mark in it decides: its version is known, or the directory is refused.
 //  3. Without a mark, a directory that is empty or has only names of ours (a rank of the same job is a moment ahead)
-//  gets
-//     one; of several ranks that make it, one succeeds, and the others find it.
+//     gets one; of several ranks that make it, one succeeds, and the others find it. A mark that is empty was lost in a
+//     power cut, and is made anew.
+//  4. The directory and its mark are on the disk before anything is written there.
 
 #include <string>
 
@@ -24,7 +25,8 @@ struct WorkspaceDirectory {
 /// Error(version) where a newer Muster marked it; Error(corrupt) on a damaged mark; Error(io | no_space).
 WorkspaceDirectory prepare_workspace(const std::string& path);
 
-/// What a mark says. Throws Error(version | corrupt), and as read_small_file.
-void check_mark(const std::string& workspace);
+/// Whether the mark says anything: false for an empty one, and for zeros. Throws Error(version | corrupt), and as
+/// read_small_file.
+bool check_mark(const std::string& workspace);
 
 }  // namespace muster::workspace

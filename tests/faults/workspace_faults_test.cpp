@@ -86,7 +86,7 @@ TEST_CASE("a disk that is full, or fails: the error has file and cause, the stat
   };
   for (const Case& fault :
        {Case{"space=500000", ErrorKind::no_space, "ENOSPC"}, Case{"fail=write:EIO:8:1:.growing", ErrorKind::io, "EIO"},
-        Case{"fail=fsync:EIO:2:1:.growing", ErrorKind::io, "EIO"},
+        Case{"fail=fsync:EIO:3:1:.growing", ErrorKind::io, "EIO"},
         Case{"fail=flush:EIO:2:9:.growing", ErrorKind::io, "EIO"},
         Case{"fail=flush:ENOSPC:2:9:.growing", ErrorKind::no_space, "ENOSPC"},
         Case{"fail=rename:EIO:1:9:state-", ErrorKind::io, "EIO"},
@@ -139,14 +139,15 @@ TEST_CASE("senders with late entries and remembered absence: the proof, the file
 }
 
 TEST_CASE("a workspace reader through another mount gets the state before, or the new one, whatever is old there") {
-  for (const char* rule : {"late=100", "old=100", "short=100", "fail=open:ESTALE:0:5", "fail=read:ESTALE:0:5"}) {
+  for (const char* rule : {"late=100", "old=100", "short=100", "fail=open:ESTALE:0:5", "fail=read:ESTALE:0:5",
+        "fail=create:EDQUOT:1:100000:.probe"}) {
     CAPTURE(std::string(rule));
     const TemporaryDirectory backing;
     const FaultyMount writer(backing.path(), {});
     const FaultyMount reader(backing.path(), {rule});
     const auto group = single_group();
     NFSWorkspace writing(writer / "w", group);
-    // The same job, seen from elsewhere. (Made first: a second one would remove what is there.)
+    // The same job, seen from elsewhere.
     NFSWorkspace reading(reader / "w", group, {.timeout = 5s});
     for (int turn = 1; turn <= 2; ++turn) {
       writing.write_configs_and_weights(state_of(turn));
@@ -220,6 +221,7 @@ TEST_CASE("a power cut takes nothing that a durable write has returned for, and 
     durable.write_configs_and_weights(state_of(2));
     NFSWorkspace quick = durable;
     mount.cut_power();
+    CHECK(read_text(backing / "w/muster-workspace.json").find("muster_workspace") != std::string::npos);
     CHECK(is_state(durable.read_configs_and_weights_from_rank(0), 2));
     CHECK(StateFile::open(durable.read_configs_and_weights_from_rank(0)->path).check().empty());
   }

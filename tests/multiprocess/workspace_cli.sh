@@ -106,6 +106,15 @@ says 2 "no generation of which all 4 ranks" "$program" export torn --plan auto -
 says 1 "no complete state of rank 1" "$program" verify torn
 rm -r torn
 
+# A FIFO under a state's name is no state, and nobody waits for it.
+cp -r plain pipe
+mkfifo "pipe/$(basename "$(ls plain/state-*-r1-*.h5)" | sed s/-g1/-g2/)"
+says 1 "has the name of a state, and is none" timeout 20 "$program" verify pipe
+says 0 "not ours" timeout 20 "$program" ls pipe
+says 0 "same" timeout 20 "$program" diff pipe plain
+says 2 "no regular file" timeout 20 "$program" show pipe/state-*-g2.h5
+rm -r pipe
+
 # Conversion there and back.
 first=$(ls model/*.safetensors | head -1)
 says 0 "tensors" "$program" convert "$first" one.h5

@@ -14,6 +14,7 @@
 #include "doctest/doctest.h"
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
+#include "src/workspace/group_directory.hpp"
 #include "src/workspace/group_names.hpp"
 #include "src/workspace/survey.hpp"
 #include "tests/support/forked_ranks.hpp"
@@ -117,7 +118,7 @@ TEST_CASE("ranks that are missing are told; a name that claims two thousand mill
   for (const SurveyJob& job : survey.jobs) {
     if (job.nonce == job_a) CHECK((job.missing_ranks == std::vector<int>{0, 2, 3}));
     if (job.nonce == job_b) CHECK(job.missing_ranks.size() <= 1024);
-    CHECK(job.common_generation == 0);
+    CHECK(!job.common_generation);
   }
 }
 
@@ -217,6 +218,31 @@ TEST_CASE("a clean-up takes what is proved dead, and the rest only with an age; 
   CHECK(!std::filesystem::exists(directory / passing[3].elsewhere));
   CHECK(std::filesystem::exists(directory / passing[3].alive));
   CHECK(item_of(old, passing[3].elsewhere).age >= 71h);
+}
+
+TEST_CASE("a file that is not Muster's in a job's folder or a meeting stays, with its folder, whatever its age") {
+  const TemporaryDirectory directory;
+  const std::string job = file_name({.kind = NameKind::job, .job = job_a});
+  const std::string meeting = file_name({.kind = NameKind::meeting, .random = std::string(16, '7')});
+  for (const std::string& folder : {job, meeting}) {
+    std::filesystem::create_directory(directory / folder);
+    write_text(directory / (folder + "/notes.txt"), "mine");
+    std::filesystem::create_directory(directory / (folder + "/mine"));
+  }
+  const std::string member = job + "/" + member_name(0, dead());
+  write_text(directory / member, "");
+  const GcReport report = collect_garbage(directory.path(), {.dry_run = false, .older_than = 0h});
+  for (const std::string& folder : {job, meeting}) {
+    CHECK(item_of(report, folder).verdict == GcVerdict::keep);
+    CHECK(has(item_of(report, folder).reason, "which is not Muster's: move that away first"));
+    CHECK(read_text(directory / (folder + "/notes.txt")) == "mine");
+    CHECK(std::filesystem::exists(directory / (folder + "/mine")));
+  }
+  CHECK(report.removed_files == 0);
+  // What a group's last rank removes when it leaves.
+  remove_group_directory(directory / job);
+  CHECK(!std::filesystem::exists(directory / member));
+  CHECK(read_text(directory / (job + "/notes.txt")) == "mine");
 }
 
 TEST_CASE("what killed writers leave, the next start takes") {

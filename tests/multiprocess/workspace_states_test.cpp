@@ -7,11 +7,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <set>
 
 #include "doctest/doctest.h"
+#include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
+#include "src/gather/workspace_state.hpp"
 #include "src/os/fault.hpp"
+#include "src/os/file.hpp"
+#include "src/os/file_system.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/survey.hpp"
 #include "tests/support/forked_ranks.hpp"
@@ -41,6 +46,12 @@ Generations there(const std::string& directory, int rank) {
         name && name->kind == workspace::NameKind::state && name->rank == rank)
       generations.insert(name->generation);
   return generations;
+}
+
+std::vector<std::string> synced;
+int record_sync(std::string_view call, std::string_view path) {
+  if (call == "fsync") synced.emplace_back(path);
+  return 0;
 }
 
 std::string failing_call;
@@ -184,4 +195,108 @@ TEST_CASE("after a restart the states of the earlier job are read, by whatever r
   });
   // Nothing of the earlier job went.
   CHECK(there(path, 2) == Generations{100, 200});
+}
+
+TEST_CASE("the directories that a workspace makes and its mark are on the disk before it is used") {
+  const TemporaryDirectory directory;
+  synced.clear();
+  os::set_fault_hook(record_sync);
+  { const NFSWorkspace workspace(directory / "new/deep", single_group()); }
+  os::set_fault_hook(nullptr);
+  for (const std::string& path : {directory.path().string(), directory / "new", directory / "new/deep"})
+    CHECK_MESSAGE(std::ranges::find(synced, path) != synced.end(), path);
+  CHECK(
+      std::ranges::any_of(synced, [](const std::string& path) { return path.find(".growing-") != std::string::npos; }));
+}
+
+TEST_CASE("a mark that a power cut has emptied is made anew, and refuses nobody") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
+  const std::string mark = path + "/muster-workspace.json";
+  const std::string whole = read_text(mark);
+  for (const std::string& lost : {std::string(), std::string(whole.size(), '\0')}) {
+    write_text(mark, lost);
+    CHECK(workspace::survey(path).marked == workspace::Marked::by_names);
+    CHECK(read_text(mark) == lost);
+    NFSWorkspace workspace(path, single_group());
+    CHECK(read_text(mark) == whole);
+    CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, {.job = WorkspaceJob::newest}), 0, 1));
+  }
+}
+
+TEST_CASE("a file size limit is an error of a workspace and of a state, and leaves what was there") {
+  const TemporaryDirectory directory;
+  NFSWorkspace workspace(directory / "w", single_group());
+  workspace.write_configs_and_weights(state_of(0, 1));
+  struct rlimit ordinary {};
+  ::getrlimit(RLIMIT_FSIZE, &ordinary);
+  const struct rlimit small { 10, ordinary.rlim_max };
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  const std::vector<std::string> all = {
+      words_of(ErrorKind::no_space, [&] { workspace.write_configs_and_weights(state_of(0, 2)); }),
+      words_of(ErrorKind::no_space, [&] { NFSWorkspace(directory / "other", single_group()); })};
+  ::setrlimit(RLIMIT_FSIZE, &ordinary);
+  for (const std::string& words : all) CHECK(has(words, "ulimit -f"));
+  CHECK((there(directory / "w", 0) == Generations{1}));
+  CHECK(directory.count() == 4);  // two directories, a mark, a state
+}
+
+TEST_CASE("a forked child removes none of its parent's files") {
+  const TemporaryDirectory directory;
+  write_text(directory / "passing", "x");
+  gather::PassingFile passing(directory / "passing");
+  StateFileWriter writer(directory / "state", {}, {});
+  Ranks child(1, [&](int) {
+    { const gather::PassingFile taken = std::move(passing); }
+    { const StateFileWriter taken = std::move(writer); }
+  });
+  CHECK(child.wait().front().ok());
+  CHECK(directory.count() == 2);
+  writer.commit();
+  passing = gather::PassingFile();
+  CHECK(directory.count() == 1);
+}
+
+TEST_CASE(
+    "a FIFO, a directory or a link to nothing under a state's name is an error of its reader, who does not wait") {
+  const TemporaryDirectory directory;
+  NFSWorkspace workspace(directory / "w", single_group(), {.timeout = std::chrono::milliseconds(200)});
+  workspace.write_configs_and_weights(state_of(0, 1));
+  const std::string path = workspace.read_configs_and_weights_from_rank(0)->path;
+  for (const auto& make : std::vector<std::function<void()>>{
+           [&] { REQUIRE(::mkfifo(path.c_str(), 0600) == 0); }, [&] { std::filesystem::create_directory(path); },
+           [&] { std::filesystem::create_symlink("nowhere", path); }}) {
+    std::filesystem::remove(path);
+    make();
+    CHECK_THROWS_AS((void)workspace.read_configs_and_weights_from_rank(0), Error);
+  }
+}
+
+TEST_CASE("a file system that is not known is treated like a network's") {
+  CHECK(os::file_system_of("/proc").is_network);
+  CHECK(os::ReadableFile::open("/proc/self/stat").is_remote());
+  CHECK(!os::file_system_of("/dev/shm").is_network);
+}
+
+TEST_CASE("making a workspace removes what dead processes of this host left unfinished, and nothing else") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
+  os::ProcessIdentity dead = os::own_identity();
+  dead.pid = 0x7ffffff0;
+  os::ProcessIdentity elsewhere = dead;
+  elsewhere.host = "elsewhere";
+  std::vector<std::string> files;
+  for (const os::ProcessIdentity& writer : {dead, elsewhere, os::own_identity()}) {
+    files.push_back(
+        path + "/" +
+        workspace::file_name({.kind = workspace::NameKind::growing, .random = std::string(16, 'a'), .writer = writer}));
+    write_text(files.back(), "x");
+  }
+  const NFSWorkspace workspace(path, single_group());
+  CHECK(!std::filesystem::exists(files[0]));
+  CHECK(std::filesystem::exists(files[1]));
+  CHECK(std::filesystem::exists(files[2]));
+  CHECK((there(path, 0) == Generations{1}));
 }

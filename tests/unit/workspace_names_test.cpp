@@ -114,6 +114,17 @@ TEST_CASE("names of a file group") {
     REQUIRE(parsed);
     CHECK(meeting_file_name(*parsed) == file);
     CHECK(parsed->kind == whole.kind);
+    CHECK(meeting_writer(file) == somebody());
+    CHECK(!is_group_file(file));
+  }
+  for (const std::string& file :
+       {member_name(3, somebody()), beat_name(1, 2), gone_name(1), pulse_name(1, 2, pulse), round_name(2, 7, 3, 128),
+        all_name(1, 2, 3), message_name(0, 1, 2, {}, 3), failed_name(1), left_name(1, 2), growing_name(), probe_name()})
+    CHECK_MESSAGE(is_group_file(file), file);
+  for (const std::string file :
+       {"notes.txt", "member-x", "g1.notes", "g1.failed.txt", "gone-home", "muster-workspace.json"}) {
+    CHECK_MESSAGE(!is_group_file(file), file);
+    CHECK(!meeting_writer(file));
   }
 }
 
