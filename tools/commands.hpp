@@ -16,7 +16,7 @@ inline constexpr int done_unsaid = 3;  ///< it is done, and what was to be print
 inline constexpr const char* plan_help =
     "How ranks share tensors: by config.json (auto), a built-in plan, or a JSON file";
 inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|moe|FILE";
-inline constexpr const char* compress_type = "none|zstd|zstd:LEVEL";
+inline constexpr const char* compress_type = "none|zstd|...";
 
 /// --carry and --abandoned-after, for the commands that make a directory.
 inline constexpr const char* carry_help =

@@ -110,6 +110,9 @@ std::string man_page(const AppDescription& app) {
       ".TP\n0\nDone; the same; whole.\n"
       ".TP\n1\nDifferent, or something is wrong with what was looked at.\n"
       ".TP\n2\nIt cannot be done; one line on standard error says why.\n"
+      ".TP\n3\nIt is done, but what was to be printed about it is lost: standard output is closed or full. Of "
+      "commands\n"
+      "that write files.\n"
       ".PP\n" +
       bold("muster run") +
       " has the status of its ranks.\n"
@@ -117,8 +120,10 @@ std::string man_page(const AppDescription& app) {
       fmt::format(".TP\n{}\nColours are left out. They are used on a terminal only.\n", bold("NO_COLOR")) +
       fmt::format(".TP\n{}, {}, {}\nWhether terminals get characters beyond ASCII.\n", bold("LC_ALL"), bold("LC_CTYPE"),
                   bold("LANG")) +
-      fmt::format(".TP\n{}\nSeconds that a wait may take without progress.\n", bold("MUSTER_TIMEOUT")) + ".SH FILES\n" +
-      fmt::format(".TP\n{}\nWhat makes a directory a workspace.\n", italic("muster-workspace.json")) +
+      fmt::format(".TP\n{}\nSeconds that a wait may take without progress.\n", bold("MUSTER_TIMEOUT")) +
+      fmt::format(".TP\n{}\n1: this process is no rank of a job, whatever the job's variables say.\n",
+                  bold("MUSTER_ALONE")) +
+      ".SH FILES\n" + fmt::format(".TP\n{}\nWhat makes a directory a workspace.\n", italic("muster-workspace.json")) +
       fmt::format(".TP\n{}\nChecksums beside a checkpoint.\n", italic("muster.checksums.json"));
   return out;
 }

@@ -60,7 +60,7 @@ void verify_job(const std::string& directory, const workspace::SurveyJob& job, c
   const auto verify_state = [&](const workspace::SurveyState& state) {
     const std::string& name = state.entry.file;
     if (!state.complete) {
-      verification.add(Defect::file, name, "", fmt::format("{} is not complete: {}", in_quotes(name), state.problem));
+      verification.add(Defect::file, name, "", "the state is not complete: " + state.problem);
       return;
     }
     try {

@@ -2,6 +2,7 @@
 #include "src/launch/line_pump.hpp"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -96,6 +97,11 @@ void LinePump::pass_on(Stream& stream) {
 }
 
 void LinePump::run() {
+  // Of a pipe that nobody reads this thread hears by EPIPE, whatever the process does on SIGPIPE.
+  sigset_t closed_pipe;
+  sigemptyset(&closed_pipe);
+  sigaddset(&closed_pipe, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &closed_pipe, nullptr);
   int patience = -1;  // for ever, until finish() says how long
   std::vector<pollfd> wanted;
   for (;;) {

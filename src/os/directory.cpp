@@ -33,12 +33,12 @@ std::string directory_of(const std::string& path) {
 void make_directory(const std::string& path) {
   if (try_call("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); }) == 0) return;
   if (errno == EEXIST) refuse_taken(path);
-  throw errno_error(fmt::format("making the directory \"{}\"", path), errno, path);
+  throw errno_error("making the directory", errno, path);
 }
 
 Fd open_directory(const std::string& path) {
   Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd) throw errno_error(fmt::format("opening the directory \"{}\"", path), errno, path);
+  if (!fd) throw errno_error("opening the directory", errno, path);
   return fd;
 }
 
@@ -49,7 +49,7 @@ bool try_lock(const Fd& directory) noexcept {
 void sync_file(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd || try_call("fsync", path, [&] { return ::fsync(fd.get()); }) != 0) {
-    throw errno_error(fmt::format("writing \"{}\" to the disk", path), errno, path);
+    throw errno_error("writing to the disk", errno, path);
   }
 }
 
@@ -57,7 +57,7 @@ void sync_directory(const std::string& path) {
   const Fd fd = open_directory(path);
   // Some file systems have nothing to sync in a directory and say so.
   if (try_call("fsync", path, [&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL && errno != EROFS) {
-    throw errno_error(fmt::format("writing the directory \"{}\" to the disk", path), errno, path);
+    throw errno_error("writing to the disk the directory", errno, path);
   }
 }
 
@@ -79,7 +79,7 @@ void rename_to_new(const std::string& from, const std::string& to) {
   if (ours && there && there->identity == ours->identity && !file_status(from)) return;
   errno = error;
   if (errno == EEXIST || errno == ENOTEMPTY) refuse_taken(to);
-  throw errno_error(fmt::format("renaming \"{}\" to \"{}\"", from, to), errno, to);
+  throw errno_error(fmt::format("renaming {} to", from), errno, to);
 }
 
 bool exchange_names(const std::string& a, const std::string& b) {
@@ -87,7 +87,7 @@ bool exchange_names(const std::string& a, const std::string& b) {
       0)
     return true;
   if (errno == EINVAL || errno == ENOSYS) return false;
-  throw errno_error(fmt::format("exchanging \"{}\" and \"{}\"", a, b), errno, b);
+  throw errno_error(fmt::format("exchanging {} and", a), errno, b);
 }
 
 }  // namespace muster::os

@@ -37,9 +37,10 @@ fi
 program=$(find "$place" -name muster -type f -path '*bin*')
 said=$("$place/consumer" "$place/state.h5")
 [ "$said" = "$version" ]
-export LD_LIBRARY_PATH=$library
+# The installed program finds its library by itself.
 said=$("$program" --version)
 [ "$said" = "muster $version" ]
+export LD_LIBRARY_PATH=$library
 # Where there is MPI: a program of it, which knows nothing but the other pkg-config file.
 if pkg-config --exists muster-mpi; then
   read -r package _ < <(pkg-config --print-requires muster-mpi | grep -v '^muster' || echo mpi)

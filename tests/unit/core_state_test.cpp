@@ -186,11 +186,11 @@ TEST_CASE("JSON text as it is written") {
 
 TEST_CASE("JSON texts with defects are refused with line and column") {
   CHECK(defect_of("{\"a\": 1,\n \"b\": {\"a\": 1}, \"a\": 2}") ==
-        "reading JSON: line 2, column 19: the key 'a' is there twice");
-  CHECK(defect_of("[1] x").starts_with("reading JSON: line 1, column 5: "));
-  CHECK(defect_of("[1,\n\n nul]").starts_with("reading JSON: line 3, column 5: "));
-  CHECK(defect_of("").starts_with("reading JSON: line 1, column 1: "));
-  CHECK(defect_of("[\"\xff\"]").starts_with("reading JSON: line 1, column 3: "));
+        "JSON line 2, column 19: the key 'a' is there twice");
+  CHECK(defect_of("[1] x").starts_with("JSON line 1, column 5: "));
+  CHECK(defect_of("[1,\n\n nul]").starts_with("JSON line 3, column 5: "));
+  CHECK(defect_of("").starts_with("JSON line 1, column 1: "));
+  CHECK(defect_of("[\"\xff\"]").starts_with("JSON line 1, column 3: "));
   for (const char* text : {"[1,]",
                            "{\"a\"}",
                            "{a: 1}",
@@ -212,7 +212,7 @@ TEST_CASE("JSON texts with defects are refused with line and column") {
                            R"({"$float": "0x7ff800000000000g"})",
                            R"({"$float": "NaN"})"}) {
     CAPTURE(text);
-    CHECK(defect_of(text).starts_with("reading JSON: line "));
+    CHECK(defect_of(text).starts_with("JSON line "));
   }
   const std::string words = defect_of("[\"" + std::string(100000, 'x'));
   CHECK(words.size() < 300);
