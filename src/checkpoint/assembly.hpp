@@ -27,6 +27,7 @@
 #include "muster/tensor.hpp"
 #include "src/checkpoint/assembly_plan.hpp"
 #include "src/checkpoint/journal.hpp"
+#include "src/checkpoint/piece_checksums.hpp"
 
 namespace muster {
 
@@ -36,7 +37,8 @@ struct AssemblySource {
   std::string file = {};  ///< of a mapping: the file's path, so that it is read in large pieces and not kept in memory
   /// Fills the target with the tensor's bytes from an offset on. Any thread, several at once.
   std::function<void(std::uint64_t offset, std::span<std::byte> target)> read = {};
-  std::uint64_t bytes_to_read = 0;  ///< all of the tensor's, where `read` is set
+  std::uint64_t bytes_to_read = 0;               ///< all of the tensor's, where `read` is set
+  std::shared_ptr<const PieceCheck> check = {};  ///< of a mapping: held against its bytes as they are used
 
   [[nodiscard]] std::uint64_t nbytes() const noexcept { return read ? bytes_to_read : tensor.nbytes(); }
 };

@@ -39,8 +39,10 @@ SourceReader::Use SourceReader::use(const AssemblySource& source, std::uint64_t 
     source.read(begin, part);
     return Use(std::move(part));
   }
-  const std::span<const std::byte> part(source.tensor.view().host_data() + begin, bytes);
+  const std::span<const std::byte> all(source.tensor.view().host_data(), size);
+  const std::span<const std::byte> part = all.subspan(begin, bytes);
   if (!source.file.empty()) os::populate_mapped(part, source.file);
+  if (source.check) source.check->check(all, begin, bytes);
   return Use(part, !source.file.empty());
 }
 
@@ -66,18 +68,18 @@ void SourceReader::copy(const CopyStep& copy, std::span<std::byte> window) const
     std::memcpy(to, from, copy.bytes);
 }
 
-TensorHash SourceReader::hash(std::uint32_t set, std::uint32_t tensor) const {
-  const AssemblySource& source = this->source(tensor);
+TensorHash SourceReader::hash(std::uint32_t set, const CopyStep& part) const {
+  const AssemblySource& source = this->source(part.tensor);
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   if (!state) throw std::bad_alloc();
   XXH3_128bits_reset(state.get());
-  const std::uint64_t size = source.nbytes();
-  for (std::uint64_t at = 0; at < size; at += hashed_at_once) {
-    const Use part = use(source, at, std::min(size - at, hashed_at_once));
-    XXH3_128bits_update(state.get(), part.bytes().data(), part.bytes().size());
+  const std::uint64_t end = part.bytes == 0 ? source.nbytes() : part.from + part.bytes;
+  for (std::uint64_t at = part.from; at < end; at += hashed_at_once) {
+    const Use piece = use(source, at, std::min(end - at, hashed_at_once));
+    XXH3_128bits_update(state.get(), piece.bytes().data(), piece.bytes().size());
   }
   const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
-  return {set, tensor, digest.low64, digest.high64};
+  return {set, part.tensor, digest.low64, digest.high64};
 }
 
 }  // namespace muster

@@ -38,7 +38,7 @@ class SourceReader {
   [[nodiscard]] Use use(const CopyStep& copy) const;
   /// Carries a copy out; `target` is the window's begin. Throws as use().
   void copy(const CopyStep& copy, std::span<std::byte> window) const;
-  [[nodiscard]] TensorHash hash(std::uint32_t set, std::uint32_t tensor) const;
+  [[nodiscard]] TensorHash hash(std::uint32_t set, const CopyStep& part) const;
 
  private:
   [[nodiscard]] const AssemblySource& source(std::uint32_t tensor) const;

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/piece_checksums.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/checkpoint/safetensors_header.hpp"
+#include "src/core/checksum.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/file.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::string_view algorithm = "xxh3-64";
+constexpr std::size_t digits = 16;
+
+std::size_t pieces_of(std::uint64_t bytes) {
+  return (bytes + checked_piece_bytes - 1) / checked_piece_bytes;
+}
+
+std::span<const std::byte> piece_of(std::span<const std::byte> tensor, std::size_t piece) {
+  const std::size_t begin = piece * checked_piece_bytes;
+  return tensor.subspan(begin, std::min<std::size_t>(checked_piece_bytes, tensor.size() - begin));
+}
+
+std::vector<std::uint64_t> parse_sums(std::string_view text, std::size_t count) {
+  std::vector<std::uint64_t> sums(text.size() / digits);
+  bool good = text.size() == count * digits;
+  for (std::size_t i = 0; good && i < sums.size(); ++i) {
+    const char* begin = text.data() + i * digits;
+    const auto [end, error] = std::from_chars(begin, begin + digits, sums[i], 16);
+    good = error == std::errc() && end == begin + digits;
+  }
+  if (!good) sums.clear();
+  return sums;
+}
+
+}  // namespace
+
+PieceChecksums no_piece_checksums(std::span<const OutputTensor> tensors) {
+  PieceChecksums sums;
+  for (const OutputTensor& tensor : tensors)
+    sums[tensor.name].resize(pieces_of(byte_size(tensor.layout.target.dtype, tensor.layout.target.shape)));
+  return sums;
+}
+
+std::string piece_checksums_text(const PieceChecksums& sums) {
+  ConfigObject tensors;
+  for (const auto& [name, pieces] : sums) {
+    std::string text;
+    for (const std::uint64_t sum : pieces) text += checksum_text(sum);
+    tensors.insert(name, Config(std::move(text)));
+  }
+  return to_json(Config::object({{"version", 1},
+                                 {"algorithm", std::string(algorithm)},
+                                 {"piece", static_cast<std::int64_t>(checked_piece_bytes)},
+                                 {"tensors", Config(std::move(tensors))}}));
+}
+
+PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
+  const auto text = file.metadata().find(std::string(piece_checksums_key));
+  if (text == file.metadata().end()) return {};
+  const auto refuse = [&](std::string_view words) {
+    throw Error(ErrorKind::corrupt,
+                fmt::format("shard {}: its metadata \"{}\" {}", in_quotes(file.path()), piece_checksums_key, words),
+                {.path = file.path()});
+  };
+  PieceChecksums sums;
+  try {
+    const Config said = parse_json(text->second);
+    if (said.at("version").as_int() != 1 || said.at("algorithm").as_string() != algorithm ||
+        said.at("piece").as_int() != static_cast<std::int64_t>(checked_piece_bytes))
+      return {};
+    for (const auto& [name, pieces] : said.at("tensors").as_object()) {
+      const auto index = file.find(name);
+      if (!index) continue;
+      const std::size_t count = pieces_of(file.tensors()[*index].bytes);
+      sums[name] = parse_sums(pieces.as_string(), count);
+      if (sums[name].size() != count) refuse(fmt::format("has not the checksums of the tensor {}", in_quotes(name)));
+    }
+  } catch (const Error& error) {
+    if (!error.path().empty()) throw;
+    refuse(error.what());
+  }
+  return sums;
+}
+
+void add_piece_checksums(FilePlan& file, const std::string& path) {
+  const auto text = file.metadata.find(std::string(piece_checksums_key));
+  if (text == file.metadata.end()) return;
+  const auto mapping = os::MappedFile::open(path);
+  struct Place {
+    std::span<const std::byte> bytes;
+    std::uint64_t* sum = nullptr;
+  };
+  PieceChecksums sums;
+  std::vector<Place> places;
+  for (const TensorEntry& entry : file.tensors) {
+    const auto tensor = mapping->bytes().subspan(entry.offset, entry.bytes);
+    std::vector<std::uint64_t>& pieces = sums[entry.name];
+    pieces.resize(pieces_of(entry.bytes));
+    for (std::size_t piece = 0; piece < pieces.size(); ++piece)
+      places.push_back({piece_of(tensor, piece), &pieces[piece]});
+  }
+  parallel_for(places.size(), copy_workers(),
+               [&](std::size_t at, std::size_t) { *places[at].sum = mapped_checksum(places[at].bytes, path); });
+  text->second = piece_checksums_text(sums);
+  file.header = make_safetensors_header(file.tensors, file.metadata, file.name);
+}
+
+PieceCheck::PieceCheck(std::string path, std::string tensor, std::vector<std::uint64_t> sums)
+    : path_(std::move(path)), tensor_(std::move(tensor)), sums_(std::move(sums)), seen_(sums_.size()) {}
+
+void PieceCheck::check(std::span<const std::byte> tensor, std::uint64_t begin, std::uint64_t bytes) const {
+  if (bytes == 0) return;
+  for (std::size_t piece = begin / checked_piece_bytes; piece < pieces_of(begin + bytes); ++piece) {
+    if (seen_[piece].exchange(true)) continue;
+    const std::span<const std::byte> part = piece_of(tensor, piece);
+    // Its ends may be beyond what was brought into memory.
+    os::populate_mapped(part, path_);
+    const std::uint64_t sum = tensor_checksum(part);
+    if (sum == sums_[piece]) continue;
+    throw Error(
+        ErrorKind::corrupt,
+        fmt::format("shard {}: bytes {} to {} of the tensor {} have the checksum {}, not {}: they have changed "
+                    "since it was written; copy it again, or cut the model again",
+                    in_quotes(path_), piece * checked_piece_bytes, piece * checked_piece_bytes + part.size() - 1,
+                    in_quotes(tensor_), checksum_text(sum), checksum_text(sums_[piece])),
+        {.path = path_});
+  }
+}
+
+std::shared_ptr<const PieceCheck> piece_check(const SafetensorsFile& file, std::size_t index,
+                                              const PieceChecksums& sums) {
+  const TensorEntry& entry = file.tensors()[index];
+  const auto found = sums.find(entry.name);
+  if (found == sums.end()) return nullptr;
+  return std::make_shared<const PieceCheck>(file.path(), entry.name, found->second);
+}
+
+}  // namespace muster
