@@ -102,6 +102,10 @@ Config json_of(const ExportReport& report, const std::string& writers) {
   return json;
 }
 
+void print_notes(const ExportAccount& account) {
+  for (const std::string& note : account.notes) complain("note: " + note);
+}
+
 std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
   if (arguments.json) return to_json(json_of(report, arguments.writers), 2) + "\n";
   std::string words = fmt::format(
@@ -178,19 +182,22 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
     return cannot;
   }
   if (group.rank() != 0) return 0;
+  print_notes(report.account);
   print_done(words_of(report, arguments));
   if (arguments.report.empty()) return 0;
   try {
     write_report(arguments.report, to_json(json_of(report, arguments.writers), 2) + "\n");
+    return 0;
   } catch (const Error& error) {
-    throw error.with_context(fmt::format("{} is complete, but not its report", in_quotes(arguments.out)));
+    complain(fmt::format("{} is complete, but not its report: {}", in_quotes(arguments.out), error.what()));
+    return done_unsaid;
   }
-  return 0;
 }
 
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
+  print_notes(account);
   print(arguments.json ? to_json(inspect::account_json(account), 2) + "\n"
                        : inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, to_json(inspect::account_json(account), 2) + "\n");
@@ -200,11 +207,11 @@ int show_plan(const ExportArguments& arguments) {
 std::vector<std::string> command_line(const ExportArguments& arguments) {
   std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe").string(),
                                       "export",
-                                      "--plan=" + arguments.plan,
                                       "--out=" + arguments.out,
                                       "--writers=" + arguments.writers,
                                       "--max-shard-size=" + std::to_string(arguments.max_shard_size),
                                       "--memory-budget=" + std::to_string(arguments.memory_budget)};
+  if (!arguments.plan.empty()) command.push_back("--plan=" + arguments.plan);
   if (!arguments.layout.empty()) command.push_back("--layout=" + arguments.layout);
   if (!arguments.ranks.empty()) command.push_back("--ranks=" + arguments.ranks);
   if (!arguments.report.empty()) command.push_back("--report=" + arguments.report);
@@ -281,7 +288,10 @@ void add_export_command(CLI::App& app, int& status) {
                    "A directory with rank-00000-of-0000N.safetensors ..., or a workspace with a state of each rank")
       ->required()
       ->type_name("SHARDS_DIR");
-  command->add_option("--plan", arguments->plan, plan_help)->required()->type_name(plan_type);
+  command
+      ->add_option("--plan", arguments->plan,
+                   std::string(plan_help) + "; without it, the one that the shards were cut by")
+      ->type_name(plan_type);
   command->add_option("-o,--out", arguments->out, "The directory to make")->type_name("DIR");
   command
       ->add_option("--layout", arguments->layout,
@@ -323,7 +333,7 @@ void add_export_command(CLI::App& app, int& status) {
       "As a rank of a job (muster run -n P, mpiexec -n P) each rank reads its own shards, r, r + P, ... Started alone, "
       "or\n"
       "with --alone, it starts local ranks itself.\n\n"
-      "Examples:\n  muster export shards/ --plan auto --out model/\n"
+      "Examples:\n  muster export shards/ --out model/\n"
       "  muster export shards/ --plan moe --dry-run\n"
       "  muster export /shared/workspace --plan auto --out model/\n"
       "  muster export shards4/ --plan llama --ranks 8 --out shards8/\n"

@@ -29,20 +29,31 @@ struct ShardArguments {
   std::string abandoned_after;
   bool workspace = false;
   bool force = false;
+  bool dry_run = false;
 };
 
 void shard(const ShardArguments& arguments) {
+  if (arguments.out.empty() && !arguments.dry_run)
+    throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
   const ParallelLayout layout = ParallelLayout::parse(arguments.ranks);
   ShardOptions options{.force = arguments.force,
                        .to_workspace = arguments.workspace,
                        .zstd_level = inspect::parse_compression(arguments.compress),
                        .carry = arguments.carry,
+                       .dry_run = arguments.dry_run,
                        .progress = progress_bar()};
   if (!arguments.abandoned_after.empty()) options.abandoned_after = inspect::parse_age(arguments.abandoned_after);
   const ShardReport report = interruptible([&](const std::stop_token& stop) {
     options.stop = stop;
     return shard_model(arguments.model, arguments.out, arguments.plan, layout, options);
   });
+  for (const std::string& note : report.notes) complain("note: " + note);
+  if (arguments.dry_run) {
+    print(fmt::format("{} tensors, {:.1f} MB, would be cut into {} shards of {:.1f} MB together\n", report.tensors,
+                      static_cast<double>(report.bytes) / 1e6, layout.ranks(),
+                      static_cast<double>(report.bytes_written) / 1e6));
+    return;
+  }
   std::string words = fmt::format(
       "{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n", report.tensors,
       static_cast<double>(report.bytes) / 1e6, layout.ranks(), static_cast<double>(report.bytes_written) / 1e6,
@@ -67,7 +78,7 @@ void add_shard_command(CLI::App& app, int& status) {
       ->required()
       ->type_name("LAYOUT");
   command->add_option("--plan", arguments->plan, plan_help)->required()->type_name(plan_type);
-  command->add_option("-o,--out", arguments->out, "The directory to make")->required()->type_name("DIR");
+  command->add_option("-o,--out", arguments->out, "The directory to make")->type_name("DIR");
   command->add_flag("--workspace", arguments->workspace,
                     "DIR is a workspace: each shard is a rank's state of a new job");
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
@@ -75,10 +86,13 @@ void add_shard_command(CLI::App& app, int& status) {
       ->type_name(compress_type);
   command->add_option("--carry", arguments->carry, carry_help)->type_name("GLOBS");
   command->add_option("--abandoned-after", arguments->abandoned_after, abandoned_help)->type_name("AGE");
+  command->add_flag("--dry-run", arguments->dry_run, "Say what would be cut and what there is to know; write nothing");
   command->add_flag("--force", arguments->force, "Replace DIR if it holds a model or shards and no other files");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"
-      "that muster export gives the same bytes back.\n\n"
+      "that muster export gives the same bytes back, as do the plan and checksums. No attention head is cut through: "
+      "if\n"
+      "there are fewer heads than ranks, several ranks have one alike, as inference engines load them.\n\n"
       "Examples:\n  muster shard model/ --ranks 4 --plan auto --out shards/\n"
       "  muster shard model/ --ranks 4 --plan auto --workspace --out /shared/workspace\n"
       "  muster shard mixtral/ --layout tp=2,pp=2,ep=2 --plan moe --out shards/");

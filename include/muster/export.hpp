@@ -37,6 +37,7 @@ struct ShardOptions {
   /// are removed, or gone on with (`resume`); none: only what is proved to be nobody's, because its process was on this
   /// host.
   std::optional<std::chrono::seconds> abandoned_after = {};
+  bool dry_run = false;  ///< nothing is written: the report is what it would be; `out` is not looked at
   ProgressCallback progress = {};
   /// A stop request ends it: Error(cancelled), and nothing is left behind.
   std::stop_token stop = {};
@@ -48,21 +49,26 @@ struct ShardReport {
   std::uint64_t bytes_written = 0;  ///< of the shards' tensors: repeated and padded ones counted
   std::string job = {};             ///< of a workspace: the new job's nonce, 32 digits
   std::vector<LeftFile> left = {};  ///< files that did not go along
+  /// What whoever uses the shards should know: heads on several ranks, unused rules.
+  std::vector<std::string> notes = {};
   double seconds = 0;
 };
 
 /// Cuts the model in `model_dir` (HuggingFace's layout) by the plan, backwards, into rank-00000-of-0000N.safetensors
 /// ... and copies all files that are no weights. `plan` is a built-in plan's name, "auto" or a file. `out` appears
 /// whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded with
-/// zeros; its true size stands in each shard's metadata (docs/plans.md). Local; several threads. Holds some MiB,
-/// whatever the model's size.
+/// zeros; its true size stands in each shard's metadata, as do the plan and checksums (docs/plans.md). Attention heads
+/// are not cut through: if there are fewer than ranks, several ranks have one alike. Local; several threads. Holds some
+/// MiB, whatever the model's size.
 ///
 /// To a workspace: states have the metadata of shards as their config (docs/inspecting.md); files that are no weights
 /// lie beside them; one that is there and other is Error(argument), unless forced. The job has a generation when all
 /// its states are there; what was written before a failure is removed.
 ///
 /// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, a layout that the
-/// plan does not know; Error(not_found | corrupt | io | no_space) from reading and writing.
+/// plan does not know or that leaves a rank without a head, a layer or an expert, a model that is not as its
+/// config.json says, a cut through the blocks of a quantisation scale; Error(not_found | corrupt | io | no_space) from
+/// reading and writing.
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
@@ -123,6 +129,7 @@ struct ExportAccount {
   std::uint64_t tensors_out = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t files = 0;
+  std::vector<std::string> notes = {};  ///< as ShardReport's; and that the given plan is not the shards' own
 };
 
 struct ExportReport {
@@ -138,9 +145,10 @@ struct ExportReport {
 /// The ranks of `group` (P) merge N shards by the plan into one checkpoint in HuggingFace's layout, or into the shards
 /// of another layout, with the files that are no weights. Rank r reads the shards r, r + P, ...; bytes go straight from
 /// a shard to the file where its reader writes them, else through windows in shared memory (Writers). No rank holds
-/// more than some windows. `plan` is a built-in plan's name, "auto" or a file, read on rank 0. All parameters count on
-/// rank 0 (`shards_dir` on every rank). `out` appears whole or not at all; nothing is left
-/// behind on failure.
+/// more than some windows. `plan` is a built-in plan's name, "auto" or a file, read on rank 0; empty: the one that
+/// the shards say they were cut by. Shards of muster's own are held against their checksums as they are read, and the
+/// model against config.json before anything is written. All parameters count on rank 0 (`shards_dir` on every rank).
+/// `out` appears whole or not at all; nothing is left behind on failure.
 ///
 /// Collective. One rank's failure is thrown on all, with its words and its rank: Error(argument | rank_mismatch |
 /// corrupt | not_found | io | no_space), after which the group is usable; Error(timeout | peer_lost) as gather.hpp has

@@ -35,16 +35,20 @@ struct ConcatAction {
   std::int64_t dim = 0;
   std::vector<PlanNumber> blocks = {};  ///< relative sizes of the parts of a fused tensor
   std::optional<PlanNumber> trim = {};  ///< the true size along dim of the whole: padding beyond it goes
+  /// Attention heads along dim: of the tensor, or of each part of a fused one, then instead of `blocks`. No head is cut
+  /// through. If there are more ranks than heads, and a multiple of them, neighbouring ranks have a head each alike.
+  std::vector<PlanNumber> heads = {};
   friend bool operator==(const ConcatAction&, const ConcatAction&) = default;
 };
-/// A quantisation scale of a weight (or of what goes into it) that is cut along `dim`: max where every rank has one
-/// element, concat along dim where it has that dimension with more than one element, same else (and always same where
-/// there is no `dim`). Backwards, one element goes to all. Semantics: the table of merge rules in ModelOpt's
-/// export/postprocess.py; where that takes the max of several elements, ranks have to agree here: weights that are
-/// quantised already would be wrong with another scale.
+/// A quantisation scale of a weight (or of what goes into it) that is cut along `dim`: concat along dim if a rank has
+/// more than one element along it or a block of its own (MergeFacts), else max if every rank has one element, else same
+/// (and always same if there is no `dim`). Backwards, one element goes to all. Semantics: the table of merge rules in
+/// ModelOpt's export/postprocess.py; where that takes the max of several elements, ranks have to agree here: weights
+/// that are quantised already would be wrong with another scale.
 struct ScaleAction {
   std::optional<std::int64_t> dim = {};  ///< empty: the scale is not cut
   std::vector<PlanNumber> blocks = {};   ///< as ConcatAction's: the scale of a fused tensor is fused too
+  std::vector<PlanNumber> heads = {};    ///< as ConcatAction's; left out of account if blocks hold several heads
   friend bool operator==(const ScaleAction&, const ScaleAction&) = default;
 };
 /// The tensor is left out of the result, and counted in the report. It has no way back.
@@ -130,10 +134,19 @@ struct MergeRule {
   std::size_t number = 0;  ///< its place in the plan, from 1 on: for messages
 };
 
+/// What is known of a tensor beside its name and shapes.
+struct MergeFacts {
+  std::span<const TensorSpec> weight = {};    ///< of a scale: its weight's, of the same ranks
+  std::optional<std::size_t> cut_along = {};  ///< the ranks' shards say that they were cut along this dimension
+};
+
 /// A rule's action for tensors of certain shapes, with all numbers known.
 struct ResolvedMerge {
   Merge merge;
   std::optional<std::int64_t> true_size = {};  ///< along Concat's dim
+  std::vector<std::int64_t> heads = {};        ///< of each block along Concat's dim; empty: none, or not known
+  std::int64_t head_size = 0;                  ///< along Concat's dim, as config.json has it; 0: it does not say
+  std::int64_t block = 0;  ///< of a scale: how many elements of its weight along the rule's dim one of its own is for
 };
 
 /// Local; immutable once made; may be shared by threads.
@@ -141,7 +154,7 @@ class MergePlan {
  public:
   /// `name` is what messages call it. Throws Error(corrupt) where the text is no JSON (with line and column), the JSON
   /// no plan, or rules contradict each other (with the rule's number and the line where it begins).
-  static MergePlan parse(std::string_view json, std::string name);
+  static MergePlan parse(std::string_view json, std::string name, const Config* model_config = nullptr);
   /// A built-in plan's name, "auto", or a file. `model_config` is the model's config.json (null: there is none); it
   /// gives the plan the numbers that it names. "auto" takes the built-in plan that "model_type" or "architectures" of
   /// it stand for, and is named after that. Throws Error(not_found) with the names that there are, Error(argument)
@@ -164,19 +177,25 @@ class MergePlan {
   };
   [[nodiscard]] std::optional<Origin> origin(std::string_view result) const;
   /// `tensor` is the ranks' name. `specs` are those of all ranks that the rule joins (forwards); with `whole` that of
-  /// the whole tensor alone (backwards). Throws Error(argument) where a number of config.json is missing ("rule 3 needs
+  /// the whole tensor alone (backwards). A number of `heads` that config.json lacks is not known, unless the tensor is
+  /// fused. Throws Error(argument) where a number of config.json is missing ("rule 3 needs
   /// \"vocab_size\" of config.json") or is none, where there are no specs, for DropAction, where the whole's size is
   /// not the one that `trim` says, and where a rule joins across expert ranks what belongs to one expert by its name.
   [[nodiscard]] ResolvedMerge resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
-                                      bool whole = false) const;
+                                      bool whole = false, const MergeFacts& facts = {}) const;
   /// Where layers and experts have their numbers.
   [[nodiscard]] const std::optional<Numbering>& layers() const noexcept { return layers_; }
   [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
+  /// The JSON that it was read from.
+  [[nodiscard]] const std::string& text() const noexcept { return text_; }
+  /// The model's config.json; null if there is none.
+  [[nodiscard]] const Config& model_config() const noexcept { return model_config_; }
 
  private:
   std::string name_;
+  std::string text_;
   std::vector<MergeRule> rules_;
   std::optional<Numbering> layers_;
   std::optional<Numbering> experts_;

@@ -46,7 +46,7 @@ class Accounting {
 ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
                           const Arrangement& arrangement, const ExportOutputs& outputs,
                           const std::optional<ParallelLayout>& to) {
-  ExportAccount account{plan.name(), layout, to, {}, {}, 0, 0, 0, 0, outputs.files.size()};
+  ExportAccount account{plan.name(), layout, to, {}, {}, 0, 0, 0, 0, outputs.files.size(), {}};
   for (const RankTensors& rank : ranks) {
     account.tensors_in += rank.tensors.size();
     for (const NamedSpec& tensor : rank.tensors) account.bytes_in += byte_size(tensor.spec.dtype, tensor.spec.shape);

@@ -16,24 +16,8 @@
 namespace muster {
 namespace {
 
-constexpr std::size_t most_names = 10;
-
 [[noreturn]] void refuse(const std::string& words) {
   throw Error(ErrorKind::argument, words);
-}
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
-// The digits at the front of `text`, without leading zeros, taken off.
-std::string_view take_number(std::string_view& text) {
-  std::size_t end = 0;
-  while (end < text.size() && is_digit(text[end])) ++end;
-  std::string_view number = text.substr(0, end);
-  text.remove_prefix(end);
-  number.remove_prefix(std::min(number.find_first_not_of('0'), number.size()));
-  return number;
 }
 
 using Place = ParallelLayout::Place;
@@ -125,6 +109,15 @@ class Arranging {
                          twice_where_, twice_advice_));
     std::ranges::sort(result.tensors, natural_less, &ArrangedTensor::name);
     check_results(result.tensors);
+    if (!shared_heads_.empty())
+      result.notes.push_back(fmt::format(
+          "{}: ranks have the same heads; they are compared, bit for bit, and taken once", some_names(shared_heads_)));
+    if (!unknown_heads_.empty())
+      result.notes.push_back(
+          fmt::format("{}: config.json does not say which heads these are; the ranks' parts are joined one after the "
+                      "other, which is wrong if ranks have heads alike",
+                      some_names(unknown_heads_)));
+    note_unused_rules(plan_, result);
     return result;
   }
 
@@ -156,13 +149,12 @@ class Arranging {
     }
     stages.settle();
     experts.settle();
-    std::unordered_map<std::string, std::size_t> known;
     for (int rank = 0; rank < layout_.ranks(); ++rank) {
       const Place place = layout_.place(rank);
       const auto& tensors = tensors_of(rank);
       for (std::uint32_t index = 0; index < tensors.size(); ++index) {
         std::string name = experts.apply(place, stages.apply(place, tensors[index].name));
-        const auto [entry, is_new] = known.try_emplace(name, found_.size());
+        const auto [entry, is_new] = by_name_.try_emplace(name, found_.size());
         if (is_new) found_.push_back({std::move(name), {}});
         auto& refs = found_[entry->second].refs;
         if (!refs.empty() && refs.back().rank == rank)
@@ -266,14 +258,91 @@ class Arranging {
       names.push_back(copies.front().rank);
       if (copies.size() > 1) tensor.equal.push_back(std::move(copies));
     }
-    const ResolvedMerge resolved = plan_.resolve(rule, found.name, specs);
-    tensor.layout = merge::join(resolved.merge, specs, true_size(tensor.sources, resolved), names);
+    const std::vector<TensorSpec> weight = weight_specs(found.name, tensor.sources);
+    MergeFacts facts{weight, {}};
+    if (const auto padding = padding_of(tensor.sources.front())) facts.cut_along = padding->first;
+    const ResolvedMerge resolved = plan_.resolve(rule, found.name, specs, false, facts);
+    const std::vector<std::int64_t> heads = heads_of(found, rule, resolved, tensor.sources);
+    tensor.layout = merge::join(resolved.merge, specs, true_size(tensor.sources, resolved), names, heads);
+    add_copies(tensor);
     if (!tensor.layout.must_equal.empty()) {
       std::vector<SourceRef> all = tensor.sources;
       for (const auto& copies : tensor.equal) all.insert(all.end(), copies.begin() + 1, copies.end());
       tensor.equal = {std::move(all)};
     }
     return tensor;
+  }
+
+  /// Of the scale's ranks; empty if it is none, or not all of them have its weight.
+  [[nodiscard]] std::vector<TensorSpec> weight_specs(std::string_view scale, std::span<const SourceRef> sources) const {
+    const auto name = weight_of_scale(scale);
+    const auto found = name ? by_name_.find(*name) : by_name_.end();
+    if (found == by_name_.end()) return {};
+    std::vector<TensorSpec> specs;
+    const std::vector<SourceRef>& refs = found_[found->second].refs;
+    for (const SourceRef& source : sources) {
+      const auto ref = std::ranges::lower_bound(refs, source.rank, {}, &SourceRef::rank);
+      if (ref == refs.end() || ref->rank != source.rank) return {};
+      specs.push_back(spec(*ref));
+    }
+    return specs;
+  }
+
+  /// The heads by which the tensor was cut so that it is not slices one after the other; else none.
+  std::vector<std::int64_t> heads_of(const Found& found, const MergeRule& rule, const ResolvedMerge& resolved,
+                                     std::span<const SourceRef> sources) {
+    const auto parts = static_cast<int>(sources.size());
+    const auto* concat = std::get_if<Concat>(&resolved.merge);
+    if (parts == 1 || concat == nullptr) return {};
+    const RankTensors& rank = ranks_[static_cast<std::size_t>(sources.front().rank)];
+    if (rank.is_ours) {
+      const auto cut = rank.heads.find(rank.tensors[sources.front().index].name);
+      return note_shared(found, cut == rank.heads.end() ? std::vector<std::int64_t>() : cut->second, parts);
+    }
+    const auto* action = std::get_if<ConcatAction>(&rule.action);
+    if (action != nullptr && !action->heads.empty() && (resolved.heads.empty() || resolved.head_size == 0))
+      unknown_heads_.push_back(found.name);
+    std::int64_t held = 0;
+    bool divides = true;
+    for (const std::int64_t heads : resolved.heads) {
+      held += merge::share_heads(heads, parts).heads;
+      divides = divides && heads % parts == 0;
+    }
+    const Shape& shape = spec(sources.front()).shape;
+    const auto dim =
+        static_cast<std::size_t>(concat->dim < 0 ? concat->dim + static_cast<std::int64_t>(shape.size()) : concat->dim);
+    if (divides || resolved.head_size == 0 || dim >= shape.size() || shape[dim] != held * resolved.head_size) return {};
+    return note_shared(found, resolved.heads, parts);
+  }
+
+  std::vector<std::int64_t> note_shared(const Found& found, std::vector<std::int64_t> heads, int parts) {
+    if (std::ranges::any_of(heads, [&](std::int64_t count) { return merge::share_heads(count, parts).ranks > 1; }))
+      shared_heads_.push_back(found.name);
+    return heads;
+  }
+
+  /// What ranks have alike within the tensor is compared like what they have alike as a whole.
+  void add_copies(ArrangedTensor& tensor) const {
+    const merge::Layout& layout = tensor.layout;
+    const auto bytes = [&](std::int64_t units) { return byte_size(layout.target.dtype, {units * layout.grain.inner}); };
+    std::map<std::pair<int, std::int64_t>, std::vector<SourceRef>> sets;
+    for (const merge::Copy& copy : layout.copies) {
+      const bool is_all = copy.count == layout.source_units[static_cast<std::size_t>(copy.source)];
+      if (!is_all && layout.grain.rows != 1)
+        refuse("ranks have the same heads of fused tensors that do not lie along the first dimension");
+      const auto part = [&](int source) {
+        SourceRef ref = tensor.sources[static_cast<std::size_t>(source)];
+        if (!is_all) {
+          ref.begin = bytes(copy.begin);
+          ref.bytes = bytes(copy.count);
+        }
+        return ref;
+      };
+      auto& set = sets[{copy.source, copy.begin}];
+      if (set.empty()) set.push_back(part(copy.source));
+      set.push_back(part(copy.other));
+    }
+    for (auto& [place, set] : sets) tensor.equal.push_back(std::move(set));
   }
 
   void note_twice(const Found& found, std::string_view where, const std::set<int>& who, std::string_view advice) {
@@ -304,14 +373,15 @@ class Arranging {
                 {.rank = b.rank});
   }
 
+  [[nodiscard]] std::optional<std::pair<std::size_t, std::int64_t>> padding_of(const SourceRef& ref) const {
+    const RankTensors& rank = ranks_[static_cast<std::size_t>(ref.rank)];
+    const auto found = rank.padded.find(rank.tensors[ref.index].name);
+    if (found == rank.padded.end()) return std::nullopt;
+    return found->second;
+  }
+
   [[nodiscard]] std::optional<std::int64_t> true_size(std::span<const SourceRef> sources,
                                                       const ResolvedMerge& resolved) const {
-    const auto padding_of = [&](const SourceRef& ref) -> std::optional<std::pair<std::size_t, std::int64_t>> {
-      const RankTensors& rank = ranks_[static_cast<std::size_t>(ref.rank)];
-      const auto found = rank.padded.find(rank.tensors[ref.index].name);
-      if (found == rank.padded.end()) return std::nullopt;
-      return found->second;
-    };
     const auto padding = padding_of(sources.front());
     for (const SourceRef& ref : sources)
       if (padding_of(ref) != padding)
@@ -348,6 +418,9 @@ class Arranging {
   ParallelLayout layout_;
   std::span<const RankTensors> ranks_;
   std::vector<Found> found_;
+  std::unordered_map<std::string, std::size_t> by_name_;  // places in found_
+  std::vector<std::string> shared_heads_;
+  std::vector<std::string> unknown_heads_;
   std::vector<const MergeRule*> rules_;
   std::vector<std::string> twice_;
   std::string twice_where_;
@@ -355,42 +428,6 @@ class Arranging {
 };
 
 }  // namespace
-
-// "layers.2." before "layers.10.": layers that follow each other in the model do so in the files.
-bool natural_less(std::string_view a, std::string_view b) {
-  const std::string_view whole_a = a;
-  const std::string_view whole_b = b;
-  while (!a.empty() && !b.empty()) {
-    if (is_digit(a[0]) && is_digit(b[0])) {
-      const std::string_view x = take_number(a);
-      const std::string_view y = take_number(b);
-      if (x.size() != y.size()) return x.size() < y.size();
-      if (x != y) return x < y;
-    } else if (a[0] != b[0]) {
-      return a[0] < b[0];
-    } else {
-      a.remove_prefix(1);
-      b.remove_prefix(1);
-    }
-  }
-  if (a.empty() != b.empty()) return a.empty();
-  return whole_a < whole_b;  // "a01" and "a1" are two names
-}
-
-std::string some_names(std::vector<std::string> names) {
-  std::ranges::sort(names, natural_less);
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  std::string list;
-  for (std::size_t i = 0; i < std::min(names.size(), most_names); ++i)
-    list += (i == 0 ? "" : ", ") + in_quotes(names[i]);
-  if (names.size() > most_names) list += fmt::format(" and {} more", names.size() - most_names);
-  return list;
-}
-
-std::string no_rule_words(const MergePlan& plan, const std::vector<std::string>& names) {
-  return fmt::format("plan {}: no rule matches the tensor{} {}; add one, or take another plan", in_quotes(plan.name()),
-                     names.size() == 1 ? "" : "s", some_names(names));
-}
 
 Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks) {
   return Arranging(plan, layout, ranks)();

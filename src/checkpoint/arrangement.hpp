@@ -7,14 +7,14 @@
 //     model.
 //  2. Rules: each name finds its rule; names without one are an error, dropped ones are counted.
 //  3. Ranks: which ranks have to have a tensor follows from the layout; one that lacks it is an error, and so is one
-//  that
-//     has what belongs to another (two sources of one name).
+//     that has what belongs to another (two sources of one name).
 //  4. Merge: the tensors along the rule's axis are joined; those of ranks that differ in other coordinates must be
-//  equal.
+//     equal, and so must attention heads that several ranks have, because there are fewer of them than ranks.
 //  5. Names: rules may rename; two results of one name are an error.
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,16 +35,24 @@ struct NamedSpec {
 /// What sharding padded: (dimension, size of the whole along it) by tensor name.
 using PaddedSizes = std::map<std::string, std::pair<std::size_t, std::int64_t>, std::less<>>;
 
+/// What sharding cut by whole attention heads so that ranks have some alike or fewer than others: the heads of each
+/// block, by tensor name.
+using HeadCounts = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
+
 /// One rank's tensors.
 struct RankTensors {
   std::vector<NamedSpec> tensors;
   PaddedSizes padded;
+  HeadCounts heads = {};
+  bool is_ours = false;  ///< the shard says how it was cut: nothing is left to guess
 };
 
-/// A tensor of a rank, by its place in the rank's list.
+/// A tensor of a rank, by its place in the rank's list, or a part of one.
 struct SourceRef {
   int rank = 0;
   std::uint32_t index = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;  ///< from `begin` on; 0: all
   friend bool operator==(const SourceRef&, const SourceRef&) = default;
 };
 
@@ -68,6 +76,7 @@ struct DroppedTensor {
 struct Arrangement {
   std::vector<ArrangedTensor> tensors;  ///< by name, numbers by their value
   std::vector<DroppedTensor> dropped;
+  std::vector<std::string> notes = {};  ///< what whoever reads the report should know
 };
 
 /// `ranks`: of every rank of `layout`. The plan must outlive the result. Throws Error(argument | rank_mismatch) with
@@ -76,6 +85,12 @@ Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::sp
 
 /// "layers.2." before "layers.10.".
 bool natural_less(std::string_view a, std::string_view b);
+
+/// Says in the notes which rules of a plan that is not built in are no tensor's.
+void note_unused_rules(const MergePlan& plan, Arrangement& arrangement);
+
+/// The name of the weight that a quantisation scale has by its own name; none if it has none.
+std::optional<std::string> weight_of_scale(std::string_view name);
 
 /// "a", "b" and 3 more.
 std::string some_names(std::vector<std::string> names);

@@ -222,7 +222,7 @@ class Assembling {
   }
 
   void hash(const Step& step) {
-    const TensorHash hash = reader_.hash(step.file, step.copies.at(0).tensor);
+    const TensorHash hash = reader_.hash(step.file, step.copies.at(0));
     go_on(group_);
     const std::lock_guard lock(mutex_);
     hashes_.push_back(hash);

@@ -40,7 +40,7 @@ class Planning {
       Step step;
       step.kind = StepKind::hash;
       step.file = set;
-      step.copies.push_back({place_of(ref)});
+      step.copies.push_back({.tensor = place_of(ref), .from = ref.begin, .bytes = ref.bytes});
       work_[static_cast<std::size_t>(ranks_[static_cast<std::size_t>(ref.rank)].process)].steps.push_back(
           std::move(step));
     }
@@ -243,6 +243,7 @@ std::vector<FilePlan> plan_files(std::span<const OutputFile> files) {
   for (const OutputFile& file : files) {
     FilePlan& planned = plans.emplace_back();
     planned.name = file.name;
+    planned.metadata = file.metadata;
     for (const OutputTensor& tensor : file.tensors)
       planned.tensors.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
     planned.header = make_safetensors_header(planned.tensors, file.metadata, file.name);

@@ -65,7 +65,7 @@ struct Step {
   std::uint32_t writer = 0;   ///< a process
   std::uint32_t turn = 0;     ///< of the writer's windows, counted from 0
   std::uint32_t contributors = 0;
-  std::vector<CopyStep> copies;        ///< of this process; hash: one, whose tensor counts
+  std::vector<CopyStep> copies;        ///< of this process; hash: one, of `bytes` from `from` on (0: all of the tensor)
   std::vector<std::uint32_t> senders;  ///< the writer's: contributors on other hosts (window_mail.hpp)
   std::vector<ReduceStep> reductions;  ///< the writer's
 };
@@ -80,7 +80,8 @@ struct ProcessWork {
 struct FilePlan {
   std::string name;
   std::string header;
-  std::uint64_t bytes = 0;           ///< header included
+  std::uint64_t bytes = 0;  ///< header included
+  std::map<std::string, std::string> metadata;
   std::vector<TensorEntry> tensors;  ///< with offsets
 };
 

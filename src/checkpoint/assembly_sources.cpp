@@ -66,19 +66,21 @@ void SourceReader::copy(const CopyStep& copy, std::span<std::byte> window) const
   read_rows(from, {copy.from, copy.from_stride, copy.to_stride, copy.bytes, copy.rows}, window.data() + copy.to);
 }
 
-TensorHash SourceReader::hash(std::uint32_t set, std::uint32_t tensor) const {
-  const AssemblySource& source = this->source(tensor);
+TensorHash SourceReader::hash(std::uint32_t set, const CopyStep& part) const {
+  const AssemblySource& source = this->source(part.tensor);
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   if (!state) throw std::bad_alloc();
   XXH3_128bits_reset(state.get());
-  std::vector<std::byte> memory(std::min(source.bytes, read_at_once));
-  for (std::uint64_t at = 0; at < source.bytes; at += read_at_once) {
-    const std::span<std::byte> part = std::span(memory).first(std::min(source.bytes - at, read_at_once));
-    source.read(at, part);
-    XXH3_128bits_update(state.get(), part.data(), part.size());
+  const std::uint64_t end = part.bytes == 0 ? source.bytes : part.from + part.bytes;
+  if (part.from > end || end > source.bytes) refuse();
+  std::vector<std::byte> memory(std::min(end - part.from, read_at_once));
+  for (std::uint64_t at = part.from; at < end; at += read_at_once) {
+    const std::span<std::byte> piece = std::span(memory).first(std::min(end - at, read_at_once));
+    source.read(at, piece);
+    XXH3_128bits_update(state.get(), piece.data(), piece.size());
   }
   const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
-  return {set, tensor, digest.low64, digest.high64};
+  return {set, part.tensor, digest.low64, digest.high64};
 }
 
 }  // namespace muster

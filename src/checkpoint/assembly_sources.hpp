@@ -29,7 +29,7 @@ class SourceReader {
   /// Carries a copy out; `target` is the window's begin. Throws Error(corrupt) if it is outside its tensor or the
   /// window, or if the file has become shorter; Error(io).
   void copy(const CopyStep& copy, std::span<std::byte> window) const;
-  [[nodiscard]] TensorHash hash(std::uint32_t set, std::uint32_t tensor) const;
+  [[nodiscard]] TensorHash hash(std::uint32_t set, const CopyStep& part) const;
 
  private:
   [[nodiscard]] const AssemblySource& source(std::uint32_t tensor) const;

@@ -36,6 +36,7 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/piece_checksums.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
@@ -140,13 +141,15 @@ class Export {
   }
 
   void verify_files(const JournalContents& journal, std::vector<bool>& is_there) {
-    const std::vector<FilePlan> files = plan_files(job_->outputs.files);
+    std::vector<FilePlan> files = plan_files(job_->outputs.files);
     for (std::size_t i = 0; i < files.size(); ++i) {
-      const FilePlan& file = files[i];
+      FilePlan& file = files[i];
       const auto finished = journal.finished.find(file.name);
       if (finished == journal.finished.end()) continue;
-      const std::string wrong =
-          verify_file(output_->partial() + "/" + file.name, file.header, file.bytes, finished->second);
+      const std::string path = output_->partial() + "/" + file.name;
+      std::error_code error;
+      if (std::filesystem::file_size(path, error) == file.bytes) add_piece_checksums(file, path);
+      const std::string wrong = verify_file(path, file.header, file.bytes, finished->second);
       is_there[i] = wrong.empty();
       go_on(group_);
       if (!is_there[i]) {
@@ -260,6 +263,7 @@ class Export {
   // On rank 0.
   void complete(std::uint32_t number, Journal& journal) {
     if (is_there_[number]) return;
+    add_piece_checksums(assembly_.files[number], targets_[number].place);
     finish_file(assembly_.files[number], targets_[number]);
     os::sync_directory(partial_);
     journal.add_finished(assembly_.files[number].name);
@@ -307,9 +311,9 @@ class Export {
     if (differing.empty()) return;
     throw Error(
         ErrorKind::rank_mismatch,
-        fmt::format("tensor {}: all ranks that have it must agree, but rank {} and rank {} have other values; use "
-                    "\"first\" if rank {}'s are wanted",
-                    in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing, sources.front().rank));
+        fmt::format("tensor {}: all ranks that have it must agree, but rank {} and rank {} have other values; if each "
+                    "has a part of it, its rule has to be \"concat\"",
+                    in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
   }
 
   // Step 7, on rank 0.

@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "src/checkpoint/account.hpp"
+#include "src/checkpoint/model_config.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
 #include "src/checkpoint/window_mail.hpp"
 #include "src/core/quoted.hpp"
@@ -49,13 +50,20 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
                    const Metadata& metadata, const ExportOptions& options) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
   const std::optional<Config> config = read_model_config(shards_dir);
-  ExportJob job{MergePlan::load(plan, config ? &*config : nullptr), {}, {}, {}, {}};
+  std::vector<std::string> notes;
+  ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}};
   const ParallelLayout layout = layout_of(listings, options.layout);
   for (ShardListing& listing : listings) job.ranks.push_back(std::move(listing.tensors));
   const Arrangement arrangement = arrange(job.plan, layout, job.ranks);
+  std::vector<NamedSpec> model;
+  for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
+  check_against_config(job.plan, model);
   job.outputs = options.to ? shard_outputs(arrangement, job.plan, *options.to, metadata)
                            : checkpoint_outputs(arrangement, options.max_shard_size, metadata);
   job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, options.to);
+  for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})
+    notes.insert(notes.end(), more.begin(), more.end());
+  job.account.notes = std::move(notes);
   job.fingerprint = fingerprint_of(listings, job.outputs);
   return job;
 }

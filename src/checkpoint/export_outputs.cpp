@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/checkpoint/piece_checksums.hpp"
 #include "src/checkpoint/placement.hpp"
 
 namespace muster {
@@ -62,14 +63,15 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
   std::vector<WholeTensor> wholes;
   for (const ArrangedTensor& tensor : arrangement.tensors)
     wholes.push_back({tensor.origin, tensor.rule, tensor.layout.target});
-  const Placement placement = place(plan, layout, wholes);
+  Placement placement = place(plan, layout, wholes);
+  outputs.notes = std::move(placement.notes);
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
     OutputFile& output = outputs.files.emplace_back();
     output.name = shard_file_name(rank, layout.ranks());
     output.metadata = metadata;
-    output.metadata[std::string(shard_metadata_key)] =
-        shard_facts_text({rank, layout.ranks(), placement.padded[at], layout});
+    output.metadata[std::string(shard_metadata_key)] = shard_facts_text(
+        {rank, layout.ranks(), placement.padded[at], layout, {plan.name(), plan.text()}, placement.heads[at]});
     for (const PlacedTensor& placed : placement.ranks[at]) {
       const ArrangedTensor& tensor = arrangement.tensors[placed.whole];
       const merge::Cut& cut = placement.cuts[placed.whole];
@@ -82,6 +84,7 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
         output.tensors.push_back(
             {placed.name, merge::compose(tensor.layout, cut, placed.part), tensor.sources, sets[placed.whole]});
     }
+    output.metadata[std::string(piece_checksums_key)] = piece_checksums_text(no_piece_checksums(output.tensors));
   }
   return outputs;
 }
@@ -99,6 +102,7 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
                                    {},
                                    {}});
   }
+  note_unused_rules(plan, arrangement);
   return arrangement;
 }
 

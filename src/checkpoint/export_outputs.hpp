@@ -18,6 +18,7 @@ struct ExportOutputs {
   std::vector<std::vector<SourceRef>> equal;  ///< sets of sources that must be bit for bit equal
   std::vector<std::string> equal_names;       ///< the tensors that they are of
   std::string index;                          ///< of a checkpoint of several files; else empty
+  std::vector<std::string> notes;             ///< of shards: Placement's
 };
 
 /// HuggingFace's layout. Throws as plan_shards.

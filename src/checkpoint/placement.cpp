@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 
 #include "muster/error.hpp"
+#include "src/checkpoint/model_config.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -32,13 +34,17 @@ class Shares {
 /// The numbers of layers or experts, and who has them.
 class Division {
  public:
-  Division(const std::optional<Numbering>& numbering, int parts, std::span<const WholeTensor> wholes)
+  Division(const std::optional<Numbering>& numbering, int parts, std::span<const WholeTensor> wholes,
+           std::string_view whose, std::string_view what)
       : numbering_(numbering), shares_(0, 1) {
     if (parts == 1) return;
     std::int64_t count = 0;
     if (numbering)
       for (const WholeTensor& whole : wholes)
         count = std::max(count, numbering->pattern.find(whole.origin).value_or(-1) + 1);
+    if (count > 0 && count < parts)
+      throw Error(ErrorKind::argument,
+                  fmt::format("{} {} cannot share {} {}: some would have none", parts, whose, count, what));
     shares_ = Shares(count, parts);
     is_divided_ = true;
   }
@@ -75,24 +81,163 @@ std::pair<int, int> stages_of(Stage stage, int stages) {
   return {0, stages};
 }
 
-merge::Cut cut_of(const MergePlan& plan, const ParallelLayout& layout, const WholeTensor& whole) {
-  try {
+/// How a whole tensor is cut.
+struct Cutting {
+  ResolvedMerge resolved;
+  merge::Cut cut;
+  int parts = 1;
+};
+
+std::size_t in_range(std::int64_t dim, const WholeTensor& whole) {
+  return static_cast<std::size_t>(dim < 0 ? dim + static_cast<std::int64_t>(whole.spec.shape.size()) : dim);
+}
+std::size_t dimension(const ScaleAction& scale, const WholeTensor& whole) {
+  return in_range(*scale.dim, whole);
+}
+
+class Cutter {
+ public:
+  Cutter(const MergePlan& plan, const ParallelLayout& layout, std::span<const WholeTensor> wholes)
+      : plan_(plan), layout_(layout) {
+    for (const WholeTensor& whole : wholes) by_name_.emplace(whole.origin, &whole);
+  }
+
+  [[nodiscard]] Cutting operator()(const WholeTensor& whole) const {
+    try {
+      const WholeTensor* weight = weight_of(whole);
+      Cutting cutting = cut(whole, weight);
+      if (cutting.parts > 1 && cutting.resolved.block != 0) check_blocks(whole, cutting, *weight);
+      return cutting;
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("tensor {} (rule {})", in_quotes(whole.origin), whole.rule->number));
+    }
+  }
+
+ private:
+  [[nodiscard]] const WholeTensor* weight_of(const WholeTensor& scale) const {
+    const auto name = weight_of_scale(scale.origin);
+    const auto found = name ? by_name_.find(*name) : by_name_.end();
+    return found == by_name_.end() ? nullptr : found->second;
+  }
+
+  [[nodiscard]] Cutting cut(const WholeTensor& whole, const WholeTensor* weight) const {
     const MergeRule& rule = *whole.rule;
     if (std::holds_alternative<DropAction>(rule.action))
       throw Error(ErrorKind::argument, "\"drop\" has no way back, so it cannot be cut for ranks; use \"same\"");
-    const int parts = rule.across == Axis::expert ? layout.expert : layout.tensor;
-    const Merge merge = plan.resolve(rule, whole.origin, std::span(&whole.spec, 1), true).merge;
-    merge::Cut cut = merge::cut(merge, whole.spec, parts);
-    if (parts > 1 && std::holds_alternative<ScaleAction>(rule.action) && std::holds_alternative<Concat>(merge) &&
-        element_count(cut.part.shape) == 1)
+    const int parts = rule.across == Axis::expert ? layout_.expert : layout_.tensor;
+    MergeFacts facts;
+    if (weight != nullptr) facts.weight = std::span(&weight->spec, 1);
+    ResolvedMerge resolved = plan_.resolve(rule, whole.origin, std::span(&whole.spec, 1), true, facts);
+    // A scale's element may be for several heads: check_blocks() sees that none is cut through.
+    const auto* scale = std::get_if<ScaleAction>(&rule.action);
+    const std::int64_t heads = std::accumulate(resolved.heads.begin(), resolved.heads.end(), std::int64_t{0});
+    if (parts == 1 || (scale != nullptr && heads != 0 && whole.spec.shape[dimension(*scale, whole)] % heads != 0))
+      resolved.heads.clear();
+    merge::Cut cut = merge::cut(resolved.merge, whole.spec, parts, resolved.heads);
+    return {std::move(resolved), std::move(cut), parts};
+  }
+
+  /// A rank's elements of the scale have to be those of its part of the weight.
+  void check_blocks(const WholeTensor& whole, const Cutting& scale, const WholeTensor& weight) const {
+    const Cutting cutting = cut(weight, nullptr);
+    const merge::Cut& weights = cutting.cut;
+    const auto* concat = std::get_if<Concat>(&cutting.resolved.merge);
+    const std::size_t dim = dimension(std::get<ScaleAction>(whole.rule->action), whole);
+    if (concat == nullptr || in_range(concat->dim, weight) != dim) return;
+    const std::int64_t block = scale.resolved.block;
+    const bool is_joined = std::holds_alternative<Concat>(scale.resolved.merge);
+    bool fits = is_joined || weights.part_units == weights.whole_units;
+    for (std::size_t part = 0; fits && is_joined && part < weights.pieces.size(); ++part) {
+      const std::vector<merge::Piece>& of_weight = weights.pieces[part];
+      const std::vector<merge::Piece>& of_scale = scale.cut.pieces[part];
+      fits = std::ranges::equal(of_weight, of_scale, [&](const merge::Piece& w, const merge::Piece& s) {
+        return w.begin == s.begin * block && s.count == (w.count + block - 1) / block;
+      });
+    }
+    if (!fits)
       throw Error(
           ErrorKind::argument,
-          "each rank would get one element, which \"scale\" reads as a scale of the whole tensor; use \"concat\"");
-    return cut;
-  } catch (const Error& error) {
-    throw error.with_context(fmt::format("tensor {} (rule {})", in_quotes(whole.origin), whole.rule->number));
+          fmt::format("{} ranks would get {} of its weight's {} elements each, which cuts through its blocks of "
+                      "{}; cut for fewer ranks",
+                      scale.parts, weights.part_units, weights.whole_units, block));
   }
+
+  const MergePlan& plan_;
+  const ParallelLayout& layout_;
+  std::unordered_map<std::string, const WholeTensor*> by_name_;
+};
+
+/// The dimension whose whole size the way back needs: of what was padded, and of a scale of which a rank has one
+/// element, as if it were one of the whole tensor.
+std::optional<std::size_t> dimension_to_remember(const WholeTensor& whole, const Cutting& cutting) {
+  if (cutting.cut.padded_dim) return cutting.cut.padded_dim;
+  const auto* scale = std::get_if<ScaleAction>(&whole.rule->action);
+  if (scale == nullptr || cutting.parts == 1 || !std::holds_alternative<Concat>(cutting.resolved.merge)) return {};
+  const std::size_t dim = dimension(*scale, whole);
+  return cutting.cut.part.shape[dim] == 1 ? std::optional(dim) : std::nullopt;
 }
+
+/// Throws if there are more ranks than query heads: what attention puts out would be counted twice.
+void check_layout(const MergePlan& plan, const ParallelLayout& layout) {
+  const bool has_heads = std::ranges::any_of(plan.rules(), [](const MergeRule& rule) {
+    const auto* concat = std::get_if<ConcatAction>(&rule.action);
+    return concat != nullptr && !concat->heads.empty();
+  });
+  const auto heads = model_number(plan.model_config(), "num_attention_heads");
+  if (has_heads && heads && layout.tensor > *heads)
+    throw Error(ErrorKind::argument,
+                fmt::format("the layout {} has {} tensor-parallel ranks, and the model has {} attention heads; take at "
+                            "most as many ranks",
+                            to_string(layout), layout.tensor, *heads));
+}
+
+/// What is cut in a way that not every engine reads.
+class Notes {
+ public:
+  explicit Notes(const ParallelLayout& layout) : layout_(layout) {}
+
+  void see(const WholeTensor& whole, const Cutting& cutting) {
+    if (whole.rule->across == Axis::expert && layout_.expert == 1 && layout_.tensor > 1) {
+      whole_experts_.push_back(whole.origin);
+      expert_bytes_ += byte_size(whole.spec.dtype, whole.spec.shape);
+    }
+    bool is_shared = false;
+    for (const std::int64_t heads : cutting.resolved.heads)
+      is_shared = is_shared || merge::share_heads(heads, cutting.parts).ranks > 1;
+    if (is_shared) shared_.push_back(whole.origin);
+    if (!cutting.resolved.heads.empty() && cutting.cut.padded_dim) padded_.push_back(whole.origin);
+    if (std::holds_alternative<Concat>(cutting.resolved.merge) && cutting.cut.whole_units < cutting.parts && !is_shared)
+      idle_.push_back(whole.origin);
+    const auto* concat = std::get_if<ConcatAction>(&whole.rule->action);
+    if (concat != nullptr && !concat->heads.empty() && cutting.parts > 1 && cutting.resolved.heads.empty())
+      unknown_.push_back(whole.origin);
+  }
+
+  [[nodiscard]] std::vector<std::string> take() const {
+    std::vector<std::string> notes;
+    const auto add = [&](const std::vector<std::string>& names, const std::string& words) {
+      if (!names.empty()) notes.push_back(fmt::format("{}: {}", some_names(names), words));
+    };
+    add(shared_, "there are fewer heads than ranks; neighbouring ranks have a head each alike, as engines load them");
+    add(padded_, "the ranks do not divide the heads; the last ranks have heads of zeros, which engines may refuse");
+    add(idle_, "there is less to share than there are ranks; the last ones have zeros alone");
+    add(unknown_, "config.json does not say how many heads these have; they may be cut through");
+    add(whole_experts_,
+        fmt::format("each tensor-parallel rank has all experts ({:.1f} MB a rank); expert ranks (ep={}) "
+                    "share them",
+                    static_cast<double>(expert_bytes_) / 1e6, layout_.tensor));
+    return notes;
+  }
+
+ private:
+  const ParallelLayout& layout_;
+  std::vector<std::string> shared_;
+  std::vector<std::string> padded_;
+  std::vector<std::string> idle_;
+  std::vector<std::string> unknown_;
+  std::vector<std::string> whole_experts_;
+  std::uint64_t expert_bytes_ = 0;
+};
 
 }  // namespace
 
@@ -117,14 +262,23 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
   };
   needs(plan.layers(), layout.pipeline, "layers", "a layer has its number");
   needs(plan.experts(), layout.expert, "experts", "an expert has its number");
-  const Division layers(plan.layers(), layout.pipeline, wholes);
-  const Division experts(plan.experts(), layout.expert, wholes);
+  check_layout(plan, layout);
+  const Division layers(plan.layers(), layout.pipeline, wholes, "pipeline stages", "layers");
+  const Division experts(plan.experts(), layout.expert, wholes, "expert ranks", "experts");
+  const Cutter cutter(plan, layout, wholes);
+  Notes notes(layout);
   Placement placement;
   placement.ranks.resize(static_cast<std::size_t>(layout.ranks()));
   placement.padded.resize(static_cast<std::size_t>(layout.ranks()));
+  placement.heads.resize(static_cast<std::size_t>(layout.ranks()));
   for (std::size_t index = 0; index < wholes.size(); ++index) {
     const WholeTensor& whole = wholes[index];
-    const merge::Cut& cut = placement.cuts.emplace_back(cut_of(plan, layout, whole));
+    Cutting cutting = cutter(whole);
+    notes.see(whole, cutting);
+    const std::optional<std::size_t> remembered = dimension_to_remember(whole, cutting);
+    const bool has_uneven_heads =
+        std::ranges::any_of(cutting.resolved.heads, [&](std::int64_t heads) { return heads % cutting.parts != 0; });
+    placement.cuts.push_back(std::move(cutting.cut));
     const bool across_experts = whole.rule->across == Axis::expert;
     const auto layer = layers.part_of(whole.origin);
     const auto expert = across_experts ? std::nullopt : experts.part_of(whole.origin);
@@ -135,12 +289,13 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
       if (at.pipeline < stages.first || at.pipeline >= stages.second || (expert && at.expert != *expert)) continue;
       if (!layer && whole.rule->stage == Stage::ends && at.pipeline != 0 && at.pipeline != layout.pipeline - 1)
         continue;
-      placement.ranks[static_cast<std::size_t>(rank)].push_back({name, index, across_experts ? at.expert : at.tensor});
-      if (cut.padded_dim)
-        placement.padded[static_cast<std::size_t>(rank)].emplace(
-            name, std::pair(*cut.padded_dim, whole.spec.shape[*cut.padded_dim]));
+      const auto place = static_cast<std::size_t>(rank);
+      placement.ranks[place].push_back({name, index, across_experts ? at.expert : at.tensor});
+      if (remembered) placement.padded[place].emplace(name, std::pair(*remembered, whole.spec.shape[*remembered]));
+      if (has_uneven_heads) placement.heads[place].emplace(name, cutting.resolved.heads);
     }
   }
+  placement.notes = notes.take();
   return placement;
 }
 

@@ -31,11 +31,14 @@ struct PlacedTensor {
 struct Placement {
   std::vector<merge::Cut> cuts;                  ///< of every whole tensor
   std::vector<std::vector<PlacedTensor>> ranks;  ///< in the order of the model's list
-  std::vector<PaddedSizes> padded;               ///< of every rank, by its own names
+  std::vector<PaddedSizes> padded;               ///< of every rank, by its own names; also scales cut to one element
+  std::vector<HeadCounts> heads;                 ///< likewise
+  std::vector<std::string> notes;                ///< what whoever reads the report should know
 };
 
 /// Layers and experts are shared out in contiguous runs, the first ranks having one more where they do not divide.
-/// Throws Error(argument) where a rule has no way back or a tensor cannot be cut.
+/// No attention head and no block of a scale is cut through. Throws Error(argument) if a rule has no way back, a tensor
+/// cannot be cut, or ranks would be left without a layer, an expert or a head.
 Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<const WholeTensor> wholes);
 
 }  // namespace muster

@@ -44,7 +44,7 @@ std::string read_plan_file(const std::string& path) {
 
 }  // namespace
 
-MergePlan MergePlan::parse(std::string_view json, std::string name) {
+MergePlan MergePlan::parse(std::string_view json, std::string name, const Config* model_config) {
   MergePlan plan;
   try {
     PlanContent content = parse_plan(json);
@@ -55,16 +55,14 @@ MergePlan MergePlan::parse(std::string_view json, std::string name) {
     throw error.with_context(fmt::format("plan {}", in_quotes(name)));
   }
   plan.name_ = std::move(name);
+  plan.text_ = json;
+  if (model_config != nullptr) plan.model_config_ = *model_config;
   return plan;
 }
 
 MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_config) {
-  const auto with_config = [&](MergePlan plan) {
-    if (model_config != nullptr) plan.model_config_ = *model_config;
-    return plan;
-  };
   const std::string name(name_or_file == "auto" ? plan_for_model(model_config) : name_or_file);
-  if (const BuiltinPlan* builtin = find_builtin_plan(name)) return with_config(parse(builtin->json, name));
+  if (const BuiltinPlan* builtin = find_builtin_plan(name)) return parse(builtin->json, name, model_config);
 
   std::error_code error;
   if (!std::filesystem::exists(name_or_file, error)) {
@@ -73,7 +71,7 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
                             in_quotes(name_or_file), fmt::join(builtin_names(), ", ")),
                 {.path = name_or_file});
   }
-  return with_config(parse(read_plan_file(name_or_file), name_or_file));
+  return parse(read_plan_file(name_or_file), name_or_file, model_config);
 }
 
 const MergeRule* MergePlan::find(std::string_view tensor) const {

@@ -29,6 +29,7 @@ constexpr std::array<std::string_view, 4> names = {"bert", "gpt-neox", "llama", 
 struct More {
   std::string_view stage = {};
   std::string_view blocks = {};  // of fused ones: JSON
+  std::string_view heads = {};   // of attention, in place of blocks: JSON
 };
 
 // Puts the rules of a plan together. `modules` are patterns of modules' names; each rule adds what hangs on them.
@@ -42,7 +43,9 @@ class Text {
   /// Matrices whose rows (outputs) the ranks share.
   Text& by_rows(const std::string& modules, const More& more = {}) {
     const std::string stage = more.stage.empty() ? "" : fmt::format(R"(, "stage": "{}")", more.stage);
-    const std::string blocks = more.blocks.empty() ? "" : fmt::format(R"(, "blocks": {})", more.blocks);
+    const std::string blocks = !more.heads.empty()    ? fmt::format(R"(, "heads": {})", more.heads)
+                               : !more.blocks.empty() ? fmt::format(R"(, "blocks": {})", more.blocks)
+                                                      : "";
     rule(modules + ".{weight,bias}", R"("action": "concat", "dim": 0)" + blocks + stage);
     rule(modules + ".{weight_scale*,weight_quantizer.*,output_scale,output_quantizer.*}",
          R"("action": "scale", "dim": 0)" + blocks + stage);
@@ -51,11 +54,12 @@ class Text {
   }
 
   /// Matrices whose columns (inputs) the ranks share.
-  Text& by_columns(const std::string& modules) {
-    rule(modules + ".weight", R"("action": "concat", "dim": 1)");
+  Text& by_columns(const std::string& modules, const More& more = {}) {
+    const std::string heads = more.heads.empty() ? "" : fmt::format(R"(, "heads": {})", more.heads);
+    rule(modules + ".weight", R"("action": "concat", "dim": 1)" + heads);
     rule(modules + ".bias", R"("action": "same")");
-    rule(modules + ".{weight_scale*,weight_quantizer.*}", R"("action": "scale", "dim": 1)");
-    rule(modules + ".{pre_quant_scale,input_quantizer._pre_quant_scale}", R"("action": "concat", "dim": -1)");
+    rule(modules + ".{weight_scale*,weight_quantizer.*}", R"("action": "scale", "dim": 1)" + heads);
+    rule(modules + ".{pre_quant_scale,input_quantizer._pre_quant_scale}", R"("action": "concat", "dim": -1)" + heads);
     rule(modules + ".{input_scale*,input_quantizer.*}", R"("action": "scale", "dim": -1)");
     return rule(modules + ".{output_scale,output_quantizer.*}", R"("action": "scale")");
   }
@@ -69,9 +73,13 @@ class Text {
 
   /// What quantised keys, values and attention probabilities have: one scale, or one a head.
   Text& key_value_cache() {
-    rule("*.{k,v}_proj.{k,v}_{scale,bias}", R"("action": "scale", "dim": 0)");
-    rule("*.{self_attn,attention}.{attn.,}{q,k,v,kv,prob}_scale", R"("action": "scale", "dim": 0)");
-    return rule("*.{q_bmm,k_bmm,v_bmm,p_bmm,softmax,bmm2_output}_quantizer.*", R"("action": "scale", "dim": 0)");
+    const std::string of_keys = R"("action": "scale", "dim": 0, "heads": "num_key_value_heads")";
+    const std::string of_queries = R"("action": "scale", "dim": 0, "heads": "num_attention_heads")";
+    rule("*.{k,v}_proj.{k,v}_{scale,bias}", of_keys);
+    rule("*.{self_attn,attention}.{attn.,}{k,v,kv}_scale", of_keys);
+    rule("*.{self_attn,attention}.{attn.,}{q,prob}_scale", of_queries);
+    rule("*.{k_bmm,v_bmm}_quantizer.*", of_keys);
+    return rule("*.{q_bmm,p_bmm,softmax,bmm2_output}_quantizer.*", of_queries);
   }
 
   [[nodiscard]] std::string plan(std::string_view comment, std::string_view numbering) const {
@@ -83,8 +91,10 @@ class Text {
   std::string rules_;
 };
 
+constexpr std::string_view query_heads = R"("num_attention_heads")";
+constexpr std::string_view key_heads = R"("num_key_value_heads")";
 // Query, key and value heads in one matrix, as vLLM fuses them. (GPT-NeoX goes head by head instead.)
-constexpr std::string_view heads = R"(["num_attention_heads", "num_key_value_heads", "num_key_value_heads"])";
+constexpr std::string_view fused_heads = R"(["num_attention_heads", "num_key_value_heads", "num_key_value_heads"])";
 constexpr std::string_view layers = R"("layers": {"match": "*layers.#.*", "renumber": true})";
 
 // Embeddings and head, tied or not, with the last norm. Tied heads have no tensor.
@@ -99,9 +109,12 @@ void ends_of_decoder(Text& text) {
 // Phi-2's, c_fc and c_proj Starcoder2's.
 std::string llama() {
   Text text;
-  text.by_rows("*.{self_attn.q_proj,self_attn.k_proj,self_attn.v_proj,mlp.gate_proj,mlp.up_proj,mlp.fc1,mlp.c_fc}");
-  text.by_columns("*.{self_attn.o_proj,self_attn.dense,mlp.down_proj,mlp.fc2,mlp.c_proj}");
-  text.by_rows("*.self_attn.qkv_proj", {.blocks = heads});
+  text.by_rows("*.self_attn.q_proj", {.heads = query_heads});
+  text.by_rows("*.self_attn.{k_proj,v_proj}", {.heads = key_heads});
+  text.by_rows("*.self_attn.qkv_proj", {.heads = fused_heads});
+  text.by_columns("*.self_attn.{o_proj,dense}", {.heads = query_heads});
+  text.by_rows("*.mlp.{gate_proj,up_proj,fc1,c_fc}");
+  text.by_columns("*.mlp.{down_proj,fc2,c_proj}");
   text.by_rows("*.mlp.gate_up_proj", {.blocks = "[1, 1]"});
   text.key_value_cache();
   ends_of_decoder(text);
@@ -111,8 +124,10 @@ std::string llama() {
 // GPT-NeoX and Pythia: each head's query, key and value lie together, so that slices of whole heads are a plain concat.
 std::string gpt_neox() {
   Text text;
-  text.by_rows("*.{attention.query_key_value,mlp.dense_h_to_4h}");
-  text.by_columns("*.{attention.dense,mlp.dense_4h_to_h}");
+  text.by_rows("*.attention.query_key_value", {.heads = query_heads});
+  text.by_columns("*.attention.dense", {.heads = query_heads});
+  text.by_rows("*.mlp.dense_h_to_4h");
+  text.by_columns("*.mlp.dense_4h_to_h");
   text.rule("*.attention.dense_bias", R"("action": "same")");
   text.key_value_cache();
   text.rule("*embed_in.weight", R"("action": "concat", "dim": 0, "stage": "first")");
@@ -126,9 +141,10 @@ std::string gpt_neox() {
 // BERT and what was made of it, with its heads: RoBERTa, CamemBERT, XLM-RoBERTa, ELECTRA, DistilBERT.
 std::string bert() {
   Text text;
-  text.by_rows("*.{attention.self.query,attention.self.key,attention.self.value,intermediate.dense}");
-  text.by_rows("*.{attention.q_lin,attention.k_lin,attention.v_lin,ffn.lin1}");
-  text.by_columns("*.{output.dense,attention.out_lin,ffn.lin2}");
+  text.by_rows("*.attention.{self.query,self.key,self.value,q_lin,k_lin,v_lin}", {.heads = query_heads});
+  text.by_columns("*.attention.{output.dense,out_lin}", {.heads = query_heads});
+  text.by_rows("*.{intermediate.dense,ffn.lin1}");
+  text.by_columns("*.{output.dense,ffn.lin2}");
   text.key_value_cache();
   text.rule("*embeddings.word_embeddings.weight", R"("action": "concat", "dim": 0, "stage": "first")");
   text.rule("*embeddings.{position,token_type}_embeddings.weight", R"("action": "same", "stage": "first")");
@@ -154,13 +170,16 @@ std::string bert() {
 // ranks have some of them each, and tensor ranks all that their expert rank has.
 std::string moe() {
   Text text;
-  text.by_rows("*layers.*.{q_proj,k_proj,v_proj,q_b_proj,kv_b_proj,gate_proj,up_proj,w1,w3,shared_head.head}");
-  text.by_columns("*layers.*.{o_proj,down_proj,w2}");
+  text.by_rows("*layers.*.{q_proj,q_b_proj,kv_b_proj}", {.heads = query_heads});
+  text.by_rows("*layers.*.{k_proj,v_proj}", {.heads = key_heads});
+  text.by_columns("*layers.*.o_proj", {.heads = query_heads});
+  text.by_rows("*layers.*.{gate_proj,up_proj,w1,w3,shared_head.head}");
+  text.by_columns("*layers.*.{down_proj,w2}");
   text.on_all(
       "*layers.*.{mlp.gate,mlp.router,feed_forward.router,block_sparse_moe.gate,block_sparse_moe.router.layer,"
       "shared_expert_gate,q_a_proj,kv_a_proj_with_mqa,eh_proj}");
   text.rule("*e_score_correction_bias", R"("action": "same")");
-  text.rule("*.self_attn.sinks", R"("action": "concat", "dim": 0)");
+  text.rule("*.self_attn.sinks", R"("action": "concat", "dim": 0, "heads": "num_attention_heads")");
   text.rule("*.experts.{gate_up_proj,down_proj}{,_bias,_blocks,_scales}",
             R"("action": "concat", "dim": 0, "across": "expert")");
   text.rule("*.experts.{gate_up_proj,down_proj}_{weight_scale*,input_scale*,weight_quantizer.*,input_quantizer.*}",

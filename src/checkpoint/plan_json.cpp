@@ -58,20 +58,29 @@ PlanNumber number(const Config& value, std::string_view key) {
   return {value.as_int(), {}};
 }
 
-std::vector<PlanNumber> blocks(const ConfigObject& rule) {
-  const Config* list = rule.find("blocks");
+std::vector<PlanNumber> numbers(const ConfigObject& rule, std::string_view key) {
+  const Config* list = rule.find(key);
   if (list == nullptr) return {};
   if (!list->is_array() || list->size() < 2 || list->size() > most_blocks)
-    refuse(fmt::format("\"blocks\" is not a list of 2 to {} numbers", most_blocks));
+    refuse(fmt::format("\"{}\" is not a list of 2 to {} numbers", key, most_blocks));
   std::vector<PlanNumber> numbers;
-  for (const Config& item : list->as_array()) numbers.push_back(number(item, "blocks"));
+  for (const Config& item : list->as_array()) numbers.push_back(number(item, key));
   return numbers;
+}
+
+// One number, or one of each fused tensor.
+std::vector<PlanNumber> heads(const ConfigObject& rule) {
+  const Config* value = rule.find("heads");
+  if (value == nullptr) return {};
+  for (const std::string_view other : {"blocks", "trim"})
+    if (rule.find(other) != nullptr) refuse(fmt::format("\"heads\" and \"{}\" contradict each other", other));
+  return value->is_array() ? numbers(rule, "heads") : std::vector{number(*value, "heads")};
 }
 
 MergeAction read_concat(const ConfigObject& rule) {
   const Config* dim = rule.find("dim");
   if (dim == nullptr) refuse("\"concat\" needs \"dim\", the dimension that the ranks' pieces are joined along");
-  ConcatAction action{dimension(*dim), blocks(rule), {}};
+  ConcatAction action{dimension(*dim), numbers(rule, "blocks"), {}, heads(rule)};
   if (const Config* trim = rule.find("trim")) {
     if (!action.blocks.empty()) refuse("\"trim\" and \"blocks\" contradict each other: which block has the padding?");
     action.trim = number(*trim, "trim");
@@ -82,8 +91,11 @@ MergeAction read_concat(const ConfigObject& rule) {
 MergeAction read_scale(const ConfigObject& rule) {
   ScaleAction action;
   if (const Config* dim = rule.find("dim")) action.dim = dimension(*dim);
-  action.blocks = blocks(rule);
-  if (!action.dim && !action.blocks.empty()) refuse("\"blocks\" needs \"dim\", the dimension that they lie along");
+  action.blocks = numbers(rule, "blocks");
+  action.heads = heads(rule);
+  if (!action.dim && !(action.blocks.empty() && action.heads.empty()))
+    refuse(fmt::format("\"{}\" needs \"dim\", the dimension that they lie along",
+                       action.heads.empty() ? "blocks" : "heads"));
   return action;
 }
 
@@ -96,16 +108,16 @@ MergeAction read_plain(const ConfigObject&) {
 struct ActionReader {
   std::string_view name;
   MergeAction (*read)(const ConfigObject&);
-  std::array<std::string_view, 3> keys;  // beside those of every rule
+  std::array<std::string_view, 4> keys;  // beside those of every rule
 };
 constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_readers = {{
-    {"concat", read_concat, {"dim", "blocks", "trim"}},
+    {"concat", read_concat, {"dim", "blocks", "trim", "heads"}},
     {"same", read_plain<Same>, {}},
     {"first", read_plain<First>, {}},
     {"max", read_plain<Max>, {}},
     {"sum", read_plain<Sum>, {}},
     {"stack", read_plain<Stack>, {}},
-    {"scale", read_scale, {"dim", "blocks", ""}},
+    {"scale", read_scale, {"dim", "blocks", "heads"}},
     {"drop", read_plain<DropAction>, {}},
 }};
 

@@ -20,7 +20,9 @@
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/export_job.hpp"
+#include "src/checkpoint/model_config.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/piece_checksums.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/shard_workspace.hpp"
@@ -57,7 +59,11 @@ struct ShardJob {
       ++report.tensors;
       report.bytes += entry.bytes;
     }
-    outputs = shard_outputs(arrange_model(plan, tensors), plan, layout, model.metadata());
+    check_against_config(plan, tensors);
+    const Arrangement arrangement = arrange_model(plan, tensors);
+    outputs = shard_outputs(arrangement, plan, layout, model.metadata());
+    report.notes = arrangement.notes;
+    report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
     sources = sources_of(model);
   }
 
@@ -71,7 +77,7 @@ struct ShardJob {
 
 void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ShardOptions& options) {
   const std::vector<RankSources> ranks(1);
-  const AssemblyPlan assembly =
+  AssemblyPlan assembly =
       plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
   job.report.bytes_written = assembly.bytes;
   OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
@@ -86,7 +92,11 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   if (options.progress) progress = [&](std::uint64_t bytes) { counter.add(bytes - std::exchange(before, bytes)); };
   assemble(
       *group, assembly.processes.front(), job.sources, targets, {window_bytes},
-      [&](std::uint32_t file) { finish_file(assembly.files[file], targets[file]); }, progress);
+      [&](std::uint32_t file) {
+        add_piece_checksums(assembly.files[file], targets[file].place);
+        finish_file(assembly.files[file], targets[file]);
+      },
+      progress);
   copy_carried_files(model_dir, output.partial(), carried.names, [&] { go_on(*group); });
   job.report.left = std::move(carried.left);
   output.commit();
@@ -97,14 +107,20 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan_name,
                         const ParallelLayout& layout, const ShardOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  check_not_source(model_dir, out);
+  if (!options.dry_run) check_not_source(model_dir, out);
   if (!options.to_workspace) {
     if (options.zstd_level)
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
-    check_output(out, {options.force, model_dir});
+    if (!options.dry_run) check_output(out, {options.force, model_dir});
   }
   ShardJob job(model_dir, plan_name, layout);
-  if (options.to_workspace) {
+  if (options.dry_run) {
+    for (const OutputFile& file : job.outputs.files)
+      for (const OutputTensor& tensor : file.tensors)
+        job.report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
+  } else if (options.to_workspace) {
+    // States have checksums of their own.
+    for (OutputFile& file : job.outputs.files) file.metadata.erase(std::string(piece_checksums_key));
     WorkspaceShards written = write_shards_to_workspace(job.outputs.files, job.sources, model_dir, out, options);
     job.report.bytes_written = written.bytes;
     job.report.job = std::move(written.job);

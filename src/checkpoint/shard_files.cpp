@@ -18,6 +18,7 @@ constexpr std::string_view prefix = "rank-";
 constexpr std::string_view middle = "-of-";
 constexpr std::string_view suffix = ".safetensors";
 constexpr std::size_t digits = 5;
+constexpr std::int64_t most_heads = 1 << 24;
 
 std::optional<int> parse_number(std::string_view text) {
   int value = 0;
@@ -57,6 +58,30 @@ std::optional<ShardName> parse_shard_file_name(std::string_view name) {
   return ShardName{*rank, *ranks};
 }
 
+Config to_config(const HeadCounts& heads) {
+  Config config = ConfigObject();
+  for (const auto& [name, counts] : heads) {
+    ConfigArray list;
+    for (const std::int64_t count : counts) list.emplace_back(count);
+    config[name] = std::move(list);
+  }
+  return config;
+}
+
+HeadCounts heads_from_config(const Config& config) {
+  if (!config.is_object()) refuse("has no object \"heads\"");
+  HeadCounts heads;
+  for (const auto& [name, list] : config.as_object()) {
+    if (!list.is_array() || list.size() == 0) refuse(fmt::format("has no counts of heads for {}", in_quotes(name)));
+    for (const Config& count : list.as_array()) {
+      if (count.type() != Config::Type::integer || count.as_int() < 1 || count.as_int() > most_heads)
+        refuse(fmt::format("has no counts of heads for {}", in_quotes(name)));
+      heads[name].push_back(count.as_int());
+    }
+  }
+  return heads;
+}
+
 std::string shard_facts_text(const ShardFacts& facts) {
   Config padded = ConfigObject();
   for (const auto& [name, place] : facts.padded) {
@@ -64,7 +89,9 @@ std::string shard_facts_text(const ShardFacts& facts) {
   }
   Config text = Config::object({{"version", 1}, {"rank", facts.rank}, {"ranks", facts.ranks}});
   if (facts.layout) text["layout"] = to_string(*facts.layout);
+  if (!facts.plan.text.empty()) text["plan"] = Config::object({{"name", facts.plan.name}, {"text", facts.plan.text}});
   text["padded"] = std::move(padded);
+  if (!facts.heads.empty()) text["heads"] = to_config(facts.heads);
   return to_json(text);
 }
 
@@ -100,6 +127,14 @@ std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
     read.padded.emplace(name, std::pair(static_cast<std::size_t>(place.at(std::size_t{0}).as_int()),
                                         place.at(std::size_t{1}).as_int()));
   }
+  if (const Config* plan = facts.as_object().find("plan")) {
+    const Config* name = plan->is_object() ? plan->as_object().find("name") : nullptr;
+    const Config* text = plan->is_object() ? plan->as_object().find("text") : nullptr;
+    if (name == nullptr || text == nullptr || !name->is_string() || !text->is_string())
+      refuse("has a \"plan\" without name and text");
+    read.plan = {name->as_string(), text->as_string()};
+  }
+  if (const Config* heads = facts.as_object().find("heads")) read.heads = heads_from_config(*heads);
   return read;
 }
 

@@ -9,6 +9,7 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "src/checkpoint/metadata_config.hpp"
+#include "src/checkpoint/piece_checksums.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
@@ -47,6 +48,9 @@ Config to_config(const ShardListing& listing) {
                          {"tensors", std::move(tensors)},
                          {"padded", std::move(padded)},
                          {"layout", listing.layout ? Config(to_string(*listing.layout)) : Config()},
+                         {"heads", to_config(listing.tensors.heads)},
+                         {"is_ours", listing.tensors.is_ours},
+                         {"plan", Config::array({listing.plan.name, listing.plan.text})},
                          {"identity", listing.identity},
                          {"set", listing.set}});
 }
@@ -67,6 +71,9 @@ ShardListing listing_from_config(const Config& config) {
                                                    place.at(std::size_t{1}).as_int()));
   if (const Config& layout = config.at("layout"); layout.is_string())
     listing.layout = ParallelLayout::parse(layout.as_string());
+  listing.tensors.heads = heads_from_config(config.at("heads"));
+  listing.tensors.is_ours = config.at("is_ours").as_bool();
+  listing.plan = {config.at("plan").at(std::size_t{0}).as_string(), config.at("plan").at(std::size_t{1}).as_string()};
   listing.identity = config.at("identity").as_string();
   listing.set = config.at("set").as_string();
   return listing;
@@ -99,6 +106,30 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
   return said.value_or(ParallelLayout{.tensor = count});
 }
 
+MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
+                  std::vector<std::string>& notes) {
+  const ShardListing& first = listings.front();
+  const PlanText& said = first.plan;
+  for (const ShardListing& listing : listings)
+    if (listing.plan != said)
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("rank {}'s shard was not cut by the plan of rank {}'s; they are not of one set",
+                              listing.rank, first.rank),
+                  {.rank = listing.rank});
+  if (given.empty()) {
+    if (said.text.empty())
+      throw Error(ErrorKind::argument,
+                  "the shards do not say by which plan they were cut; name one with --plan: auto, a built-in plan's "
+                  "name or a file");
+    return MergePlan::parse(said.text, said.name, model_config);
+  }
+  MergePlan plan = MergePlan::load(given, model_config);
+  if (!said.text.empty() && plan.text() != said.text)
+    notes.push_back(fmt::format("the shards were cut by another plan ({}) than the given one ({}), which is used",
+                                in_quotes(said.name), in_quotes(plan.name())));
+  return plan;
+}
+
 ShardSet::ShardSet(const std::string& directory, int process, int processes, const StateChoice& choice) {
   if (is_workspace_directory(directory))
     open_states(directory, process, processes, choice);
@@ -112,7 +143,7 @@ void ShardSet::open_files(const std::string& directory, int process, int process
   for (int rank = process; rank < count_; rank += processes) {
     const std::string path = directory + "/" + shard_file_name(rank, count_);
     const SafetensorsFile& file = files_.emplace_back(SafetensorsFile::open(path));
-    ShardListing listing{rank, {}, {}, identity_of(path)};
+    ShardListing listing{rank, {}, {}, {}, identity_of(path)};
     for (const TensorEntry& entry : file.tensors())
       listing.tensors.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
     add(std::move(listing), file.metadata(), path);
@@ -126,7 +157,7 @@ void ShardSet::open_states(const std::string& workspace, int process, int proces
     const ChosenState& state = chosen.states[static_cast<std::size_t>(rank)];
     const StateFile& file = states_.emplace_back(StateFile::open(state.path));
     ShardListing listing{
-        rank, {}, {}, identity_of(state.path), fmt::format("job {}, generation {}", chosen.job, state.generation)};
+        rank, {}, {}, {}, identity_of(state.path), fmt::format("job {}, generation {}", chosen.job, state.generation)};
     for (const StateTensor& tensor : file.tensors())
       listing.tensors.tensors.push_back({tensor.name, {tensor.dtype, tensor.shape}});
     Metadata metadata = metadata_from_config(file.config());
@@ -143,7 +174,10 @@ void ShardSet::add(ShardListing listing, const Metadata& metadata, const std::st
         throw Error(ErrorKind::corrupt, fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up",
                                                     facts->rank, facts->ranks));
       listing.tensors.padded = std::move(facts->padded);
+      listing.tensors.heads = std::move(facts->heads);
+      listing.tensors.is_ours = true;
       listing.layout = facts->layout;
+      listing.plan = std::move(facts->plan);
     }
   } catch (const Error& error) {
     throw error.with_context(fmt::format("shard {}", in_quotes(path)));
@@ -151,14 +185,22 @@ void ShardSet::add(ShardListing listing, const Metadata& metadata, const std::st
   if (listings_.empty()) {
     metadata_ = metadata;
     metadata_.erase(std::string(shard_metadata_key));
+    metadata_.erase(std::string(piece_checksums_key));
   }
   listings_.push_back(std::move(listing));
 }
 
 std::vector<AssemblySource> ShardSet::sources() const {
   std::vector<AssemblySource> sources;
-  for (const SafetensorsFile& file : files_)
-    for (std::size_t index = 0; index < file.tensors().size(); ++index) sources.push_back(source_of(file, index));
+  for (const SafetensorsFile& file : files_) {
+    const PieceChecksums sums = piece_checksums_of(file);
+    for (std::size_t index = 0; index < file.tensors().size(); ++index) {
+      AssemblySource source = source_of(file, index);
+      if (const auto tensor = checked_tensor(file, index, sums))
+        source.read = [tensor](std::uint64_t offset, std::span<std::byte> target) { tensor->read(offset, target); };
+      sources.push_back(std::move(source));
+    }
+  }
   for (const StateFile& file : states_)
     for (std::size_t index = 0; index < file.tensors().size(); ++index) sources.push_back(source_of(file, index));
   return sources;

@@ -22,7 +22,8 @@ struct ShardListing {
   int rank = 0;
   RankTensors tensors;
   std::optional<ParallelLayout> layout;  ///< that it says it was cut for
-  std::string identity;                  ///< tells the file from others and from itself before a change
+  PlanText plan = {};                    ///< that it says it was cut by
+  std::string identity = {};             ///< tells the file from others and from itself before a change
   std::string set = {};                  ///< of a workspace: the job and the generation, the same for all ranks
 };
 
@@ -42,6 +43,12 @@ AssemblySource source_of(const File& file, std::size_t index) {
           [file, index](std::uint64_t offset, std::span<std::byte> target) { file.read(index, offset, target); },
           file.tensors()[index].bytes};
 }
+
+/// The plan that they are merged by: `given` (as MergePlan::load takes it), else the one that they were cut by. A note
+/// says so if both are there and differ. Throws Error(rank_mismatch) if they were not cut by one plan, Error(argument)
+/// if there is neither, and as MergePlan::load.
+MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
+                  std::vector<std::string>& notes);
 
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, or the
 /// states of a workspace that all ranks have (choose_common_states).

@@ -92,6 +92,8 @@ std::string account_table(const ExportAccount& account, const OutputStyle& style
 }
 
 Config account_json(const ExportAccount& account) {
+  ConfigArray notes;
+  for (const std::string& note : account.notes) notes.emplace_back(note);
   return Config::object({{"plan", account.plan},
                          {"layout", to_string(account.layout)},
                          {"to", account.to ? Config(to_string(*account.to)) : Config()},
@@ -101,7 +103,8 @@ Config account_json(const ExportAccount& account) {
                                                  {"bytes", static_cast<std::int64_t>(account.bytes_out)},
                                                  {"files", static_cast<std::int64_t>(account.files)}})},
                          {"tensors", tensors_json(account.tensors)},
-                         {"dropped", tensors_json(account.dropped)}});
+                         {"dropped", tensors_json(account.dropped)},
+                         {"notes", std::move(notes)}});
 }
 
 std::string left_line(const std::vector<LeftFile>& left) {

@@ -38,10 +38,24 @@ class Shards {
   std::size_t count_ = 0;
 };
 
+/// A part of a tensor as a source of its own.
+AssemblySource part_of(const AssemblySource& whole, const SourceRef& ref) {
+  if (ref.bytes == 0) return whole;
+  AssemblySource part{.file = whole.file, .bytes_to_read = ref.bytes};
+  if (whole.read)
+    part.read = [read = whole.read, begin = ref.begin](std::uint64_t offset, std::span<std::byte> target) {
+      read(begin + offset, target);
+    };
+  else
+    part.tensor = {TensorView(DType::u8, {static_cast<std::int64_t>(ref.bytes)}, whole.tensor.data() + ref.begin),
+                   std::make_shared<const Tensor>(whole.tensor)};
+  return part;
+}
+
 MergedTensor merged_from(const ArrangedTensor& arranged, const Shards& shards) {
   MergedTensor merged{arranged.name, arranged.layout, {}, {}};
   const auto place_of = [&](const SourceRef& ref) {
-    merged.sources.push_back(shards.at(ref));
+    merged.sources.push_back(part_of(shards.at(ref), ref));
     merged.ranks.push_back(ref.rank);
     return merged.sources.size() - 1;
   };
@@ -67,15 +81,10 @@ bool is_shards_directory(const std::string& path) {
 }
 
 std::unique_ptr<TensorSource> open_shards(const std::string& directory, const SourceOptions& options) {
-  if (options.plan.empty())
-    throw Error(ErrorKind::argument,
-                fmt::format("reading {}: it has the shards of ranks, which are compared with --plan: auto, a built-in "
-                            "plan's name or a file",
-                            in_quotes(directory)),
-                {.path = directory});
   const std::optional<Config> config = read_model_config(directory);
-  const MergePlan plan = MergePlan::load(options.plan, config ? &*config : nullptr);
   const Shards shards(directory, options.states);
+  std::vector<std::string> notes;
+  const MergePlan plan = plan_of(shards.set().listings(), options.plan, config ? &*config : nullptr, notes);
   const ParallelLayout layout = layout_of(shards.set().listings(), {});
   std::vector<RankTensors> ranks;
   for (const ShardListing& listing : shards.set().listings()) ranks.push_back(listing.tensors);

@@ -58,6 +58,7 @@ VerifyReport verify_state_file(const std::string& path, const VerifyOptions& opt
 VerifyReport verify_workspace(const std::string& path, const VerifyOptions& options);
 
 /// rank-00002-of-00004.safetensors and nothing else.
-void verify_shards(const std::string& directory, const std::vector<std::string>& names, Verification& verification);
+void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,
+                   VerifyReport& report, Verification& verification);
 
 }  // namespace muster::inspect

@@ -157,7 +157,7 @@ VerifyReport verify_directory(const std::string& directory, const VerifyOptions&
                                       [](const std::string& name) { return parse_shard_file_name(name).has_value(); });
   if (has_shards && !has_model) {
     report.kind = VerifiedKind::shards;
-    verify_shards(directory, weights, verification);
+    verify_shards(directory, weights, options, report, verification);
     return report;
   }
   const std::vector<OpenedFile> files = verify_checkpoint(directory, weights, indexes, verification);

@@ -8,9 +8,13 @@
 #include <set>
 
 #include "muster/error.hpp"
+#include "src/checkpoint/piece_checksums.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/verification.hpp"
+#include "src/os/file.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -112,9 +116,58 @@ void compare_facts(const Shard& first, const Shard& other, Verification& verific
   }
 }
 
+// What shards say of their own bytes.
+void verify_pieces(const std::vector<OpenedFile>& files, const VerifyOptions& options, VerifyReport& report,
+                   Verification& verification) {
+  struct Checked {
+    const OpenedFile* file = nullptr;
+    std::size_t index = 0;
+    std::shared_ptr<const CheckedTensor> tensor;
+    std::string failure = {};
+  };
+  std::vector<Checked> all;
+  std::uint64_t total = 0;
+  for (const OpenedFile& opened : files) {
+    try {
+      const PieceChecksums sums = piece_checksums_of(opened.file);
+      for (std::size_t i = 0; i < opened.file.tensors().size(); ++i)
+        if (auto tensor = checked_tensor(opened.file, i, sums)) {
+          all.push_back({&opened, i, std::move(tensor)});
+          total += opened.file.tensors()[i].bytes;
+        }
+    } catch (const Error& error) {
+      verification.add(Defect::file, opened.name, "", error.what());
+    }
+  }
+  report.has_checksums = !all.empty();
+  if (!options.checksums) return;
+  ProgressCounter reading(options.progress, total);
+  parallel_for(all.size(), copy_workers(), [&](std::size_t place, std::size_t) {
+    Checked& checked = all[place];
+    const std::uint64_t bytes = checked.file->file.tensors()[checked.index].bytes;
+    std::vector<std::byte> memory(std::min(bytes, checked_piece_bytes));
+    try {
+      for (std::uint64_t at = 0; at < bytes; at += memory.size()) {
+        memory.resize(std::min(bytes - at, checked_piece_bytes));
+        checked.tensor->read(at, memory);
+        reading.add(memory.size());
+      }
+    } catch (const Error& error) {
+      checked.failure = error.what();
+    }
+  });
+  for (const Checked& checked : all) {
+    ++report.checked;
+    if (!checked.failure.empty())
+      verification.add(Defect::checksum, checked.file->name, checked.file->file.tensors()[checked.index].name,
+                       checked.failure);
+  }
+}
+
 }  // namespace
 
-void verify_shards(const std::string& directory, const std::vector<std::string>& names, Verification& verification) {
+void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,
+                   VerifyReport& report, Verification& verification) {
   std::map<int, std::set<int>> sets;  // by the number of ranks
   std::vector<std::string> shard_names;
   for (const std::string& name : names) {
@@ -160,6 +213,7 @@ void verify_shards(const std::string& directory, const std::vector<std::string>&
     if (const auto [other, is_first] = first.try_emplace(parsed->ranks, shard); !is_first)
       compare_facts(other->second, shard, verification);
   }
+  verify_pieces(files, options, report, verification);
 }
 
 }  // namespace muster::inspect

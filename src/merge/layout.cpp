@@ -80,12 +80,23 @@ std::vector<std::int64_t> block_sizes(const Concat& merge, std::int64_t size, st
   return sizes;
 }
 
+/// A size shared out by blocks of so many heads each.
+std::vector<std::int64_t> head_blocks(std::span<const std::int64_t> heads, std::int64_t size, std::size_t dim) {
+  const std::int64_t total = std::accumulate(heads.begin(), heads.end(), std::int64_t{0});
+  if (total == 0 || size % total != 0)
+    refuse(fmt::format("the size {} along dimension {} is no multiple of {} heads", size, dim, total));
+  std::vector<std::int64_t> sizes(heads.begin(), heads.end());
+  for (std::int64_t& block : sizes) block *= size / total;
+  return sizes;
+}
+
 class Joining {
  public:
-  Joining(std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size, std::span<const int> ranks)
-      : sources_(sources), true_size_(true_size), ranks_(ranks) {}
+  Joining(std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size, std::span<const int> ranks,
+          std::span<const std::int64_t> heads)
+      : sources_(sources), true_size_(true_size), ranks_(ranks), heads_(heads) {}
 
-  Layout operator()(const Concat& merge) const {
+  Layout operator()(const Concat& merge) {
     const TensorSpec& first = sources_.front();
     const std::size_t dim = dimension(merge, first.shape);
     std::int64_t total = 0;
@@ -93,6 +104,18 @@ class Joining {
       check_concat(i, dim);
       if (__builtin_add_overflow(total, sources_[i].shape[dim], &total))
         refuse(fmt::format("the ranks' sizes along dimension {} add up to more than 63 bits", dim));
+    }
+    const auto parts = static_cast<int>(sources_.size());
+    std::vector<HeadShare> shares;
+    std::vector<std::int64_t> held;  // heads of each block that a rank has
+    for (const std::int64_t heads : heads_) held.push_back(shares.emplace_back(share_heads(heads, parts)).heads);
+    const auto blocks_of = [&](std::int64_t size) {
+      return heads_.empty() ? block_sizes(merge, size, dim) : head_blocks(held, size, dim);
+    };
+    if (!heads_.empty()) {
+      check_equal("heads");
+      const std::int64_t head = blocks_of(first.shape[dim]).front() / held.front();
+      true_size_ = head * std::accumulate(heads_.begin(), heads_.end(), std::int64_t{0});
     }
     const std::int64_t size = true_size_.value_or(total);
     if (size < 0 || size > total)
@@ -104,14 +127,22 @@ class Joining {
     std::vector<std::vector<std::int64_t>> blocks;
     for (const TensorSpec& source : sources_) {
       layout.source_units.push_back(source.shape[dim]);
-      blocks.push_back(block_sizes(merge, source.shape[dim], dim));
+      blocks.push_back(blocks_of(source.shape[dim]));
     }
     std::vector<std::int64_t> begins(sources_.size(), 0);
     std::int64_t at = 0;
-    const std::vector<std::int64_t> wanted = block_sizes(merge, size, dim);
+    const std::vector<std::int64_t> wanted =
+        heads_.empty() ? block_sizes(merge, size, dim) : head_blocks(heads_, size, dim);
     for (std::size_t block = 0; block < wanted.size(); ++block) {
       std::int64_t left = wanted[block];
       for (std::size_t i = 0; i < sources_.size(); ++i) {
+        const int nth = heads_.empty() ? 0 : static_cast<int>(i) % static_cast<int>(shares[block].ranks);
+        if (nth != 0) {
+          const auto other = static_cast<int>(i);
+          layout.copies.push_back({other - nth, other, begins[i], blocks[i][block]});
+          begins[i] += blocks[i][block];
+          continue;
+        }
         const std::int64_t count = std::min(left, blocks[i][block]);
         if (count > 0) layout.pieces.push_back({static_cast<int>(i), begins[i], count, at});
         begins[i] += blocks[i][block];
@@ -192,11 +223,13 @@ class Joining {
   std::span<const TensorSpec> sources_;
   std::optional<std::int64_t> true_size_;
   std::span<const int> ranks_;
+  std::span<const std::int64_t> heads_;
 };
 
 class Cutting {
  public:
-  Cutting(const TensorSpec& whole, int parts) : whole_(whole), parts_(parts) {}
+  Cutting(const TensorSpec& whole, int parts, std::span<const std::int64_t> heads)
+      : whole_(whole), parts_(parts), heads_(heads) {}
 
   Cut operator()(const Concat& merge) const {
     const std::size_t dim = dimension(merge, whole_.shape);
@@ -209,12 +242,15 @@ class Cutting {
     std::int64_t share = units / parts_ + (units % parts_ == 0 ? 0 : 1);
     // Two packed elements share a byte: a slice may not end inside one.
     if (is_packed(whole_.dtype) && cut.grain.inner % 2 != 0) share += share % 2;
-    for (const std::int64_t weight : weights) {
-      const std::int64_t size = units * weight;
-      const std::int64_t slice = share * weight;
-      if (slice * parts_ != size) cut.padded_dim = dim;
+    const std::vector<std::int64_t> sizes =
+        heads_.empty() ? block_sizes(merge, whole_.shape[dim], dim) : head_blocks(heads_, whole_.shape[dim], dim);
+    for (std::size_t block = 0; block < sizes.size(); ++block) {
+      const std::int64_t size = sizes[block];
+      const HeadShare shared = heads_.empty() ? HeadShare{} : share_heads(heads_[block], parts_);
+      const std::int64_t slice = heads_.empty() ? share * weights[block] : size / heads_[block] * shared.heads;
+      if (slice * parts_ != size * shared.ranks) cut.padded_dim = dim;
       for (int part = 0; part < parts_; ++part) {
-        const std::int64_t begin = std::min(size, slice * part);
+        const std::int64_t begin = std::min(size, slice * (part / shared.ranks));
         const std::int64_t count = std::min(slice, size - begin);
         if (count > 0)
           cut.pieces[static_cast<std::size_t>(part)].push_back({0, block_begin + begin, count, cut.part_units});
@@ -254,19 +290,25 @@ class Cutting {
 
   const TensorSpec& whole_;
   int parts_;
+  std::span<const std::int64_t> heads_;
 };
 
 }  // namespace
 
-Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size,
-            std::span<const int> ranks) {
-  if (sources.empty()) refuse("there is nothing to merge");
-  return std::visit(Joining(sources, true_size, ranks), merge);
+HeadShare share_heads(std::int64_t heads, int parts) {
+  if (parts > heads && parts % heads == 0) return {1, parts / heads};
+  return {(heads + parts - 1) / parts, 1};
 }
 
-Cut cut(const Merge& merge, const TensorSpec& whole, int parts) {
+Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size,
+            std::span<const int> ranks, std::span<const std::int64_t> heads) {
+  if (sources.empty()) refuse("there is nothing to merge");
+  return std::visit(Joining(sources, true_size, ranks, heads), merge);
+}
+
+Cut cut(const Merge& merge, const TensorSpec& whole, int parts, std::span<const std::int64_t> heads) {
   if (parts < 1) refuse("a tensor is cut for at least one rank");
-  return std::visit(Cutting(whole, parts), merge);
+  return std::visit(Cutting(whole, parts, heads), merge);
 }
 
 Layout part_of(const Cut& cut, int part) {

@@ -22,6 +22,16 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
+/// A part of a source that another one has, too, and that has to be the same, bit for bit: of the heads that several
+/// ranks have.
+struct Copy {
+  int source = 0;  ///< whose piece is used
+  int other = 0;
+  std::int64_t begin = 0;  ///< in both, in units
+  std::int64_t count = 0;
+  friend bool operator==(const Copy&, const Copy&) = default;
+};
+
 /// What happens where several sources have the same element.
 enum class Combine : std::uint8_t { copy, max, sum };
 
@@ -42,14 +52,25 @@ struct Layout {
   Combine combine = Combine::copy;
   std::vector<Piece> pieces;    ///< in ascending order of `at`; for max and sum one a source, each the whole
   std::vector<int> must_equal;  ///< sources that have to be the piece's, bit for bit (Same)
+  std::vector<Copy> copies = {};
 };
 
+/// How attention heads are shared out: so many a rank, the last ranks fewer; or a head to each of `ranks` neighbours,
+/// if there are that many times as many ranks as heads.
+struct HeadShare {
+  std::int64_t heads = 1;  ///< a rank
+  std::int64_t ranks = 1;
+  friend bool operator==(const HeadShare&, const HeadShare&) = default;
+};
+HeadShare share_heads(std::int64_t heads, int parts);
+
 /// All sources merged; `ranks` are what messages call them (empty: 0, 1, ...). `true_size`, where given, is the size
-/// along Concat's dimension without the padding that a cut had to add. Throws Error(rank_mismatch) that names rank,
+/// along Concat's dimension without the padding that a cut had to add. `heads`: the sources were cut by whole heads, so
+/// many in each block (share_heads). Throws Error(rank_mismatch) that names rank,
 /// dtype and shape where they do not fit; Error(argument) where the dimension is not there, blocks do not divide it,
 /// true_size is more than there is, or the elements cannot be added.
 Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size = {},
-            std::span<const int> ranks = {});
+            std::span<const int> ranks = {}, std::span<const std::int64_t> heads = {});
 
 /// A whole tensor cut into parts of one shape.
 struct Cut {
@@ -61,8 +82,9 @@ struct Cut {
   std::vector<std::vector<Piece>> pieces;      ///< of each part; source 0 is the whole
 };
 
-/// The way back of join. Throws Error(argument) where the merge has none (First, Max, Sum) or cannot cut this tensor.
-Cut cut(const Merge& merge, const TensorSpec& whole, int parts);
+/// The way back of join. `heads`: of each block of Concat, which are not cut through. Throws Error(argument) where the
+/// merge has none (First, Max, Sum) or cannot cut this tensor.
+Cut cut(const Merge& merge, const TensorSpec& whole, int parts, std::span<const std::int64_t> heads = {});
 
 /// One part from the whole.
 Layout part_of(const Cut& cut, int part);

@@ -46,10 +46,37 @@ refused "nowhere" "$program" export nowhere --plan llama --out new
 refused "make it first" "$program" export shards --plan llama --out no/new
 refused "the layout" "$program" shard model --ranks 0 --plan llama --out new
 
+# Shards remember their plan, and say what is odd; shards from elsewhere do not.
+"$program" shard model --ranks 6 --plan auto --dry-run > "$out" 2> "$err" || fail "shard --dry-run"
+grep -q "would be cut into 6 shards" "$out" || fail "shard --dry-run said: $(cat "$out")"
+grep -q "^muster: note: .*the ranks do not divide the heads" "$err" || fail "no note of the heads: $(cat "$err")"
+refused "--out is required" "$program" shard model --ranks 6 --plan auto
+refused "has 16 tensor-parallel ranks, and the model has 12 attention heads" "$program" shard model --ranks 16 --plan auto --dry-run
+"$program" export shards --out remembered > /dev/null 2> "$err" || fail "export without --plan"
+[ -s "$err" ] && fail "a note without need: $(cat "$err")"
+"$program" diff model remembered > /dev/null || fail "remembered differs"
+"$program" diff model shards > /dev/null || fail "shards without --plan differ"
+mkdir foreign
+python3 - << 'END' || fail "shards without metadata"
+import json, struct
+for rank in range(4):
+    data = open(f"shards/rank-0000{rank}-of-00004.safetensors", "rb").read()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    del header["__metadata__"]
+    text = json.dumps(header).encode()
+    open(f"foreign/rank-0000{rank}-of-00004.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + data[8 + length:])
+END
+refused "do not say by which plan they were cut" "$program" export foreign --out new
+"$program" export foreign --plan llama --out elsewhere > /dev/null 2> "$err" || fail "export of shards from elsewhere"
+grep -q "^muster: note: .*config.json does not say which heads" "$err" || fail "no note of the heads: $(cat "$err")"
+"$program" diff model elsewhere > /dev/null || fail "elsewhere differs"
+
 printf '{"muster_plan": 1,\n "rules": [}' > broken.json
 refused "line 2" "$program" export shards --plan broken.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]}' > same.json
-refused "have other values" "$program" export shards --plan same.json --out new
+refused "have other values" "$program" export foreign --plan same.json --out new
+refused "does not fit its config.json" "$program" export shards --plan same.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 1}]}' > dim.json
 refused "no dimension 1" "$program" shard model --ranks 4 --plan dim.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "first"}]}' > first.json

@@ -13,6 +13,7 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/safetensors.hpp"
+#include "muster/verify.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/inspect/demo_model.hpp"
 #include "tests/support/checkpoints.hpp"
@@ -182,6 +183,51 @@ TEST_CASE("any number of ranks exports any number of shards; sets that are mixed
   CHECK_THROWS_WITH_AS(count_shards(work / "model"), doctest::Contains("has no shards"), Error);
 }
 
+TEST_CASE("shards of our own need no plan, and say when another one is given") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  test::write_text(work / "plan.json", std::string(R"({"muster_plan": 1, "comment": "mine", "rules": [
+    {"match": "*{o_proj,down_proj}.weight", "action": "concat", "dim": 1}, {"match": "*norm.*", "action": "same"},
+    {"match": "*o_proj.bias", "action": "same"}, {"match": "*", "action": "concat", "dim": 0}]})"));
+  shard_model(work / "model", work / "shards", work / "plan.json", {.tensor = 2});
+  fs::remove(work / "plan.json");
+  test::run_ranks(2, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "", group); });
+  test::check_equal(work / "model", work / "out");
+  const ExportAccount other = plan_export(work / "shards", "llama");
+  REQUIRE(other.notes.size() == 1);
+  CHECK(other.notes[0].find("were cut by another plan (\"") != std::string::npos);
+  shard_model(work / "model", work / "two", "llama", {.tensor = 2});
+  CHECK(plan_export(work / "two", "auto").notes.empty());
+  fs::copy(work / "two/rank-00001-of-00002.safetensors", work / "shards", fs::copy_options::overwrite_existing);
+  CHECK(all_have(failures(2, work / "shards", work / "no", "", ErrorKind::rank_mismatch), "not cut by the plan of"));
+}
+
+TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
+  const Directory work;
+  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  shard_model(work / "model", work / "shards", "llama", {.tensor = 3});
+  const std::string victim = work / "shards/rank-00001-of-00003.safetensors";
+  const auto shard = SafetensorsFile::open(victim);
+  for (const TensorEntry& entry : shard.tensors()) {
+    if (!entry.name.starts_with("model.layers.0.")) continue;
+    CAPTURE(entry.name);
+    test::flip_byte(victim, entry.offset + entry.bytes / 2);
+    CHECK_THROWS_WITH_AS(export_model(work / "shards", work / "out", "", *single_group(), {.to = ParallelLayout{4}}),
+                         doctest::Contains((entry.name + "\" have the checksum").c_str()), Error);
+    const VerifyReport report = verify(work / "shards");
+    REQUIRE(report.problems.size() == 1);
+    CHECK(report.problems[0].tensor == entry.name);
+    CHECK(report.problems[0].defect == Defect::checksum);
+    test::flip_byte(victim, entry.offset + entry.bytes / 2);
+  }
+  const TensorEntry& last = shard.tensors().back();
+  test::flip_byte(victim, last.offset);
+  const auto words = failures(3, work / "shards", work / "out", "", ErrorKind::corrupt);
+  CHECK(all_have(words, victim));
+  CHECK(all_have(words, "\"" + last.name + "\" have the checksum"));
+  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+}
+
 TEST_CASE("a truncated shard is an error on every rank, with its rank") {
   const Directory work;
   inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
@@ -215,7 +261,10 @@ TEST_CASE("a plan that does not fit is an error on every rank") {
   CHECK(all_have(failures(2, work / "shards", work / "out", "nothing.json", ErrorKind::not_found), "built-in plans"));
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [
     {"match": "{model.embed_tokens,lm_head}.weight", "action": "concat", "dim": 0}, {"match": "*", "action": "same"}]})";
-  // The slices of a matrix differ: "same" says so with the tensor and the ranks.
+  // A slice is not what config.json calls the matrix; without it the slices differ, and "same" names tensor and ranks.
+  CHECK(all_have(failures(2, work / "shards", work / "out", work / "plan.json", ErrorKind::argument),
+                 "does not fit its config.json"));
+  fs::remove(work / "shards/config.json");
   const auto words = failures(2, work / "shards", work / "out", work / "plan.json", ErrorKind::rank_mismatch);
   CHECK(all_have(words, "but rank 0 and rank 1 have other values"));
   fs::remove(work / "plan.json");

@@ -48,6 +48,88 @@ void export_by(int ranks, const std::string& shards, const std::string& out, con
   });
 }
 
+// A model with 8 heads of 8 and 2 key-value heads; `fused`: as Phi-3 has it. Its scales are one a row, as config.json's
+// engines write them, and one a block.
+inspect::DemoModel grouped_heads(bool fused) {
+  inspect::DemoModel model = inspect::llama_model({.hidden = 64,
+                                                   .intermediate = 128,
+                                                   .layers = 2,
+                                                   .heads = 8,
+                                                   .key_value_heads = 2,
+                                                   .vocabulary = 96,
+                                                   .biases = !fused});
+  if (fused)
+    for (inspect::DemoModel::Part& part : model.tensors)
+      if (const std::size_t at = part.name.find("q_proj.weight"); at != std::string::npos)
+        part = {part.name.substr(0, at) + "qkv_proj.weight", part.dtype, {96, 64}};
+  if (fused)
+    std::erase_if(model.tensors, [](const auto& part) {
+      return part.name.ends_with(".k_proj.weight") || part.name.ends_with(".v_proj.weight");
+    });
+  if (!fused) {
+    model.tensors.push_back({"model.layers.0.self_attn.k_proj.weight_scale", DType::f32, {16, 1}});
+    model.tensors.push_back({"model.layers.0.mlp.up_proj.weight_scale_inv", DType::f32, {8, 4}});
+    model.tensors.push_back({"model.layers.0.mlp.down_proj.weight_scale_inv", DType::f32, {4, 8}});
+  }
+  return model;
+}
+
+Tensor rows_of(const Tensor& whole, const std::vector<std::pair<std::int64_t, std::int64_t>>& ranges) {
+  Shape shape = whole.shape();
+  shape[0] = 0;
+  for (const auto& [begin, end] : ranges) shape[0] += end - begin;
+  Tensor part = Tensor::allocate(whole.dtype(), shape);
+  const std::size_t row = whole.nbytes() / static_cast<std::size_t>(whole.shape()[0]);
+  std::byte* to = part.mutable_data();
+  for (const auto& [begin, end] : ranges) {
+    const std::size_t bytes = static_cast<std::size_t>(end - begin) * row;
+    std::memcpy(to, whole.data() + static_cast<std::size_t>(begin) * row, bytes);
+    to += bytes;
+  }
+  return part;
+}
+
+Tensor columns_of(const Tensor& whole, std::int64_t part, std::int64_t parts) {
+  const std::int64_t width = whole.shape()[1] / parts;
+  Tensor cut = Tensor::allocate(whole.dtype(), {whole.shape()[0], width});
+  const std::size_t item = whole.nbytes() / static_cast<std::size_t>(element_count(whole.shape()));
+  const std::size_t bytes = static_cast<std::size_t>(width) * item;
+  for (std::int64_t row = 0; row < whole.shape()[0]; ++row)
+    std::memcpy(cut.mutable_data() + static_cast<std::size_t>(row) * bytes,
+                whole.data() + (static_cast<std::size_t>(row * parts + part)) * bytes, bytes);
+  return cut;
+}
+
+// What rank `rank` of 8 has of a tensor, as vLLM and TensorRT-LLM load it: query heads one a rank, each key-value head
+// on four neighbouring ranks.
+Tensor as_engines_cut(const std::string& name, const Tensor& whole, std::int64_t rank) {
+  const auto is = [&](const char* part) { return name.find(part) != std::string::npos; };
+  const std::int64_t rows = whole.shape()[0];
+  const std::int64_t key = rank / 4;
+  if (is("qkv_proj"))
+    return rows_of(whole, {{8 * rank, 8 * rank + 8}, {64 + 8 * key, 72 + 8 * key}, {80 + 8 * key, 88 + 8 * key}});
+  if (is("k_proj") || is("v_proj")) return rows_of(whole, {{key * rows / 2, (key + 1) * rows / 2}});
+  if (is("o_proj") || is("down_proj")) return columns_of(whole, rank, 8);
+  if (is("norm")) return whole;
+  return rows_of(whole, {{rank * rows / 8, (rank + 1) * rows / 8}});
+}
+
+void write_as_engines_cut(const std::string& model, const std::string& shards) {
+  fs::create_directory(shards);
+  fs::copy(model + "/config.json", shards + "/config.json");
+  for (int rank = 0; rank < 8; ++rank) {
+    std::vector<std::pair<std::string, Tensor>> parts;
+    std::vector<TensorEntry> entries;
+    for (const auto& [name, whole] : test::tensors_of(model)) {
+      parts.emplace_back(name, as_engines_cut(name, whole, rank));
+      entries.push_back({name, whole.dtype(), parts.back().second.shape()});
+    }
+    SafetensorsWriter writer(shards + "/" + shard_file_name(rank, 8), entries, {{"format", "pt"}});
+    for (const auto& [name, part] : parts) writer.write(name, part);
+    writer.commit();
+  }
+}
+
 void check_same_files(const std::string& a, const std::string& b, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string name = "/" + shard_file_name(rank, ranks);
@@ -91,6 +173,83 @@ TEST_CASE("4 to 2, 2 to 8, 3 to 5: the shards are those that the model is cut in
       export_by(2, work / name, work / "out", each.plan, {.force = true});
       test::check_equal(work / "model", work / "out");
     }
+  }
+}
+
+TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, comes back") {
+  for (const bool fused : {false, true}) {
+    CAPTURE(fused);
+    const test::TemporaryDirectory work;
+    inspect::write_demo_model(grouped_heads(fused), work / "model", 1 << 30);
+    write_as_engines_cut(work / "model", work / "engine");
+    const ShardReport report = shard_model(work / "model", work / "ours", "auto", {.tensor = 8});
+    REQUIRE(report.notes.size() == 1);
+    CHECK(report.notes[0].find("neighbouring ranks have a head each alike") != std::string::npos);
+    for (int rank = 0; rank < 8; ++rank) {
+      const auto ours = SafetensorsFile::open((work / "ours/") + shard_file_name(rank, 8));
+      const auto engine = SafetensorsFile::open((work / "engine/") + shard_file_name(rank, 8));
+      for (const TensorEntry& entry : engine.tensors()) {
+        CAPTURE(entry.name);
+        CHECK(bitwise_equal(ours.tensor(entry.name), engine.tensor(entry.name)));
+      }
+    }
+    for (const std::string shards : {"engine", "ours"}) {
+      for (const int ranks : {1, 3, 8}) {
+        const std::string plan = shards == "ours" ? "" : "llama";
+        export_by(ranks, work / shards, work / "out", plan, {.force = true, .memory_budget = 8 << 20});
+        test::check_equal(work / "model", work / "out");
+      }
+      shard_model(work / "model", work / "four", "llama", {.tensor = 4}, {.force = true});
+      export_by(2, work / shards, work / "across", "llama", {.force = true, .to = ParallelLayout{.tensor = 4}});
+      check_same_files(work / "across", work / "four", 4);
+    }
+  }
+}
+
+TEST_CASE("heads that should be alike and are not are an error that names the tensor and the ranks") {
+  const test::TemporaryDirectory work;
+  inspect::write_demo_model(grouped_heads(true), work / "model", 1 << 30);
+  write_as_engines_cut(work / "model", work / "shards");
+  const std::string name = "model.layers.1.self_attn.qkv_proj.weight";
+  const std::string path = (work / "shards/") + shard_file_name(6, 8);
+  std::uint64_t offset = 0;
+  const auto shard = SafetensorsFile::open(path);
+  for (const TensorEntry& entry : shard.tensors())
+    if (entry.name == name) offset = entry.offset + entry.bytes - 1;  // of the value head
+  test::flip_byte(path, offset);
+  CHECK_THROWS_WITH_AS(
+      export_model(work / "shards", work / "out", "llama", *single_group()),
+      doctest::Contains((name + "\": all ranks that have it must agree, but rank 4 and rank 6").c_str()), Error);
+  CHECK_FALSE(fs::exists(work / "out"));
+}
+
+TEST_CASE("a checkpoint that does not fit its config.json is refused before a byte is written") {
+  struct Case {
+    const char* from;
+    const char* to;
+    const char* words;
+  };
+  for (const Case& each :
+       {Case{R"("num_key_value_heads": 2)", R"("num_key_value_heads": 4, "head_dim": 8)",
+             "k_proj.weight\" is BF16 [16, 64], and dimension 0 would be 32 (\"num_key_value_heads\" 4 x \"head_dim\" "
+             "8)"},
+        Case{R"("hidden_size": 64)", R"("hidden_size": 32)", "\"hidden_size\" 32"},
+        Case{R"("intermediate_size": 128)", R"("intermediate_size": 120)", "\"intermediate_size\" 120"},
+        Case{R"("vocab_size": 96)", R"("vocab_size": 97)", "\"vocab_size\" 97"},
+        Case{R"("num_hidden_layers": 2)", R"("num_hidden_layers": 3)", "no tensor of layer 2"}}) {
+    CAPTURE(each.to);
+    const test::TemporaryDirectory work;
+    inspect::write_demo_model(grouped_heads(false), work / "model", 1 << 30);
+    shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
+    std::string config = test::read_text(work / "shards/config.json");
+    config.replace(config.find(each.from), std::string(each.from).size(), each.to);
+    test::write_text(work / "shards/config.json", config);
+    CHECK_THROWS_WITH_AS(export_model(work / "shards", work / "out", "", *single_group()),
+                         doctest::Contains(each.words), Error);
+    CHECK_FALSE(fs::exists(work / "out"));
+    // What config.json does not say is no error; and a padded vocabulary is none.
+    test::write_text(work / "shards/config.json", R"({"vocab_size": 90})");
+    CHECK_NOTHROW(export_model(work / "shards", work / "out", "", *single_group()));
   }
 }
 

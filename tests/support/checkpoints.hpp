@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <fstream>
 #include <map>
 #include <string>
 
@@ -31,6 +32,14 @@ inline void check_equal(const std::string& a, const std::string& b) {
     CHECK(bitwise_equal(tensor, right.at(name)));
   }
   CHECK(read_text(a + "/config.json") == read_text(b + "/config.json"));
+}
+
+inline void flip_byte(const std::string& path, std::uint64_t offset) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(offset));
+  const auto byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(static_cast<std::streamoff>(offset));
+  file.put(byte);
 }
 
 }  // namespace muster::test

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "muster/state.hpp"
 #include "src/checkpoint/export_outputs.hpp"
 #include "src/checkpoint/placement.hpp"
 
@@ -68,6 +69,8 @@ Ranks cut(const MergePlan& plan, const ParallelLayout& layout, const std::vector
     for (const PlacedTensor& placed : placement.ranks[rank])
       ranks[rank].tensors.push_back({placed.name, placement.cuts[placed.whole].part});
     ranks[rank].padded = placement.padded[rank];
+    ranks[rank].heads = placement.heads[rank];
+    ranks[rank].is_ours = true;
   }
   return ranks;
 }
@@ -291,8 +294,123 @@ TEST_CASE("scales follow their weights") {
   CHECK(merged("column.scale", {4}).must_equal.size() == 1);
   CHECK(merged("column.scale", {4, 1}).must_equal.size() == 1);
   CHECK(merged("column.scale", {4, 3}).target.shape == Shape{4, 6});
-  // Backwards, a scalar goes to all; what would be read as a scalar afterwards is refused.
+  // Backwards, a scalar goes to all; what looks like a scalar afterwards is remembered.
   CHECK(cut(plan, tensor_parallel(2), {spec("row.scale", {1})})[1].tensors[0].spec.shape == Shape{1});
-  CHECK(has(words_of(ErrorKind::argument, [&] { cut(plan, tensor_parallel(2), {spec("row.scale", {2})}); }),
-            "reads as a scale of the whole"));
+  const Ranks ones = cut(plan, tensor_parallel(2), {spec("row.scale", {2})});
+  CHECK(ones[1].tensors[0].spec.shape == Shape{1});
+  CHECK(arrange(plan, tensor_parallel(2), ones).tensors[0].layout.target.shape == Shape{2});
+}
+
+TEST_CASE("a scale with one row or column of blocks a rank keeps every block") {
+  const MergePlan plan = MergePlan::load("llama");
+  struct Case {
+    Shape weight, scale, merged;  // of a rank; merged: of all 8
+    const char* name;
+  };
+  for (const Case& each :
+       {Case{{128, 512}, {1, 4}, {8, 4}, "mlp.up_proj.weight_scale"},
+        Case{{512, 128}, {4, 1}, {4, 8}, "mlp.down_proj.weight_scale"},
+        Case{{128, 128}, {1, 1}, {8, 1}, "mlp.up_proj.weight_scale_inv"},
+        Case{{128, 128}, {1, 1}, {1, 8}, "mlp.down_proj.weight_scale_inv"},
+        Case{{128, 128}, {1, 1}, {1, 1}, "mlp.down_proj.weight_scale"},  // of the whole weight
+        Case{{512, 128}, {512, 1}, {512, 1}, "mlp.down_proj.weight_scale"},
+        Case{{16, 512}, {1, 4}, {1, 4}, "mlp.up_proj.weight_scale"}}) {  // all ranks' rows are one block
+    CAPTURE(each.name);
+    CAPTURE(each.weight);
+    const std::string name = std::string("layers.0.") + each.name;
+    const auto ranks = ranks_of(std::vector<std::vector<NamedSpec>>(
+        8, {spec(name.substr(0, name.rfind('.')) + ".weight", each.weight), spec(name, each.scale)}));
+    const Arrangement arrangement = arrange(plan, tensor_parallel(8), ranks);
+    CHECK(arrangement.tensors.at(1).layout.target.shape == each.merged);
+  }
+  const auto through = ranks_of(std::vector<std::vector<NamedSpec>>(
+      8, {spec("layers.0.mlp.up_proj.weight", {64, 512}), spec("layers.0.mlp.up_proj.weight_scale", {1, 4})}));
+  CHECK(has(refused(plan, tensor_parallel(8), through), "cut through its blocks"));
+}
+
+TEST_CASE("a cut through the blocks of a scale is refused, one between them comes back") {
+  const MergePlan plan = MergePlan::load("llama");
+  const auto model = [](Shape weight, Shape scale, const std::string& name = "up_proj") {
+    return std::vector<NamedSpec>{spec("layers.0.mlp." + name + ".weight", std::move(weight)),
+                                  spec("layers.0.mlp." + name + ".weight_scale_inv", std::move(scale))};
+  };
+  for (const std::size_t ranks : {2U, 4U, 8U}) {
+    CAPTURE(ranks);
+    const auto whole = model({1024, 512}, {8, 4});
+    const Arrangement again = arrange(plan, tensor_parallel(ranks), cut(plan, tensor_parallel(ranks), whole));
+    CHECK(again.tensors.at(1).layout.target.shape == Shape{8, 4});
+  }
+  for (const auto& [whole, ranks] :
+       std::vector<std::pair<std::vector<NamedSpec>, std::size_t>>{{model({1024, 512}, {8, 4}), 16},
+                                                                   {model({1024, 512}, {8, 4}), 3},
+                                                                   {model({128, 512}, {1, 4}), 2},
+                                                                   {model({300, 512}, {3, 4}), 3},
+                                                                   {model({512, 256}, {4, 2}, "down_proj"), 4}}) {
+    CAPTURE(ranks);
+    CHECK(has(words_of(ErrorKind::argument, [&] { cut(plan, tensor_parallel(ranks), whole); }),
+              "cuts through its blocks of 128"));
+  }
+}
+
+TEST_CASE("heads that several ranks have are merged once, as config.json says") {
+  const Config config = parse_json(
+      R"({"text_config": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 64}})");
+  const MergePlan plan = MergePlan::load("llama", &config);
+  const std::vector<NamedSpec> model = {
+      spec("layers.0.self_attn.k_proj.bias", {8}),         spec("layers.0.self_attn.k_proj.weight", {8, 64}),
+      spec("layers.0.self_attn.k_proj.weight_scale", {8}), spec("layers.0.self_attn.o_proj.weight", {64, 32}),
+      spec("layers.0.self_attn.q_proj.weight", {32, 64}),  spec("layers.0.self_attn.qkv_proj.weight", {48, 64}),
+      spec("layers.0.self_attn.v_proj.k_scale", {2}),
+  };
+  for (const std::size_t count : {2U, 3U, 4U, 5U, 8U}) {
+    CAPTURE(count);
+    Ranks ranks = cut(plan, tensor_parallel(count), model);
+    for (const bool is_ours : {true, false}) {
+      if (!is_ours && 8 % count != 0) continue;  // no engine's
+      for (RankTensors& rank : ranks) {
+        rank.is_ours = is_ours;
+        if (!is_ours) rank.heads.clear();
+      }
+      const Arrangement again = arrange(plan, tensor_parallel(count), ranks);
+      REQUIRE(again.tensors.size() == model.size());
+      for (std::size_t i = 0; i < model.size(); ++i) {
+        CAPTURE(model[i].name);
+        CHECK(again.tensors[i].name == model[i].name);
+        CHECK(again.tensors[i].layout.target == model[i].spec);
+      }
+      CHECK(again.notes.empty() == (count < 4 || count == 5));
+    }
+  }
+  const Arrangement eight = arrange(plan, tensor_parallel(8), cut(plan, tensor_parallel(8), model));
+  CHECK(has(eight.notes.at(0), "\"layers.0.self_attn.k_proj.bias\", \"layers.0.self_attn.k_proj.weight\""));
+  CHECK(eight.tensors[1].equal ==
+        std::vector<std::vector<SourceRef>>{{{0, 1}, {1, 1}, {2, 1}, {3, 1}}, {{4, 1}, {5, 1}, {6, 1}, {7, 1}}});
+  REQUIRE(eight.tensors[5].equal.size() == 4);  // two heads of keys, two of values
+  CHECK(eight.tensors[5].equal[0][1] == SourceRef{1, 5, 4 * 64 * 4, 4 * 64 * 4});
+  const Config without = parse_json(R"({"hidden_size": 64})");
+  const MergePlan unsaid = MergePlan::load("llama", &without);
+  const auto ranks = ranks_of(std::vector<std::vector<NamedSpec>>(8, {spec("a.self_attn.k_proj.weight", {4, 64})}));
+  CHECK(has(arrange(unsaid, tensor_parallel(8), ranks).notes.at(0), "config.json does not say which heads"));
+}
+
+TEST_CASE("ranks without a head, a layer or an expert are refused; what else is odd is noted") {
+  const Config config = parse_json(R"({"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64})");
+  const MergePlan plan = MergePlan::load("moe", &config);
+  const std::vector<NamedSpec> model = {
+      spec("model.layers.0.self_attn.q_proj.weight", {64, 64}), spec("model.layers.0.mlp.experts.0.w1.weight", {6, 64}),
+      spec("model.layers.0.mlp.experts.1.w1.weight", {6, 64}), spec("model.layers.1.self_attn.q_proj.weight", {64, 64}),
+      spec("model.layers.1.mlp.experts.gate_up_proj", {4, 8, 8})};
+  const auto error = [&](const char* layout) {
+    return words_of(ErrorKind::argument, [&] { place(plan, ParallelLayout::parse(layout), wholes_of(plan, model)); });
+  };
+  CHECK(has(error("4096"), "has 4096 tensor-parallel ranks, and the model has 4 attention heads"));
+  CHECK(has(error("pp=9"), "9 pipeline stages cannot share 2 layers"));
+  CHECK(has(error("ep=3"), "3 expert ranks cannot share 2 experts"));
+  const auto notes = [&](int ranks) { return place(plan, {.tensor = ranks}, wholes_of(plan, model)).notes; };
+  REQUIRE(notes(3).size() == 2);
+  CHECK(has(notes(3)[0], "the ranks do not divide the heads"));
+  CHECK(has(notes(3)[1], "\"model.layers.1.mlp.experts.gate_up_proj\": each tensor-parallel rank has all experts"));
+  CHECK(has(notes(3)[1], "ep=3"));
+  const MergePlan unused = plan_of(R"({"match": "a", "action": "same"}, {"match": "b*", "action": "same"})");
+  CHECK(has(arrange_model(unused, std::vector{spec("a", {1})}).notes.at(0), "no tensor has rule 2"));
 }

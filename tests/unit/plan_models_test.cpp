@@ -18,6 +18,9 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/model_config.hpp"
+#include "src/checkpoint/placement.hpp"
 
 using namespace muster;
 
@@ -111,6 +114,30 @@ TEST_CASE("every tensor of the models that auto knows has a rule that fits its s
     }
   }
   CHECK(plans == std::set<std::string>{"bert", "gpt-neox", "llama", "moe"});
+}
+
+TEST_CASE("the models that auto knows fit their config.json, and come back from any number of ranks") {
+  for (const Model& model : models()) {
+    CAPTURE(model.name);
+    const MergePlan plan = MergePlan::load("auto", &model.config);
+    std::vector<NamedSpec> tensors;
+    for (const auto& [name, shape] : model.tensors) tensors.push_back({name, spec(shape)});
+    CHECK_NOTHROW(check_against_config(plan, tensors));
+    for (const int ranks : {2, 3, 4}) {
+      CAPTURE(ranks);
+      const Placement placement = place(plan, {.tensor = ranks}, wholes_of(plan, tensors));
+      std::vector<RankTensors> shards;
+      for (std::size_t rank = 0; rank < placement.ranks.size(); ++rank) {
+        RankTensors& shard = shards.emplace_back(RankTensors{{}, placement.padded[rank], placement.heads[rank], true});
+        for (const PlacedTensor& placed : placement.ranks[rank])
+          shard.tensors.push_back({placed.name, placement.cuts[placed.whole].part});
+      }
+      for (const ArrangedTensor& tensor : arrange(plan, {.tensor = ranks}, shards).tensors) {
+        CAPTURE(tensor.name);
+        CHECK(tensor.layout.target.shape == model.tensors.at(tensor.name));
+      }
+    }
+  }
 }
 
 TEST_CASE("a layer moved to another stage keeps its name but for the number") {

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/model_config.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "src/core/quoted.hpp"
+
+namespace muster {
+namespace {
+
+// DistilBERT's names. A config without key-value heads means as many as there are heads, in all that transformers has.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> other_names = {
+    {{"num_attention_heads", "n_heads"},
+     {"num_key_value_heads", "num_attention_heads"},
+     {"num_key_value_heads", "n_heads"},
+     {"num_hidden_layers", "n_layers"},
+     {"hidden_size", "dim"},
+     {"intermediate_size", "hidden_dim"}}};
+
+const Config* find_path(const Config& config, std::string_view path) {
+  const Config* at = &config;
+  while (at != nullptr) {
+    if (!at->is_object()) return nullptr;
+    // A key with a dot in it counts before the path that it looks like.
+    if (const Config* whole = at->as_object().find(path)) return whole;
+    const std::size_t dot = path.find('.');
+    if (dot == std::string_view::npos) return nullptr;
+    at = at->as_object().find(path.substr(0, dot));
+    path.remove_prefix(dot + 1);
+  }
+  return nullptr;
+}
+
+/// What one dimension of a tensor has to be: the product of some numbers of config.json.
+struct Size {
+  std::string words;  ///< "num_key_value_heads" 2 x "head_dim" 8
+  std::int64_t value = 0;
+};
+
+class Checking {
+ public:
+  Checking(const MergePlan& plan, std::span<const NamedSpec> model) : config_(plan.model_config()), model_(model) {
+    for (const NamedSpec& tensor : model) {
+      by_name_.emplace(tensor.name, &tensor.spec);
+      if (plan.layers())
+        if (const auto number = plan.layers()->pattern.find(tensor.name)) layers_.insert(*number);
+    }
+  }
+
+  void operator()() const {
+    check_layers();
+    for (const NamedSpec& tensor : model_)
+      if (is_plain(tensor.spec)) check(tensor);
+  }
+
+ private:
+  // Elements of packed and other integer types are several weights each.
+  static bool is_plain(const TensorSpec& spec) {
+    return spec.shape.size() == 2 && !is_packed(spec.dtype) &&
+           to_string(spec.dtype).find('F') != std::string_view::npos;
+  }
+
+  void check_layers() const {
+    const auto count = model_number(config_, "num_hidden_layers");
+    if (!count || layers_.empty()) return;
+    for (std::int64_t layer = 0; layer < *count; ++layer)
+      if (!layers_.contains(layer))
+        refuse(fmt::format("there is no tensor of layer {}, and \"num_hidden_layers\" is {}", layer, *count));
+  }
+
+  void check(const NamedSpec& tensor) const {
+    const auto is = [&](std::string_view end) { return tensor.name.ends_with(end); };
+    const auto hidden = number("hidden_size");
+    if (is("embed_tokens.weight") || is("embed_in.weight") || is("word_embeddings.weight") || is("lm_head.weight") ||
+        is("embed_out.weight")) {
+      const auto vocabulary = number("vocab_size");
+      if (vocabulary && tensor.spec.shape[0] < vocabulary->value) refuse(tensor, 0, *vocabulary);
+      return;
+    }
+    // Experts, and heads whose queries and keys are compressed, have sizes of their own.
+    if (tensor.name.find("expert") != std::string::npos || find_in_config(config_, "kv_lora_rank") != nullptr) return;
+    if (is("self_attn.q_proj.weight")) {
+      expect(tensor, 0, heads(tensor, "num_attention_heads"));
+      expect(tensor, 1, hidden);
+    } else if (is("self_attn.k_proj.weight") || is("self_attn.v_proj.weight")) {
+      expect(tensor, 0, heads(tensor, "num_key_value_heads"));
+      expect(tensor, 1, hidden);
+    } else if (is("self_attn.qkv_proj.weight")) {
+      expect(tensor, 0, fused_heads());
+      expect(tensor, 1, hidden);
+    } else if (is("attention.query_key_value.weight")) {
+      expect(tensor, 1, hidden);
+    } else if (is("self_attn.o_proj.weight")) {
+      expect(tensor, 0, hidden);
+      expect(tensor, 1, heads(tensor, "num_attention_heads"));
+    } else if (is("mlp.gate_proj.weight") || is("mlp.up_proj.weight")) {
+      expect(tensor, 0, number("intermediate_size"));
+      expect(tensor, 1, hidden);
+    } else if (is("mlp.down_proj.weight")) {
+      expect(tensor, 0, hidden);
+      expect(tensor, 1, number("intermediate_size"));
+    }
+  }
+
+  [[nodiscard]] std::optional<Size> number(std::string_view key) const {
+    const auto value = model_number(config_, key);
+    if (!value) return std::nullopt;
+    return Size{fmt::format("\"{}\" {}", key, *value), *value};
+  }
+
+  // Without "head_dim" the queries of the same layer say how large a head is.
+  [[nodiscard]] std::optional<Size> heads(const NamedSpec& tensor, std::string_view key) const {
+    const auto count = number(key);
+    if (!count) return std::nullopt;
+    if (const auto size = model_number(config_, "head_dim"))
+      return Size{fmt::format("{} x \"head_dim\" {}", count->words, *size), count->value * *size};
+    const auto queries = number("num_attention_heads");
+    const auto found =
+        by_name_.find(tensor.name.substr(0, tensor.name.rfind("self_attn.")) + "self_attn.q_proj.weight");
+    if (!queries || found == by_name_.end()) return std::nullopt;
+    const std::int64_t rows = found->second->shape.front();
+    return Size{fmt::format("{} x {} rows of queries / {}", count->words, rows, queries->words),
+                rows / queries->value * count->value};
+  }
+
+  [[nodiscard]] std::optional<Size> fused_heads() const {
+    const auto queries = number("num_attention_heads");
+    const auto keys = number("num_key_value_heads");
+    const auto size = model_number(config_, "head_dim");
+    if (!queries || !keys || !size) return std::nullopt;
+    return Size{fmt::format("({} + 2 x {}) x \"head_dim\" {}", queries->words, keys->words, *size),
+                (queries->value + 2 * keys->value) * *size};
+  }
+
+  static void expect(const NamedSpec& tensor, std::size_t dim, const std::optional<Size>& size) {
+    if (size && tensor.spec.shape[dim] != size->value) refuse(tensor, dim, *size);
+  }
+
+  [[noreturn]] static void refuse(const NamedSpec& tensor, std::size_t dim, const Size& size) {
+    refuse(fmt::format("the tensor {} is {}, and dimension {} would be {} ({})", in_quotes(tensor.name),
+                       to_string(tensor.spec), dim, size.value, size.words));
+  }
+  [[noreturn]] static void refuse(const std::string& words) {
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("the model does not fit its config.json: {}; correct the plan, the layout or config.json", words));
+  }
+
+  const Config& config_;
+  std::span<const NamedSpec> model_;
+  std::unordered_map<std::string, const TensorSpec*> by_name_;
+  std::set<std::int64_t> layers_;
+};
+
+}  // namespace
+
+const Config* find_in_config(const Config& config, std::string_view path) {
+  const auto find = [&](std::string_view name) -> const Config* {
+    const Config* found = find_path(config, name);
+    if (found == nullptr || found->is_null()) {
+      const Config* text = find_path(config, "text_config");
+      const Config* inner = text == nullptr ? nullptr : find_path(*text, name);
+      if (inner != nullptr) found = inner;
+    }
+    return found;
+  };
+  const Config* found = find(path);
+  for (const auto& [name, other] : other_names)
+    if (name == path && (found == nullptr || found->is_null())) found = find(other);
+  return found;
+}
+
+std::optional<std::int64_t> model_number(const Config& config, std::string_view path) {
+  const Config* found = find_in_config(config, path);
+  if (found == nullptr || found->type() != Config::Type::integer || found->as_int() < 1 ||
+      found->as_int() > std::int64_t{1} << 31)
+    return std::nullopt;
+  return found->as_int();
+}
+
+std::optional<std::int64_t> head_size(const Config& config) {
+  if (const auto size = model_number(config, "head_dim")) return size;
+  const auto hidden = model_number(config, "hidden_size");
+  const auto heads = model_number(config, "num_attention_heads");
+  if (!hidden || !heads || *hidden % *heads != 0) return std::nullopt;
+  return *hidden / *heads;
+}
+
+void check_against_config(const MergePlan& plan, std::span<const NamedSpec> model) {
+  if (!plan.model_config().is_null()) Checking(plan, model)();
+}
+
+}  // namespace muster
