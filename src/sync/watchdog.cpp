@@ -110,6 +110,8 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   if (!end) return false;
   if (done()) return true;
   check_failure();
+  // A rank that never came into the group ended for want of what rank 0 had to give it.
+  if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
   fail(Error(ErrorKind::peer_lost,
              fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'; it was last seen in '{}'", info.rank,
