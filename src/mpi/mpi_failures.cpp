@@ -48,8 +48,9 @@ void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
   if (!has_other_hosts()) return;
   try {
     tell_other_hosts(failure_notice(rank(), number_, cause));
-    // This process may end soon.
-    family_->flush(milliseconds(500));
+    // This process may end soon. Whoever does not listen, such as the one that is blamed, keeps the others no longer
+    // than settling does.
+    family_->flush(FirstCause::settling);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
   }

@@ -55,6 +55,12 @@ std::uint64_t block_bytes(int size) {
   return rings_offset(size) + static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size - 1) * pair_bytes;
 }
 
+/// What a rank maps at once.
+std::uint64_t mapped_bytes(int size) {
+  constexpr std::uint64_t most = 256 << 20;  // some twenty ranks: address space may be limited, too
+  return block_bytes(size) <= most ? block_bytes(size) : rings_offset(size);
+}
+
 /// False where there is one already.
 bool put(FailureCell& cell, const Error& cause) noexcept {
   std::uint32_t none = FailureCell::none;
@@ -91,11 +97,13 @@ void Bell::ring() noexcept {
   if (waiting.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(word);
 }
 
-Ring::Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, bool reserves)
+Ring::Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, std::byte* mapped, bool reserves)
     : memory_(memory),
       at_(at),
-      mapping_(memory, os::Access::read_write, at, bytes),
-      reserved_(reserves ? 0 : mapping_.size()) {
+      bytes_(bytes),
+      mapping_(mapped != nullptr ? os::Mapping() : os::Mapping(memory, os::Access::read_write, at, bytes)),
+      begin_(mapped != nullptr ? mapped : mapping_.data()),
+      reserved_(reserves ? 0 : bytes) {
   reserve_until(sizeof(Head));
 }
 
@@ -110,7 +118,7 @@ template <class Copy>
 void Ring::around(std::uint64_t position, std::uint64_t bytes, const Copy& copy) const {
   const std::uint64_t begin = (position - head().origin.load(std::memory_order_relaxed)) % capacity();
   const std::uint64_t first = std::min(bytes, capacity() - begin);
-  std::byte* const data = mapping_.data() + sizeof(Head);
+  std::byte* const data = begin_ + sizeof(Head);
   copy(data + begin, std::uint64_t{0}, first);
   if (first < bytes) copy(data, first, bytes - first);
 }
@@ -145,7 +153,7 @@ void Ring::take(std::uint64_t bytes) noexcept {
 }
 
 ControlBlock::ControlBlock(os::Fd memory, int size)
-    : memory_(std::move(memory)), size_(size), mapping_(memory_, os::Access::read_write, 0, rings_offset(size)) {}
+    : memory_(std::move(memory)), size_(size), mapping_(memory_, os::Access::read_write, 0, mapped_bytes(size)) {}
 
 std::shared_ptr<ControlBlock> ControlBlock::create(int size) {
   // Fresh shared memory is zero, and zero is the first state of every word in it.
@@ -191,17 +199,21 @@ bool ControlBlock::has_ring(int from, int to, Subject subject) const noexcept {
   return (rings_in_use(from, to).load(std::memory_order_acquire) & 1U << static_cast<unsigned>(subject)) != 0;
 }
 
-Ring ControlBlock::make_ring(int from, int to, Subject subject) const {
+Ring ControlBlock::ring(int from, int to, Subject subject, bool reserves) const {
   const Extent extent = ring_extent(size_, from, to, subject);
-  Ring ring(memory_, extent.at, extent.bytes, header().reserves_rings != 0);
+  std::byte* const mapped = extent.at < mapping_.size() ? mapping_.data() + extent.at : nullptr;
+  return {memory_, extent.at, extent.bytes, mapped, reserves};
+}
+
+Ring ControlBlock::make_ring(int from, int to, Subject subject) const {
+  Ring ring = this->ring(from, to, subject, header().reserves_rings != 0);
   rings_in_use(from, to).fetch_or(static_cast<std::uint8_t>(1U << static_cast<unsigned>(subject)),
                                   std::memory_order_release);
   return ring;
 }
 
 Ring ControlBlock::map_ring(int from, int to, Subject subject) const {
-  const Extent extent = ring_extent(size_, from, to, subject);
-  return {memory_, extent.at, extent.bytes, false};
+  return ring(from, to, subject, false);
 }
 
 void ControlBlock::poison(const Error& cause) noexcept {

@@ -64,8 +64,9 @@ struct alignas(64) ControlHeader {
 /// Messages of one subject from one rank to another: a byte stream with one writer and one reader.
 class Ring {
  public:
-  /// In that memory, which outlives it. `reserves`: the writer reserves what it writes to.
-  Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, bool reserves);
+  /// In that memory, which outlives it. `mapped`: where it is mapped already; else null. `reserves`: the writer
+  /// reserves what it writes to.
+  Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, std::byte* mapped, bool reserves);
   /// The writer's: copies as much as there is room for, and returns how much that was. Throws Error(no_space).
   std::uint64_t write(std::span<const std::byte> bytes);
   /// The reader's: what is there to read,
@@ -81,8 +82,8 @@ class Ring {
     std::atomic<std::uint64_t> origin;  // the position of the ring's first byte
     alignas(64) std::atomic<std::uint64_t> read;
   };
-  [[nodiscard]] Head& head() const noexcept { return *reinterpret_cast<Head*>(mapping_.data()); }
-  [[nodiscard]] std::uint64_t capacity() const noexcept { return mapping_.size() - sizeof(Head); }
+  [[nodiscard]] Head& head() const noexcept { return *reinterpret_cast<Head*>(begin_); }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_ - sizeof(Head); }
   /// Calls copy(in the ring, in the bytes, length), twice where they go around the ring's end.
   template <class Copy>
   void around(std::uint64_t position, std::uint64_t bytes, const Copy& copy) const;
@@ -90,13 +91,15 @@ class Ring {
 
   const os::Fd& memory_;
   std::uint64_t at_;
-  os::Mapping mapping_;
+  std::uint64_t bytes_;
+  os::Mapping mapping_;  // of its own
+  std::byte* begin_;
   std::uint64_t reserved_;
 };
 
 /// Maps a control block and finds the parts in it: header, cells, records (two a rank), which rings are in use. Behind
-/// them is a ring for each pair of ranks, direction and subject: memory, and a mapping, are taken for those in use
-/// only.
+/// them is a ring for each pair of ranks, direction and subject: memory is taken for those in use only, and where there
+/// are many of them a mapping, too. Of few, all are mapped at once, so that no message fails for want of that.
 class ControlBlock final : public Pulse {
  public:
   /// Fresh memory for `size` ranks; give `memory()` to the others.
@@ -143,6 +146,7 @@ class ControlBlock final : public Pulse {
   ControlBlock(os::Fd memory, int size);
   /// A bit a subject.
   [[nodiscard]] std::atomic<std::uint8_t>& rings_in_use(int from, int to) const noexcept;
+  [[nodiscard]] Ring ring(int from, int to, Subject subject, bool reserves) const;
   os::Fd memory_;
   int size_;
   os::Mapping mapping_;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -67,7 +68,7 @@ class FewDescriptors {
 };
 
 struct Failure {
-  const char* name;
+  std::string name;
   const char* words;
   /// Calls `work` so that it fails after `left` steps.
   void (*around)(const std::function<void()>& work);

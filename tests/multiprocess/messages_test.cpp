@@ -10,7 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <span>
-#include <string_view>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -59,30 +59,29 @@ TEST_CASE(
     const int on[] = {2};
     group.wait_until([&] { return words[0] != 0; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on);
   };
-  for (const char* way : {"waits", "in a round", "killed", "left"}) {
+  for (const std::string way : {"waits", "in a round", "killed", "left"}) {
     CAPTURE(way);
     words[0] = 0;
     const auto ended = try_ranks(3, [&](SyncGroup& group) {
-      const std::string_view what = way;
       // All that may be under way to rank 1, and then one to rank 2.
       if (group.rank() == 0) {
         group.send(1, std::vector<std::byte>(promised));
         group.barrier();
         group.send(2, std::vector<std::byte>(promised));
-        if (what == "in a round") group.barrier();
+        if (way == "in a round") group.barrier();
       }
       if (group.rank() == 1) {
         group.barrier();
-        if (what == "killed") ::kill(::getpid(), SIGKILL);
-        if (what == "waits") wait_for_word(group);
-        if (what == "in a round") group.barrier();
-        if (what != "left") RANK_CHECK(group.receive(0, promised).size() == promised);
+        if (way == "killed") ::kill(::getpid(), SIGKILL);
+        if (way == "waits") wait_for_word(group);
+        if (way == "in a round") group.barrier();
+        if (way != "left") RANK_CHECK(group.receive(0, promised).size() == promised);
       }
       if (group.rank() == 2) {
         group.barrier();
         RANK_CHECK(group.receive(0, promised).size() == promised);
         words[0] = 1;
-        if (what == "in a round") group.barrier();
+        if (way == "in a round") group.barrier();
       }
     });
     for (const int rank : {0, 2})
@@ -109,16 +108,15 @@ TEST_CASE("ranks that all send first make progress up to what is promised, in on
 }
 
 TEST_CASE("messages to a rank that does not receive are bounded") {
-  for (const char* way : {"receives from another", "waits for memory", "is in a round"}) {
+  for (const std::string way : {"receives from another", "waits for memory", "is in a round"}) {
     CAPTURE(way);
     const auto ended = try_ranks(3, [&](SyncGroup& group) {
-      const std::string_view what = way;
       std::size_t sent = 0;
       try {
         if (group.rank() == 0)
           for (;; sent += 4096) group.send(1, std::vector<std::byte>(4096), {.timeout = 300ms, .phase = "sending"});
-        if (group.rank() == 2 || what == "receives from another") (void)group.receive(group.rank() == 2 ? 1 : 2, 1);
-        if (what == "is in a round") group.barrier();
+        if (group.rank() == 2 || way == "receives from another") (void)group.receive(group.rank() == 2 ? 1 : 2, 1);
+        if (way == "is in a round") group.barrier();
         const int on[] = {2};
         group.wait_until([] { return false; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on);
       } catch (const Error& error) {
