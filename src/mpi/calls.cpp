@@ -154,8 +154,17 @@ Pending::~Pending() {
   abandon();
 }
 
+bool Pending::is_over() noexcept {
+  int flag = 0;
+  if (!is_open()) return true;
+  if (!is_running() || MPI_Test(&request_, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || flag == 0) return false;
+  request_ = MPI_REQUEST_NULL;
+  keeper_.reset();
+  return true;
+}
+
 void Pending::abandon() noexcept {
-  if (!is_open()) return;
+  if (!is_open() || (borrows_ && is_over())) return;
   if (borrows_) rests.store(true, std::memory_order_relaxed);
   keep_for_ever(std::move(keeper_));
 }

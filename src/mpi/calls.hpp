@@ -22,12 +22,12 @@ void check(int code, const char* what);
 bool is_running() noexcept;
 
 /// A send was given up while MPI read tensors of the caller, who may free them now: nothing here calls MPI any more in
-/// this process, because whatever lets MPI go on lets it read what may be gone.
+/// this process, because whatever lets MPI go on, in any group, lets it read what may be gone.
 bool must_rest() noexcept;
 /// The same, for messages.
 inline constexpr const char* resting_words =
-    "a wait failed while tensors were being sent, and MPI may still read them: no MPI call is made in this process any "
-    "more; end it without MPI_Finalize";
+    "a wait failed while views of the program's memory were being sent, and any MPI call may still read them: Muster "
+    "makes none in this process any more; end it without MPI_Finalize (tensors that own their memory stop nothing)";
 
 /// Throws Error(unsupported) where must_rest(): also what another thread waits for ends then.
 void throw_if_resting();
@@ -70,8 +70,12 @@ class Pending {
   /// An unfinished one is abandoned: what it works on stays until the process ends. Where that is the caller's, MPI has
   /// to rest from then on.
   ~Pending();
+  /// Whether it has finished. A last look after a failure: between ranks that live MPI has gone on meanwhile.
+  bool is_over() noexcept;
 
   [[nodiscard]] bool is_open() const noexcept { return request_ != MPI_REQUEST_NULL; }
+  /// What it works on is the caller's.
+  [[nodiscard]] bool borrows() const noexcept { return borrows_; }
   /// Whether it has finished; makes MPI go on. Throws Error(io), Error(unsupported) where MPI has to rest.
   bool test(MPI_Status* status = MPI_STATUS_IGNORE);
   /// Takes back a receive that nobody has answered yet. Waits for MPI to say so, which is a local matter.

@@ -241,7 +241,7 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
                                  .size = static_cast<int>(here.size()),
                                  .timeout = timeout,
                                  .numbers = here});
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       has_met = std::byte{0};
       log(LogLevel::warning,
           fmt::format("rank {}: the ranks of this host do not meet in shared memory and go by MPI: {}", self,

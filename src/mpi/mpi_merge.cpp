@@ -13,6 +13,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/receive_need.hpp"
+#include "src/gather/shm_protocol.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/merge/rows.hpp"
 #include "src/mpi/fail_all.hpp"
@@ -95,7 +96,7 @@ class Receiving final : public Inflow::Sink {
  private:
   void take_memory();
   bool take_heads();
-  void take_rings();
+  void hand_out_rings(const WaitOptions& wait);
   void answer(bool is_well);
   [[nodiscard]] bool takes(std::size_t lane, std::size_t piece) const override {
     return piece < (plan_.reduces() ? reduced_ : done_[lane]) + most_open;
@@ -147,18 +148,22 @@ void Receiving::run() {
   heads_.resize(call_.list.size() - 1);
   std::optional<Error> failure = gather::attempt(group_, [&] { take_memory(); });
   const bool all_are_well = take_heads();
-  if (!failure) failure = gather::attempt(group_, [&] { take_rings(); });
+  if (all_are_well && !failure) failure = gather::attempt(group_, [&] { hand_out_rings(wait); });
   const bool goes_on = all_are_well && !failure;
-  std::vector<Inflow::Lane> lanes;
-  for (std::size_t source = 1; source < call_.list.size(); ++source) {
-    const MergeRing* ring = rings_[source - 1];
-    lanes.push_back({call_.list[source], plan_.pieces(source), ring == nullptr ? nullptr : ring->windows.get(),
-                     ring == nullptr ? 0 : ring->turn});
-  }
-  Inflow inflow(group_, lanes, *this);
-  if (goes_on) inflow.open();
+  std::optional<Inflow> inflow;
+  // Where only some receives are open they would take pieces of the next exchange.
+  if (goes_on)
+    or_fail_all(group_, [&] {
+      std::vector<Inflow::Lane> lanes;
+      for (std::size_t source = 1; source < call_.list.size(); ++source) {
+        const MergeRing* ring = rings_[source - 1];
+        lanes.push_back({call_.list[source], plan_.pieces(source), ring == nullptr ? nullptr : ring->windows.get(),
+                         ring == nullptr ? 0 : ring->turn});
+      }
+      inflow.emplace(group_, lanes, *this).open();
+    });
   answer(goes_on);
-  if (goes_on) inflow.run(wait);
+  if (inflow) inflow->run(wait);
   shm::publish_fence();
   if (goes_on)
     for (std::size_t lane = 0; lane < rings_.size(); ++lane)
@@ -201,11 +206,18 @@ bool Receiving::take_heads() {
   return all_are_well;
 }
 
-void Receiving::take_rings() {
-  for (std::size_t source = 1; source < call_.list.size(); ++source)
-    if (plan_.is_near[source] && plan_.bytes[source] != 0)
-      rings_[source - 1] =
-          &merge_rings_of(group_)->give(call_.list[source], heads_[source - 1].ring, plan_.window_piece);
+/// Before any sender is told to send: it may fail.
+void Receiving::hand_out_rings(const WaitOptions& wait) {
+  for (std::size_t source = 1; source < call_.list.size(); ++source) {
+    if (!plan_.is_near[source] || plan_.bytes[source] == 0) continue;
+    const std::uint64_t known = heads_[source - 1].ring;
+    MergeRing& ring = merge_rings_of(group_)->give(call_.list[source], known, plan_.window_piece);
+    rings_[source - 1] = &ring;
+    const gather::Note note{call_.number, ring.number};
+    if (ring.number != known)
+      group_.descriptor_channel()->send(call_.list[source], std::as_bytes(std::span(&note, 1)),
+                                        ring.windows->memory().get(), wait);
+  }
 }
 
 void Receiving::answer(bool is_well) {
@@ -216,9 +228,6 @@ void Receiving::answer(bool is_well) {
     const MergeRing* ring = rings_[source - 1];
     const MergeWord word{is_well ? 1U : 0U, is_well && ring != nullptr ? ring->number : 0};
     group_.send(call_.list[source], std::as_bytes(std::span(&word, 1)), wait, Subject::exchange);
-    if (word.ring != 0 && word.ring != heads_[source - 1].ring)
-      group_.descriptor_channel()->send(call_.list[source], std::as_bytes(std::span(&word, 1)),
-                                        ring->windows->memory().get(), wait);
   }
 }
 
@@ -357,9 +366,12 @@ class MpiMerge final : public gather::Transfer {
 
   /// The same through the windows of the first rank.
   void write_pieces(const Plan& plan, MergeRing& ring, const MergeWord& word, const WaitOptions& wait) {
-    if (word.ring != ring.number) {
+    while (word.ring != ring.number) {
+      // What a failed merge has handed out comes first.
       const DescriptorChannel::Received received = group_.descriptor_channel()->receive(call_.first(), wait);
-      ring = {word.ring, std::make_shared<shm::WindowRing>(received.descriptor), 0};
+      gather::Note note;
+      if (received.note.size() == sizeof note) std::memcpy(&note, received.note.data(), sizeof note);
+      if (note.exchange == call_.number) ring = {word.ring, std::make_shared<shm::WindowRing>(received.descriptor), 0};
     }
     const std::uint64_t size = plan.window_piece;
     if (ring.windows->window_bytes() < size)

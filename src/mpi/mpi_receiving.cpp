@@ -10,6 +10,7 @@
 
 #include "src/gather/opening.hpp"
 #include "src/gather/receive_need.hpp"
+#include "src/mpi/fail_all.hpp"
 #include "src/mpi/merge_rings.hpp"
 #include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
@@ -34,7 +35,9 @@ void offer_to_receive(const gather::Call& call, ReceivePool& pool, gather::Recor
 }
 
 MpiReceiving::MpiReceiving(const gather::Call& call, MpiGroup& group, std::function<bool(int)> takes)
-    : call_(call), group_(group), takes_(std::move(takes)), pool_(receive_pool_of(group)) {}
+    : call_(call), group_(group), takes_(std::move(takes)), pool_(receive_pool_of(group)) {
+  parcels_.reserve(call.list.size());
+}
 
 void MpiReceiving::move(std::span<const gather::Record> records, const std::function<void()>& meanwhile,
                         ExchangeReport& report) {
@@ -51,21 +54,24 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
     attempt([&] {
       all_are_well = take_descriptor(parcel, records[static_cast<std::size_t>(parcel.sender)]) && all_are_well;
     });
-  std::vector<Inflow::Lane> lanes;
-  for (const Parcel& parcel : parcels_) {
-    lanes.push_back({parcel.sender, parcel.pieces.size()});
+  for (const Parcel& parcel : parcels_)
     for (const Placed& place : parcel.places) report.mpi_bytes += place.bytes;
-  }
-  Inflow inflow(group_, lanes, *this);
   const bool goes_on = all_are_well && !attempt.have_failed();
-  if (goes_on) inflow.open();
+  std::optional<Inflow> inflow;
+  // Where only some receives are open they would take pieces of the next exchange.
+  if (goes_on)
+    or_fail_all(group_, [&] {
+      std::vector<Inflow::Lane> lanes;
+      for (const Parcel& parcel : parcels_) lanes.push_back({parcel.sender, parcel.pieces.size()});
+      inflow.emplace(group_, lanes, static_cast<Inflow::Sink&>(*this)).open();
+    });
   const std::byte word{goes_on ? std::uint8_t{1} : std::uint8_t{0}};
   for (const Parcel& parcel : parcels_)
     if (!parcel.has_given_up && records[static_cast<std::size_t>(parcel.sender)].moving_bytes > rides_along)
       group_.send(parcel.sender, std::span(&word, 1), call_.wait("gather: receiving"), Subject::exchange);
   attempt(meanwhile);
   // Even when what came by shared memory is bad: the others send, and MPI writes into this memory.
-  if (goes_on) inflow.run(call_.wait("gather: receiving"));
+  if (inflow) inflow->run(call_.wait("gather: receiving"));
   attempt.throw_failure();
 }
 

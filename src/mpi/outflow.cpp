@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 
 #include "src/mpi/fail_all.hpp"
 #include "src/mpi/mpi_pieces.hpp"
@@ -12,6 +13,8 @@ namespace {
 
 // One is filled while others are under way.
 constexpr std::size_t most_buffers = 4;
+// Long against what is under way to one receiver, on most links.
+constexpr std::chrono::seconds patience_after_failure{1};
 
 }  // namespace
 
@@ -61,6 +64,15 @@ void Outflow::drain(std::size_t most, const WaitOptions& wait) {
         },
         on, wait);
   } catch (const Error& error) {
+    // A receiver that lives takes in what it has been promised, if both let MPI go on: then views are the caller's
+    // again.
+    const auto until = Clock::now() + (error.rank() == to_ ? std::chrono::seconds(0) : patience_after_failure);
+    for (;;) {
+      std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
+      if (std::ranges::none_of(under_way_, &Pending::borrows) || Clock::now() >= until) break;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    if (under_way_.empty()) throw;
     throw error.with_context(
         "tensors were being sent, and MPI may still read them: leave them where they are until "
         "the process ends");
