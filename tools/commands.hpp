@@ -20,10 +20,9 @@ inline constexpr const char* compress_type = "none|zstd|...";
 
 /// --carry and --abandoned-after, for the commands that make a directory.
 inline constexpr const char* carry_help =
-    "Files beside the weights that go along: all, none, or globs (*.json,tokenizer*); else all but weights of other "
-    "formats and links that lead outside";
+    "What goes along beside the weights: all, none or globs; else no links outside, no other weights";
 inline constexpr const char* abandoned_help =
-    "What exports to DIR on other hosts left unfinished, and has not changed for so long, goes: 30min, 2h";
+    "Let go of what other hosts left unfinished for DIR and has not changed for so long: 30min, 2h";
 
 /// What can be looked into, for every command that has a path of it.
 inline constexpr const char* source_help =
