@@ -108,7 +108,6 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
                                           const std::string& model_dir, const std::string& path,
                                           const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
-  workspace::sweep_dead(workspace);
   if (!options.force) check_carried_files(model_dir, workspace);
   SyncGroup::Nonce nonce{};
   os::random_bytes(nonce);
@@ -118,6 +117,7 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
   ProgressCounter progress(options.progress, result.bytes);
   const int world_size = static_cast<int>(ranks.size());
   Undo undo;
+  workspace::sweep_dead(workspace);
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string name = workspace::file_name({.kind = workspace::NameKind::state,
                                                    .job = result.job,
