@@ -108,7 +108,6 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
                                           const std::string& model_dir, const std::string& path,
                                           const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
-  workspace::sweep_dead(workspace);
   CarriedFiles carried = carried_files(model_dir, options.carry);
   if (!options.force) check_carried_files(model_dir, workspace, carried.names);
   SyncGroup::Nonce nonce{};
@@ -119,6 +118,7 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
   ProgressCounter progress(options.progress, result.bytes, options.stop);
   const int world_size = static_cast<int>(ranks.size());
   Undo undo;
+  workspace::sweep_dead(workspace);
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string name = workspace::file_name({.kind = workspace::NameKind::state,
                                                    .job = result.job,

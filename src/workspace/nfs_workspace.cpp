@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <ranges>
 #include <set>
 
 #include "muster/state_file.hpp"
@@ -212,7 +211,8 @@ void NFSWorkspace::forget_earlier() const {
     if (own.size() <= kept) return;
     own.resize(own.size() - kept);
     const bool all_write = newest.size() == static_cast<std::size_t>(group_->size());
-    const std::uint64_t slowest = std::ranges::min(newest | std::views::values);
+    const std::uint64_t slowest =
+        std::ranges::min_element(newest, {}, [](const auto& rank) { return rank.second; })->second;
     const std::set<std::uint64_t> common = workspace::common_generations(states, group_->size());
     for (const Name& state : own) {
       const bool is_last_common = !common.empty() && state.generation == *common.rbegin();
