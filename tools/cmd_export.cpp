@@ -81,15 +81,15 @@ Config json_of(const ExportReport& report, const std::string& writers) {
 }
 
 void print_notes(const ExportAccount& account) {
-  for (const std::string& note : account.notes) fmt::print(stderr, "muster export: note: {}\n", note);
+  for (const std::string& note : account.notes) fmt::print("note: {}\n", note);
 }
 
 void print(const ExportReport& report, const ExportArguments& arguments) {
-  print_notes(report.account);
   if (arguments.json) {
     fmt::print("{}\n", to_json(json_of(report, arguments.writers), 2));
     return;
   }
+  print_notes(report.account);
   fmt::print("{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
              static_cast<double>(report.account.bytes_out - std::min(report.bytes_resumed, report.account.bytes_out)) /
                  1e9 / report.seconds);
@@ -120,7 +120,7 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 
 int show_plan(const ExportArguments& arguments) {
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
-  print_notes(account);
+  if (!arguments.json) print_notes(account);
   fmt::print("{}",
              arguments.json ? to_json(inspect::account_json(account), 2) + "\n" : inspect::account_table(account));
   if (!arguments.report.empty()) write_file(arguments.report, to_json(inspect::account_json(account), 2) + "\n");

@@ -37,7 +37,7 @@ void shard(const ShardArguments& arguments) {
                                           .zstd_level = inspect::parse_compression(arguments.compress),
                                           .dry_run = arguments.dry_run,
                                           .progress = progress_bar()});
-  for (const std::string& note : report.notes) fmt::print(stderr, "muster shard: note: {}\n", note);
+  for (const std::string& note : report.notes) fmt::print("note: {}\n", note);
   if (arguments.dry_run) {
     fmt::print("{} tensors, {:.1f} MB, would be cut into {} shards of {:.1f} MB together\n", report.tensors,
                static_cast<double>(report.bytes) / 1e6, layout.ranks(),
