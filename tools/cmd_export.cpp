@@ -102,13 +102,16 @@ Config json_of(const ExportReport& report, const std::string& writers) {
   return json;
 }
 
-void print_notes(const ExportAccount& account) {
-  for (const std::string& note : account.notes) complain("note: " + note);
+std::string notes_of(const ExportAccount& account) {
+  std::string words;
+  for (const std::string& note : account.notes) words += fmt::format("note: {}\n", note);
+  return words;
 }
 
 std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
   if (arguments.json) return to_json(json_of(report, arguments.writers), 2) + "\n";
-  std::string words = fmt::format(
+  std::string words = notes_of(report.account);
+  words += fmt::format(
       "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
       static_cast<double>(report.account.bytes_out - std::min(report.bytes_resumed, report.account.bytes_out)) / 1e9 /
           report.seconds);
@@ -182,7 +185,6 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
     return cannot;
   }
   if (group.rank() != 0) return 0;
-  print_notes(report.account);
   print_done(words_of(report, arguments));
   if (arguments.report.empty()) return 0;
   try {
@@ -197,9 +199,8 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
-  print_notes(account);
   print(arguments.json ? to_json(inspect::account_json(account), 2) + "\n"
-                       : inspect::account_table(account, output_style()));
+                       : notes_of(account) + inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, to_json(inspect::account_json(account), 2) + "\n");
   return 0;
 }

@@ -47,17 +47,18 @@ void shard(const ShardArguments& arguments) {
     options.stop = stop;
     return shard_model(arguments.model, arguments.out, arguments.plan, layout, options);
   });
-  for (const std::string& note : report.notes) complain("note: " + note);
+  std::string words;
+  for (const std::string& note : report.notes) words += fmt::format("note: {}\n", note);
   if (arguments.dry_run) {
-    print(fmt::format("{} tensors, {:.1f} MB, would be cut into {} shards of {:.1f} MB together\n", report.tensors,
-                      static_cast<double>(report.bytes) / 1e6, layout.ranks(),
-                      static_cast<double>(report.bytes_written) / 1e6));
+    print(words + fmt::format("{} tensors, {:.1f} MB, would be cut into {} shards of {:.1f} MB together\n",
+                              report.tensors, static_cast<double>(report.bytes) / 1e6, layout.ranks(),
+                              static_cast<double>(report.bytes_written) / 1e6));
     return;
   }
-  std::string words = fmt::format(
-      "{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n", report.tensors,
-      static_cast<double>(report.bytes) / 1e6, layout.ranks(), static_cast<double>(report.bytes_written) / 1e6,
-      report.seconds, static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
+  words += fmt::format("{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n",
+                       report.tensors, static_cast<double>(report.bytes) / 1e6, layout.ranks(),
+                       static_cast<double>(report.bytes_written) / 1e6, report.seconds,
+                       static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
   words += inspect::left_line(report.left);
   if (!report.job.empty()) words += fmt::format("job {}, generation 1\n", report.job);
   print_done(words);

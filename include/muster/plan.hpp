@@ -152,8 +152,8 @@ struct ResolvedMerge {
 /// Local; immutable once made; may be shared by threads.
 class MergePlan {
  public:
-  /// `name` is what messages call it. Throws Error(corrupt) where the text is no JSON (with line and column), the JSON
-  /// no plan, or rules contradict each other (with the rule's number and the line where it begins).
+  /// `name` is what messages call it; `model_config` as for load. Throws Error(corrupt) if the text is no JSON (with
+  /// line and column), the JSON no plan, or rules contradict each other (with the rule's number and its line).
   static MergePlan parse(std::string_view json, std::string name, const Config* model_config = nullptr);
   /// A built-in plan's name, "auto", or a file. `model_config` is the model's config.json (null: there is none); it
   /// gives the plan the numbers that it names. "auto" takes the built-in plan that "model_type" or "architectures" of

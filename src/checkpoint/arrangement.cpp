@@ -110,13 +110,15 @@ class Arranging {
     std::ranges::sort(result.tensors, natural_less, &ArrangedTensor::name);
     check_results(result.tensors);
     if (!shared_heads_.empty())
-      result.notes.push_back(fmt::format(
-          "{}: ranks have the same heads; they are compared, bit for bit, and taken once", some_names(shared_heads_)));
+      result.notes.push_back(
+          fmt::format("{} (one of {}): ranks have the same heads; they are compared, bit for bit, and taken once",
+                      in_quotes(shared_heads_.front()), shared_heads_.size()));
     if (!unknown_heads_.empty())
       result.notes.push_back(
-          fmt::format("{}: config.json does not say which heads these are; the ranks' parts are joined one after the "
+          fmt::format("{} (one of {}): config.json does not say which heads these are; the ranks' parts are "
+                      "joined one after the "
                       "other, which is wrong if ranks have heads alike",
-                      some_names(unknown_heads_)));
+                      in_quotes(unknown_heads_.front()), unknown_heads_.size()));
     note_unused_rules(plan_, result);
     return result;
   }

@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "muster/error.hpp"
 #include "src/core/quoted.hpp"
@@ -24,6 +26,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6> other_nam
      {"hidden_size", "dim"},
      {"intermediate_size", "hidden_dim"}}};
 
+constexpr std::string_view embedding = "embed_tokens.weight";
+
 const Config* find_path(const Config& config, std::string_view path) {
   const Config* at = &config;
   while (at != nullptr) {
@@ -38,6 +42,21 @@ const Config* find_path(const Config& config, std::string_view path) {
   return nullptr;
 }
 
+const Config* find_here_or_in_text(const Config& config, std::string_view name) {
+  const Config* found = find_path(config, name);
+  if (found != nullptr && !found->is_null()) return found;
+  const Config* text = find_path(config, "text_config");
+  const Config* inner = text == nullptr ? nullptr : find_path(*text, name);
+  return inner == nullptr ? found : inner;
+}
+
+std::optional<std::int64_t> number_of(const Config* found) {
+  if (found == nullptr || found->type() != Config::Type::integer || found->as_int() < 1 ||
+      found->as_int() > std::int64_t{1} << 31)
+    return std::nullopt;
+  return found->as_int();
+}
+
 /// What one dimension of a tensor has to be: the product of some numbers of config.json.
 struct Size {
   std::string words;  ///< "num_key_value_heads" 2 x "head_dim" 8
@@ -49,6 +68,8 @@ class Checking {
   Checking(const MergePlan& plan, std::span<const NamedSpec> model) : config_(plan.model_config()), model_(model) {
     for (const NamedSpec& tensor : model) {
       by_name_.emplace(tensor.name, &tensor.spec);
+      if (tensor.name.ends_with(embedding))
+        text_layers_.push_back(tensor.name.substr(0, tensor.name.size() - embedding.size()) + "layers.");
       if (plan.layers())
         if (const auto number = plan.layers()->pattern.find(tensor.name)) layers_.insert(*number);
     }
@@ -84,18 +105,21 @@ class Checking {
       if (vocabulary && tensor.spec.shape[0] < vocabulary->value) refuse(tensor, 0, *vocabulary);
       return;
     }
+    // Towers for images and sound have sizes of their own.
+    if (std::ranges::none_of(text_layers_, [&](const std::string& begin) { return tensor.name.starts_with(begin); }))
+      return;
     // Experts, and heads whose queries and keys are compressed, have sizes of their own.
     if (tensor.name.find("expert") != std::string::npos || find_in_config(config_, "kv_lora_rank") != nullptr) return;
     if (is("self_attn.q_proj.weight")) {
-      expect(tensor, 0, heads(tensor, "num_attention_heads"));
+      const auto size = heads(tensor, "num_attention_heads");
+      // Some have a gate beside each query.
+      if (size && tensor.spec.shape[0] % size->value != 0) refuse(tensor, 0, *size);
       expect(tensor, 1, hidden);
     } else if (is("self_attn.k_proj.weight") || is("self_attn.v_proj.weight")) {
       expect(tensor, 0, heads(tensor, "num_key_value_heads"));
       expect(tensor, 1, hidden);
     } else if (is("self_attn.qkv_proj.weight")) {
       expect(tensor, 0, fused_heads());
-      expect(tensor, 1, hidden);
-    } else if (is("attention.query_key_value.weight")) {
       expect(tensor, 1, hidden);
     } else if (is("self_attn.o_proj.weight")) {
       expect(tensor, 0, hidden);
@@ -110,7 +134,8 @@ class Checking {
   }
 
   [[nodiscard]] std::optional<Size> number(std::string_view key) const {
-    const auto value = model_number(config_, key);
+    // Not under another name: who leaves out the key-value heads may have others in each layer.
+    const auto value = number_of(find_here_or_in_text(config_, key));
     if (!value) return std::nullopt;
     return Size{fmt::format("\"{}\" {}", key, *value), *value};
   }
@@ -157,32 +182,20 @@ class Checking {
   std::span<const NamedSpec> model_;
   std::unordered_map<std::string, const TensorSpec*> by_name_;
   std::set<std::int64_t> layers_;
+  std::vector<std::string> text_layers_;  // how their names begin
 };
 
 }  // namespace
 
 const Config* find_in_config(const Config& config, std::string_view path) {
-  const auto find = [&](std::string_view name) -> const Config* {
-    const Config* found = find_path(config, name);
-    if (found == nullptr || found->is_null()) {
-      const Config* text = find_path(config, "text_config");
-      const Config* inner = text == nullptr ? nullptr : find_path(*text, name);
-      if (inner != nullptr) found = inner;
-    }
-    return found;
-  };
-  const Config* found = find(path);
+  const Config* found = find_here_or_in_text(config, path);
   for (const auto& [name, other] : other_names)
-    if (name == path && (found == nullptr || found->is_null())) found = find(other);
+    if (name == path && (found == nullptr || found->is_null())) found = find_here_or_in_text(config, other);
   return found;
 }
 
 std::optional<std::int64_t> model_number(const Config& config, std::string_view path) {
-  const Config* found = find_in_config(config, path);
-  if (found == nullptr || found->type() != Config::Type::integer || found->as_int() < 1 ||
-      found->as_int() > std::int64_t{1} << 31)
-    return std::nullopt;
-  return found->as_int();
+  return number_of(find_in_config(config, path));
 }
 
 std::optional<std::int64_t> head_size(const Config& config) {

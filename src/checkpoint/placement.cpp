@@ -216,7 +216,8 @@ class Notes {
   [[nodiscard]] std::vector<std::string> take() const {
     std::vector<std::string> notes;
     const auto add = [&](const std::vector<std::string>& names, const std::string& words) {
-      if (!names.empty()) notes.push_back(fmt::format("{}: {}", some_names(names), words));
+      if (!names.empty())
+        notes.push_back(fmt::format("{} (one of {}): {}", in_quotes(names.front()), names.size(), words));
     };
     add(shared_, "there are fewer heads than ranks; neighbouring ranks have a head each alike, as engines load them");
     add(padded_, "the ranks do not divide the heads; the last ranks have heads of zeros, which engines may refuse");

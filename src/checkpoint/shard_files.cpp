@@ -87,7 +87,9 @@ std::string shard_facts_text(const ShardFacts& facts) {
   for (const auto& [name, place] : facts.padded) {
     padded[name] = Config::array({static_cast<std::int64_t>(place.first), place.second});
   }
-  Config text = Config::object({{"version", 1}, {"rank", facts.rank}, {"ranks", facts.ranks}});
+  // Version 0.1.0 would join heads that several ranks have one after the other.
+  Config text =
+      Config::object({{"version", facts.heads.empty() ? 1 : 2}, {"rank", facts.rank}, {"ranks", facts.ranks}});
   if (facts.layout) text["layout"] = to_string(*facts.layout);
   if (!facts.plan.text.empty()) text["plan"] = Config::object({{"name", facts.plan.name}, {"text", facts.plan.text}});
   text["padded"] = std::move(padded);
@@ -105,7 +107,7 @@ std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
     refuse(fmt::format("is no JSON: {}", error.what()));
   }
   if (!facts.is_object()) refuse("is no JSON object");
-  if (small_integer(facts, "version") != 1) {
+  if (const int version = small_integer(facts, "version"); version != 1 && version != 2) {
     throw Error(ErrorKind::version,
                 fmt::format("its metadata \"{}\" has a version that this program does not know", shard_metadata_key));
   }

@@ -26,8 +26,8 @@ std::optional<ShardName> parse_shard_file_name(std::string_view name);
 using Metadata = std::map<std::string, std::string>;
 
 /// The key of a shard's facts: JSON text, {"version": 1, "rank": 2, "ranks": 4, "layout": "tp=2,pp=2,ep=1", "plan":
-/// {"name": NAME, "text": JSON}, "padded": {NAME: [DIM, SIZE]}, "heads": {NAME: [COUNT, ...]}}. Version 0.1.0 wrote
-/// neither "plan" nor "heads".
+/// {"name": NAME, "text": JSON}, "padded": {NAME: [DIM, SIZE]}, "heads": {NAME: [COUNT, ...]}}. With "heads" the
+/// version is 2, which muster 0.1.0 refuses; that wrote neither "plan" nor "heads".
 inline constexpr std::string_view shard_metadata_key = "muster.shard";
 
 /// A plan as a shard keeps it; empty: it does not say.

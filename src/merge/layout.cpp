@@ -115,7 +115,10 @@ class Joining {
     if (!heads_.empty()) {
       check_equal("heads");
       const std::int64_t head = blocks_of(first.shape[dim]).front() / held.front();
-      true_size_ = head * std::accumulate(heads_.begin(), heads_.end(), std::int64_t{0});
+      std::int64_t size = 0;
+      if (__builtin_mul_overflow(head, std::accumulate(heads_.begin(), heads_.end(), std::int64_t{0}), &size))
+        refuse(fmt::format("the heads along dimension {} add up to more than 63 bits", dim));
+      true_size_ = size;
     }
     const std::int64_t size = true_size_.value_or(total);
     if (size < 0 || size > total)

@@ -228,6 +228,31 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
   CHECK(work.names() == std::vector<std::string>{"model", "shards"});
 }
 
+TEST_CASE("checksums that are none are refused, those of a later version left out of account") {
+  const Directory work;
+  for (const auto& [text, is_good] : std::vector<std::pair<std::string, bool>>{
+           {"{", false},
+           {R"({"version": 1})", false},
+           {R"({"version": 1, "algorithm": "xxh3-64", "piece": 1048576, "tensors": {"model.norm.weight": "12"}})",
+            false},
+           {R"({"version": 2, "algorithm": "xxh3-64", "piece": 1048576, "tensors": {}})", true}}) {
+    CAPTURE(text);
+    fs::remove_all(work / "shards");
+    fs::create_directory(work / "shards");
+    const Tensor tensor = Tensor::copy_of(Tensor::allocate(DType::f32, {2}));
+    SafetensorsWriter writer((work / "shards/") + shard_file_name(0, 1),
+                             std::vector<TensorEntry>{{"model.norm.weight", DType::f32, {2}}},
+                             {{"muster.checksums", text}});
+    writer.write("model.norm.weight", 0, tensor.bytes());
+    writer.commit();
+    const auto call = [&] { export_model(work / "shards", work / "out", "llama", *single_group(), {.force = true}); };
+    if (is_good)
+      CHECK_NOTHROW(call());
+    else
+      CHECK_THROWS_WITH_AS(call(), doctest::Contains("its metadata \"muster.checksums\""), Error);
+  }
+}
+
 TEST_CASE("a truncated shard is an error on every rank, with its rank") {
   const Directory work;
   inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);

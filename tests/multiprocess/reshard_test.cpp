@@ -187,6 +187,8 @@ TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, 
     CHECK(report.notes[0].find("neighbouring ranks have a head each alike") != std::string::npos);
     for (int rank = 0; rank < 8; ++rank) {
       const auto ours = SafetensorsFile::open((work / "ours/") + shard_file_name(rank, 8));
+      // Version 0.1.0 would join the heads one after the other: it refuses this number.
+      CHECK(ours.metadata().at("muster.shard").starts_with(R"({"version":2,)"));
       const auto engine = SafetensorsFile::open((work / "engine/") + shard_file_name(rank, 8));
       for (const TensorEntry& entry : engine.tensors()) {
         CAPTURE(entry.name);

@@ -382,7 +382,7 @@ TEST_CASE("heads that several ranks have are merged once, as config.json says") 
     }
   }
   const Arrangement eight = arrange(plan, tensor_parallel(8), cut(plan, tensor_parallel(8), model));
-  CHECK(has(eight.notes.at(0), "\"layers.0.self_attn.k_proj.bias\", \"layers.0.self_attn.k_proj.weight\""));
+  CHECK(has(eight.notes.at(0), "\"layers.0.self_attn.k_proj.bias\" (one of 5): ranks have the same heads"));
   CHECK(eight.tensors[1].equal ==
         std::vector<std::vector<SourceRef>>{{{0, 1}, {1, 1}, {2, 1}, {3, 1}}, {{4, 1}, {5, 1}, {6, 1}, {7, 1}}});
   REQUIRE(eight.tensors[5].equal.size() == 4);  // two heads of keys, two of values
@@ -409,7 +409,8 @@ TEST_CASE("ranks without a head, a layer or an expert are refused; what else is 
   const auto notes = [&](int ranks) { return place(plan, {.tensor = ranks}, wholes_of(plan, model)).notes; };
   REQUIRE(notes(3).size() == 2);
   CHECK(has(notes(3)[0], "the ranks do not divide the heads"));
-  CHECK(has(notes(3)[1], "\"model.layers.1.mlp.experts.gate_up_proj\": each tensor-parallel rank has all experts"));
+  CHECK(has(notes(3)[1],
+            "\"model.layers.1.mlp.experts.gate_up_proj\" (one of 1): each tensor-parallel rank has all experts"));
   CHECK(has(notes(3)[1], "ep=3"));
   const MergePlan unused = plan_of(R"({"match": "a", "action": "same"}, {"match": "b*", "action": "same"})");
   CHECK(has(arrange_model(unused, std::vector{spec("a", {1})}).notes.at(0), "no tensor has rule 2"));

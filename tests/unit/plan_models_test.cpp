@@ -140,6 +140,28 @@ TEST_CASE("the models that auto knows fit their config.json, and come back from 
   }
 }
 
+TEST_CASE("what config.json does not say of a tensor is no error") {
+  const Config config = parse_json(R"({"vision_config": {"hidden_size": 24}, "text_config": {"hidden_size": 32,
+      "num_attention_heads": 4, "head_dim": 8, "num_key_value_heads": null, "vocab_size": 90, "num_hidden_layers": 1}})");
+  const MergePlan plan = MergePlan::parse(R"({"muster_plan": 1, "layers": "*layers.#.*", "rules": [
+      {"match": "*", "action": "same"}]})",
+                                          "p", &config);
+  const std::string text = "model.language_model.";
+  const auto check = [&](const std::string& name, Shape shape, DType dtype = DType::bf16) {
+    check_against_config(plan, std::vector<NamedSpec>{{text + "embed_tokens.weight", {DType::bf16, {96, 32}}},
+                                                      {text + "layers.0.norm.weight", {DType::bf16, {32}}},
+                                                      {name, {dtype, std::move(shape)}}});
+  };
+  CHECK_NOTHROW(check("model.vision_tower.layers.0.self_attn.q_proj.weight", {24, 24}));
+  CHECK_NOTHROW(check(text + "layers.0.self_attn.q_proj.weight", {64, 32}));             // with a gate
+  CHECK_NOTHROW(check(text + "layers.0.self_attn.k_proj.weight", {8, 32}));              // heads of each layer
+  CHECK_NOTHROW(check(text + "layers.0.self_attn.q_proj.weight", {32, 16}, DType::u8));  // packed
+  CHECK_NOTHROW(check(text + "layers.0.mlp.experts.0.down_proj.weight", {16, 32}));
+  CHECK_NOTHROW(check(text + "layers.1.extra.weight", {3, 3}));
+  CHECK_THROWS_AS(check(text + "layers.0.self_attn.q_proj.weight", {16, 32}), Error);
+  CHECK_THROWS_AS(check(text + "layers.0.self_attn.o_proj.weight", {32, 64}), Error);
+}
+
 TEST_CASE("a layer moved to another stage keeps its name but for the number") {
   for (const Model& model : models()) {
     const MergePlan plan = MergePlan::load("auto", &model.config);

@@ -274,7 +274,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   CHECK(report.is_good());
   CHECK(report.kind == VerifiedKind::shards);
   CHECK(report.files == 4);
-  CHECK(inspect::verify_text(report) == "good: 8 tensors of 4 files, 96 B\n");
+  CHECK(inspect::verify_text(report) == "good: 8 tensors of 4 files, 96 B; 8 checksums checked\n");
   CHECK(has(words_of(ErrorKind::argument, [&] { write_checksums(shards); }), "no checkpoint"));
 
   SUBCASE("a rank is gone") {
