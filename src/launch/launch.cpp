@@ -103,6 +103,8 @@ class Job {
     pump_.start();
     supervise();
     const std::size_t left = launch::end_job_processes(job_, std::min<std::chrono::milliseconds>(options_.grace, 1s));
+    // Whoever reads the rest of the output may be stopped for ever: signals end this process again.
+    signals_.reset();
     if (const int failure = pump_.finish(2s); failure != 0) {
       say(os::errno_error("writing the ranks' output", failure).what());
       if (status_ == 0) status_ = launch_output_lost;
@@ -140,7 +142,7 @@ class Job {
         streams.error = error.get();
       }
       ranks_.push_back(
-          {launch::spawn(launch::ExecArguments(command_, variables(rank)), streams, signals_.original_mask()),
+          {launch::spawn(launch::ExecArguments(command_, variables(rank)), streams, signals_->original_mask()),
            true,
            {}});
       // A command that cannot be started is known from the first rank, before the others are.
@@ -191,7 +193,7 @@ class Job {
     std::vector<pollfd> wanted;
     std::vector<std::size_t> whose;
     for (;;) {
-      wanted.assign(1, {signals_.descriptor(), POLLIN, 0});
+      wanted.assign(1, {signals_->descriptor(), POLLIN, 0});
       whose.clear();
       for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
         if (!ranks_[rank].alive) continue;
@@ -239,14 +241,14 @@ class Job {
   }
 
   void pass_signals_on() {
-    while (const auto received = signals_.next()) {
+    while (const auto received = signals_->next()) {
       for (const Rank& rank : ranks_) {
         if (!rank.alive) continue;
         // Those that left our group do not hear the terminal.
         if (received->from_terminal && ::getpgid(rank.child.pid) == ::getpgrp()) continue;
         os::send_signal(rank.child.process, received->signal);
       }
-      if (received->signal == SIGTSTP) signals_.stop_here();
+      if (received->signal == SIGTSTP) signals_->stop_here();
       if (received->signal == SIGINT) {
         const auto now = Clock::now();
         if (interrupted_ && now - *interrupted_ < options_.kill_after) {
@@ -305,7 +307,8 @@ class Job {
   const std::vector<std::string>& command_;
   std::string job_;
   std::string port_;
-  launch::SignalRelay signals_;  // before the guard, which must not hear them either
+  // Before the guard, which must not hear them either; as long as there are ranks.
+  std::optional<launch::SignalRelay> signals_{std::in_place};
   launch::JobGuard guard_;
   std::vector<Rank> ranks_;
   launch::LinePump pump_;

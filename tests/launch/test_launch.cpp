@@ -489,6 +489,26 @@ TEST_CASE("ranks whose prefixed output nobody reads any more hear of it") {
   CHECK(launcher.wait() == 128 + SIGPIPE);
 }
 
+TEST_CASE("a launcher whose output nobody takes can be ended when its ranks have ended") {
+  Folder folder;
+  const std::string pipe = folder / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const fs::path pid = folder / "pid";
+  Launcher launcher(shell(1, "echo $$ > " + pid.string() + "; head -c 100000 /dev/zero | tr '\\0' x", {"--prefix"}), "",
+                    pipe.c_str());
+  CHECK(becomes_true([&] {
+    const auto lines = lines_of(read_text(pid));
+    return !lines.empty() && ::kill(std::stoi(lines[0]), 0) != 0;  // reaped
+  }));
+  CHECK(becomes_true([&] {
+    ::kill(launcher.pid(), SIGTERM);  // again: the first may still be passed on to nobody
+    return !is_alive(launcher.pid());
+  }));
+  ::close(reader);
+  CHECK(launcher.wait() == 1000 + SIGTERM);
+}
+
 TEST_CASE("a command that is not there is 127, one that cannot be executed 126") {
   Launcher missing({"-n", "2", "--", "no-such-command-at-all"});
   CHECK(missing.wait() == 127);
