@@ -8,8 +8,8 @@
 
 namespace muster::os {
 
-/// Sleeps while `word` is `expected`, at most `longest`. Returns for any reason (woken, changed, signal, time), which it
-/// does not tell: the caller looks again, and at the clock.
+/// Sleeps while `word` is `expected`, at most `longest`. Returns for any reason (woken, changed, signal, time), which
+/// it does not tell: the caller looks again, and at the clock.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds longest) noexcept;
 

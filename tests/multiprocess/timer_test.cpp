@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <list>
 #include <thread>
