@@ -105,7 +105,7 @@ class Run {
     }
     ExchangeReport& report = state_->report;
     report.rounds += settle_proofs(call_, records, proof_.get());
-    // Before anything could tell the others.
+    // The others wait for what this rank would have begun here.
     if (const auto stuck = attempt(group_, [&] { choose(records); })) fail_all(group_, *stuck);
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
@@ -168,7 +168,7 @@ class Run {
     proof_ = guess_->prove(call_, record_);
     transfer_ = guess_->begin(call_);
     transfer_->offer(record_);
-    // A merge and a landing on a device make their own. What can fail is told in round 2.
+    // A merge, and a landing on a device, make their own. That there may be no memory for it is told in round 2.
     copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
                   (record_.residency | Residency::host) == Residency::host;
     record_.closes = record_.closes || (copies_own_ && record_.payload_bytes != 0);

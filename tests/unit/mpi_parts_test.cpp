@@ -10,6 +10,7 @@
 #include "src/gather/receive_need.hpp"
 #include "src/mpi/mpi_pieces.hpp"
 #include "src/mpi/receive_pool.hpp"
+#include "src/os/pages.hpp"
 
 using namespace muster;
 using namespace muster::mpi;
@@ -144,7 +145,7 @@ TEST_CASE("free memory is used again, cut and grown; the pool grows by no more t
     const std::vector<std::uint64_t> sizes = {static_cast<std::uint64_t>(round % 7) * MiB + 5, 3 * MiB, 70000};
     const std::uint64_t before = pool->bytes();
     std::uint64_t needed = 0;
-    for (const std::uint64_t size : sizes) needed += os::whole_pages(size);
+    for (const std::uint64_t size : sizes) needed += os::whole_pages(size, os::page_size());
     const std::uint64_t free = pool->free_bytes();
     const auto buffers = take(*pool, sizes);
     // A rest of less than 64 KiB stays behind a buffer.
