@@ -82,11 +82,12 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
   do {
     const std::size_t begin = sent == 0 ? sizeof head : 0;
     const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
-    const auto part = std::make_shared<Untaken>(begin, piece, untaken);
+    auto part = std::make_shared<Untaken>(begin, piece, untaken);
     std::memcpy(part->bytes.data(), &head, begin);
     if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
-      family_->adopt(start_send(comm(), to, tag, part->bytes, part, finished));
+      const std::span<const std::byte> bytes = part->bytes;
+      family_->adopt(start_send(comm(), to, tag, bytes, std::move(part), finished));
       wait([&] { return untaken->load() <= most_untaken; }, {}, on, options, std::chrono::milliseconds(0));
     });
     progress();
