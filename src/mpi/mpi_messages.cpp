@@ -27,8 +27,8 @@ struct Untaken {
   std::uint64_t cost;
   std::shared_ptr<std::atomic<std::uint64_t>> sum;  // of all like this
 
-  Untaken(std::size_t size, std::shared_ptr<std::atomic<std::uint64_t>> all)
-      : bytes(size), cost(std::max<std::uint64_t>(size - sizeof(MessageHead), least_cost)), sum(std::move(all)) {
+  Untaken(std::size_t head, std::size_t piece, std::shared_ptr<std::atomic<std::uint64_t>> all)
+      : bytes(head + piece), cost(std::max<std::uint64_t>(piece, least_cost)), sum(std::move(all)) {
     *sum += cost;
   }
   Untaken(const Untaken&) = delete;
@@ -75,15 +75,19 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
   const int tag = tag_of(subject);
   std::shared_ptr<std::atomic<std::uint64_t>>& untaken = untaken_[{to, tag}];
   if (!untaken) untaken = std::make_shared<std::atomic<std::uint64_t>>(0);
+  // An exchange's messages are always received. To know when they are UCX needs more of a first contact, for which a
+  // rank that tells that it has no memory may have none.
+  const Finished finished = subject == Subject::caller ? Finished::taken : Finished::sent;
   std::size_t sent = 0;
   do {
     const std::size_t begin = sent == 0 ? sizeof head : 0;
     const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
-    const auto part = std::make_shared<Untaken>(begin + piece, untaken);
+    auto part = std::make_shared<Untaken>(begin, piece, untaken);
     std::memcpy(part->bytes.data(), &head, begin);
     if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
-      family_->adopt(start_send(comm(), to, tag, part->bytes, part, Finished::taken));
+      const std::span<const std::byte> bytes = part->bytes;
+      family_->adopt(start_send(comm(), to, tag, bytes, std::move(part), finished));
       wait([&] { return untaken->load() <= most_untaken; }, {}, on, options, std::chrono::milliseconds(0));
     });
     progress();

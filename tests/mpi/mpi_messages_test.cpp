@@ -91,6 +91,10 @@ TEST_CASE("ranks of two hosts that both send first go on, up to 256 KiB") {
       RANK_CHECK(get_tensors_parallel(mine, ranks_from(0, 4), group).empty() == (group.rank() != 0));
       for (int i = 0; i < messages; ++i) RANK_CHECK(group.receive(other, bytes) == message_of(bytes, i));
     }
+    // Any length goes to a rank that receives.
+    constexpr std::size_t large = 5 << 20;
+    if (group.rank() < 2) group.send(other, message_of(large, 1));
+    if (group.rank() >= 2) RANK_CHECK(group.receive(other, large) == message_of(large, 1));
   });
 }
 
