@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -54,61 +53,26 @@ std::vector<fs::directory_entry> entries_of(const std::string& directory) {
   return entries;
 }
 
-constexpr auto suffixes_of_other_weights = std::to_array<std::string_view>({".bin",
-                                                                            ".bin.index.json",
-                                                                            ".pt",
-                                                                            ".pth",
-                                                                            ".ckpt",
-                                                                            ".gguf",
-                                                                            ".ggml",
-                                                                            ".h5",
-                                                                            ".h5.index.json",
-                                                                            ".hdf5",
-                                                                            ".msgpack",
-                                                                            ".msgpack.index.json",
-                                                                            ".onnx",
-                                                                            ".onnx_data",
-                                                                            ".onnx.data",
-                                                                            ".tflite",
-                                                                            ".ot",
-                                                                            ".npz",
-                                                                            ".mlmodel",
-                                                                            ".mlpackage",
-                                                                            ".engine",
-                                                                            ".nemo",
-                                                                            ".pdparams"});
+// Words with a space before and after each.
+constexpr std::string_view endings_of_other_weights =
+    " .bin .pt .pth .ckpt .gguf .ggml .h5 .hdf5 .msgpack .onnx .onnx_data .tflite .ot .npz .mlmodel .mlpackage .engine "
+    ".nemo .pdparams ";
+constexpr std::string_view names_beside_weights =
+    " config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
+    "added_tokens.json vocab.json vocab.txt merges.txt spiece.model sentencepiece.bpe.model chat_template.json "
+    "chat_template.jinja preprocessor_config.json processor_config.json video_preprocessor_config.json modules.json "
+    "sentence_bert_config.json config_sentence_transformers.json README.md LICENSE LICENSE.txt NOTICE NOTICE.txt "
+    "USE_POLICY.md .gitattributes ";
 
-constexpr auto names_beside_weights = std::to_array<std::string_view>({"config.json",
-                                                                       "generation_config.json",
-                                                                       "tokenizer.json",
-                                                                       "tokenizer_config.json",
-                                                                       "tokenizer.model",
-                                                                       "special_tokens_map.json",
-                                                                       "added_tokens.json",
-                                                                       "vocab.json",
-                                                                       "vocab.txt",
-                                                                       "merges.txt",
-                                                                       "spiece.model",
-                                                                       "sentencepiece.bpe.model",
-                                                                       "chat_template.json",
-                                                                       "chat_template.jinja",
-                                                                       "preprocessor_config.json",
-                                                                       "processor_config.json",
-                                                                       "video_preprocessor_config.json",
-                                                                       "modules.json",
-                                                                       "sentence_bert_config.json",
-                                                                       "config_sentence_transformers.json",
-                                                                       "README.md",
-                                                                       "LICENSE",
-                                                                       "LICENSE.txt",
-                                                                       "NOTICE",
-                                                                       "NOTICE.txt",
-                                                                       "USE_POLICY.md",
-                                                                       ".gitattributes"});
+bool has_word(std::string_view words, std::string_view word) {
+  return word.find(' ') == std::string_view::npos && words.find(fmt::format(" {} ", word)) != std::string_view::npos;
+}
 
 bool is_other_weights(std::string_view name) {
-  return std::ranges::any_of(suffixes_of_other_weights,
-                             [&](std::string_view suffix) { return name.ends_with(suffix); });
+  constexpr std::string_view index = ".index.json";
+  if (name.ends_with(index)) name.remove_suffix(index.size());
+  const std::size_t dot = name.rfind('.');
+  return dot != std::string_view::npos && has_word(endings_of_other_weights, name.substr(dot));
 }
 
 bool is_below(const fs::path& path, const fs::path& directory) {
@@ -219,7 +183,7 @@ bool is_index_name(std::string_view name) noexcept {
   return name.ends_with(".safetensors.index.json");
 }
 
-Belongs belongs_to_checkpoint(std::string_view name) noexcept {
+Belongs belongs_to_checkpoint(std::string_view name) {
   if (parse_shard_file_name(name) || name == model_file_name || name == model_index_name) return Belongs::weights;
   constexpr std::string_view pattern = "model-00000-of-00000.safetensors";
   const auto fits = [](char letter, char wanted) {
@@ -227,7 +191,7 @@ Belongs belongs_to_checkpoint(std::string_view name) noexcept {
   };
   if (std::ranges::equal(name, pattern, fits)) return Belongs::weights;
   const bool is_known = name == checksums_file_name || is_journal_name(name) || os::is_partial_name(name) ||
-                        std::ranges::find(names_beside_weights, name) != names_beside_weights.end();
+                        has_word(names_beside_weights, name);
   return is_known ? Belongs::beside : Belongs::no;
 }
 

@@ -24,7 +24,7 @@ enum class Belongs : std::uint8_t {
   beside,   ///< a config, a tokenizer, a model's card
   weights,  ///< of a checkpoint or of a rank, or their index
 };
-Belongs belongs_to_checkpoint(std::string_view name) noexcept;
+Belongs belongs_to_checkpoint(std::string_view name);
 
 std::string join_path(const std::string& directory, const std::string& name);
 

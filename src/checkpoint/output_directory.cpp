@@ -84,8 +84,12 @@ std::chrono::system_clock::time_point newest_change(const std::string& directory
   const auto look = [&](const std::string& path) {
     if (const auto status = os::file_status(path)) newest = std::max(newest, status->changed);
   };
-  look(directory);
-  for (const os::DirectoryEntry& entry : os::list_directory(directory)) look(join_path(directory, entry.name));
+  try {
+    look(directory);
+    for (const os::DirectoryEntry& entry : os::list_directory(directory)) look(join_path(directory, entry.name));
+  } catch (const Error&) {
+    return std::chrono::system_clock::time_point::max();  // somebody has taken it at this moment
+  }
   return newest;
 }
 
@@ -151,7 +155,13 @@ OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
 
 void OutputDirectory::look_at_others(const std::function<bool(const std::string&)>& is_useful) {
   const auto status = os::file_status(partial_);
-  std::vector<os::Unfinished> others = os::unfinished_of(path_);
+  std::vector<os::Unfinished> others;
+  try {
+    others = os::unfinished_of(path_);
+  } catch (const Error& error) {
+    // One may write to a directory that one may not list.
+    log(LogLevel::info, fmt::format("looking for what others left beside {}: {}", in_quotes(path_), error.what()));
+  }
   std::set<std::string> growing;
   for (const os::Unfinished& one : others)
     if (!one.is_replaced) growing.insert(one.tail);

@@ -29,6 +29,14 @@ ErrorKind kind_of(int err) {
 
 }  // namespace
 
+Fd::Fd(int fd) noexcept : fd_(fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return;
+  fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+}
+
 void Fd::reset() noexcept {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }

@@ -10,11 +10,12 @@
 
 namespace muster::os {
 
-/// Closes its descriptor. Close errors are lost here: whoever must know them closes explicitly (see file.hpp).
+/// Closes its descriptor, which is never 0, 1 or 2: if a program has closed those, what it prints must not go into a
+/// file or a socket of ours. Close errors are lost here: whoever must know them closes explicitly (see file.hpp).
 class Fd {
  public:
   Fd() noexcept = default;
-  explicit Fd(int fd) noexcept : fd_(fd) {}
+  explicit Fd(int fd) noexcept;
   Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
     if (this != &other) {

@@ -204,6 +204,12 @@ touch alone/notes.txt
 refused '("notes.txt")' "$program" export shards --plan llama --out alone --force
 rm alone/notes.txt
 
+# A limit of the size of files is an error, and no signal.
+for command in "export shards --plan llama --out new -j 1" \
+  "shard model --ranks 2 --plan llama --out new" "convert alone/model.safetensors new.h5"; do
+  refused "raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
+done
+
 # What goes along, and what does not.
 touch model/pytorch_model.bin && ln -s /etc/passwd model/linked
 "$program" shard model --ranks 2 --plan llama --out bare > .log/said || fail "shard beside other weights"

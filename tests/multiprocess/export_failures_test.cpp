@@ -296,6 +296,21 @@ TEST_CASE("a shard that is shortened while it is read is an error that names it,
   }
 }
 
+TEST_CASE("what a program with closed standard descriptors prints goes into no file and no socket of an export") {
+  World world;
+  const auto ended = test::try_ranks(2, [&](SyncGroup& group) {
+    for (const int standard : {0, 1, 2}) ::close(standard);
+    os::set_fault_hook([](std::string_view, std::string_view) {
+      static const std::string words(50'000, '!');
+      for (const int standard : {0, 1, 2}) RANK_CHECK(::write(standard, words.data(), words.size()) < 0);
+      return 0;
+    });
+    export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::owners));
+  });
+  for (const test::Ended& rank : ended) CHECK(rank.ok());
+  test::check_equal(world.work / "model", world.work / "out");
+}
+
 TEST_CASE("a budget that is too small, and memory that is not there, are known before anything is written") {
   World world;
   const auto words = [&](const ExportOptions& options) {

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <atomic>
@@ -304,4 +305,32 @@ TEST_CASE("short writes, interrupted ones and file systems that reserve nothing 
     const Fault fault(call, EIO);
     CHECK(has(words_of(ErrorKind::io, [&] { SafetensorsFile::open(path); }), path));
   }
+}
+
+TEST_CASE("a device, a pipe or a link is not replaced by a file") {
+  const TemporaryDirectory directory;
+  write_text(directory / "target", "");
+  std::filesystem::create_symlink("target", directory / "link.safetensors");
+  REQUIRE(::mkfifo((directory / "pipe.safetensors").c_str(), 0600) == 0);
+  for (const auto& [name, what] :
+       {std::pair("link.safetensors", "a link"), std::pair("pipe.safetensors", "a device or a pipe")})
+    CHECK(has(words_of(ErrorKind::argument, [&] { write_all(directory / name, {spec("a", DType::u8, {4})}); }), what));
+  CHECK(directory.count() == 3);
+}
+
+TEST_CASE("a file whose file system is not known to be local is read, not mapped: shortened, it is an error") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  const std::vector<TensorEntry> specs = {spec("a", DType::u8, {100'000}), spec("b", DType::f32, {3})};
+  write_all(path, specs);
+  CHECK(SafetensorsFile::open(path).is_mapped());
+  const Fault fault("statfs", EIO);
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  CHECK_FALSE(file.is_mapped());
+  check_all(path, specs);
+  std::vector<std::byte> part(10);
+  file.read(*file.find("a"), 99'990, part);
+  CHECK(has(words_of(ErrorKind::argument, [&] { file.read(*file.find("a"), 99'991, part); }), "are not there"));
+  std::filesystem::resize_file(path, 5000);
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)file.tensor("a"); }), "has it been shortened?"));
 }
