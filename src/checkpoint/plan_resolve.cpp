@@ -111,6 +111,13 @@ class Resolver {
     if (scale.shape.size() != 2 || weight.shape.size() != 2) return 0;
     const std::size_t across = dim == 0 || dim == -2 ? 1 : 0;
     if (scale.shape[across] == weight.shape[across]) return 0;
+    const std::int64_t block = said_block(scale, weight, across);
+    // One element for more than a block of the whole weight is no block's.
+    return whole_ && *of_weight > block ? 0 : block;
+  }
+
+  /// Along the other dimension than `across`, where the scale has one element.
+  [[nodiscard]] std::int64_t said_block(const TensorSpec& scale, const TensorSpec& weight, std::size_t across) const {
     const Config* sizes = find_in_config(config_, "quantization_config.weight_block_size");
     if (sizes != nullptr && sizes->is_array() && sizes->size() == 2)
       if (const Config& size = sizes->at(1 - across); size.type() == Config::Type::integer && size.as_int() > 0)

@@ -41,15 +41,11 @@ class Shards {
 /// A part of a tensor as a source of its own.
 AssemblySource part_of(const AssemblySource& whole, const SourceRef& ref) {
   if (ref.bytes == 0) return whole;
-  AssemblySource part{.file = whole.file, .bytes_to_read = ref.bytes};
-  if (whole.read)
-    part.read = [read = whole.read, begin = ref.begin](std::uint64_t offset, std::span<std::byte> target) {
-      read(begin + offset, target);
-    };
-  else
-    part.tensor = {TensorView(DType::u8, {static_cast<std::int64_t>(ref.bytes)}, whole.tensor.data() + ref.begin),
-                   std::make_shared<const Tensor>(whole.tensor)};
-  return part;
+  return {whole.file,
+          [read = whole.read, begin = ref.begin](std::uint64_t offset, std::span<std::byte> target) {
+            read(begin + offset, target);
+          },
+          ref.bytes};
 }
 
 MergedTensor merged_from(const ArrangedTensor& arranged, const Shards& shards) {

@@ -340,6 +340,8 @@ TEST_CASE("a cut through the blocks of a scale is refused, one between them come
     const Arrangement again = arrange(plan, tensor_parallel(ranks), cut(plan, tensor_parallel(ranks), whole));
     CHECK(again.tensors.at(1).layout.target.shape == Shape{8, 4});
   }
+  const Ranks of_all_rows = cut(plan, tensor_parallel(2), model({1024, 512}, {1, 4}));
+  CHECK(of_all_rows[1].tensors[1].spec.shape == Shape{1, 4});
   for (const auto& [whole, ranks] :
        std::vector<std::pair<std::vector<NamedSpec>, std::size_t>>{{model({1024, 512}, {8, 4}), 16},
                                                                    {model({1024, 512}, {8, 4}), 3},

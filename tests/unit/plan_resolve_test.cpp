@@ -177,6 +177,12 @@ TEST_CASE("keys that do not belong to their action, and values that cannot be") 
   CHECK(has(rule_error(concat + R"("blocks": 4)"), "list of 2 to 64"));
   CHECK(has(rule_error(concat + R"("trim": 0)"), "\"trim\" has what is neither"));
   CHECK(has(rule_error(concat + R"("trim": 4, "blocks": [1, 1])"), "contradict each other"));
+  CHECK(has(rule_error(concat + R"("heads": 4, "blocks": [1, 1])"), "\"heads\" and \"blocks\" contradict each other"));
+  CHECK(has(rule_error(concat + R"("heads": 4, "trim": 4)"), "\"heads\" and \"trim\" contradict each other"));
+  CHECK(has(rule_error(concat + R"("heads": 0)"), "\"heads\" has what is neither"));
+  CHECK(has(rule_error(concat + R"("heads": [4])"), "\"heads\" is not a list of 2 to 64"));
+  CHECK(has(rule_error(R"("action": "scale", "heads": 4)"), "\"heads\" needs \"dim\""));
+  CHECK(has(rule_error(R"("action": "same", "heads": 4)"), "unknown key \"heads\" of the action \"same\""));
   CHECK(has(rule_error(R"("action": "same", "stage": "middle")"), "not one of first, last, ends, all"));
   CHECK(has(rule_error(R"("action": "same", "across": "pipeline")"), "not one of tensor, expert"));
   CHECK(has(rule_error(R"("action": "same", "across": 1)"), "\"across\" is"));
