@@ -62,6 +62,8 @@ void add_shard_command(CLI::App& app, int& status) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
       ->capture_default_str()
       ->type_name(compress_type);
+  command->add_flag_callback(
+      "--alone", [] {}, "As for muster export; other ranks of a job are never waited for here");
   command->add_flag("--force", arguments->force, "Replace DIR where it holds a model or shards");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"
