@@ -28,6 +28,7 @@ void add_diff_command(CLI::App& app, int& status) {
       ->required()
       ->type_name(source_type);
   add_source_options(*command, arguments->source);
+  add_alone_flag(*command);
   command->add_flag("--json", arguments->json, "JSON for programs");
   command->footer(
       "Tensors are compared by name, dtype, shape and bits; between directories JSON files by value and all others\n"

@@ -88,6 +88,7 @@ void add_shard_command(CLI::App& app, int& status) {
   command->add_option("--carry", arguments->carry, carry_help)->type_name("GLOBS");
   command->add_option("--abandoned-after", arguments->abandoned_after, abandoned_help)->type_name("AGE");
   command->add_flag("--dry-run", arguments->dry_run, "Say what would be cut and what there is to know; write nothing");
+  add_alone_flag(*command);
   command->add_flag("--force", arguments->force, "Replace DIR if it holds a model or shards and no other files");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"

@@ -71,6 +71,7 @@ void add_verify_command(CLI::App& app, int& status) {
       command->add_flag("--headers-only", arguments->headers_only, "Do not read tensors for their checksums");
   auto* write = command->add_flag("--write-checksums", arguments->write_checksums,
                                   "Make muster.checksums.json beside a checkpoint that is whole");
+  add_alone_flag(*command);
   auto* json = command->add_flag("--json", arguments->json, "JSON for programs");
   write->excludes(headers)->excludes(json);
   command->footer(

@@ -88,6 +88,11 @@ void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
       ->type_name("PREFIX");
 }
 
+void add_alone_flag(CLI::App& command) {
+  command.add_flag_callback(
+      "--alone", [] {}, "As for muster export; other ranks of a job are never waited for here");
+}
+
 void add_style_options(CLI::App& command, inspect::OutputStyle& style) {
   command.add_option("--width", style.width, "Columns (the terminal's); 0 leaves names whole")->type_name("N");
   command.add_flag_callback(

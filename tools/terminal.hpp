@@ -46,6 +46,9 @@ int complain(std::string_view words);
 /// --plan, --rank, --generation and --job: what of a path is meant.
 void add_source_options(CLI::App& command, inspect::SourceOptions& options);
 
+/// --alone of a command that never looks for the other ranks of a job: scripts may say it of all commands.
+void add_alone_flag(CLI::App& command);
+
 /// --width and --ascii.
 void add_style_options(CLI::App& command, inspect::OutputStyle& style);
 

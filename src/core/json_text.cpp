@@ -276,8 +276,8 @@ class Reader {
     const auto line = std::count(text_.data(), at, '\n') + 1;
     const char* begin = at;
     while (begin != text_.data() && begin[-1] != '\n') --begin;
-    throw Error(ErrorKind::corrupt, "JSON line " + std::to_string(line) + ", column " +
-                                        std::to_string(at - begin + 1) + ": " + what);
+    throw Error(ErrorKind::corrupt,
+                "JSON line " + std::to_string(line) + ", column " + std::to_string(at - begin + 1) + ": " + what);
   }
   [[noreturn]] void too_deep() const { defect("nested more than " + std::to_string(deepest) + " deep"); }
 

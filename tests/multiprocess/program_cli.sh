@@ -20,9 +20,11 @@ same alone
 same alone_too
 says 2 "--alone" $job "$program" export shards --plan llama -j 2 --out new
 says 2 "MUSTER_ALONE" env MUSTER_ALONE=yes "$program" export shards --plan llama --out new
-says 0 "cut into" $job "$program" shard model --ranks 2 --plan llama --out shards_too
-says 0 "good" $job "$program" verify shards_too
-says 0 "same" $job "$program" diff shards_too model --plan llama
+for alone in "" --alone; do
+  says 0 "cut into" $job "$program" shard model --ranks 2 --plan llama --out shards_too --force $alone
+  says 0 "good" $job "$program" verify shards_too $alone
+  says 0 "same" $job "$program" diff shards_too model --plan llama $alone
+done
 says 0 "unset" env MUSTER_ALONE=1 "$program" run -n 2 -- sh -c 'echo ${MUSTER_ALONE-unset}'
 
 # Closed streams: nothing that is opened gets their numbers, and the status tells.

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// `muster run` as a process of a test, with its standard streams in files or at a terminal.
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace launched {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+inline std::string read_text(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline bool becomes_true(const std::function<bool()>& condition, std::chrono::milliseconds longest = 10s) {
+  const auto deadline = Clock::now() + longest;
+  while (!condition()) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(5ms);
+  }
+  return true;
+}
+
+/// A process that is neither gone nor a zombie.
+inline bool is_alive(pid_t pid) {
+  const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
+  const std::size_t state = stat.rfind(") ");
+  return state != std::string::npos && stat[state + 2] != 'Z' && stat[state + 2] != 'X';
+}
+
+inline char state_of(pid_t pid) {
+  const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
+  const std::size_t state = stat.rfind(") ");
+  return state == std::string::npos ? '?' : stat[state + 2];
+}
+
+/// A folder of this test case; gone with it.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "muster-launch-XXXXXX").string();
+    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
+    path_ = pattern;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  [[nodiscard]] fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+/// `muster run` with its standard streams in files.
+class Launcher {
+ public:
+  explicit Launcher(std::vector<std::string> arguments, const std::string& input = "", const char* output = nullptr) {
+    std::ofstream(folder_ / "in") << input;
+    arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    const std::string in = folder_ / "in", out = folder_ / "out", err = folder_ / "err";
+    pid_ = ::fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      // A group of its own, as a shell with job control makes one; gone with the test, whatever ends that.
+      ::setpgid(0, 0);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      // Whoever started the test may ignore some (nohup does), and shells cannot trap what is ignored.
+      for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE}) ::signal(number, SIG_DFL);
+      const int input_file = ::open(in.c_str(), O_RDONLY);
+      const int output_file = ::open(output != nullptr ? output : out.c_str(), O_WRONLY | O_CREAT, 0600);
+      const int error_file = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
+      if (::dup2(input_file, 0) < 0 || ::dup2(output_file, 1) < 0 || ::dup2(error_file, 2) < 0) ::_exit(99);
+      ::execv(pointers[0], pointers.data());
+      ::_exit(99);
+    }
+  }
+  ~Launcher() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      wait();
+    }
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  /// Its exit status, 1000 + signal where one killed it.
+  int wait() {
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) continue;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] std::string out() const { return read_text(folder_ / "out"); }
+  [[nodiscard]] std::string err() const { return read_text(folder_ / "err"); }
+  /// The pids that `count` ranks wrote to standard output.
+  [[nodiscard]] std::vector<pid_t> pids(std::size_t count) const {
+    REQUIRE(becomes_true([&] { return lines_of(out()).size() >= count; }));
+    std::vector<pid_t> pids;
+    for (const std::string& line : lines_of(out())) pids.push_back(std::stoi(line));
+    return pids;
+  }
+
+ private:
+  Folder folder_;
+  pid_t pid_ = -1;
+};
+
+/// `muster run` as the leader of a terminal's session.
+class Terminal {
+ public:
+  explicit Terminal(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    pid_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (const int number : {SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
+      ::execv(pointers[0], pointers.data());
+      ::_exit(99);
+    }
+  }
+  ~Terminal() {
+    close();
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      wait();
+    }
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  void type(const char* keys) const { REQUIRE(::write(terminal_, keys, 1) == 1); }
+  [[nodiscard]] std::size_t times(const std::string& word) const {
+    std::size_t count = 0;
+    for (std::size_t at = seen_.find(word); at != std::string::npos; at = seen_.find(word, at + 1)) ++count;
+    return count;
+  }
+  void read_until(const std::string& word, std::size_t count) {
+    while (times(word) < count) REQUIRE(read());
+  }
+  void close() {
+    if (terminal_ >= 0) ::close(terminal_);
+    terminal_ = -1;
+  }
+  /// Its exit status, after the rest of what it says was read.
+  int wait() {
+    while (terminal_ >= 0 && read()) continue;
+    int status = 0;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) continue;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+
+ private:
+  bool read() {
+    char bytes[4096];
+    const ssize_t got = ::read(terminal_, bytes, sizeof bytes);
+    if (got > 0) seen_.append(bytes, static_cast<std::size_t>(got));
+    return got > 0;
+  }
+
+  int terminal_ = -1;
+  pid_t pid_ = -1;
+  std::string seen_;
+};
+
+inline std::vector<std::string> shell(int ranks, const std::string& script, std::vector<std::string> options = {}) {
+  std::vector<std::string> arguments{"-n", std::to_string(ranks)};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  arguments.insert(arguments.end(), {"--", "sh", "-c", script});
+  return arguments;
+}
+
+}  // namespace launched
