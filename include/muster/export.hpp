@@ -52,9 +52,9 @@ struct ShardReport {
 };
 
 /// Cuts the model in `model_dir` (HuggingFace's layout) by the plan, backwards, into rank-00000-of-0000N.safetensors
-/// ... and copies all files that are no weights. `plan` is a built-in plan's name, "auto" or a file. `out` appears
-/// whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded with
-/// zeros; its true size stands in each shard's metadata (docs/plans.md). Local; several threads. Holds some MiB,
+/// ... and copies the files beside the weights (`carry`). `plan` is a built-in plan's name, "auto" or a file. `out`
+/// appears whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded
+/// with zeros; its true size stands in each shard's metadata (docs/plans.md). Local; several threads. Holds some MiB,
 /// whatever the model's size.
 ///
 /// To a workspace: states have the metadata of shards as their config (docs/inspecting.md); files that are no weights
