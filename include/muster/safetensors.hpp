@@ -73,7 +73,8 @@ class SafetensorsWriter {
  public:
   /// Reserves the whole file. The order in the file is the reference writer's: descending alignment, then by name.
   /// Keys "muster.dtype.*" in `metadata` are dropped. Throws Error(argument) on a name twice, "__metadata__" as a name,
-  /// text that is not UTF-8, a header that is too long; Error(no_space | io | not_found).
+  /// text that is not UTF-8, a header that is too long, a `path` that is a device, a pipe or a link; Error(no_space |
+  /// io | not_found).
   SafetensorsWriter(const std::string& path, std::vector<TensorEntry> tensors,
                     std::map<std::string, std::string> metadata = {});
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
