@@ -82,8 +82,9 @@ class NFSWorkspace {
   /// weights by split(), and then `weights` must be empty. With `weights`, the config is written as it is. Returns its
   /// generation, by which readers and `muster export` find what the ranks wrote together: `step`, which is larger than
   /// all that this rank has written in this job; without it, one more than this rank's last (1, 2, ...). A write that
-  /// failed leaves nothing and uses no number up. Throws Error(argument) where not initialised, on names twice and on a
-  /// step that is not larger; Error(no_space | io).
+  /// failed leaves nothing and uses no number up: without steps, try it again before the next one, or this rank's
+  /// states no longer belong to the others' of the same number. Throws Error(argument) where not initialised, on names
+  /// twice and on a step that is not larger; Error(no_space | io).
   std::uint64_t write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights = {},
                                           std::optional<std::uint64_t> step = {});
 
