@@ -21,7 +21,6 @@
 #include "src/os/partial_name.hpp"
 #include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
-#include "src/os/small_file.hpp"
 #include "src/os/system_call.hpp"
 
 namespace muster::os {
@@ -57,13 +56,14 @@ bool is_at(const std::string& path, const FileIdentity& file) noexcept {
 
 // A rename would put a file where a device, a pipe or a link was.
 void check_replaceable(const std::string& path) {
-  if (const auto status = file_status(path); status && !status->is_regular)
-    throw Error(ErrorKind::argument,
-                fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path,
-                            status->is_link        ? "a link"
-                            : status->is_directory ? "a directory"
-                                                   : "a device or a pipe"),
-                {.path = path});
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+  const char* const what = S_ISLNK(status.st_mode)   ? "a link"
+                           : S_ISDIR(status.st_mode) ? "a directory"
+                                                     : "a device or a pipe";
+  throw Error(ErrorKind::argument,
+              fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path, what),
+              {.path = path});
 }
 
 [[noreturn]] void throw_full(const std::string& path, std::uint64_t needed, int error) {
