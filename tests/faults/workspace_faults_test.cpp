@@ -140,7 +140,7 @@ TEST_CASE("senders with late entries and remembered absence: the proof, the file
 
 TEST_CASE("a workspace reader through another mount gets the state before, or the new one, whatever is old there") {
   for (const char* rule : {"late=100", "old=100", "short=100", "fail=open:ESTALE:0:5", "fail=read:ESTALE:0:5",
-        "fail=create:EDQUOT:1:100000:.probe"}) {
+                           "fail=create:EDQUOT:1:100000:.probe"}) {
     CAPTURE(std::string(rule));
     const TemporaryDirectory backing;
     const FaultyMount writer(backing.path(), {});
