@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,21 +136,31 @@ void check_report(const ExportArguments& arguments) {
   if (report.empty()) return;
   std::error_code error;
   const fs::path parent = report.has_parent_path() ? report.parent_path() : ".";
-  if (fs::is_directory(report, error)) refuse("it is a directory");
-  if (fs::is_regular_file(report, error)) {
+  const fs::file_status status = fs::status(report, error);
+  if (status.type() == fs::file_type::none) refuse(error.message());
+  if (fs::is_directory(status)) refuse("it is a directory");
+  const fs::path inside =
+      fs::weakly_canonical(report, error).lexically_relative(fs::weakly_canonical(arguments.out, error));
+  if (!arguments.out.empty() && !inside.empty() && *inside.begin() != "..")
+    refuse("it is in the directory that is made; name another one");
+  if (fs::is_regular_file(status)) {
     const fs::path below = fs::canonical(report, error).lexically_relative(fs::canonical(arguments.shards, error));
     if ((!below.empty() && *below.begin() != "..") || fs::equivalent(report, arguments.plan, error))
       refuse("it is a file that is read; name another one");
-  } else if (fs::exists(report, error)) {
+  } else if (fs::exists(status)) {
     return;  // a device or a pipe, which is written to as it is
   }
-  // It may go into the directory that is to be made.
-  if (parent.lexically_normal() == fs::path(arguments.out).lexically_normal()) return;
   if (::access(parent.c_str(), W_OK) != 0)
     throw os::errno_error("writing the report into the directory", errno, parent);
 }
 
 void write_report(const std::string& path, const std::string& text) {
+  struct stat target {};
+  struct stat out {};
+  // Standard output by another name (/dev/stdout): what is there already stays.
+  if (::stat(path.c_str(), &target) == 0 && ::fstat(STDOUT_FILENO, &out) == 0 && target.st_dev == out.st_dev &&
+      target.st_ino == out.st_ino)
+    return print(text);
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status) || fs::is_regular_file(status)) {
@@ -185,15 +196,16 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
     return cannot;
   }
   if (group.rank() != 0) return 0;
-  print_done(words_of(report, arguments));
-  if (arguments.report.empty()) return 0;
+  int status = 0;
   try {
-    write_report(arguments.report, to_json(json_of(report, arguments.writers), 2) + "\n");
-    return 0;
+    if (!arguments.report.empty())
+      write_report(arguments.report, to_json(json_of(report, arguments.writers), 2) + "\n");
   } catch (const Error& error) {
     complain(fmt::format("{} is complete, but not its report: {}", in_quotes(arguments.out), error.what()));
-    return done_unsaid;
+    status = done_unsaid;
   }
+  print_done(words_of(report, arguments));
+  return status;
 }
 
 int show_plan(const ExportArguments& arguments) {
@@ -312,14 +324,13 @@ void add_export_command(CLI::App& app, int& status) {
   command
       ->add_option("--generation", arguments->generation,
                    "Of a workspace: this generation; else the newest that all ranks have")
-      ->check(CLI::PositiveNumber.description(""))
+      ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("G");
   command->add_option("-j,--jobs", arguments->jobs, "Own ranks to start; as many as cores, at most one a shard")
       ->check(CLI::Range(1, 4096))
       ->type_name("P");
-  command->add_flag(
-      "--alone", arguments->alone,
-      "Within a job: do not wait for its other ranks, they do not call this (MUSTER_ALONE=1 says it, too)");
+  command->add_flag("--alone", arguments->alone,
+                    "Inside a job: export by this process alone; the other ranks do not take part (as MUSTER_ALONE=1)");
   command->add_flag("--resume", arguments->resume,
                     "Go on with what an earlier export left, as far as it verifies; leave what there is on failure");
   command->add_flag("--checksums", arguments->checksums, "Write muster.checksums.json beside, for muster verify");

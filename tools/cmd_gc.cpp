@@ -27,11 +27,11 @@ int collect(const GcArguments& arguments) {
   const workspace::GcReport report = workspace::collect_garbage(arguments.path, options);
   const std::string words = arguments.json ? inspect::gc_json(report, options.dry_run)
                                            : inspect::gc_text(report, options.dry_run, output_style());
-  options.dry_run ? print(words) : print_done(words);
-  return std::any_of(report.items.begin(), report.items.end(),
-                     [](const workspace::GcItem& item) { return item.verdict == workspace::GcVerdict::failed; })
-             ? 1
-             : 0;
+  const bool failed = std::any_of(report.items.begin(), report.items.end(), [](const workspace::GcItem& item) {
+    return item.verdict == workspace::GcVerdict::failed;
+  });
+  options.dry_run || failed ? print(words) : print_done(words);
+  return failed ? 1 : 0;
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ void add_gc_command(CLI::App& app, int& status) {
   command->footer(
       "Without an age only files go whose writers are proved dead: processes of this host that are not there any "
       "more.\n"
-      "Exit status: 0, 1 where something could not be removed, 2 where it is no workspace.\n\n"
+      "Exit status: 0, 1 if something could not be removed, 2 if it is no workspace, 3 if it is done but not said.\n\n"
       "Examples:\n  muster gc /shared/workspace\n  muster gc /shared/workspace --older-than 2d --yes");
   command->callback([arguments, &status] { status = collect(*arguments); });
 }

@@ -87,14 +87,14 @@ void add_shard_command(CLI::App& app, int& status) {
       ->type_name(compress_type);
   command->add_option("--carry", arguments->carry, carry_help)->type_name("GLOBS");
   command->add_option("--abandoned-after", arguments->abandoned_after, abandoned_help)->type_name("AGE");
-  command->add_flag("--dry-run", arguments->dry_run, "Say what would be cut and what there is to know; write nothing");
+  command->add_flag("--dry-run", arguments->dry_run, "Show what would be cut, and any notes; write nothing");
   add_alone_flag(*command);
   command->add_flag("--force", arguments->force, "Replace DIR if it holds a model or shards and no other files");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"
       "that muster export gives the same bytes back, as do the plan and checksums. No attention head is cut through: "
       "if\n"
-      "there are fewer heads than ranks, several ranks have one alike, as inference engines load them.\n\n"
+      "there are fewer heads than ranks, several ranks get a copy of the same head, as inference engines expect.\n\n"
       "Examples:\n  muster shard model/ --ranks 4 --plan auto --out shards/\n"
       "  muster shard model/ --ranks 4 --plan auto --workspace --out /shared/workspace\n"
       "  muster shard mixtral/ --layout tp=2,pp=2,ep=2 --plan moe --out shards/");

@@ -20,9 +20,9 @@ inline constexpr const char* compress_type = "none|zstd|...";
 
 /// --carry and --abandoned-after, for the commands that make a directory.
 inline constexpr const char* carry_help =
-    "What goes along beside the weights: all, none or globs; else no links outside, no other weights";
+    "Other files to copy: all, none or globs; else all but links that lead outside and other weights";
 inline constexpr const char* abandoned_help =
-    "Let go of what other hosts left unfinished for DIR and has not changed for so long: 30min, 2h";
+    "Remove what other hosts left unfinished for DIR if it has not changed for this long: 30min, 2h";
 
 /// What can be looked into, for every command that has a path of it.
 inline constexpr const char* source_help =

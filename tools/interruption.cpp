@@ -3,17 +3,27 @@
 
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 
+#include "tools/progress_bar.hpp"
+
 namespace muster::tools {
 namespace {
 
 std::atomic<int> received{0};
 std::atomic<int> bell{-1};
+std::atomic<std::int64_t> heard_at{0};
+
+std::int64_t milliseconds_now() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
 
 void ring(int descriptor) {
   const std::uint64_t one = 1;
@@ -22,7 +32,14 @@ void ring(int descriptor) {
 
 void hear(int signal) {
   const int error = errno;
-  received = signal;
+  const std::int64_t now = milliseconds_now();
+  if (received.exchange(signal) == 0) {
+    heard_at = now;
+  } else if (now - heard_at > 200) {  // one Ctrl-C may come twice, from the terminal and from a program between
+    // Whoever asks again does not want to wait: the next run removes what is left.
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);
+  }
   ring(bell);
   errno = error;
 }
@@ -48,6 +65,7 @@ Interruption::~Interruption() {
 void Interruption::end_by_signal() const {
   if (received == 0) return;
   for (const os::SignalAction* action : {&interrupt_, &terminate_, &hang_up_}) action->restore();
+  clear_progress_bar();
   ::raise(received);
 }
 

@@ -28,7 +28,7 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
     return 0;
   } catch (const CLI::ParseError& error) {
     if (argc > 1 && *argv[1] != '-' && app.get_subcommands().empty())
-      return complain("there is no command " + in_quotes(argv[1]) + "; muster --help lists those that there are");
+      return complain("there is no command " + in_quotes(argv[1]) + "; muster --help lists the commands");
     return complain(std::string(error.what()) + " (muster --help, muster COMMAND --help)");
   }
 }

@@ -82,7 +82,7 @@ void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("R");
   command.add_option("--generation", options.states.generation, "Of a workspace: this generation, not the newest")
-      ->check(CLI::PositiveNumber.description(""))
+      ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("G");
   command.add_option("--job", options.states.job, "Of a workspace with several jobs: how its number begins")
       ->type_name("PREFIX");
@@ -90,7 +90,7 @@ void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
 
 void add_alone_flag(CLI::App& command) {
   command.add_flag_callback(
-      "--alone", [] {}, "As for muster export; other ranks of a job are never waited for here");
+      "--alone", [] {}, "Accepted for scripts; this command never waits for other ranks");
 }
 
 void add_style_options(CLI::App& command, inspect::OutputStyle& style) {

@@ -58,8 +58,8 @@ struct ShardReport {
 /// ... and copies the files beside the weights (`carry`). `plan` is a built-in plan's name, "auto" or a file. `out`
 /// appears whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded
 /// with zeros; its true size stands in each shard's metadata, as do the plan and checksums (docs/plans.md). Attention
-/// heads are not cut through: if there are fewer than ranks, several ranks have one alike. Local; several threads.
-/// Holds some MiB, whatever the model's size.
+/// heads are not cut through: if there are fewer than ranks, several ranks get a copy of the same head. Local; several
+/// threads. Holds some MiB, whatever the model's size.
 ///
 /// To a workspace: states have the metadata of shards as their config (docs/inspecting.md); files that are no weights
 /// lie beside them; one that is there and other is Error(argument), unless forced. The job has a generation when all

@@ -59,8 +59,9 @@ void go_on(SyncGroup& group) {
   if (const std::optional<Error> failure = group.failure()) throw Error(*failure);
 }
 
-FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop) {
-  const auto fail = [&group] {
+FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop, const std::atomic<bool>* too_late) {
+  const auto fail = [&group, too_late] {
+    if (too_late != nullptr && *too_late) return;
     const RankInfo& self = group.info(group.rank());
     const std::string words =
         group.size() == 1 ? "stopped by request"

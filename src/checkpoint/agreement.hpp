@@ -2,6 +2,7 @@
 #pragma once
 // One rank's failure becomes every rank's, before anybody waits for bytes that will not come.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -39,8 +40,9 @@ void agree_on(SyncGroup& group, const char* phase, Step&& step, Origin origin = 
 /// Between pieces of long work: the others see that it goes on. Throws the group's failure if there is one.
 void go_on(SyncGroup& group);
 
-/// As long as it lives, a stop request makes Error(cancelled) the failure of the group, so that all ranks end.
+/// As long as it lives, a stop request makes Error(cancelled) the failure of the group, so that all ranks end; not once
+/// `too_late` is set.
 using FailOnStop = std::stop_callback<std::function<void()>>;
-FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop);
+FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop, const std::atomic<bool>* too_late = nullptr);
 
 }  // namespace muster

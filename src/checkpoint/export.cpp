@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // An export, step by step. All ranks go through all steps; a failure in any is agreed on before anybody goes on.
 //
-// 1. Every rank maps its own shards.
+// 1. Every rank opens its own shards.
 // 2. Every rank tells rank 0 what they have: names, dtypes, shapes, padding. No elements.
 // 3. Rank 0 reads the plan, works out the files and who does what (export_job.hpp, assembly_plan.hpp), and makes
-//    OUT.partial-NONCE with all files in it, each as long as it will be: a full disk is known before the work. With
-//    `resume` it looks for such a directory that was left, and verifies what is finished there (journal.hpp).
+//    OUT.partial-NONCE@WRITER with all files in it, each as long as it will be: a full disk is known before the work.
+//    With `resume` it looks for such a directory that was left, and verifies what is finished there (journal.hpp).
 // 4. Rank 0 tells each rank its work. Where ranks are on several hosts, those that will write look whether they see the
 //    directory that rank 0 has made.
 // 5. All put the files together (assembly.hpp); rank 0 gives each its header and its name when it is complete.
@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -42,6 +43,7 @@
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file_system.hpp"
+#include "src/os/process.hpp"
 
 namespace muster {
 namespace {
@@ -57,8 +59,8 @@ double seconds_since(Clock::time_point begin) {
 class Export {
  public:
   Export(const std::string& shards_dir, const std::string& out, const std::string& plan, SyncGroup& group,
-         const ExportOptions& options)
-      : shards_dir_(shards_dir), out_(out), plan_(plan), group_(group), options_(options) {}
+         const ExportOptions& options, std::atomic<bool>& is_written)
+      : shards_dir_(shards_dir), out_(out), plan_(plan), group_(group), options_(options), is_written_(is_written) {}
 
   ExportReport run() {
     agree_on(group_, "export: opening the shards", [&] {
@@ -148,7 +150,8 @@ class Export {
       if (finished == journal.finished.end()) continue;
       const std::string path = output_->partial() + "/" + file.name;
       std::error_code error;
-      if (std::filesystem::file_size(path, error) == file.bytes) add_piece_checksums(file, path);
+      if (std::filesystem::file_size(path, error) == file.bytes)
+        add_piece_checksums(file, path, [&] { go_on(group_); });
       const std::string wrong = verify_file(path, file.header, file.bytes, finished->second);
       is_there[i] = wrong.empty();
       go_on(group_);
@@ -263,7 +266,7 @@ class Export {
   // On rank 0.
   void complete(std::uint32_t number, Journal& journal) {
     if (is_there_[number]) return;
-    add_piece_checksums(assembly_.files[number], targets_[number].place);
+    add_piece_checksums(assembly_.files[number], targets_[number].place, [&] { go_on(group_); });
     finish_file(assembly_.files[number], targets_[number]);
     os::sync_directory(partial_);
     journal.add_finished(assembly_.files[number].name);
@@ -323,8 +326,12 @@ class Export {
     report_.left = std::move(carried.left);
     if (!job_->outputs.index.empty()) write_file(partial_ + "/model.safetensors.index.json", job_->outputs.index);
     if (options_.checksums) add_checksums();
-    // As late as can be: without it nothing of this can be gone on with.
-    output_->commit([&] { remove_journal(partial_); });
+    output_->commit([&] {
+      go_on(group_);
+      is_written_ = true;
+      // As late as can be: without it nothing of this can be gone on with.
+      remove_journal(partial_);
+    });
     report_.account = std::move(job_->account);
   }
 
@@ -332,6 +339,7 @@ class Export {
   void add_checksums() {
     std::vector<SafetensorsFile> files;
     std::vector<std::pair<std::size_t, std::size_t>> places;
+    os::allow_open_files(job_->outputs.files.size());
     for (const OutputFile& output : job_->outputs.files) {
       files.push_back(SafetensorsFile::open(partial_ + "/" + output.name));
       for (std::size_t i = 0; i < files.back().tensors().size(); ++i) places.emplace_back(files.size() - 1, i);
@@ -352,6 +360,7 @@ class Export {
   const std::string& plan_;
   SyncGroup& group_;
   const ExportOptions& options_;
+  std::atomic<bool>& is_written_;  // too late to stop
   const Clock::time_point begin_ = Clock::now();
   std::optional<ShardSet> shards_;
   ProcessWork work_;
@@ -379,8 +388,9 @@ std::string_view to_string(Writers writers) noexcept {
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
                           SyncGroup& group, const ExportOptions& options) {
   const SyncGroup::Use use(group);
-  const FailOnStop on_stop = fail_on_stop(group, options.stop);
-  return Export(shards_dir, out, plan, group, options).run();
+  std::atomic<bool> is_written = false;
+  const FailOnStop on_stop = fail_on_stop(group, options.stop, &is_written);
+  return Export(shards_dir, out, plan, group, options, is_written).run();
 }
 
 }  // namespace muster

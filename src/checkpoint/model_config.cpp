@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -75,10 +76,13 @@ class Checking {
     }
   }
 
-  void operator()() const {
+  void operator()() {
     check_layers();
     for (const NamedSpec& tensor : model_)
       if (is_plain(tensor.spec)) check(tensor);
+    // Some models have layers with sizes of their own; a wrong merge or cut meets all layers alike.
+    for (const auto& [kind, fits] : fits_)
+      if (!fits.any) refuse(fits.misfit);
   }
 
  private:
@@ -96,13 +100,15 @@ class Checking {
         refuse(fmt::format("there is no tensor of layer {}, and \"num_hidden_layers\" is {}", layer, *count));
   }
 
-  void check(const NamedSpec& tensor) const {
+  void check(const NamedSpec& tensor) {
     const auto is = [&](std::string_view end) { return tensor.name.ends_with(end); };
     const auto hidden = number("hidden_size");
     if (is("embed_tokens.weight") || is("embed_in.weight") || is("word_embeddings.weight") || is("lm_head.weight") ||
         is("embed_out.weight")) {
       const auto vocabulary = number("vocab_size");
-      if (vocabulary && tensor.spec.shape[0] < vocabulary->value) refuse(tensor, 0, *vocabulary);
+      // A draft model's head has the tokens that it may propose.
+      const bool is_draft = is("lm_head.weight") && find_in_config(config_, "draft_vocab_size") != nullptr;
+      if (vocabulary && !is_draft && tensor.spec.shape[0] < vocabulary->value) refuse(misfit(tensor, 0, *vocabulary));
       return;
     }
     // Towers for images and sound have sizes of their own.
@@ -113,7 +119,7 @@ class Checking {
     if (is("self_attn.q_proj.weight")) {
       const auto size = heads(tensor, "num_attention_heads");
       // Some have a gate beside each query.
-      if (size && tensor.spec.shape[0] % size->value != 0) refuse(tensor, 0, *size);
+      if (size) note(tensor, 0, *size, tensor.spec.shape[0] % size->value == 0);
       expect(tensor, 1, hidden);
     } else if (is("self_attn.k_proj.weight") || is("self_attn.v_proj.weight")) {
       expect(tensor, 0, heads(tensor, "num_key_value_heads"));
@@ -149,7 +155,7 @@ class Checking {
     const auto queries = number("num_attention_heads");
     const auto found =
         by_name_.find(tensor.name.substr(0, tensor.name.rfind("self_attn.")) + "self_attn.q_proj.weight");
-    if (!queries || found == by_name_.end()) return std::nullopt;
+    if (!queries || found == by_name_.end() || !is_plain(*found->second)) return std::nullopt;
     const std::int64_t rows = found->second->shape.front();
     return Size{fmt::format("{} x {} rows of queries / {}", count->words, rows, queries->words),
                 rows / queries->value * count->value};
@@ -164,13 +170,21 @@ class Checking {
                 (queries->value + 2 * keys->value) * *size};
   }
 
-  static void expect(const NamedSpec& tensor, std::size_t dim, const std::optional<Size>& size) {
-    if (size && tensor.spec.shape[dim] != size->value) refuse(tensor, dim, *size);
+  void expect(const NamedSpec& tensor, std::size_t dim, const std::optional<Size>& size) {
+    if (size) note(tensor, dim, *size, tensor.spec.shape[dim] == size->value);
+  }
+  void note(const NamedSpec& tensor, std::size_t dim, const Size& size, bool fits) {
+    // What stands behind the layer's number: "self_attn.k_proj.weight".
+    const std::size_t module = tensor.name.rfind('.', tensor.name.rfind("_proj"));
+    const std::size_t layer = tensor.name.rfind('.', module - 1);
+    Fits& kind = fits_[tensor.name.substr(layer + 1) + char('0' + static_cast<int>(dim))];
+    kind.any = kind.any || fits;
+    if (!fits && kind.misfit.empty()) kind.misfit = misfit(tensor, dim, size);
   }
 
-  [[noreturn]] static void refuse(const NamedSpec& tensor, std::size_t dim, const Size& size) {
-    refuse(fmt::format("the tensor {} is {}, and dimension {} would be {} ({})", in_quotes(tensor.name),
-                       to_string(tensor.spec), dim, size.value, size.words));
+  static std::string misfit(const NamedSpec& tensor, std::size_t dim, const Size& size) {
+    return fmt::format("the tensor {} is {}, and dimension {} would be {} ({})", in_quotes(tensor.name),
+                       to_string(tensor.spec), dim, size.value, size.words);
   }
   [[noreturn]] static void refuse(const std::string& words) {
     throw Error(
@@ -182,6 +196,11 @@ class Checking {
   std::span<const NamedSpec> model_;
   std::unordered_map<std::string, const TensorSpec*> by_name_;
   std::set<std::int64_t> layers_;
+  struct Fits {
+    bool any = false;
+    std::string misfit = {};  // the first
+  };
+  std::map<std::string, Fits> fits_;      // by kind of tensor and dimension
   std::vector<std::string> text_layers_;  // how their names begin
 };
 

@@ -91,7 +91,7 @@ PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
   return sums;
 }
 
-void add_piece_checksums(FilePlan& file, const std::string& path) {
+void add_piece_checksums(FilePlan& file, const std::string& path, const std::function<void()>& between) {
   const auto text = file.metadata.find(std::string(piece_checksums_key));
   if (text == file.metadata.end()) return;
   const auto mapping = os::MappedFile::open(path);
@@ -108,8 +108,9 @@ void add_piece_checksums(FilePlan& file, const std::string& path) {
     for (std::size_t piece = 0; piece < pieces.size(); ++piece)
       places.push_back({piece_of(tensor, piece), &pieces[piece]});
   }
-  parallel_for(places.size(), copy_workers(),
-               [&](std::size_t at, std::size_t) { *places[at].sum = mapped_checksum(places[at].bytes, path); });
+  parallel_for(places.size(), copy_workers(), [&](std::size_t at, std::size_t) {
+    *places[at].sum = mapped_checksum(places[at].bytes, path, [&](std::uint64_t) { between(); });
+  });
   text->second = piece_checksums_text(sums);
   file.header = make_safetensors_header(file.tensors, file.metadata, file.name);
 }
@@ -124,7 +125,7 @@ void CheckedTensor::read(std::uint64_t offset, std::span<std::byte> target) cons
   const std::uint64_t size = file_.tensors()[index_].bytes;
   std::vector<std::byte> memory;
   for (std::size_t piece = offset / checked_piece_bytes; piece < pieces_of(end); ++piece) {
-    if (seen_[piece].exchange(true)) continue;
+    if (seen_[piece]) continue;
     const std::uint64_t at = piece * checked_piece_bytes;
     const std::uint64_t bytes = std::min(checked_piece_bytes, size - at);
     if (at >= offset && at + bytes <= end) {
@@ -134,6 +135,8 @@ void CheckedTensor::read(std::uint64_t offset, std::span<std::byte> target) cons
       file_.read(index_, at, memory);
       check(piece, memory);
     }
+    // Not before: another thread may take it for good.
+    seen_[piece] = true;
   }
 }
 

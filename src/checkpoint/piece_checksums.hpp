@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -36,8 +37,8 @@ std::string piece_checksums_text(const PieceChecksums& sums);
 PieceChecksums piece_checksums_of(const SafetensorsFile& file);
 
 /// Puts the checksums of the tensors in `path`, all of which are there, into a file's metadata and header, if they have
-/// a place for them. Several threads. Throws Error(io).
-void add_piece_checksums(FilePlan& file, const std::string& path);
+/// a place for them. Several threads, each of which calls `between` now and then. Throws Error(io).
+void add_piece_checksums(FilePlan& file, const std::string& path, const std::function<void()>& between);
 
 /// A tensor of a shard that says its checksums; each piece is looked at once. Thread-safe.
 class CheckedTensor {

@@ -93,7 +93,7 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   assemble(
       *group, assembly.processes.front(), job.sources, targets, {window_bytes},
       [&](std::uint32_t file) {
-        add_piece_checksums(assembly.files[file], targets[file].place);
+        add_piece_checksums(assembly.files[file], targets[file].place, [&] { go_on(*group); });
         finish_file(assembly.files[file], targets[file]);
       },
       progress);

@@ -134,6 +134,11 @@ WorkspaceShards write_shards_to_workspace(std::span<const OutputFile> ranks, std
     undo.add(target);
     write_state(ranks[static_cast<std::size_t>(rank)], sources, target, state, progress);
   }
+  for (const std::string& name : carried.names) {
+    std::error_code error;
+    const std::string target = join_path(workspace, name);
+    if (!std::filesystem::exists(target, error)) undo.add(target);
+  }
   copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
   undo.forget();
   return result;

@@ -76,9 +76,11 @@ auto collectively(SyncGroup& group, Operation operation, const Work& work) -> de
   try {
     const SyncGroup::Use use(group);
     try {
-      return work();
-    } catch (const std::bad_alloc&) {
-      fail_all(group, Error(ErrorKind::no_space, "out of memory"));
+      try {
+        return work();
+      } catch (const std::bad_alloc&) {
+        fail_all(group, Error(ErrorKind::no_space, "out of memory"));
+      }
     } catch (const Error&) {
       if (group.failure())
         for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);

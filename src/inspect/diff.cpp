@@ -179,8 +179,8 @@ void diff_file(const std::string& name, const DiffReport& whole, std::vector<Fil
 }
 
 void diff_files(DiffReport& report) {
-  const std::vector<std::string> a = carried_files(report.a).names;
-  const std::vector<std::string> b = carried_files(report.b).names;
+  const std::vector<std::string> a = carried_files(report.a, "all").names;
+  const std::vector<std::string> b = carried_files(report.b, "all").names;
   std::set<std::string> names(a.begin(), a.end());
   names.insert(b.begin(), b.end());
   for (const std::string& name : names) {

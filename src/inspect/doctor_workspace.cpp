@@ -130,7 +130,7 @@ Finding locks(const std::string& path) {
     return {"locks", Health::note, error.what(), "no state depends on locks"};
   }
   return {"locks", Health::note, "flock does not work, or somebody has the lock",
-          "no state depends on locks; exports into it cannot tell one that lives from one that was killed"};
+          "nothing that Muster writes depends on locks"};
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "src/core/quoted.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/verification.hpp"
+#include "src/os/process.hpp"
 
 namespace muster {
 namespace inspect {
@@ -203,6 +204,7 @@ void Verification::add(Defect defect, std::string file, std::string tensor, std:
 std::vector<OpenedFile> Verification::open_all(const std::string& directory, const std::vector<std::string>& names) {
   std::vector<OpenedFile> files;
   files.reserve(names.size());
+  os::allow_open_files(names.size());
   for (const std::string& name : names) {
     try {
       files.push_back({name, SafetensorsFile::open(join_path(directory, name))});

@@ -251,7 +251,9 @@ class Job {
       if (received->signal == SIGTSTP) signals_->stop_here();
       if (received->signal == SIGINT) {
         const auto now = Clock::now();
-        if (interrupted_ && now - *interrupted_ < options_.kill_after) {
+        // One Ctrl-C may come twice: from the terminal, and from a program between.
+        if (interrupted_ && now - *interrupted_ > std::chrono::milliseconds(200) &&
+            now - *interrupted_ < options_.kill_after) {
           say("interrupted again: killing the ranks");
           end_ranks(SIGKILL);
         }

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "muster/error.hpp"
+#include "src/gather/opening.hpp"
 #include "src/mpi/mpi_group.hpp"
 
 namespace muster::mpi {
@@ -20,9 +21,7 @@ void or_fail_all(MpiGroup& group, const Work& work) {
     if (!group.known_failure()) group.poison(error);
     throw group.failure().value_or(error);
   } catch (const std::bad_alloc&) {
-    const Error error(ErrorKind::no_space, "out of memory while tensors were under way");
-    group.poison(error);
-    throw group.failure().value_or(error);
+    gather::fail_all(group, Error(ErrorKind::no_space, "out of memory while tensors were under way"));
   }
 }
 

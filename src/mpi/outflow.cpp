@@ -13,8 +13,8 @@ namespace {
 
 // One is filled while others are under way.
 constexpr std::size_t most_buffers = 4;
-// Long against what is under way to one receiver, on most links.
-constexpr std::chrono::seconds patience_after_failure{1};
+// Long against what is under way to one receiver on most links, and short enough for the dead to be named in a second.
+constexpr std::chrono::milliseconds patience_after_failure{250};
 
 }  // namespace
 
@@ -66,13 +66,13 @@ void Outflow::drain(std::size_t most, const WaitOptions& wait) {
   } catch (const Error& error) {
     // A receiver that lives takes in what it has been promised, if both let MPI go on: then views are the caller's
     // again.
-    const auto until = Clock::now() + (error.rank() == to_ ? std::chrono::seconds(0) : patience_after_failure);
+    const auto until = Clock::now() + (error.rank() == to_ ? std::chrono::milliseconds(0) : patience_after_failure);
     for (;;) {
       std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
-      if (std::ranges::none_of(under_way_, &Pending::borrows) || Clock::now() >= until) break;
+      if (std::ranges::none_of(under_way_, &Pending::borrows) || must_rest() || Clock::now() >= until) break;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
-    if (under_way_.empty()) throw;
+    if (std::ranges::none_of(under_way_, &Pending::borrows)) throw;
     throw error.with_context(
         "tensors were being sent, and MPI may still read them: leave them where they are until "
         "the process ends");

@@ -54,7 +54,10 @@ void sync_file(const std::string& path) {
 }
 
 void sync_directory(const std::string& path) {
-  const Fd fd = open_directory(path);
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // One may write to a directory that one may not list, and then cannot sync it.
+  if (!fd && errno == EACCES) return;
+  if (!fd) throw errno_error("opening the directory", errno, path);
   // Some file systems have nothing to sync in a directory and say so.
   if (try_call("fsync", path, [&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL && errno != EROFS) {
     throw errno_error("writing to the disk the directory", errno, path);

@@ -100,10 +100,16 @@ std::string released_name(const std::string& partial) {
 
 void remove_dead_partials(const std::string& path) noexcept {
   try {
-    for (const Unfinished& one : unfinished_of(path))
-      if (life_of(one.writer) == Life::dead) remove_file(one.path);
+    for (const Unfinished& one : unfinished_of(path)) {
+      if (life_of(one.writer) != Life::dead) continue;
+      try {
+        remove_file(one.path);
+      } catch (const Error&) {
+        // The next one may go.
+      }
+    }
   } catch (const std::exception&) {
-    // What cannot be seen or removed harms nobody.
+    // What cannot be seen harms nobody.
   }
 }
 

@@ -154,12 +154,12 @@ void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
 
 std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
   const Use use(*this);
-  return do_duplicate(options, Tie::none);
+  return or_fail_all(*this, [&] { return do_duplicate(options, Tie::none); });
 }
 
 std::shared_ptr<SyncGroup> SyncGroup::companion(const WaitOptions& options) {
   const Use use(*this);
-  return do_duplicate(options, Tie::companion);
+  return or_fail_all(*this, [&] { return do_duplicate(options, Tie::companion); });
 }
 
 }  // namespace muster

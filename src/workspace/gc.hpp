@@ -7,8 +7,7 @@
 //     proved dead: same host, boot and process namespace, and no such process. It stays if the process lives.
 //  3. The directory of a file group goes if each of its ranks has left or is proved dead; it stays if one lives, or if
 //     there is a file in it that is not Muster's.
-//  4. A meeting goes if everyone in it is proved dead, or if it is empty; it stays if it has a file that is not
-//  Muster's.
+//  4. A meeting goes if everyone in it is proved dead, or if it is empty; it stays if it has a file of others in it.
 //  5. Anything else (states, kept files, what other hosts' processes left) goes only where `older_than` is given and
 //     the newest change is longer ago by the server's clock. Of states, the newest complete one of each rank of a job
 //     counts for all earlier ones: a job's states go together or not at all.

@@ -3,18 +3,17 @@
 //
 //  1. Writing: a state file grows under a growing name and gets the name of its rank and generation in one step. A
 //     rank's generations grow, so no name is used twice; only that of a write which failed is.
-//  2. Then earlier generations of this rank go, but those to keep. What all ranks have in common is seen by names.
-//  Below
-//     the newest generation of the slowest rank nothing new can appear, and only what lies there goes: so ranks that
-//     remove at the same moment, each by a listing of its own, cannot take the last common one from each other.
-//  3. Reading: the directory is listed (with a probe before it if other hosts write there), the newest name that fits
-//  is
-//     opened. If it has gone meanwhile, the rank has written more: listed again. What looks old, short or stale is
-//     tried again until the deadline (discovery.hpp).
+//  2. Then earlier generations of this rank go, but those to keep. What all ranks have is seen by names. Below the
+//     newest generation of the slowest rank nothing new can appear, and only what lies there goes: so ranks that
+//     remove at the same moment, each by its own listing, cannot take the last common one from each other.
+//  3. Reading: the directory is listed (with a probe before it if other hosts write there), and the newest name that
+//     fits is opened. If it has gone meanwhile, the rank has written more: listed again. What looks old, short or
+//     stale is tried again until the deadline (discovery.hpp).
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <mutex>
 #include <set>
@@ -97,7 +96,9 @@ std::optional<Name> choose(const std::string& path, const std::vector<Name>& sta
     if (newest == its_states.rend()) continue;
     if (jobs.size() > 1) {
       const auto status = os::file_status(path + "/" + workspace::file_name(*newest));
-      if (!status || (chosen && status->changed <= written)) continue;
+      // Its rank has written more: listed again.
+      if (!status) throw os::errno_error("looking at the state", ENOENT, path + "/" + workspace::file_name(*newest));
+      if (chosen && status->changed <= written) continue;
       written = status->changed;
     }
     chosen = *newest;

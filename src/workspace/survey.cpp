@@ -30,6 +30,8 @@ void look_inside(const std::string& path, SurveyEntry& entry) {
   entry.bytes = 0;
   entry.files = 0;
   for (const os::DirectoryEntry& file : os::list_directory(path)) {
+    // A removed file that somebody still has open: it goes by itself.
+    if (file.name.starts_with(".nfs") || file.name.starts_with(".fuse_hidden")) continue;
     if (const auto status = os::file_status(path + "/" + file.name)) {
       entry.bytes += status->is_regular ? status->bytes : 0;
       entry.changed = std::max(entry.changed, status->changed);

@@ -75,12 +75,7 @@ says 0 "same" "$program" diff model shards
 says 2 "bert, gpt-neox, llama, moe" "$program" diff model shards --plan lama
 says 2 "no rule matches" "$program" diff model shards --plan bert
 flip shards/rank-00002-of-00003.safetensors $(($(stat -c %s shards/rank-00002-of-00003.safetensors) - 100))
-"$program" diff model shards --plan llama > "$out" 2> "$err"
-case $? in
-  1) grep -q "1 of .* values differ" "$out" || fail "one value: $(cat "$out")" ;;
-  2) grep -q "must have the same" "$err" || fail "one rank's value: $(cat "$err")" ;;
-  *) fail "a changed shard is the same" ;;
-esac
+says 2 "they have changed since it was written" "$program" diff model shards --plan llama
 mv shards/rank-00002-of-00003.safetensors .log/
 says 2 "rank-00002-of-00003" "$program" diff model shards --plan llama
 

@@ -134,8 +134,8 @@ TEST_CASE("a writer that has failed once takes nothing more, and leaves nothing"
       refused(writer);
     }
   // Renaming to a directory fails.
-  fs::create_directory(work / "file");
   StateFileWriter writer(work / "file", {}, entries_of(all));
+  fs::create_directory(work / "file");
   writer.write_all(views);
   words_of(ErrorKind::io, [&] { writer.commit(); });
   fs::remove(work / "file");

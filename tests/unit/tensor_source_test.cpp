@@ -25,9 +25,25 @@ using test::words_of;
 
 namespace {
 
+AssemblySource source_of(const Tensor& tensor) {
+  return {"",
+          [tensor](std::uint64_t offset, std::span<std::byte> target) {
+            REQUIRE(offset + target.size() <= tensor.nbytes());
+            std::memcpy(target.data(), tensor.data() + offset, target.size());
+          },
+          tensor.nbytes()};
+}
+
+// The same with one byte turned.
+AssemblySource changed(const AssemblySource& source, std::uint64_t at) {
+  Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(source.bytes)});
+  source.read(0, {tensor.mutable_data(), source.bytes});
+  tensor.mutable_data()[at] ^= std::byte{1};
+  return source_of(tensor);
+}
+
 // Parts of a tensor as `parts` ranks have them.
-// `reads`: every other rank's part is read when it is wanted, as those of state files are.
-MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& whole, int parts, bool reads = false) {
+MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& whole, int parts) {
   const merge::Cut cut = merge::cut(merge, {whole.dtype(), whole.shape()}, parts);
   MergedTensor merged{name, {}, {}, {}};
   std::vector<TensorSpec> specs;
@@ -39,15 +55,7 @@ MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& w
       for (std::uint64_t row = 0; row < r.rows; ++row)
         std::memcpy(shard.mutable_data() + r.to + row * r.to_stride, whole.data() + r.from + row * r.from_stride,
                     r.bytes);
-    if (reads && part % 2 == 0)
-      merged.sources.push_back({.read =
-                                    [shard](std::uint64_t offset, std::span<std::byte> target) {
-                                      REQUIRE(offset + target.size() <= shard.nbytes());
-                                      std::memcpy(target.data(), shard.data() + offset, target.size());
-                                    },
-                                .bytes_to_read = shard.nbytes()});
-    else
-      merged.sources.push_back({.tensor = shard});
+    merged.sources.push_back(source_of(shard));
     merged.ranks.push_back(part);
     specs.push_back(cut.part);
   }
@@ -76,7 +84,7 @@ TEST_CASE("any window of a merged tensor is what the whole has there") {
     const Merge& merge = merges[random() % merges.size()];
     const int parts = static_cast<int>(1 + random() % 5);
     std::vector<MergedTensor> tensors;
-    tensors.push_back(cut_up("t", merge, whole, parts, round % 2 == 0));
+    tensors.push_back(cut_up("t", merge, whole, parts));
     const MergedSource source(std::move(tensors), {});
     REQUIRE(source.tensors()[0].shape == whole.shape());
     CHECK(source.find("t") == 0);
@@ -98,7 +106,7 @@ TEST_CASE("the largest and the sum are made window by window") {
     return tensor;
   };
   for (const bool is_max : {true, false}) {
-    MergedTensor merged{"t", {}, {{.tensor = make({1, 5, -3})}, {.tensor = make({2, 4, -8})}}, {0, 1}};
+    MergedTensor merged{"t", {}, {source_of(make({1, 5, -3})), source_of(make({2, 4, -8}))}, {0, 1}};
     merged.layout = merge::join(is_max ? max() : sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
     std::vector<MergedTensor> tensors;
     tensors.push_back(std::move(merged));
@@ -113,10 +121,9 @@ TEST_CASE("the largest and the sum are made window by window") {
 TEST_CASE("ranks that must be equal and are not are told when the place is read") {
   const Tensor whole = test::pattern(DType::f32, {64}, 1);
   MergedTensor merged = cut_up("t", same(), whole, 3);
-  merged.sources[2].tensor.mutable_data()[100] ^= std::byte{1};
+  merged.sources[2] = changed(merged.sources[2], 100);
   MergedTensor parts = cut_up("p", concat(0), whole, 2);
-  parts.sources.push_back({.tensor = Tensor::copy_of(parts.sources[1].tensor)});
-  parts.sources[2].tensor.mutable_data()[127] ^= std::byte{1};
+  parts.sources.push_back(changed(parts.sources[1], 127));
   parts.ranks.push_back(3);
   parts.equal = {{1, 2}};
   std::vector<MergedTensor> tensors;
