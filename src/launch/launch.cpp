@@ -251,9 +251,7 @@ class Job {
       if (received->signal == SIGTSTP) signals_->stop_here();
       if (received->signal == SIGINT) {
         const auto now = Clock::now();
-        // One Ctrl-C may come twice: from the terminal, and from a program between.
-        if (interrupted_ && now - *interrupted_ > std::chrono::milliseconds(200) &&
-            now - *interrupted_ < options_.kill_after) {
+        if (interrupted_ && now - *interrupted_ < options_.kill_after) {
           say("interrupted again: killing the ranks");
           end_ranks(SIGKILL);
         }
