@@ -78,7 +78,7 @@ done
 
 # States grow in the workspace, whatever file system the current directory is on. What a killed run has begun lies there
 # until the next one.
-elsewhere=$(mktemp -d /dev/shm/muster-cli-XXXXXX) || exit 1
+elsewhere=$(mktemp -d /dev/shm/other-disk-XXXXXX) || exit 1
 trap 'rm -rf "$work" "$elsewhere"' EXIT
 (cd "$elsewhere" && "$program" shard "$work/model" --ranks 2 --plan llama --workspace --out "$work/far") > "$out" 2>&1 || fail "from elsewhere: $(cat "$out")"
 says 0 "good: " "$program" verify far

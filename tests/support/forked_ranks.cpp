@@ -10,9 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -251,21 +249,12 @@ void run_ranks(int count, const std::function<void(SyncGroup&)>& body) {
 }
 
 std::vector<std::string> shared_memory_names() {
-  const auto listed = [] {
-    std::vector<std::string> names;
-    DIR* directory = ::opendir("/dev/shm");
-    if (directory == nullptr) return names;
-    while (const dirent* entry = ::readdir(directory))
-      if (std::strstr(entry->d_name, "muster") != nullptr) names.emplace_back(entry->d_name);
-    ::closedir(directory);
-    return names;
-  };
-  std::vector<std::string> names = listed();
-  if (names.empty()) return names;
-  // Other tests run beside this one, and may have a name for the time between two calls.
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const std::vector<std::string> later = listed();
-  std::erase_if(names, [&](const std::string& name) { return std::ranges::find(later, name) == later.end(); });
+  std::vector<std::string> names;
+  DIR* directory = ::opendir("/dev/shm");
+  if (directory == nullptr) return names;
+  while (const dirent* entry = ::readdir(directory))
+    if (std::strstr(entry->d_name, "muster") != nullptr) names.emplace_back(entry->d_name);
+  ::closedir(directory);
   return names;
 }
 
