@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "src/device/nccl_lists.hpp"
 #include "src/gather/route.hpp"
+#include "src/gather/shm_protocol.hpp"
 
 namespace muster::cuda {
 
@@ -65,13 +66,7 @@ class MessageReader {
   std::span<const std::byte> left_;
 };
 
-/// The next message of this exchange from a rank.
-inline std::vector<std::byte> receive_of(const gather::Call& call, int from, std::uint64_t most, const char* phase) {
-  for (;;) {
-    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), Subject::exchange);
-    if (MessageReader(message).take<std::uint64_t>() == call.number) return message;
-  }
-}
+using gather::receive_of;
 
 /// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
 /// tells them late or never: the failure is the group's, at once, and what is under way is aborted. `members`: the
