@@ -9,6 +9,7 @@
 #include <condition_variable>
 
 #include "muster/log.hpp"
+#include "src/os/directory.hpp"
 #include "src/os/pidfd.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_names.hpp"
@@ -113,14 +114,39 @@ void FilePeers::hear(const Snapshot& snapshot) {
 GroupDirectory::GroupDirectory(Options options, std::vector<GroupMember> members)
     : options_(std::move(options)),
       members_(std::move(members)),
-      peers_(options_.rank, members_, options_.heartbeat, options_.lost_after) {}
+      peers_(options_.rank, members_, options_.heartbeat, options_.lost_after),
+      reserve_(os::open_directory(options_.path)) {}
+
+template <class Work>
+auto GroupDirectory::with_reserve(const Work& work) const {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (error.os_error() != EMFILE && error.os_error() != ENFILE) throw;
+  }
+  const std::lock_guard lock(reserve_mutex_);
+  reserve_.reset();
+  struct Refill {
+    const GroupDirectory& directory;
+    ~Refill() {
+      try {
+        directory.reserve_ = os::open_directory(directory.options_.path);
+      } catch (const std::exception&) {
+        // Another thread was quicker. Then the next shortage is an error.
+      }
+    }
+  } const refill{*this};
+  return work();
+}
 
 std::shared_ptr<const Snapshot> GroupDirectory::look(bool with_probe, bool is_heartbeat) {
   std::shared_ptr<const Snapshot> fresh;
   try {
-    if (with_probe) refresh(options_.path);
     std::vector<std::string> names;
-    for (os::DirectoryEntry& entry : os::list_directory(options_.path)) names.push_back(std::move(entry.name));
+    with_reserve([&] {
+      if (with_probe) refresh(options_.path);
+      for (os::DirectoryEntry& entry : os::list_directory(options_.path)) names.push_back(std::move(entry.name));
+    });
     fresh = std::make_shared<const Snapshot>(std::move(names));
   } catch (const Error& error) {
     const std::lock_guard lock(mutex_);
@@ -164,10 +190,10 @@ void GroupDirectory::beat() {
 }
 
 void GroupDirectory::publish(const std::string& name, std::span<const std::byte> bytes) {
-  if (!bytes.empty()) return workspace::publish(options_.path, name, bytes);
+  if (!bytes.empty()) return with_reserve([&] { workspace::publish(options_.path, name, bytes); });
   // An empty file is whole when it is there.
   try {
-    os::write_new_file(path_of(name), {});
+    with_reserve([&] { os::write_new_file(path_of(name), {}); });
   } catch (const Error& error) {
     // Nobody else makes it: an answer was lost, and the request repeated.
     if (error.os_error() != EEXIST) throw;
@@ -175,13 +201,14 @@ void GroupDirectory::publish(const std::string& name, std::span<const std::byte>
 }
 
 bool GroupDirectory::publish_first(const std::string& name, std::span<const std::byte> bytes) {
-  return workspace::publish_first(options_.path, name, bytes);
+  return with_reserve([&] { return workspace::publish_first(options_.path, name, bytes); });
 }
 
 void GroupDirectory::read(const std::string& name, std::uint64_t most, milliseconds timeout,
                           const std::function<void(std::span<const std::byte>)>& accept) const {
   const std::string path = path_of(name);
-  patiently(path, {.deadline = Clock::now() + timeout}, [&] { accept(os::read_small_file(path, most)); });
+  patiently(path, {.deadline = Clock::now() + timeout},
+            [&] { accept(with_reserve([&] { return os::read_small_file(path, most); })); });
 }
 
 std::vector<std::byte> GroupDirectory::read(const std::string& name, std::uint64_t bytes, milliseconds timeout) const {
@@ -203,7 +230,7 @@ void GroupDirectory::renew(const std::string& from, const std::string& to) const
   } catch (const Error& error) {
     if (error.os_error() != ENOENT) throw;
     // Never there, or renamed by a request whose answer was lost.
-    if (!os::file_status(path_of(to))) os::write_new_file(path_of(to), {});
+    if (!os::file_status(path_of(to))) with_reserve([&] { os::write_new_file(path_of(to), {}); });
   }
 }
 

@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/os/fd.hpp"
 #include "src/os/identity.hpp"
 #include "src/os/small_file.hpp"
 #include "src/sync/pulse.hpp"
@@ -121,11 +122,17 @@ class GroupDirectory {
 
  private:
   std::shared_ptr<const Snapshot> look(bool with_probe, bool is_heartbeat);
+  /// Runs `work`; if this process has no descriptor left, once more with the one that is kept for that: a rank that
+  /// cannot open anything else can still say so.
+  template <class Work>
+  auto with_reserve(const Work& work) const;
   [[nodiscard]] std::string path_of(const std::string& name) const { return options_.path + "/" + name; }
 
   Options options_;
   std::vector<GroupMember> members_;
   FilePeers peers_;
+  mutable std::mutex reserve_mutex_;
+  mutable os::Fd reserve_;
   std::uint64_t beats_ = 0;  // of the thread that beats
   std::atomic<int> groups_{0};
   std::mutex mutex_;  // of what follows

@@ -27,10 +27,11 @@ inline void kill_self_after(std::chrono::microseconds delay) {
 inline void check_named(const Error& error, std::chrono::steady_clock::time_point since, int victim, pid_t pid,
                         std::chrono::milliseconds within) {
   const std::string words = error.what();
-  RANK_CHECK(error.kind() == ErrorKind::peer_lost);
-  RANK_CHECK(error.rank() == victim);
-  RANK_CHECK(words.find("rank " + std::to_string(victim)) != std::string::npos);
-  RANK_CHECK(words.find("pid " + std::to_string(pid)) != std::string::npos);
+  const bool is_named = error.kind() == ErrorKind::peer_lost && error.rank() == victim &&
+                        words.find("rank " + std::to_string(victim)) != std::string::npos &&
+                        words.find("pid " + std::to_string(pid)) != std::string::npos;
+  if (!is_named)
+    throw RankFailure("rank " + std::to_string(victim) + " was killed, and this names another cause: " + words);
   RANK_CHECK(std::chrono::steady_clock::now() - since < within);
 }
 

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,6 +48,30 @@ os::Fd fresh_network() {
   return network;
 }
 
+/// Two hosts joined by a pair of network cards.
+void link_networks(const os::Fd& one, const os::Fd& other) {
+  const auto path = [](const os::Fd& network) {
+    return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(network.get());
+  };
+  const auto up = [&](const os::Fd& network, const char* address) {
+    return "nsenter --net=" + path(network) + " sh -c 'ip link set lo up && ip address add " + address +
+           "/24 dev link0 && ip link set link0 up'";
+  };
+  const auto is_up = [&](const os::Fd& network) {
+    return "until nsenter --net=" + path(network) + " ip link show link0 | grep -q 'state UP'; do :; done";
+  };
+  const std::string command = "nsenter --net=" + path(one) + " ip link add link0 type veth peer name link0 netns " +
+                              path(other) + " && " + up(one, "10.78.0.1") + " && " + up(other, "10.78.0.2") + " && " +
+                              is_up(one) + " && " + is_up(other);
+  if (std::system(command.c_str()) != 0) throw std::runtime_error("no network cards can be made here");
+}
+
+/// By TCP, as between machines, where MUSTER_TEST_MPI_LINK=tcp says so; else as MPI likes.
+bool goes_by_tcp() {
+  const char* link = std::getenv("MUSTER_TEST_MPI_LINK");
+  return link != nullptr && std::string_view(link) == "tcp";
+}
+
 int wanted_level() {
   const char* text = std::getenv("MUSTER_TEST_MPI_THREADS");
   const std::string_view threads = text == nullptr ? "" : text;
@@ -64,18 +89,24 @@ bool is_open_mpi() {
 class MpiMaker final : public GroupMaker {
  public:
   MpiMaker(int size, int hosts) : size_(size), hosts_(hosts), server_(size) {
-    for (int host = 1; host < hosts; ++host) networks_.push_back(fresh_network());
+    for (int host = 0; host < hosts; ++host) networks_.push_back(fresh_network());
+    if (hosts == 2 && goes_by_tcp()) link_networks(networks_[0], networks_[1]);
   }
 
   [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
     server_.enter(rank);
     // Ranks in turns over the hosts would be as good; in blocks is what launchers do.
     const int host = rank * hosts_ / size_;
-    if (host != 0 && ::setns(networks_[static_cast<std::size_t>(host - 1)].get(), CLONE_NEWNET) != 0)
+    if (hosts_ > 1 && ::setns(networks_[static_cast<std::size_t>(host)].get(), CLONE_NEWNET) != 0)
       throw std::runtime_error("setns");
+    // UCX looks there for network cards.
+    if (hosts_ > 1 && goes_by_tcp() &&
+        (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+         ::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0))
+      throw std::runtime_error("/sys of the host's own network");
     // Hosts apart cannot look into each other's processes. UCX would here, and ends a process that looks into one that
     // is gone or has left the exchange.
-    if (hosts_ > 1) ::setenv("UCX_TLS", "^cma", 0);
+    if (hosts_ > 1) ::setenv("UCX_TLS", goes_by_tcp() ? "tcp,self" : "^cma", 0);
     int level = 0;
     MPI_Init_thread(nullptr, nullptr, wanted_level(), &level);
     std::shared_ptr<SyncGroup> group = mpi_group(MPI_COMM_WORLD, {.timeout = timeout});
