@@ -51,8 +51,6 @@ LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
       parent_(std::move(membership.parent)),
-      // More ranks than cores: whoever spins keeps the one it waits for from running.
-      spins_(os::usable_cores() >= size() ? 4000 : 200),
       channel_(membership.rank, std::move(membership.listener), std::move(membership.addresses), membership.nonce,
                channel_wait()) {
   control_->set_phase(rank(), "its own work");
@@ -103,19 +101,10 @@ void LocalGroup::wait(const WaitOptions& options, const Done& done, const Needed
   }
 }
 
-template <class Done>
-bool LocalGroup::spin(const Done& done) const {
-  for (int turn = 0; turn < spins_; ++turn) {
-    if (done()) return true;
-    os::spin_pause();
-  }
-  return false;
-}
-
 template <class Done, class Needed, class Awaited>
 void LocalGroup::wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting,
                          const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
-  if (spin(done)) return;
+  if (os::comes_soon(done)) return;
   std::uint32_t seen = 0;
   const auto is_done = [&] {
     seen = word.load(std::memory_order_seq_cst);
@@ -268,7 +257,7 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
                                const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                                const WaitOptions& options) {
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
-  if (!spin(done)) wait(options, done, is_awaited, is_awaited, sleep);
+  if (!os::comes_soon(done)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
 std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, Tie tie) {
