@@ -90,10 +90,6 @@ class LocalGroup final : public SyncGroup {
                const Done& done, const Needed& needed, const Awaited& awaited);
   /// How a descriptor channel of these ranks waits.
   LocalChannel::Wait channel_wait();
-  /// Runs work whose failure is the group's: another rank would wait for what does not come.
-  template <class Work>
-  auto or_fail(const Work& work) -> decltype(work());
-  [[noreturn]] void fail(const Error& cause);
   void write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options);
   void await_bytes(const Ring& ring, int from, std::uint64_t least, const WaitOptions& options);
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
