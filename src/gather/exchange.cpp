@@ -106,7 +106,8 @@ class Run {
     ExchangeReport& report = state_->report;
     report.rounds += settle_proofs(call_, records, proof_.get());
     // The others wait for what this rank would have begun here.
-    if (const auto stuck = attempt(group_, [&] { choose(records); })) fail_all(group_, *stuck);
+    if (const auto stuck = attempt(group_, [&] { choose(records); }))
+      sync::fail(group_, sync::in_own_name(group_, *stuck));
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
       transfer_->move(records, report);
@@ -214,8 +215,7 @@ class Run {
     if (!moved) {
       if (!trouble) return false;
       // Only names travelled, in one round: the others are gone already, and hear of it at their next call.
-      group_.poison(*trouble);
-      throw *trouble;
+      sync::fail(group_, *trouble);
     }
     ClosingRecord mine;
     if (trouble) mine.status = status_of(trouble->kind());

@@ -145,12 +145,8 @@ void ShmMerge::lay_out(std::span<const Record> records) {
 }
 
 void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
-  try {
-    lay_out(records);
-  } catch (const std::bad_alloc&) {
-    // Without it this rank does not even know who waits for it.
-    fail_all(*call_.group, Error(ErrorKind::no_space, "out of memory"));
-  }
+  // Without a layout this rank does not even know who waits for it.
+  sync::unless_out_of_memory(*call_.group, [&] { lay_out(records); });
   if (area_.target_bytes == 0) return;
   const Record& first = records[static_cast<std::size_t>(call_.first())];
   is_known_ = is_warm(first, area_);
@@ -233,9 +229,8 @@ void ShmMerge::find(std::uint64_t segment) {
     return;
   }
   // The ranks no longer agree on what they share, and some may already wait for this one.
-  const Error cause(ErrorKind::corrupt, "the first rank of a merge uses a segment that was never handed over");
-  call_.group->poison(cause);
-  throw cause;
+  sync::fail(*call_.group,
+             Error(ErrorKind::corrupt, "the first rank of a merge uses a segment that was never handed over"));
 }
 
 void ShmMerge::take_in() {

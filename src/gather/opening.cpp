@@ -72,15 +72,6 @@ Chosen chosen_route(const Call& call, std::span<const Record> records) {
   return {driver, reason.empty() ? driver->reason(call) : std::move(reason)};
 }
 
-void fail_all(SyncGroup& group, const Error& cause) {
-  const RankInfo& self = group.info(group.rank());
-  const Error named(cause.kind(),
-                    fmt::format("rank {} (host {}, pid {}): {}", self.rank, self.host, self.pid, cause.what()),
-                    {.rank = self.rank, .pid = self.pid, .host = self.host});
-  group.poison(named);
-  throw group.failure().value_or(named);
-}
-
 std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof) {
   if (std::ranges::none_of(records, &Record::proves)) return 0;
   SyncGroup& group = *call.group;

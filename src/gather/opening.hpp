@@ -3,7 +3,6 @@
 // What a gather and a stream do alike around round 1: check the list, choose the route, turn a local failure into a
 // status that all ranks hear of.
 
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,8 +10,11 @@
 
 #include "src/gather/policy.hpp"
 #include "src/gather/route.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::gather {
+
+using sync::attempt;
 
 /// "[0, 2, 1]".
 std::string list_text(std::span<const int> ranks);
@@ -49,26 +51,6 @@ std::vector<T> round_of(SyncGroup& group, const T& mine, const WaitOptions& wait
 /// rounds that took. Throws what failed, on all ranks alike.
 std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof);
 
-/// This rank cannot go on and the others cannot know it: the group fails with `cause`, in this rank's name.
-[[noreturn]] void fail_all(SyncGroup& group, const Error& cause);
-
-/// Runs local work whose failure must reach the other ranks instead of leaving the call.
-template <class Work>
-std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    // Not this rank's own failure but the group's: nobody is left to tell.
-    if (group.failure()) throw;
-    return error;
-  } catch (const std::bad_alloc&) {
-    return Error(ErrorKind::no_space, "out of memory");
-  } catch (const std::exception& error) {
-    return Error(ErrorKind::io, error.what());
-  }
-  return std::nullopt;
-}
-
 /// A collective call of the program: all ranks throw the same. Where the group has failed that is its first cause,
 /// whatever this rank has found meanwhile.
 template <class Work>
@@ -76,11 +58,7 @@ auto collectively(SyncGroup& group, Operation operation, const Work& work) -> de
   try {
     const SyncGroup::Use use(group);
     try {
-      try {
-        return work();
-      } catch (const std::bad_alloc&) {
-        fail_all(group, Error(ErrorKind::no_space, "out of memory"));
-      }
+      return sync::unless_out_of_memory(group, work);
     } catch (const Error&) {
       if (group.failure())
         for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);

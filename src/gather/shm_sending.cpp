@@ -31,6 +31,7 @@ class SlotObligation final : public Obligation {
     return static_cast<std::int32_t>(slot_->released() - use_) >= 0;
   }
   bool wait(Clock::time_point deadline) const override {
+    if (os::comes_soon([&] { return is_given_back(); })) return true;
     const std::atomic<std::uint32_t>& released = slot_->segment().header().released;
     for (;;) {
       const std::uint32_t seen = released.load(std::memory_order_acquire);
@@ -53,6 +54,7 @@ class ArenaObligation final : public Obligation {
       : arena_(std::move(arena)), lease_(lease), holder_(std::move(holder)) {}
   [[nodiscard]] bool is_given_back() const noexcept override { return arena_->has_ended(lease_); }
   bool wait(Clock::time_point deadline) const override {
+    if (os::comes_soon([&] { return is_given_back(); })) return true;
     while (!arena_->has_ended(lease_) && !holder_->is_dead()) {
       const auto left = deadline - Clock::now();
       if (left <= Clock::duration::zero()) return false;

@@ -185,10 +185,7 @@ class Run {
     } catch (const Error& error) {
       // The companion has failed: another rank has announced its own failure, or a wait has failed for good.
       const Error cause = call_.companion->failure().value_or(error);
-      if (cause.kind() != announced) {
-        group_.poison(cause);
-        throw group_.failure().value_or(cause);
-      }
+      if (cause.kind() != announced) sync::fail(group_, cause);
     }
     if (own) {
       const RankInfo& info = group_.info(group_.rank());

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "src/mpi/fail_all.hpp"
 #include "src/mpi/mpi_pieces.hpp"
+#include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster::mpi {
@@ -62,7 +62,7 @@ bool Inflow::look() {
   bool has_moved = false;
   for (const std::size_t index : unfinished_) {
     State& state = states_[index];
-    while (!state.open.empty() && has_finished(state.open.front(), group_, state.lane.sender)) {
+    while (!state.open.empty() && group_.has_finished(state.open.front(), state.lane.sender)) {
       state.open.pop_front();
       state.moved = Clock::now();
       sink_.arrived(index, state.done++);
@@ -84,7 +84,7 @@ bool Inflow::look() {
 }
 
 void Inflow::run(const WaitOptions& wait) {
-  or_fail_all(group_, [&] { take_all(wait); });
+  sync::or_fail(group_, [&] { take_all(wait); });
 }
 
 void Inflow::take_all(const WaitOptions& wait) {
@@ -133,7 +133,7 @@ void Inflow::look_at_neighbours(const WaitOptions& wait) {
     State& state = states_[index];
     const int sender = state.lane.sender;
     if (!group_.shares_memory(sender)) continue;
-    throw_if_dead(group_, sender);
+    group_.throw_if_dead(sender);
     if (!is_awaited(index)) state.moved = now;
     if (now - state.moved <= sync::timeout_of(wait.timeout, group_.timeout())) continue;
     const RankInfo& info = group_.info(sender);

@@ -167,9 +167,4 @@ Error MpiGroup::decide() noexcept {
   return *standing_->first_cause.decided();
 }
 
-void MpiGroup::fail(const Error& cause) {
-  poison(cause);
-  throw failure().value_or(cause);
-}
-
 }  // namespace muster::mpi

@@ -176,11 +176,13 @@ void MpiGroup::check_round(int from, std::span<const std::byte> message, std::si
   if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
       message.size() == sizeof theirs + ranks * record_bytes)
     return;
-  fail(Error(ErrorKind::rank_mismatch,
-             fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
-                         "the ranks are in different calls",
-                         options.phase, rank(), round_, record_bytes, from, theirs.round, theirs.record_bytes),
-             {.rank = from}));
+  sync::fail(
+      *this,
+      Error(ErrorKind::rank_mismatch,
+            fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
+                        "the ranks are in different calls",
+                        options.phase, rank(), round_, record_bytes, from, theirs.round, theirs.record_bytes),
+            {.rank = from}));
 }
 
 std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<const std::byte> here,

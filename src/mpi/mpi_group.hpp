@@ -79,6 +79,11 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
+  /// While tensors are under way between this rank and another one: whether MPI has finished with one message of them.
+  /// Throws Error(peer_lost) where MPI cannot reach that rank any more.
+  [[nodiscard]] bool has_finished(Pending& pending, int other) const;
+  /// Likewise, of a rank of this host: its death is seen at once. Those of other hosts are the group's waits' to find.
+  void throw_if_dead(int other) const;
 
  protected:
   void do_barrier(const WaitOptions& options) override;
@@ -122,7 +127,6 @@ class MpiGroup final : public SyncGroup, private Listener {
                                        std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
   void tell_other_hosts(const Error& cause) noexcept;
-  [[noreturn]] void fail(const Error& cause);
   /// Another host's failure.
   void hear(int host, const Error& cause);
   /// Whether the hosts have to come to the same cause (first_cause.hpp).

@@ -16,12 +16,12 @@
 #include "src/gather/shm_protocol.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/merge/rows.hpp"
-#include "src/mpi/fail_all.hpp"
 #include "src/mpi/merge_rings.hpp"
 #include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
 #include "src/shm/stream_copy.hpp"
 #include "src/sync/descriptor_channel.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -153,7 +153,7 @@ void Receiving::run() {
   std::optional<Inflow> inflow;
   // Where only some receives are open they would take pieces of the next exchange.
   if (goes_on)
-    or_fail_all(group_, [&] {
+    sync::or_fail(group_, [&] {
       std::vector<Inflow::Lane> lanes;
       for (std::size_t source = 1; source < call_.list.size(); ++source) {
         const MergeRing* ring = rings_[source - 1];
@@ -345,7 +345,7 @@ class MpiMerge final : public gather::Transfer {
     const std::vector<std::byte> answer = group_.receive(call_.first(), sizeof word, wait, Subject::exchange);
     if (answer.size() == sizeof word) std::memcpy(&word, answer.data(), sizeof word);
     if (word.is_well == 0) return;
-    or_fail_all(group_, [&] {
+    sync::or_fail(group_, [&] {
       if (is_near)
         write_pieces(plan, ring, word, wait);
       else

@@ -54,9 +54,10 @@ std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t 
   wait([&] { return found.look(comm(), from, tag); }, {}, on, options, grace);
   const std::size_t length = found.bytes();
   if (length > most)
-    fail(Error(ErrorKind::corrupt,
-               fmt::format("rank {} sends a message of {} bytes where at most {} can be", from, length, most),
-               {.rank = from}));
+    sync::fail(*this,
+               Error(ErrorKind::corrupt,
+                     fmt::format("rank {} sends a message of {} bytes where at most {} can be", from, length, most),
+                     {.rank = from}));
   const auto bytes = std::make_shared<std::vector<std::byte>>(length);
   Pending pending = found.receive(*bytes, bytes);
   // Its sender may have left the group since: the rest comes when he calls MPI the next time.
@@ -104,9 +105,10 @@ std::vector<std::byte> MpiGroup::do_receive(int from, Subject subject, std::uint
   std::vector<std::byte> bytes = take_message(from, tag_of(subject), first, options, std::chrono::milliseconds(0));
   if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
   if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
-    fail(Error(ErrorKind::corrupt,
-               fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, head.length, most),
-               {.rank = from}));
+    sync::fail(*this, Error(ErrorKind::corrupt,
+                            fmt::format("rank {} announces a message of {} bytes where at most {} can be", from,
+                                        head.length, most),
+                            {.rank = from}));
   bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
   while (bytes.size() < head.length) {
     const std::vector<std::byte> more =

@@ -10,10 +10,10 @@
 
 #include "src/gather/opening.hpp"
 #include "src/gather/receive_need.hpp"
-#include "src/mpi/fail_all.hpp"
 #include "src/mpi/merge_rings.hpp"
 #include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::mpi {
 
@@ -60,7 +60,7 @@ void MpiReceiving::move(std::span<const gather::Record> records, const std::func
   std::optional<Inflow> inflow;
   // Where only some receives are open they would take pieces of the next exchange.
   if (goes_on)
-    or_fail_all(group_, [&] {
+    sync::or_fail(group_, [&] {
       std::vector<Inflow::Lane> lanes;
       for (const Parcel& parcel : parcels_) lanes.push_back({parcel.sender, parcel.pieces.size()});
       inflow.emplace(group_, lanes, static_cast<Inflow::Sink&>(*this)).open();

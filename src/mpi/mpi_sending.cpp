@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/mpi/fail_all.hpp"
 #include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::mpi {
 
@@ -30,7 +30,7 @@ void MpiSending::move(ExchangeReport& report) {
   if (tree_.bytes() <= rides_along) return;
   const std::vector<std::byte> word =
       group_.receive(call_.first(), 1, call_.wait("gather: sending"), Subject::exchange);
-  if (word.size() == 1 && word.front() != std::byte{0}) or_fail_all(group_, [&] { send_pieces(); });
+  if (word.size() == 1 && word.front() != std::byte{0}) sync::or_fail(group_, [&] { send_pieces(); });
 }
 
 void MpiSending::prepare() {

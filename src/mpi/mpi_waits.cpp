@@ -234,10 +234,10 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
       continue;
     }
     if (options.stop.stop_requested())
-      fail(Error(ErrorKind::cancelled,
-                 fmt::format("rank {} (host {}, pid {}) cancelled '{}'", rank(), info(rank()).host, info(rank()).pid,
-                             options.phase),
-                 {.rank = rank(), .pid = info(rank()).pid, .host = info(rank()).host}));
+      sync::fail(*this, Error(ErrorKind::cancelled,
+                              fmt::format("rank {} (host {}, pid {}) cancelled '{}'", rank(), info(rank()).host,
+                                          info(rank()).pid, options.phase),
+                              {.rank = rank(), .pid = info(rank()).pid, .host = info(rank()).host}));
     if (sleep)
       sleep(slice);
     else
@@ -257,10 +257,10 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
         if (view.is_dead) end = "died";
       }
       if (end != nullptr && !done())
-        fail(Error(ErrorKind::peer_lost,
-                   fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'", on[i], info(on[i]).host,
-                               info(on[i]).pid, end, rank(), options.phase),
-                   {.rank = on[i], .pid = info(on[i]).pid, .host = info(on[i]).host}));
+        sync::fail(*this, Error(ErrorKind::peer_lost,
+                                fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'", on[i],
+                                            info(on[i]).host, info(on[i]).pid, end, rank(), options.phase),
+                                {.rank = on[i], .pid = info(on[i]).pid, .host = info(on[i]).host}));
       if (chain.progress != seen[i].progress) {
         seen[i] = {chain.progress, now};
         local().progress();
@@ -280,14 +280,35 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   }
 }
 
+void MpiGroup::throw_if_dead(int other) const {
+  if (!shares_memory(other) || !liveness(other)->is_dead()) return;
+  const RankInfo& dead = info(other);
+  throw Error(ErrorKind::peer_lost,
+              fmt::format("rank {} (host {}, pid {}) died while tensors were under way between it and rank {}", other,
+                          dead.host, dead.pid, rank()),
+              {.rank = other, .pid = dead.pid, .host = dead.host});
+}
+
+bool MpiGroup::has_finished(Pending& pending, int other) const {
+  try {
+    return pending.test();
+  } catch (const Error& error) {
+    const RankInfo& lost = info(other);
+    throw Error(ErrorKind::peer_lost,
+                fmt::format("the connection to rank {} (host {}, pid {}) broke while tensors were under way: {}", other,
+                            lost.host, lost.pid, error.what()),
+                {.rank = other, .pid = lost.pid, .host = lost.host});
+  }
+}
+
 void MpiGroup::look_for_the_dead(const WaitOptions& options) {
   for (const int rank : hosts_.members[static_cast<std::size_t>(hosts_.mine)]) {
     if (rank == this->rank() || !liveness(rank)->is_dead()) continue;
     if (parent_)
-      fail(Error(ErrorKind::peer_lost,
-                 fmt::format("rank {} (host {}, pid {}) died while rank {} was in '{}'", rank, info(rank).host,
-                             info(rank).pid, this->rank(), options.phase),
-                 {.rank = rank, .pid = info(rank).pid, .host = info(rank).host}));
+      sync::fail(*this, Error(ErrorKind::peer_lost,
+                              fmt::format("rank {} (host {}, pid {}) died while rank {} was in '{}'", rank,
+                                          info(rank).host, info(rank).pid, this->rank(), options.phase),
+                              {.rank = rank, .pid = info(rank).pid, .host = info(rank).host}));
     const auto hold = family_->lock();
     View& view = views_[static_cast<std::size_t>(rank)];
     if (std::exchange(view.is_dead, true)) continue;
@@ -304,11 +325,13 @@ void MpiGroup::time_out(const std::vector<int>& late, Clock::duration waited, co
   std::string names;
   for (const int rank : late) names += (names.empty() ? "" : ", ") + describe(rank);
   const RankInfo& first = info(late.front());
-  fail(Error(ErrorKind::timeout,
-             fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does and "
-                         "whether that host can be reached, or raise the timeout (MUSTER_TIMEOUT, seconds)",
-                         rank(), seconds(waited), options.phase, names),
-             {.rank = late.front(), .pid = first.pid, .host = first.host}));
+  sync::fail(
+      *this,
+      Error(ErrorKind::timeout,
+            fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does and "
+                        "whether that host can be reached, or raise the timeout (MUSTER_TIMEOUT, seconds)",
+                        rank(), seconds(waited), options.phase, names),
+            {.rank = late.front(), .pid = first.pid, .host = first.host}));
 }
 
 void MpiGroup::do_wait_until(const std::function<bool()>& done,

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "src/mpi/mpi_group.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::mpi {
 
@@ -53,10 +54,10 @@ auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
       throw *failure();
     }
     const RankInfo& peer = info(on);
-    fail(Error(error.kind(),
-               fmt::format("in '{}' of rank {} with rank {} (host {}, pid {}): {}", options.phase, rank(), on,
-                           peer.host, peer.pid, error.what()),
-               {.rank = on, .pid = peer.pid, .host = peer.host}));
+    sync::fail(*this, Error(error.kind(),
+                            fmt::format("in '{}' of rank {} with rank {} (host {}, pid {}): {}", options.phase, rank(),
+                                        on, peer.host, peer.pid, error.what()),
+                            {.rank = on, .pid = peer.pid, .host = peer.host}));
   }
 }
 

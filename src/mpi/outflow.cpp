@@ -5,7 +5,6 @@
 #include <array>
 #include <thread>
 
-#include "src/mpi/fail_all.hpp"
 #include "src/mpi/mpi_pieces.hpp"
 
 namespace muster::mpi {
@@ -51,7 +50,7 @@ void Outflow::drain(std::size_t most, const WaitOptions& wait) {
           eagerness_.begin();
           for (;;) {
             bool has_moved = false;
-            while (!under_way_.empty() && has_finished(under_way_.front(), group_, to_)) {
+            while (!under_way_.empty() && group_.has_finished(under_way_.front(), to_)) {
               under_way_.pop_front();
               group_.progress();
               has_moved = true;
@@ -59,7 +58,7 @@ void Outflow::drain(std::size_t most, const WaitOptions& wait) {
             if (under_way_.size() <= most) return true;
             if (!eagerness_.again(has_moved)) break;
           }
-          throw_if_dead(group_, to_);
+          group_.throw_if_dead(to_);
           return false;
         },
         on, wait);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <thread>
 
 namespace muster::os {
 
@@ -22,6 +23,24 @@ inline void spin_pause() noexcept {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+/// How every wait begins: asks `done` for some microseconds, and returns whether it has become true. A few turns keep
+/// the core, because what another core does comes soonest so. Then each turn offers the core to others: the process
+/// that is waited for may need this very one. After that, sleep.
+template <class Done>
+bool comes_soon(const Done& done) {
+  constexpr int spins = 100;
+  constexpr int yields = 100;
+  for (int turn = 0; turn < spins; ++turn) {
+    if (done()) return true;
+    spin_pause();
+  }
+  for (int turn = 0; turn < yields; ++turn) {
+    if (done()) return true;
+    std::this_thread::yield();
+  }
+  return done();
 }
 
 }  // namespace muster::os

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <functional>
 
@@ -12,6 +11,7 @@
 #include "src/os/futex.hpp"
 #include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster::sync {
@@ -51,8 +51,6 @@ LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
       parent_(std::move(membership.parent)),
-      // More ranks than cores: whoever spins keeps the one it waits for from running.
-      spins_(os::usable_cores() >= size() ? 4000 : 200),
       channel_(membership.rank, std::move(membership.listener), std::move(membership.addresses), membership.nonce,
                channel_wait()) {
   control_->set_phase(rank(), "its own work");
@@ -103,19 +101,10 @@ void LocalGroup::wait(const WaitOptions& options, const Done& done, const Needed
   }
 }
 
-template <class Done>
-bool LocalGroup::spin(const Done& done) const {
-  for (int turn = 0; turn < spins_; ++turn) {
-    if (done()) return true;
-    os::spin_pause();
-  }
-  return false;
-}
-
 template <class Done, class Needed, class Awaited>
 void LocalGroup::wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting,
                          const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
-  if (spin(done)) return;
+  if (os::comes_soon(done)) return;
   std::uint32_t seen = 0;
   const auto is_done = [&] {
     seen = word.load(std::memory_order_seq_cst);
@@ -134,27 +123,6 @@ LocalChannel::Wait LocalGroup::channel_wait() {
     const auto is_peer = [peer](int rank) { return rank == peer; };
     wait(options, done, is_peer, is_peer, [&](std::chrono::nanoseconds) { sleep(); });
   };
-}
-
-void LocalGroup::fail(const Error& cause) {
-  control_->poison(cause);
-  throw control_->failure().value_or(cause);
-}
-
-template <class Work>
-auto LocalGroup::or_fail(const Work& work) -> decltype(work()) {
-  const auto told = [this](ErrorKind kind, const char* words, int os_error) {
-    const RankInfo& own = info(rank());
-    return Error(kind, fmt::format("rank {} (host {}, pid {}): {}", own.rank, own.host, own.pid, words),
-                 {.rank = own.rank, .pid = own.pid, .host = own.host, .os_error = os_error});
-  };
-  try {
-    return work();
-  } catch (const Error& error) {
-    fail(told(error.kind(), error.what(), error.os_error()));
-  } catch (const std::bad_alloc&) {
-    fail(told(ErrorKind::no_space, "out of memory for messages", ENOMEM));
-  }
 }
 
 std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOptions& options) {
@@ -180,10 +148,10 @@ std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOpt
   for (int rank = 0; rank < size(); ++rank) {
     const std::uint32_t length = control_->cell(rank).record_length[round & 1].load(std::memory_order_relaxed);
     if (length == record.size()) continue;
-    fail(Error(ErrorKind::rank_mismatch,
-               fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
-                           options.phase, info(this->rank()).rank, record.size(), info(rank).rank, length),
-               {.rank = info(rank).rank}));
+    fail(*this, Error(ErrorKind::rank_mismatch,
+                      fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
+                                  options.phase, info(this->rank()).rank, record.size(), info(rank).rank, length),
+                      {.rank = info(rank).rank}));
   }
   return round;
 }
@@ -202,7 +170,7 @@ void LocalGroup::write(Ring& ring, int to, std::span<const std::byte> bytes, con
     if (!ring.has_room())
       wait_on(
           mine.room.word, mine.room.waiting, options, [&] { return ring.has_room(); }, is_receiver, is_receiver);
-    bytes = bytes.subspan(or_fail([&] { return ring.write(bytes); }));
+    bytes = bytes.subspan(or_fail(*this, [&] { return ring.write(bytes); }));
     control_->cell(to).mail.ring();
     progress();
   }
@@ -212,7 +180,9 @@ void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> mes
   const Phase phase(*control_, rank(), options);
   auto ring = outgoing_.find({to, subject});
   if (ring == outgoing_.end())
-    or_fail([&] { ring = outgoing_.try_emplace({to, subject}, control_->make_ring(rank(), to, subject)).first; });
+    or_fail(*this, [&] {
+      ring = outgoing_.try_emplace({to, subject}, control_->make_ring(rank(), to, subject)).first;
+    });
   const std::uint64_t length = message.size();
   write(ring->second, to, std::as_bytes(std::span(&length, 1)), options);
   write(ring->second, to, message, options);
@@ -234,7 +204,9 @@ std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::ui
     const auto is_sender = [from](int rank) { return rank == from; };
     const auto is_there = [&] { return control_->has_ring(from, rank(), subject); };
     wait_on(mine.mail.word, mine.mail.waiting, options, is_there, is_sender, is_sender);
-    or_fail([&] { found = incoming_.try_emplace({from, subject}, control_->map_ring(from, rank(), subject)).first; });
+    or_fail(*this, [&] {
+      found = incoming_.try_emplace({from, subject}, control_->map_ring(from, rank(), subject)).first;
+    });
   }
   Ring& ring = found->second;
   std::uint64_t length = 0;
@@ -242,10 +214,10 @@ std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::ui
   ring.peek(std::as_writable_bytes(std::span(&length, 1)));
   if (length > most)
     // What follows in the ring cannot be told from lengths any more.
-    fail(Error(
-        ErrorKind::corrupt,
-        fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank, length, most),
-        {.rank = info(from).rank}));
+    fail(*this, Error(ErrorKind::corrupt,
+                      fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
+                                  length, most),
+                      {.rank = info(from).rank}));
   // Before anything is taken: where there is no memory for it, the message stays.
   std::vector<std::byte> message(length);
   const auto take = [&](std::uint64_t bytes) {
@@ -268,7 +240,7 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
                                const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                                const WaitOptions& options) {
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
-  if (!spin(done)) wait(options, done, is_awaited, is_awaited, sleep);
+  if (!os::comes_soon(done)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
 std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, Tie tie) {

@@ -4,11 +4,11 @@
 //
 // A round (barrier, all-gather):
 //  1. Write the own record of this round into its cell (odd and even rounds have their own: nobody is two rounds
-//  ahead).
+//     ahead).
 //  2. Mark the own cell as arrived and count oneself in. The last one clears the count, publishes the round's number,
-//  and wakes the sleepers.
-//  3. The others spin briefly, then sleep on the round's number in slices; between slices they look for the dead, the
-//     cancelled and the deadline (watchdog.hpp).
+//     and wakes the sleepers.
+//  3. The others look for a moment, then sleep on the round's number in slices; between slices they look for the
+//     dead, the cancelled and the deadline (watchdog.hpp).
 //  4. Copy out all records.
 // A message: the sender appends length and bytes to the ring of this pair of ranks and this subject, as the receiver
 // makes room; the receiver copies out in order.
@@ -84,19 +84,12 @@ class LocalGroup final : public SyncGroup {
   template <class Done, class Needed, class Awaited, class Sleep>
   void wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
             const Sleep& sleep);
-  /// True where it is done within some microseconds.
-  template <class Done>
-  bool spin(const Done& done) const;
-  /// Spins, then waits asleep on a word that changes with what `done` looks at.
+  /// Waits (os::comes_soon), then sleeps on a word that changes with what `done` looks at.
   template <class Done, class Needed, class Awaited>
   void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
                const Done& done, const Needed& needed, const Awaited& awaited);
   /// How a descriptor channel of these ranks waits.
   LocalChannel::Wait channel_wait();
-  /// Runs work whose failure is the group's: another rank would wait for what does not come.
-  template <class Work>
-  auto or_fail(const Work& work) -> decltype(work());
-  [[noreturn]] void fail(const Error& cause);
   void write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options);
   void await_bytes(const Ring& ring, int from, std::uint64_t least, const WaitOptions& options);
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
@@ -105,7 +98,6 @@ class LocalGroup final : public SyncGroup {
   std::shared_ptr<ControlBlock> control_;
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
-  int spins_;
   // Rings that have been used, by the other rank.
   std::map<std::pair<int, Subject>, Ring> outgoing_;
   std::map<std::pair<int, Subject>, Ring> incoming_;

@@ -4,32 +4,28 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <new>
 
 #include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster {
-namespace {
 
-/// What a rank does with all others. Where its memory ends in the middle of it they cannot go on either: they hear why.
-template <class Work>
-auto or_fail_all(SyncGroup& group, const Work& work) -> decltype(work()) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    const RankInfo& self = group.info(group.rank());
-    const Error cause(ErrorKind::no_space,
-                      "rank " + std::to_string(self.rank) + " (host " + self.host + ", pid " +
-                          std::to_string(self.pid) + "): out of memory",
-                      {.rank = self.rank, .pid = self.pid, .host = self.host});
-    group.poison(cause);
-    throw group.failure().value_or(cause);
-  }
+using sync::unless_out_of_memory;
+
+Error sync::in_own_name(const SyncGroup& group, const Error& cause) {
+  if (cause.rank()) return cause;
+  const RankInfo& self = group.info(group.rank());
+  ErrorDetails details = cause.details();
+  details.rank = self.rank;
+  details.pid = self.pid;
+  details.host = self.host;
+  return {cause.kind(),
+          "rank " + std::to_string(self.rank) + " (host " + self.host + ", pid " + std::to_string(self.pid) +
+              "): " + cause.what(),
+          details};
 }
-
-}  // namespace
 
 SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
     : rank_(rank),
@@ -93,7 +89,7 @@ SyncGroup::Use::~Use() {
 
 void SyncGroup::barrier(const WaitOptions& options) {
   const Use use(*this);
-  or_fail_all(*this, [&] { do_barrier(options); });
+  unless_out_of_memory(*this, [&] { do_barrier(options); });
 }
 
 void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
@@ -103,21 +99,21 @@ void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
                                          std::to_string(max_record) + " fit");
   if (all.size() != mine.size() * ranks_.size())
     throw Error(ErrorKind::argument, "all_gather: the result must have room for one record a rank");
-  or_fail_all(*this, [&] { do_all_gather(mine, all, options); });
+  unless_out_of_memory(*this, [&] { do_all_gather(mine, all, options); });
 }
 
 void SyncGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(to);
   if (to == rank_) throw Error(ErrorKind::argument, "a rank cannot send a message to itself");
-  or_fail_all(*this, [&] { do_send(to, subject, message, options); });
+  unless_out_of_memory(*this, [&] { do_send(to, subject, message, options); });
 }
 
 std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(from);
   if (from == rank_) throw Error(ErrorKind::argument, "a rank cannot receive a message from itself");
-  return or_fail_all(*this, [&] { return do_receive(from, subject, most, options); });
+  return unless_out_of_memory(*this, [&] { return do_receive(from, subject, most, options); });
 }
 
 void SyncGroup::wait_until(const std::function<bool()>& done,
@@ -154,12 +150,12 @@ void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
 
 std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
   const Use use(*this);
-  return or_fail_all(*this, [&] { return do_duplicate(options, Tie::none); });
+  return unless_out_of_memory(*this, [&] { return do_duplicate(options, Tie::none); });
 }
 
 std::shared_ptr<SyncGroup> SyncGroup::companion(const WaitOptions& options) {
   const Use use(*this);
-  return or_fail_all(*this, [&] { return do_duplicate(options, Tie::companion); });
+  return unless_out_of_memory(*this, [&] { return do_duplicate(options, Tie::companion); });
 }
 
 }  // namespace muster
