@@ -118,8 +118,26 @@ void Family::tell(int rank, const Control& control) {
   }
   // Step 1; but who hears of a failure may be gone before it hears of it again.
   const auto bytes = std::as_bytes(std::span(&control, 1));
-  sends_.push_back(send_copy(comm(), rank, control_tag, bytes,
-                             control.kind == ControlKind::failure ? Finished::sent : Finished::taken));
+  const Finished finished = control.kind == ControlKind::failure ? Finished::sent : Finished::taken;
+  reach(rank, [&] {
+    sends_.push_back({rank, send_copy(comm(), rank, control_tag, bytes, finished)});
+    return true;
+  });
+}
+
+template <class Call>
+bool Family::reach(int rank, const Call& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::io) throw;
+  }
+  Control notice;
+  notice.kind = ControlKind::died;
+  notice.from = rank_;
+  notice.about = rank;
+  for (const auto& [number, group] : groups_) group->take(notice);
+  return true;
 }
 
 void Family::pump() {
@@ -128,8 +146,8 @@ void Family::pump() {
   if (has_ended()) return;
   pumped_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   for (const auto& [rank, control] : std::exchange(outbox_, {})) tell(rank, control);
-  for (std::vector<Pending>* const sends : {&sends_, &adopted_})
-    std::erase_if(*sends, [](Pending& send) { return send.test(); });
+  std::erase_if(sends_, [&](Sent& sent) { return reach(sent.to, [&] { return sent.message.test(); }); });
+  std::erase_if(adopted_, [](Pending& send) { return send.test(); });
   // Taken back at the end.
   while (inbox_.is_open() && inbox_.test()) {
     const Control control = *inbox_memory_;

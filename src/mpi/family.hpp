@@ -129,7 +129,15 @@ class Family : public std::enable_shared_from_this<Family> {
  private:
   enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, closed, given_up };
 
+  struct Sent {
+    int to = 0;
+    Pending message;
+  };
   void open_inbox();
+  /// Runs a call of MPI for a control message to `rank`. Where MPI cannot reach it any more, the groups hear that it
+  /// has died, and nobody else is kept from hearing the message. Returns what the call does; true where it failed.
+  template <class Call>
+  bool reach(int rank, const Call& call);
   void take(const Control& control);
   void step();
   void start_barrier();
@@ -159,7 +167,7 @@ class Family : public std::enable_shared_from_this<Family> {
   std::map<int, Listener*> groups_;
   std::map<const void*, std::function<void()>> hooks_;  // by owner
   std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
-  std::vector<Pending> sends_;                          // of control messages
+  std::vector<Sent> sends_;                             // of control messages
   std::vector<Pending> adopted_;                        // of groups
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;

@@ -62,7 +62,7 @@ bool Inflow::look() {
   bool has_moved = false;
   for (const std::size_t index : unfinished_) {
     State& state = states_[index];
-    while (!state.open.empty() && group_.has_finished(state.open.front(), state.lane.sender)) {
+    while (!state.open.empty() && group_.towards(state.lane.sender, [&] { return state.open.front().test(); })) {
       state.open.pop_front();
       state.moved = Clock::now();
       sink_.arrived(index, state.done++);

@@ -82,13 +82,27 @@ void MpiGroup::pass_on_local_failure() noexcept {
     tell_other_hosts(*cause);
 }
 
-void MpiGroup::poison(const Error& cause) noexcept {
+Error MpiGroup::origin_of(const Error& cause) const {
+  if (cause.kind() != ErrorKind::peer_lost || !cause.rank() || hosts_.is_here(*cause.rank())) return cause;
+  for (const int mate : hosts_.members[static_cast<std::size_t>(hosts_.mine)]) {
+    if (mate == rank() || !liveness(mate)->is_dead()) continue;
+    const RankInfo& dead = info(mate);
+    return Error(ErrorKind::peer_lost,
+                 fmt::format("rank {} (host {}, pid {}) died; rank {} noticed it by this: {}", mate, dead.host,
+                             dead.pid, rank(), cause.what()),
+                 {.rank = mate, .pid = dead.pid, .host = dead.host});
+  }
+  return cause;
+}
+
+void MpiGroup::poison(const Error& news) noexcept {
   try {
     if (settles()) family_->pump();
   } catch (const Error&) {
     // What is found here is the news, then.
   }
   if (!known_failure()) {
+    const Error cause = origin_of(news);
     local().poison(cause);
     if (!settles()) {
       // Also what this rank alone knows: its causes need not be of its host.

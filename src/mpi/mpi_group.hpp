@@ -79,9 +79,10 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
-  /// While tensors are under way between this rank and another one: whether MPI has finished with one message of them.
-  /// Throws Error(peer_lost) where MPI cannot reach that rank any more.
-  [[nodiscard]] bool has_finished(Pending& pending, int other) const;
+  /// Runs a call of MPI while tensors are under way between this rank and another one. What MPI fails with is thrown as
+  /// Error(peer_lost): it cannot reach that rank any more.
+  template <class Call>
+  auto towards(int other, const Call& call) const;
   /// Likewise, of a rank of this host: its death is seen at once. Those of other hosts are the group's waits' to find.
   void throw_if_dead(int other) const;
 
@@ -131,6 +132,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   void hear(int host, const Error& cause);
   /// Whether the hosts have to come to the same cause (first_cause.hpp).
   [[nodiscard]] bool settles() const noexcept;
+  /// Connections break where a rank has died, and where one has left because of that: a death on this host comes first.
+  [[nodiscard]] Error origin_of(const Error& cause) const;
+  [[noreturn]] void throw_lost(int other, const Error& error) const;
   [[nodiscard]] bool is_settled() const;
   /// What this host's ranks throw, where that is decided.
   [[nodiscard]] std::optional<Error> verdict() const;
@@ -188,6 +192,15 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::atomic<bool> has_passed_on_{false};
   std::atomic<std::chrono::steady_clock::time_point> looked_around_{};  // by any thread that waits
 };
+
+template <class Call>
+auto MpiGroup::towards(int other, const Call& call) const {
+  try {
+    return call();
+  } catch (const Error& error) {
+    throw_lost(other, error);
+  }
+}
 
 template <class Done>
 void MpiGroup::wait_for(const Done& done, std::span<const int> on, const WaitOptions& options) {

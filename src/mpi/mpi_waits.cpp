@@ -289,16 +289,13 @@ void MpiGroup::throw_if_dead(int other) const {
               {.rank = other, .pid = dead.pid, .host = dead.host});
 }
 
-bool MpiGroup::has_finished(Pending& pending, int other) const {
-  try {
-    return pending.test();
-  } catch (const Error& error) {
-    const RankInfo& lost = info(other);
-    throw Error(ErrorKind::peer_lost,
-                fmt::format("the connection to rank {} (host {}, pid {}) broke while tensors were under way: {}", other,
-                            lost.host, lost.pid, error.what()),
-                {.rank = other, .pid = lost.pid, .host = lost.host});
-  }
+void MpiGroup::throw_lost(int other, const Error& error) const {
+  if (error.kind() != ErrorKind::io) throw Error(error);
+  const RankInfo& lost = info(other);
+  throw Error(ErrorKind::peer_lost,
+              fmt::format("the connection to rank {} (host {}, pid {}) broke while tensors were under way: {}", other,
+                          lost.host, lost.pid, error.what()),
+              {.rank = other, .pid = lost.pid, .host = lost.host});
 }
 
 void MpiGroup::look_for_the_dead(const WaitOptions& options) {

@@ -54,7 +54,7 @@ auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
       throw *failure();
     }
     const RankInfo& peer = info(on);
-    sync::fail(*this, Error(error.kind(),
+    sync::fail(*this, Error(error.kind() == ErrorKind::io ? ErrorKind::peer_lost : error.kind(),
                             fmt::format("in '{}' of rank {} with rank {} (host {}, pid {}): {}", options.phase, rank(),
                                         on, peer.host, peer.pid, error.what()),
                             {.rank = on, .pid = peer.pid, .host = peer.host}));

@@ -34,7 +34,8 @@ std::shared_ptr<std::byte> Outflow::buffer(const WaitOptions& wait) {
 
 void Outflow::send(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& wait) {
   drain(pieces_under_way - 1, wait);
-  under_way_.push_back(start_send(group_.comm(), to_, group_.data_tag(), bytes, std::move(keeper)));
+  under_way_.push_back(
+      group_.towards(to_, [&] { return start_send(group_.comm(), to_, group_.data_tag(), bytes, std::move(keeper)); }));
 }
 
 void Outflow::finish(const WaitOptions& wait) {
@@ -50,7 +51,7 @@ void Outflow::drain(std::size_t most, const WaitOptions& wait) {
           eagerness_.begin();
           for (;;) {
             bool has_moved = false;
-            while (!under_way_.empty() && group_.has_finished(under_way_.front(), to_)) {
+            while (!under_way_.empty() && group_.towards(to_, [&] { return under_way_.front().test(); })) {
               under_way_.pop_front();
               group_.progress();
               has_moved = true;

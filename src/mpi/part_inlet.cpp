@@ -131,7 +131,7 @@ bool MpiInlet::try_step() noexcept {
 bool MpiInlet::step() {
   std::erase_if(words_, [](Pending& word) { return word.test(); });
   bool has_moved = false;
-  for (Sender& from : senders_) has_moved = step_sender(from) || has_moved;
+  for (Sender& from : senders_) has_moved = group_.towards(from.rank, [&] { return step_sender(from); }) || has_moved;
   return has_moved;
 }
 

@@ -26,6 +26,14 @@ void MpiOutlet::wait(MpiGroup& group, const Done& done, const WaitOptions& optio
       on, options);
 }
 
+Pending MpiOutlet::start(int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper) {
+  return group_.towards(first_, [&] { return start_send(group_.comm(), first_, tag, bytes, std::move(keeper)); });
+}
+
+bool MpiOutlet::has_ended(Pending& message) {
+  return group_.towards(first_, [&] { return message.test(); });
+}
+
 void MpiOutlet::open_words() {
   word_ = std::make_shared<PartWord>();
   words_ = start_receive(group_.comm(), first_, group_.data_tag() + 2,
@@ -33,7 +41,7 @@ void MpiOutlet::open_words() {
 }
 
 void MpiOutlet::take_words() {
-  while (!has_last_ && words_.test()) {
+  while (!has_last_ && has_ended(words_)) {
     const PartWord word = *word_;
     switch (word.kind) {
       case PartWord::Kind::grant:
@@ -103,7 +111,7 @@ void MpiOutlet::send_head(const PartHead& head, std::span<const std::byte> heade
   const std::size_t begin = message->size();
   message->resize(begin + behind);
   if (behind != 0) tree_.copy(message->data() + begin);
-  under_way_.push_back(start_send(group_.comm(), first_, group_.data_tag() + 1, *message, message));
+  under_way_.push_back(start(group_.data_tag() + 1, *message, message));
 }
 
 // Step 4.
@@ -125,7 +133,7 @@ void MpiOutlet::drain(std::size_t fewer_than, const WaitOptions& options) {
         eagerness.begin();
         for (;;) {
           bool has_moved = false;
-          while (!under_way_.empty() && under_way_.front().test()) {
+          while (!under_way_.empty() && has_ended(under_way_.front())) {
             under_way_.pop_front();
             group_.progress();
             has_moved = true;
@@ -139,11 +147,10 @@ void MpiOutlet::drain(std::size_t fewer_than, const WaitOptions& options) {
 
 Pending MpiOutlet::send_piece(const Piece& piece) {
   const int tag = group_.data_tag();
-  if (!tree_.is_packed(piece))
-    return start_send(group_.comm(), first_, tag, tree_.bytes_of(piece), tree_.owner_of(piece));
+  if (!tree_.is_packed(piece)) return start(tag, tree_.bytes_of(piece), tree_.owner_of(piece));
   const auto packed = std::make_shared<std::vector<std::byte>>(piece.bytes);
   tree_.pack(piece, packed->data());
-  return start_send(group_.comm(), first_, tag, *packed, packed);
+  return start(tag, *packed, packed);
 }
 
 // Step 6.
@@ -151,8 +158,7 @@ void MpiOutlet::settle(SyncGroup& group, const WaitOptions& options) {
   auto& waits = dynamic_cast<MpiGroup&>(group);
   const PartHead bye{.is_bye = 1};
   const auto message = std::make_shared<PartHead>(bye);
-  under_way_.push_back(
-      start_send(group_.comm(), first_, group_.data_tag() + 1, std::as_bytes(std::span(message.get(), 1)), message));
+  under_way_.push_back(start(group_.data_tag() + 1, std::as_bytes(std::span(message.get(), 1)), message));
   wait(
       waits, [&] { return has_last_; }, options);
   if (granted_ == asked_ && next_piece_ < pieces_.size()) {
@@ -160,13 +166,12 @@ void MpiOutlet::settle(SyncGroup& group, const WaitOptions& options) {
     for (const Piece& piece : pieces_) longest = std::max(longest, piece.bytes);
     const auto zeros = std::make_shared<std::vector<std::byte>>(longest);
     for (; next_piece_ < pieces_.size(); ++next_piece_)
-      under_way_.push_back(start_send(group_.comm(), first_, group_.data_tag(),
-                                      std::span(*zeros).first(pieces_[next_piece_].bytes), zeros));
+      under_way_.push_back(start(group_.data_tag(), std::span(*zeros).first(pieces_[next_piece_].bytes), zeros));
   }
   wait(
       waits,
       [&] {
-        std::erase_if(under_way_, [](Pending& send) { return send.test(); });
+        std::erase_if(under_way_, [&](Pending& send) { return has_ended(send); });
         return under_way_.empty();
       },
       options);

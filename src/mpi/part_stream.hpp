@@ -73,6 +73,8 @@ class MpiOutlet final : public gather::PartOutlet {
  private:
   template <class Done>
   void wait(MpiGroup& group, const Done& done, const WaitOptions& options);
+  Pending start(int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper);
+  bool has_ended(Pending& message);
   void open_words();
   void take_words();
   void send_head(const PartHead& head, std::span<const std::byte> header);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forked ranks as ranks of MPI: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N of them. A host is a network namespace:
-// ranks of two of them cannot meet in shared memory, as on two machines; MPI itself needs no network here.
+// ranks of two of them cannot meet in shared memory, as on two machines. MPI itself needs no network here and takes
+// shared memory, whose queues a killed sender may block; MUSTER_TEST_MPI_LINK=tcp gives two hosts network cards, and MPI
+// nothing else: for tests that kill.
 // MUSTER_TEST_MPI_THREADS: multiple (any thread may call MPI), serialized (one at a time), else the main thread.
 
 #include <fcntl.h>
@@ -66,7 +68,6 @@ void link_networks(const os::Fd& one, const os::Fd& other) {
   if (std::system(command.c_str()) != 0) throw std::runtime_error("no network cards can be made here");
 }
 
-/// By TCP, as between machines, where MUSTER_TEST_MPI_LINK=tcp says so; else as MPI likes.
 bool goes_by_tcp() {
   const char* link = std::getenv("MUSTER_TEST_MPI_LINK");
   return link != nullptr && std::string_view(link) == "tcp";
