@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forked ranks as ranks of MPI: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N of them. A host is a network namespace:
 // ranks of two of them cannot meet in shared memory, as on two machines. MPI itself needs no network here and takes
-// shared memory, whose queues a killed sender may block; MUSTER_TEST_MPI_LINK=tcp gives two hosts network cards, and MPI
-// nothing else: for tests that kill.
-// MUSTER_TEST_MPI_THREADS: multiple (any thread may call MPI), serialized (one at a time), else the main thread.
+// shared memory, whose queues a killed sender may block; MUSTER_TEST_MPI_LINK=tcp gives two hosts network cards, and
+// MPI nothing else: for tests that kill. MUSTER_TEST_MPI_THREADS: multiple (any thread may call MPI), serialized (one
+// at a time), else the main thread.
 
 #include <fcntl.h>
 #include <sched.h>
