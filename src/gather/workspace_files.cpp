@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <thread>
 
@@ -78,32 +79,35 @@ void SentFile::offer(Record& record) {
 
 void SentFile::send() {
   const bool is_kept = call_.options->keep_files;
-  workspace::Name name{.kind = is_kept ? workspace::NameKind::kept : workspace::NameKind::exchange,
-                       .job = workspace::job_text(call_.group->nonce()),
-                       .rank = call_.group->rank(),
-                       .world_size = call_.group->size(),
-                       .generation = call_.is_part ? ++state_.parts : call_.number};
-  if (!is_kept) name.writer = os::own_identity();
-  const std::string file = workspace::file_name(name);
+  // The first rank waits for this, so it needs no memory: whatever fails before it is said by it.
+  std::array<std::byte, sizeof(MessageHeader) + longest_name> message;
   MessageHeader header{.exchange = call_.number};
-  std::vector<std::byte> message(sizeof header);
+  std::size_t length = sizeof header;
   const auto tell = [&] {
     std::memcpy(message.data(), &header, sizeof header);
-    if (call_.is_sender()) call_.group->send(call_.first(), message, call_.wait("gather: writing"), Subject::exchange);
+    if (call_.is_sender())
+      call_.group->send(call_.first(), std::span(message).first(length), call_.wait("gather: writing"),
+                        Subject::exchange);
   };
   try {
+    workspace::Name name{.kind = is_kept ? workspace::NameKind::kept : workspace::NameKind::exchange,
+                         .job = workspace::job_text(call_.group->nonce()),
+                         .rank = call_.group->rank(),
+                         .world_size = call_.group->size(),
+                         .generation = call_.is_part ? ++state_.parts : call_.number};
+    if (!is_kept) name.writer = os::own_identity();
+    const std::string file = workspace::file_name(name);
     if (call_.stage) {
       call_.stage();
       value_ = split(*call_.value);
     }
     write(workspace_of(call_, state_).path + "/" + file);
+    header.is_written = 1;
+    length += file.copy(reinterpret_cast<char*>(message.data()) + length, longest_name);
   } catch (const std::exception&) {
     tell();
     throw;
   }
-  header.is_written = 1;
-  const auto text = std::as_bytes(std::span(file));
-  message.insert(message.end(), text.begin(), text.end());
   tell();
 }
 
