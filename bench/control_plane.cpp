@@ -4,7 +4,7 @@
 // of the group itself: time to meet, and memory. Lines are fitted, and so is a term that grows with the square of the
 // ranks: a design that had one would show it. Prints JSON lines, then tables.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

@@ -6,7 +6,7 @@
 // tests' fake driver are none. Where there is no device it says so, and ends with 77. Not run on a device so far
 // (docs/devices.md).
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>

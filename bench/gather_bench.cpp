@@ -3,7 +3,7 @@
 // Pooled memory is measured twice, with the floor's memory taken first and with the library's: whoever comes second can
 // get pages that are a tenth faster. The tables take the worse ratio.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>

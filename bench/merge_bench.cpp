@@ -8,7 +8,7 @@
 //   then warm   likewise, into heap memory that is kept
 // All take turns in one run; medians, and each as a multiple of the merge and the merge as a multiple of each.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -3,7 +3,7 @@
 // back.
 
 #include <benchmark/benchmark.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 

@@ -6,7 +6,7 @@
 #include <mpi.h>
 #include <sys/mman.h>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -4,7 +4,7 @@
 // Every operation is timed twice: alone, from the moment when the last rank came; and in batches back to back, where no
 // wake-up of the bench's own is in the figure.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -7,7 +7,7 @@
 //   state_file_bench open FILE --rounds 21                            how long the library takes to open it
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

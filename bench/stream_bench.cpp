@@ -3,7 +3,7 @@
 // Each twice: the first rank only gets access to every layer, and it reads every byte of each before it lets it go.
 // Prints the samples as JSON lines, then one line with GiB/s (senders' bytes over the median), ratios and peaks.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster convert: safetensors to state file and back.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <string>

@@ -2,7 +2,7 @@
 // muster export: shards merged into one checkpoint or cut anew, by the ranks of a job or by ranks of its own.
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

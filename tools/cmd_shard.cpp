@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster shard: a checkpoint cut into one file a rank.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <string>

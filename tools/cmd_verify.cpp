@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster verify: whether a checkpoint, shards or a file are whole, and the checksums that tell it later.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster-demo-model: a model to try things on, the same every time.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdint>

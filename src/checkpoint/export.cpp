@@ -14,7 +14,7 @@
 
 #include "muster/export.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>

@@ -8,7 +8,7 @@
 
 #include "muster/model_dir.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>

@@ -3,7 +3,7 @@
 
 #include "src/checkpoint/model_files.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/parallel_layout.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 #include "src/checkpoint/plan_builtin.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 // Numbers of layers and experts in names. The glob becomes a regular expression whose stars are lazy: so of several
 // places that fit, the first is taken.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <re2/re2.h>
 
 #include <algorithm>

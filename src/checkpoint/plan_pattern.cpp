@@ -3,7 +3,7 @@
 
 #include "src/checkpoint/plan_pattern.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <re2/re2.h>
 
 #include <algorithm>

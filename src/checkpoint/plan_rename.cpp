@@ -4,7 +4,7 @@
 
 #include "src/checkpoint/plan_rename.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules for tensors whose shapes are known: numbers of config.json are looked up, scales become what their shapes say.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <bit>

@@ -7,7 +7,7 @@
 
 #include "src/checkpoint/safetensors_header.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

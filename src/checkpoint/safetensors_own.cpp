@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing a header, and the tensors that the format has no dtype for: both directions of "muster.dtype.NAME".
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

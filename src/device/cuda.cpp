@@ -3,7 +3,7 @@
 
 #include "muster/cuda.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"

@@ -2,7 +2,7 @@
 // The first rank's side of a landing on its device.
 
 #define XXH_INLINE_ALL
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <xxhash.h>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // A sender's side of a landing on the first rank's device.
 
 #define XXH_INLINE_ALL
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <xxhash.h>
 
 #include <algorithm>

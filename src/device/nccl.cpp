@@ -2,7 +2,7 @@
 #include "src/device/nccl.hpp"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <mutex>
 

@@ -2,7 +2,7 @@
 #include "src/device/waiting.hpp"
 #include "src/sync/settings.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <thread>

@@ -3,7 +3,7 @@
 
 #include "muster/gather.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <utility>
 

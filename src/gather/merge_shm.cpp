@@ -14,7 +14,7 @@
 //  6. commit: the first rank publishes the use of the slot; the lease that goes with the tensor begins to count.
 // What a rank writes after another one has failed is never looked at: the slot is free until it is published.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <exception>

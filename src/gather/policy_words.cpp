@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is said about the policy's decisions; docs/routes.md has these words, too.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

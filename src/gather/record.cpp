@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/gather/record.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -2,7 +2,7 @@
 #include "src/gather/shm_receiving.hpp"
 
 #define XXH_INLINE_ALL
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <xxhash.h>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // The shared memory route as the exchange sees it; what happens on its two sides is in shm_sending.cpp and
 // shm_receiving.cpp.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 
 #include "src/gather/stream.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Step 1 of workspace_state.hpp: do all ranks of a list see one directory?
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

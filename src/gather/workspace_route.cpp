@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The workspace route as the exchange sees it, and what a rank keeps for it.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

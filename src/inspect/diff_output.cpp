@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A comparison as lines for people and as JSON for programs.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <iterator>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/inspect/doctor_devices.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "muster/version.hpp"
 #include "src/device/device_report.hpp"

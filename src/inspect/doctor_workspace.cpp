@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What there is to know of a directory that ranks share.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

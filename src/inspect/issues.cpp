@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What headers tell that may be wrong.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <iterator>
 #include <map>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a path is, told by what is there and not by its name.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cerrno>
 #include <filesystem>

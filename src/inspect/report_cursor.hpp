@@ -2,7 +2,7 @@
 #pragma once
 // The fields of a report of muster-hdf5-reader (src/hdf5/foreign_report.hpp): numbers of variable length and texts.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstddef>
 #include <cstdint>

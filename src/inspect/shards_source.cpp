@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shards of ranks as one model: arranged by the plan as an export arranges them, and merged piece by piece.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <filesystem>
 

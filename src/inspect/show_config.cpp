@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A config, or a part of it, by its place.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The index of a checkpoint, read without believing it: ModelDir refuses a bad one at its first defect, this lists all.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <set>

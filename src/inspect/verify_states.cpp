@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // State files, one or those of a workspace.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <filesystem>
 

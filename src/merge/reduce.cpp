@@ -5,7 +5,7 @@
 
 #include "src/merge/reduce.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

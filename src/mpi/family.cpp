@@ -3,7 +3,7 @@
 
 #include "src/mpi/family.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

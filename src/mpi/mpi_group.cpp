@@ -3,7 +3,7 @@
 
 #include "src/mpi/mpi_group.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 
 #include "src/mpi/mpi_merge.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first rank's side of the MPI route.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

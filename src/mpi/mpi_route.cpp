@@ -3,7 +3,7 @@
 
 #include "src/mpi/mpi_route.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "src/gather/merge_record.hpp"
 #include "src/gather/merge_transfer.hpp"

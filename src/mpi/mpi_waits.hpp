@@ -2,7 +2,7 @@
 #pragma once
 // What MpiGroup's waits are made of.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "src/mpi/mpi_group.hpp"
 #include "src/sync/failing.hpp"

@@ -8,7 +8,7 @@
 // has failed. Where it does not return although all have ended, the process ends without: the work of all ranks is
 // done.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sender's side of a stream by MPI; the numbers are those of part_stream.hpp.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

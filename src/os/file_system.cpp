@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/os/file_system.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/vfs.h>
 
 #include <algorithm>

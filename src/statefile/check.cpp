@@ -5,7 +5,7 @@
 // 2. Everything that belongs to no tensor is one checksum: superblock, gaps, config, catalogue, HDF5's structures.
 // 3. Each stored chunk has a checksum, and each tensor one of its elements.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <mutex>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements from the file to memory, compressed or not.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <optional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/statefile/link_name.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace muster::statefile {
 

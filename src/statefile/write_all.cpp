@@ -3,7 +3,7 @@
 // Checksums follow the pieces in their order: whoever finishes the piece that is next sums it while the processor has
 // it, and all that are done behind it.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <mutex>

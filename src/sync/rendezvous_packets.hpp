@@ -2,7 +2,7 @@
 #pragma once
 // What the ranks of a rendezvous say to each other (rendezvous.hpp).
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

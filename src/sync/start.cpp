@@ -3,7 +3,7 @@
 
 #include "src/sync/start.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // world(): finds out how this process was started.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public call that makes a file group, and world()'s way to it.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "muster/workspace.hpp"
 #include "src/sync/distant_world.hpp"

@@ -10,7 +10,7 @@
 //     fits is opened. If it has gone meanwhile, the rank has written more: listed again. What looks old, short or
 //     stale is tried again until the deadline (discovery.hpp).
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cerrno>

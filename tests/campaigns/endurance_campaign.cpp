@@ -3,7 +3,7 @@
 // every rank must stay where they are.
 
 #include <dirent.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>

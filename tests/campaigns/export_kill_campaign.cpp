@@ -5,7 +5,7 @@
 // it is half. In every other kill the file system has no exchange of names: then the old model may be parked, and the
 // next export puts it back. Every few kills a resumed export must finish what the killed ones left, and leave nothing.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <signal.h>
 
 #include <cstdlib>

@@ -5,7 +5,7 @@
 // behind them would ever be reached. Whatever libhdf5 does in its process, this one must answer: by tensors that can be
 // read or an Error, within the deadline, in bounded memory.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 // BUDGET_MIB DIRECTORY`, started as the ranks of a job (streams_over_hosts.sh). MIB is what all ranks have together,
 // made up on the way. What arrives is written to the directory by the first rank alone, and read back and compared.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <malloc.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 // without a pause; one of them (sometimes two) is killed. Every survivor must leave within two seconds with an error
 // that names a killed rank; nothing may stay in /dev/shm; no process may be left.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <signal.h>
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 // reference needs three times its size there. Two ranks, forked here (MUSTER_TEST_GROUP: on which hosts), or those of
 // mpiexec.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <chrono>
 #include <cstdlib>

@@ -5,7 +5,7 @@
 // nothing was. What the killed one leaves beside it must bear the name of such a rest, and no reader may take it for a
 // state unless all of it is there.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <signal.h>
 
 #include <cstdlib>

@@ -5,7 +5,7 @@
 // what a killed job left must be gone after the next one, and every state that stays must be whole. With several
 // directories (mounts of one, as hosts have them) the ranks are spread over them.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <signal.h>
 
 #include <algorithm>

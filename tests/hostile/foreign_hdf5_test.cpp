@@ -3,7 +3,7 @@
 // without harm, by little memory and soon. MUSTER_MAKE_FOREIGN_HDF5 makes them.
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -5,7 +5,7 @@
 //   hdf5_peer make FILE [LEVEL]         a state file: tensors of every dtype, compressed by zstd where there is a level
 //   hdf5_peer open FILE                 opens and checks a state file
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 //   die R       as work, but rank R kills itself when OUT/die is there
 //   late R      rank R exits with status 3 before it has found its world
 //   absent R    rank R does not come to its world for 20 s
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
 

@@ -2,7 +2,7 @@
 // Elements of foreign HDF5 files: decoders, and runs of elements out of chunks.
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <zlib.h>
 #include <zstd.h>
 

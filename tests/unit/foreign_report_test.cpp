@@ -2,7 +2,7 @@
 // Reports of the reader of foreign HDF5 files, which may say anything.
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <random>
 #include <span>

@@ -5,7 +5,7 @@
 #include "muster/model_dir.hpp"
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "muster/state.hpp"
 #include "tests/support/temporary_directory.hpp"

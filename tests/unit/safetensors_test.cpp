@@ -5,7 +5,7 @@
 #include "muster/safetensors.hpp"
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 
 #include <array>

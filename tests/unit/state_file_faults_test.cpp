@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each system call of writing and reading a state file fails once, in each way that file systems have.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
