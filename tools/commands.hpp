@@ -39,6 +39,7 @@ void add_verify_command(CLI::App& app, int& status);
 void add_convert_command(CLI::App& app, int& status);
 void add_shard_command(CLI::App& app, int& status);
 void add_export_command(CLI::App& app, int& status);
+void add_plan_command(CLI::App& app, int& status);
 void add_gc_command(CLI::App& app, int& status);
 void add_doctor_command(CLI::App& app, int& status);
 void add_completion_command(CLI::App& app, int& status);

@@ -70,6 +70,7 @@ int main(int argc, char** argv) {
   add_convert_command(app, status);
   add_shard_command(app, status);
   add_export_command(app, status);
+  add_plan_command(app, status);
   add_gc_command(app, status);
   add_doctor_command(app, status);
   add_completion_command(app, status);

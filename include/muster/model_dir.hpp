@@ -42,6 +42,8 @@ class ModelDir {
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
   /// A view of the file's mapping. Throws Error(not_found) past the end.
   [[nodiscard]] Tensor tensor(std::size_t index) const;
+  /// Fills `target` with a tensor's bytes from `offset` on. Throws as SafetensorsFile::read.
+  void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
 
  private:
   struct Contents;

@@ -84,7 +84,7 @@ class TensorPattern {
 
   [[nodiscard]] bool matches(std::string_view name) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
-  [[nodiscard]] bool is_regex() const noexcept { return regex_ != nullptr; }
+  [[nodiscard]] bool is_regex() const noexcept { return is_regex_; }
 
   /// How many parts of a name a match has: a glob's stars, a regular expression's groups. None where the braces of a
   /// glob hold different numbers of stars.
@@ -92,13 +92,11 @@ class TensorPattern {
   /// Those parts of `name`, which they are views of; none where the name does not match. From the left on each star
   /// takes as few characters as it can.
   [[nodiscard]] std::optional<std::vector<std::string_view>> captures(std::string_view name) const;
-  /// A glob without its braces: what they mean, one after the other. Empty for a regular expression.
-  [[nodiscard]] const std::vector<std::string>& globs() const noexcept { return globs_; }
 
  private:
   std::string text_;
-  std::vector<std::string> globs_;  // without braces
   std::shared_ptr<const re2::RE2> regex_;
+  bool is_regex_ = false;
 };
 
 /// A place in a tensor's name where a number stands: a glob in which one `#` (outside braces) stands for the digits of
@@ -125,10 +123,12 @@ struct Numbering {
   bool renumber = false;  ///< each pipeline stage (each expert rank) counts its own from 0
 };
 
+class NewName;
+
 struct MergeRule {
   TensorPattern pattern;
   MergeAction action;
-  std::string rename = {};  ///< empty: the name stays; `$1` ... are the pattern's captures(), `$$` is a dollar
+  std::shared_ptr<const NewName> rename = {};  ///< null: the name stays (MergePlan::renamed)
   Stage stage = Stage::first;
   Axis across = Axis::tensor;
   std::size_t number = 0;  ///< its place in the plan, from 1 on: for messages
@@ -188,7 +188,7 @@ class MergePlan {
   [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
-  /// The JSON that it was read from.
+  /// The JSON that it was read from, with the rules of the plan that it extends.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   /// The model's config.json; null if there is none.
   [[nodiscard]] const Config& model_config() const noexcept { return model_config_; }

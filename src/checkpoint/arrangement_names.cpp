@@ -8,7 +8,7 @@
 #include <set>
 
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/plan_builtin.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -54,12 +54,12 @@ bool natural_less(std::string_view a, std::string_view b) {
 }
 
 void note_unused_rules(const MergePlan& plan, Arrangement& arrangement) {
-  // Built-in plans are for many models.
-  if (find_builtin_plan(plan.name()) != nullptr) return;
-  std::set<std::size_t> unused;
-  for (const MergeRule& rule : plan.rules()) unused.insert(rule.number);
-  for (const ArrangedTensor& tensor : arrangement.tensors) unused.erase(tensor.rule->number);
-  for (const DroppedTensor& tensor : arrangement.dropped) unused.erase(tensor.rule->number);
+  std::set<std::size_t> used;
+  for (const ArrangedTensor& tensor : arrangement.tensors) used.insert(tensor.rule->number);
+  for (const DroppedTensor& tensor : arrangement.dropped) used.insert(tensor.rule->number);
+  std::vector<std::size_t> unused;
+  for (const MergeRule& rule : plan.rules())
+    if (!used.contains(rule.number) && !is_builtin_rule(rule)) unused.push_back(rule.number);
   if (!unused.empty())
     arrangement.notes.push_back(fmt::format("plan {}: no tensor has rule{} {}", in_quotes(plan.name()),
                                             unused.size() == 1 ? "" : "s", fmt::join(unused, ", ")));

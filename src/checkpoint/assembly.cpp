@@ -19,11 +19,12 @@
 
 #include "muster/error.hpp"
 #include "src/checkpoint/agreement.hpp"
-#include "src/checkpoint/assembly_files.hpp"
-#include "src/checkpoint/assembly_sources.hpp"
 #include "src/checkpoint/window_mail.hpp"
 #include "src/core/parallel.hpp"
 #include "src/merge/reduce.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/file.hpp"
+#include "src/os/partial_name.hpp"
 #include "src/shm/window_ring.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
@@ -34,14 +35,125 @@ constexpr auto progress_interval = std::chrono::milliseconds(100);
 // Hosts tell each other of a file when they come to the one that is so far behind it: by then it is on the disk.
 constexpr std::uint32_t files_behind = 2;
 
+constexpr std::uint64_t hashed_at_once = 1 << 20;
+
+[[noreturn]] void refuse_work() {
+  throw Error(ErrorKind::corrupt, "the work of a process is garbled");
+}
+
+TensorHash hash_of(const TensorSource& source, std::uint32_t set, const merge::Rectangle& part) {
+  const auto tensor = static_cast<std::size_t>(part.source);
+  if (tensor >= source.tensors().size()) refuse_work();
+  const std::uint64_t size = source.tensors()[tensor].bytes;
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_128bits_reset(state.get());
+  const std::uint64_t end = part.bytes == 0 ? size : part.from + part.bytes;
+  if (part.from > end || end > size) refuse_work();
+  std::vector<std::byte> memory(std::min(end - part.from, hashed_at_once));
+  for (std::uint64_t at = part.from; at < end; at += hashed_at_once) {
+    const std::span<std::byte> piece = std::span(memory).first(std::min(end - at, hashed_at_once));
+    source.read(tensor, at, piece);
+    XXH3_128bits_update(state.get(), piece.data(), piece.size());
+  }
+  const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
+  return {set, static_cast<std::uint32_t>(tensor), digest.low64, digest.high64};
+}
+
+/// The files as one process sees them: opened at its first write, synced and closed after its last. Thread-safe.
+class AssemblyFiles {
+ public:
+  /// `on_stage` gets the number of files, from the first on, that this process has done with, when it grows.
+  AssemblyFiles(std::span<const FileTarget> targets, const ProcessWork& work, int process,
+                const WrittenCallback& on_written, std::function<void(std::uint32_t)> on_stage);
+  /// An item's bytes. Throws Error(no_space | io).
+  void write(const Step& step, std::span<const std::byte> bytes);
+  /// After write() of a step. Throws Error(no_space | io) where the file's last bytes do not reach the disk.
+  void done_with(const Step& step);
+
+ private:
+  struct File {
+    std::uint64_t steps_left = 0;
+    std::shared_ptr<os::WritableFile> file;
+    std::vector<WrittenPart> parts;
+  };
+  std::shared_ptr<os::WritableFile> file(std::uint32_t number);
+  void raise_stage();
+
+  std::span<const FileTarget> targets_;
+  WrittenCallback on_written_;
+  std::function<void(std::uint32_t)> on_stage_;
+  std::mutex mutex_;
+  std::vector<File> files_;
+  std::uint32_t stage_ = 0;
+};
+
+AssemblyFiles::AssemblyFiles(std::span<const FileTarget> targets, const ProcessWork& work, int process,
+                             const WrittenCallback& on_written, std::function<void(std::uint32_t)> on_stage)
+    : targets_(targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(targets.size()) {
+  for (const Step& step : work.steps) {
+    if (step.kind == StepKind::hash || static_cast<int>(step.writer) != process) continue;
+    if (step.file >= files_.size()) refuse_work();
+    ++files_[step.file].steps_left;
+  }
+  raise_stage();
+}
+
+void AssemblyFiles::write(const Step& step, std::span<const std::byte> bytes) {
+  const auto target = file(step.file);
+  target->write_at(step.offset, bytes);
+  // The disk works while the next bytes are copied, and nothing piles up for the sync at the end.
+  target->start_writeback(step.offset, bytes.size());
+  if (!on_written_) return;
+  const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
+  const std::lock_guard lock(mutex_);
+  files_[step.file].parts.push_back({step.offset, bytes.size(), hash});
+}
+
+void AssemblyFiles::done_with(const Step& step) {
+  std::shared_ptr<os::WritableFile> last;
+  std::vector<WrittenPart> parts;
+  {
+    const std::lock_guard lock(mutex_);
+    File& file = files_[step.file];
+    if (file.steps_left > 1) {
+      --file.steps_left;
+      return;
+    }
+    last = std::move(file.file);
+    parts = std::move(file.parts);
+  }
+  last->sync();
+  last->close();
+  if (on_written_) on_written_(step.file, parts);
+  const std::lock_guard lock(mutex_);
+  files_[step.file].steps_left = 0;
+  raise_stage();
+}
+
+std::shared_ptr<os::WritableFile> AssemblyFiles::file(std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  File& file = files_.at(number);
+  if (!file.file)
+    file.file =
+        std::make_shared<os::WritableFile>(os::WritableFile::open(targets_[number].place, targets_[number].name));
+  return file.file;
+}
+
+void AssemblyFiles::raise_stage() {
+  const std::uint32_t before = stage_;
+  while (stage_ < files_.size() && files_[stage_].steps_left == 0) ++stage_;
+  if (stage_ != before) on_stage_(stage_);
+}
+
 class Assembling {
  public:
-  Assembling(SyncGroup& group, const ProcessWork& work, std::span<const AssemblySource> sources,
-             std::span<const FileTarget> files, const AssemblySettings& settings, const FinishFile& finish)
+  Assembling(SyncGroup& group, const ProcessWork& work, const TensorSource& source, std::span<const FileTarget> files,
+             const AssemblySettings& settings, const FinishFile& finish)
       : group_(group),
         work_(work),
-        reader_(sources),
-        mail_(group, reader_, settings.window_bytes),
+        source_(source),
+        mail_(group, source, settings.window_bytes),
         settings_(settings),
         finish_(finish),
         ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, os::default_backing()),
@@ -54,7 +166,7 @@ class Assembling {
     file_count_ = static_cast<std::uint32_t>(files.size());
     for (const Step& step : work.steps)
       if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
-    if (own_.size() != work.turns) throw Error(ErrorKind::corrupt, "the work of a process is garbled");
+    if (own_.size() != work.turns) refuse_work();
   }
 
   std::vector<TensorHash> run(const std::function<void(std::uint64_t)>& progress) {
@@ -160,7 +272,7 @@ class Assembling {
   void write_directly(const Step& step, std::vector<std::byte>& buffer) {
     buffer.resize(settings_.window_bytes);
     if (step.has_gaps != 0) std::memset(buffer.data(), 0, step.bytes);
-    for (const CopyStep& copy : step.copies) reader_.copy(copy, buffer);
+    for (const merge::Rectangle& copy : step.copies) read(copy, buffer);
     reduce(step, buffer);
     files_.write(step, std::span(buffer).first(step.bytes));
     done_with(step);
@@ -178,7 +290,7 @@ class Assembling {
       ring.claim(step.turn, writer, group_, {.phase = "export: waiting for a window"});
     if (!step.copies.empty()) {
       const std::span<std::byte> window = ring.window(step.turn);
-      for (const CopyStep& copy : step.copies) reader_.copy(copy, window);
+      for (const merge::Rectangle& copy : step.copies) read(copy, window);
       ring.arrive(step.turn);
       group_.progress();
     }
@@ -213,6 +325,10 @@ class Assembling {
     }
   }
 
+  void read(const merge::Rectangle& copy, std::span<std::byte> window) const {
+    read_rows(source_, static_cast<std::size_t>(copy.source), 0, copy, window);
+  }
+
   static void reduce(const Step& step, std::span<std::byte> window) {
     for (const ReduceStep& reduction : step.reductions) {
       std::vector<const std::byte*> from;
@@ -222,7 +338,7 @@ class Assembling {
   }
 
   void hash(const Step& step) {
-    const TensorHash hash = reader_.hash(step.file, step.copies.at(0));
+    const TensorHash hash = hash_of(source_, step.file, step.copies.at(0));
     go_on(group_);
     const std::lock_guard lock(mutex_);
     hashes_.push_back(hash);
@@ -292,7 +408,7 @@ class Assembling {
 
   SyncGroup& group_;
   const ProcessWork& work_;
-  SourceReader reader_;
+  const TensorSource& source_;
   WindowMail mail_;
   AssemblySettings settings_;
   const FinishFile& finish_;
@@ -316,10 +432,27 @@ class Assembling {
 
 }  // namespace
 
-std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, std::span<const AssemblySource> sources,
+FileTarget grow_file(const std::string& directory, const FilePlan& file) {
+  FileTarget target{directory + "/" + file.name, {}};
+  target.place = os::partial_name(target.name);
+  os::WritableFile growing = os::WritableFile::create(target.place, target.name);
+  growing.reserve(file.bytes);
+  growing.close();
+  return target;
+}
+
+void finish_file(const FilePlan& file, const FileTarget& target) {
+  os::WritableFile growing = os::WritableFile::open(target.place, target.name);
+  growing.write_at(0, std::as_bytes(std::span(file.header)));
+  growing.sync();
+  growing.close();
+  os::rename_to_new(target.place, target.name);
+}
+
+std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, const TensorSource& source,
                                  std::span<const FileTarget> files, const AssemblySettings& settings,
                                  const FinishFile& finish, const std::function<void(std::uint64_t)>& progress) {
-  return Assembling(group, work, sources, files, settings, finish).run(progress);
+  return Assembling(group, work, source, files, settings, finish).run(progress);
 }
 
 }  // namespace muster

@@ -26,23 +26,20 @@
 #include "muster/sync_group.hpp"
 #include "src/checkpoint/assembly_plan.hpp"
 #include "src/checkpoint/journal.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 
 namespace muster {
-
-/// A tensor of this process, in a file that is read when it is wanted: a mapping would end the process (SIGBUS) if
-/// somebody shortens the file.
-struct AssemblySource {
-  std::string file;
-  /// Fills the target with the tensor's bytes from an offset on. Any thread, several at once.
-  std::function<void(std::uint64_t offset, std::span<std::byte> target)> read;
-  std::uint64_t bytes = 0;  ///< all of the tensor's
-};
 
 /// Where a file of the plan is while it grows, and what messages call it.
 struct FileTarget {
   std::string name;
   std::string place;
 };
+/// Makes a file of the plan in `directory`, at its full size and under a name that no reader takes for it.
+FileTarget grow_file(const std::string& directory, const FilePlan& file);
+/// All but the header is on the disk: the header, last because until then the file begins with zeros, which no reader
+/// takes for one; then the name.
+void finish_file(const FilePlan& file, const FileTarget& target);
 
 /// What a process found a tensor's bytes to be.
 struct TensorHash {
@@ -64,9 +61,10 @@ struct AssemblySettings {
 /// Called by the first process, in the order of the files, when all of a file but its header is on the disk.
 using FinishFile = std::function<void(std::uint32_t file)>;
 
-/// Collective over `group`, which is poisoned by whoever fails: make one for it. `finish` and `progress` count on rank
-/// 0. Returns the hashes of this process's tensors that are to be compared. Throws the first failure of any rank.
-std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, std::span<const AssemblySource> sources,
+/// Collective over `group`, which is poisoned by whoever fails: make one for it. `source` has this process's tensors.
+/// `finish` and `progress` count on rank 0. Returns the hashes of this process's tensors that are to be compared.
+/// Throws the first failure of any rank.
+std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, const TensorSource& source,
                                  std::span<const FileTarget> files, const AssemblySettings& settings,
                                  const FinishFile& finish, const std::function<void(std::uint64_t bytes)>& progress);
 

@@ -2,9 +2,12 @@
 #include "src/checkpoint/assembly_plan.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
+#include <type_traits>
 #include <unordered_map>
 
+#include "muster/error.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
 #include "src/merge/rows.hpp"
 
@@ -22,7 +25,7 @@ struct Item {
   std::uint64_t end = 0;
   std::uint64_t scratch = 0;  // where in its window the next contribution to a sum or maximum goes
   bool has_gaps = false;
-  std::map<int, std::vector<CopyStep>> copies;  // by process
+  std::map<int, std::vector<merge::Rectangle>> copies;  // by process
   std::vector<ReduceStep> reductions;
 };
 
@@ -40,7 +43,7 @@ class Planning {
       Step step;
       step.kind = StepKind::hash;
       step.file = set;
-      step.copies.push_back({.tensor = place_of(ref), .from = ref.begin, .bytes = ref.bytes});
+      step.copies.push_back({.source = place_of(ref), .from = ref.begin, .bytes = ref.bytes});
       work_[static_cast<std::size_t>(ranks_[static_cast<std::size_t>(ref.rank)].process)].steps.push_back(
           std::move(step));
     }
@@ -63,10 +66,10 @@ class Planning {
   [[nodiscard]] int process_of(const OutputTensor& tensor, int source) const {
     return ranks_[static_cast<std::size_t>(tensor.sources[static_cast<std::size_t>(source)].rank)].process;
   }
-  [[nodiscard]] std::uint32_t place_of(const SourceRef& ref) const {
-    return ranks_[static_cast<std::size_t>(ref.rank)].first + ref.index;
+  [[nodiscard]] int place_of(const SourceRef& ref) const {
+    return static_cast<int>(ranks_[static_cast<std::size_t>(ref.rank)].first + ref.index);
   }
-  [[nodiscard]] std::uint32_t place_of(const OutputTensor& tensor, int source) const {
+  [[nodiscard]] int place_of(const OutputTensor& tensor, int source) const {
     return place_of(tensor.sources[static_cast<std::size_t>(source)]);
   }
 
@@ -236,6 +239,69 @@ class Planning {
   bool is_open_ = false;
 };
 
+// A process's work as bytes, for the way from the first process to the others. Both are of one build: the version was
+// compared when they met.
+class Writing {
+ public:
+  template <class T>
+  void put(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const auto part = std::as_bytes(std::span(&value, 1));
+    bytes_.insert(bytes_.end(), part.begin(), part.end());
+  }
+  template <class T>
+  void put_all(const std::vector<T>& values) {
+    put(static_cast<std::uint64_t>(values.size()));
+    for (const T& value : values) put(value);
+  }
+  std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+class Reading {
+ public:
+  explicit Reading(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  template <class T>
+  void get(T& value) {
+    if (bytes_.size() < sizeof value) refuse();
+    std::memcpy(&value, bytes_.data(), sizeof value);
+    bytes_ = bytes_.subspan(sizeof value);
+  }
+  /// Each has `least` bytes at least: no count makes this allocate more than the message is long.
+  std::uint64_t count(std::size_t least) {
+    std::uint64_t count = 0;
+    get(count);
+    if (count > bytes_.size() / least) refuse();
+    return count;
+  }
+  template <class T>
+  void get_all(std::vector<T>& values) {
+    values.resize(count(sizeof(T)));
+    for (T& value : values) get(value);
+  }
+  void end() const {
+    if (!bytes_.empty()) refuse();
+  }
+
+ private:
+  [[noreturn]] static void refuse() { throw Error(ErrorKind::corrupt, "the work of a process is garbled"); }
+  std::span<const std::byte> bytes_;
+};
+
+/// All of a step that has a fixed size.
+struct StepHead {
+  StepKind kind;
+  std::uint8_t has_gaps;
+  std::uint32_t file;
+  std::uint64_t offset;
+  std::uint64_t bytes;
+  std::uint32_t writer;
+  std::uint32_t turn;
+  std::uint32_t contributors;
+};
+
 }  // namespace
 
 std::vector<FilePlan> plan_files(std::span<const OutputFile> files) {
@@ -278,6 +344,54 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
   }
   plan.processes = planning.take();
   return plan;
+}
+
+std::vector<std::byte> encode_work(const ProcessWork& work) {
+  Writing out;
+  out.put(work.turns);
+  out.put(work.written);
+  out.put(static_cast<std::uint64_t>(work.steps.size()));
+  for (const Step& step : work.steps) {
+    out.put(StepHead{step.kind, step.has_gaps, step.file, step.offset, step.bytes, step.writer, step.turn,
+                     step.contributors});
+    out.put_all(step.copies);
+    out.put_all(step.senders);
+    out.put(static_cast<std::uint64_t>(step.reductions.size()));
+    for (const ReduceStep& reduction : step.reductions) {
+      out.put(reduction.combine);
+      out.put(reduction.dtype);
+      out.put(reduction.to);
+      out.put(reduction.bytes);
+      out.put_all(reduction.from);
+    }
+  }
+  return out.take();
+}
+
+ProcessWork decode_work(std::span<const std::byte> bytes) {
+  Reading in(bytes);
+  ProcessWork work;
+  in.get(work.turns);
+  in.get(work.written);
+  work.steps.resize(in.count(sizeof(StepHead)));
+  for (Step& step : work.steps) {
+    StepHead head{};
+    in.get(head);
+    step = {head.kind, head.has_gaps,     head.file, head.offset, head.bytes, head.writer,
+            head.turn, head.contributors, {},        {},          {}};
+    in.get_all(step.copies);
+    in.get_all(step.senders);
+    step.reductions.resize(in.count(2));
+    for (ReduceStep& reduction : step.reductions) {
+      in.get(reduction.combine);
+      in.get(reduction.dtype);
+      in.get(reduction.to);
+      in.get(reduction.bytes);
+      in.get_all(reduction.from);
+    }
+  }
+  in.end();
+  return work;
 }
 
 }  // namespace muster

@@ -18,6 +18,7 @@
 #include "muster/safetensors.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/merge/layout.hpp"
+#include "src/merge/rows.hpp"
 
 namespace muster {
 
@@ -32,17 +33,6 @@ struct OutputFile {
   std::string name;
   std::map<std::string, std::string> metadata;
   std::vector<OutputTensor> tensors;
-};
-
-/// All bytes of `rows` rows, `bytes` each, of a tensor of the process to a place in the item's window.
-struct CopyStep {
-  std::uint32_t tensor = 0;  ///< in the process's list
-  std::uint64_t from = 0;
-  std::uint64_t from_stride = 0;
-  std::uint64_t to = 0;
-  std::uint64_t to_stride = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t rows = 0;
 };
 
 struct ReduceStep {
@@ -65,7 +55,9 @@ struct Step {
   std::uint32_t writer = 0;   ///< a process
   std::uint32_t turn = 0;     ///< of the writer's windows, counted from 0
   std::uint32_t contributors = 0;
-  std::vector<CopyStep> copies;        ///< of this process; hash: one, of `bytes` from `from` on (0: all of the tensor)
+  /// From this process's tensors (`source`: the place in its list) to the item's window. hash: one, of `bytes` from
+  /// `from` on (0: all of the tensor).
+  std::vector<merge::Rectangle> copies;
   std::vector<std::uint32_t> senders;  ///< the writer's: contributors on other hosts (window_mail.hpp)
   std::vector<ReduceStep> reductions;  ///< the writer's
 };

@@ -11,7 +11,9 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/safetensors_header.hpp"
 #include "src/core/checksum.hpp"
+#include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 
@@ -26,14 +28,22 @@ constexpr std::size_t digits = 16;
   throw Error(ErrorKind::corrupt, words);
 }
 
-std::optional<std::uint64_t> parse_digits(const Config& value) {
-  if (!value.is_string() || value.as_string().size() != digits) return std::nullopt;
-  const std::string& text = value.as_string();
-  std::uint64_t number = 0;
-  const char* end = text.data() + text.size();
-  const bool is_plain = std::none_of(text.begin(), text.end(), [](char c) { return c >= 'A' && c <= 'F'; });
-  if (!is_plain || std::from_chars(text.data(), end, number, 16).ptr != end) return std::nullopt;
-  return number;
+/// 16 lower-case hexadecimal digits each; empty if the text is not `count` of them.
+std::vector<std::uint64_t> parse_sums(std::string_view text, std::size_t count) {
+  if (text.size() != count * digits || text.find_first_not_of("0123456789abcdef") != std::string_view::npos) return {};
+  std::vector<std::uint64_t> sums(count);
+  for (std::size_t i = 0; i < count; ++i)
+    std::from_chars(text.data() + i * digits, text.data() + (i + 1) * digits, sums[i], 16);
+  return sums;
+}
+
+std::size_t pieces_of(std::uint64_t bytes) {
+  return (bytes + checked_piece_bytes - 1) / checked_piece_bytes;
+}
+
+std::span<const std::byte> piece_of(std::span<const std::byte> tensor, std::size_t piece) {
+  const std::size_t begin = piece * checked_piece_bytes;
+  return tensor.subspan(begin, std::min<std::size_t>(checked_piece_bytes, tensor.size() - begin));
 }
 
 }  // namespace
@@ -81,10 +91,11 @@ Checksums parse_checksums(std::string_view text) {
   if (tensors == nullptr || !tensors->is_object()) refuse("it has no object \"tensors\"");
   Checksums checksums;
   for (const auto& [name, value] : tensors->as_object()) {
-    const std::optional<std::uint64_t> checksum = parse_digits(value);
-    if (!checksum)
+    const std::vector<std::uint64_t> sums =
+        value.is_string() ? parse_sums(value.as_string(), 1) : std::vector<std::uint64_t>();
+    if (sums.empty())
       refuse(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), digits));
-    checksums.emplace(name, *checksum);
+    checksums.emplace(name, sums.front());
   }
   return checksums;
 }
@@ -108,6 +119,122 @@ std::optional<Checksums> read_checksums(const std::string& directory) {
 
 void write_checksums(const std::string& directory, const Checksums& checksums) {
   write_file(join_path(directory, std::string(checksums_file_name)), checksums_text(checksums));
+}
+
+PieceChecksums no_piece_checksums(std::span<const OutputTensor> tensors) {
+  PieceChecksums sums;
+  for (const OutputTensor& tensor : tensors)
+    sums[tensor.name].resize(pieces_of(byte_size(tensor.layout.target.dtype, tensor.layout.target.shape)));
+  return sums;
+}
+
+std::string piece_checksums_text(const PieceChecksums& sums) {
+  ConfigObject tensors;
+  for (const auto& [name, pieces] : sums) {
+    std::string text;
+    for (const std::uint64_t sum : pieces) text += checksum_text(sum);
+    tensors.insert(name, Config(std::move(text)));
+  }
+  return to_json(Config::object({{"version", 1},
+                                 {"algorithm", std::string(algorithm)},
+                                 {"piece", static_cast<std::int64_t>(checked_piece_bytes)},
+                                 {"tensors", Config(std::move(tensors))}}));
+}
+
+PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
+  const auto text = file.metadata().find(std::string(piece_checksums_key));
+  if (text == file.metadata().end()) return {};
+  const auto refuse = [&](std::string_view words) {
+    throw Error(ErrorKind::corrupt,
+                fmt::format("shard {}: its metadata \"{}\" {}", in_quotes(file.path()), piece_checksums_key, words),
+                {.path = file.path()});
+  };
+  PieceChecksums sums;
+  try {
+    const Config said = parse_json(text->second);
+    if (said.at("version").as_int() != 1 || said.at("algorithm").as_string() != algorithm ||
+        said.at("piece").as_int() != static_cast<std::int64_t>(checked_piece_bytes))
+      return {};
+    for (const auto& [name, pieces] : said.at("tensors").as_object()) {
+      const auto index = file.find(name);
+      if (!index) continue;
+      const std::size_t count = pieces_of(file.tensors()[*index].bytes);
+      sums[name] = parse_sums(pieces.as_string(), count);
+      if (sums[name].size() != count) refuse(fmt::format("has not the checksums of the tensor {}", in_quotes(name)));
+    }
+  } catch (const Error& error) {
+    if (!error.path().empty()) throw;
+    refuse(error.what());
+  }
+  return sums;
+}
+
+void add_piece_checksums(FilePlan& file, const std::string& path, const std::function<void()>& between) {
+  const auto text = file.metadata.find(std::string(piece_checksums_key));
+  if (text == file.metadata.end()) return;
+  const auto mapping = os::MappedFile::open(path);
+  struct Place {
+    std::span<const std::byte> bytes;
+    std::uint64_t* sum = nullptr;
+  };
+  PieceChecksums sums;
+  std::vector<Place> places;
+  for (const TensorEntry& entry : file.tensors) {
+    const auto tensor = mapping->bytes().subspan(entry.offset, entry.bytes);
+    std::vector<std::uint64_t>& pieces = sums[entry.name];
+    pieces.resize(pieces_of(entry.bytes));
+    for (std::size_t piece = 0; piece < pieces.size(); ++piece)
+      places.push_back({piece_of(tensor, piece), &pieces[piece]});
+  }
+  parallel_for(places.size(), copy_workers(), [&](std::size_t at, std::size_t) {
+    *places[at].sum = mapped_checksum(places[at].bytes, path, [&](std::uint64_t) { between(); });
+  });
+  text->second = piece_checksums_text(sums);
+  file.header = make_safetensors_header(file.tensors, file.metadata, file.name);
+}
+
+CheckedTensor::CheckedTensor(SafetensorsFile file, std::size_t index, std::vector<std::uint64_t> sums)
+    : file_(std::move(file)), index_(index), sums_(std::move(sums)), seen_(sums_.size()) {}
+
+void CheckedTensor::read(std::uint64_t offset, std::span<std::byte> target) const {
+  file_.read(index_, offset, target);
+  if (target.empty()) return;
+  const std::uint64_t end = offset + target.size();
+  const std::uint64_t size = file_.tensors()[index_].bytes;
+  std::vector<std::byte> memory;
+  for (std::size_t piece = offset / checked_piece_bytes; piece < pieces_of(end); ++piece) {
+    if (seen_[piece]) continue;
+    const std::uint64_t at = piece * checked_piece_bytes;
+    const std::uint64_t bytes = std::min(checked_piece_bytes, size - at);
+    if (at >= offset && at + bytes <= end) {
+      check(piece, target.subspan(at - offset, bytes));
+    } else {
+      memory.resize(bytes);
+      file_.read(index_, at, memory);
+      check(piece, memory);
+    }
+    // Not before: another thread may take it for good.
+    seen_[piece] = true;
+  }
+}
+
+void CheckedTensor::check(std::size_t piece, std::span<const std::byte> bytes) const {
+  const std::uint64_t sum = tensor_checksum(bytes);
+  if (sum == sums_[piece]) return;
+  const std::uint64_t at = piece * checked_piece_bytes;
+  throw Error(ErrorKind::corrupt,
+              fmt::format("shard {}: bytes {} to {} of the tensor {} have the checksum {}, not {}: they have changed "
+                          "since it was written; copy it again, or cut the model again",
+                          in_quotes(file_.path()), at, at + bytes.size() - 1, in_quotes(file_.tensors()[index_].name),
+                          checksum_text(sum), checksum_text(sums_[piece])),
+              {.path = file_.path()});
+}
+
+std::shared_ptr<const CheckedTensor> checked_tensor(const SafetensorsFile& file, std::size_t index,
+                                                    const PieceChecksums& sums) {
+  const auto found = sums.find(file.tensors()[index].name);
+  if (found == sums.end()) return nullptr;
+  return std::make_shared<const CheckedTensor>(file, index, found->second);
 }
 
 }  // namespace muster

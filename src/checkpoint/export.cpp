@@ -31,13 +31,11 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
-#include "src/checkpoint/assembly_files.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/export_hosts.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
-#include "src/checkpoint/piece_checksums.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
@@ -236,8 +234,7 @@ class Export {
         progress = [&](std::uint64_t bytes) {
           options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
         };
-      const std::vector<AssemblySource> sources = shards_->sources();
-      hashes_ = assemble(*assembling, work_, sources, targets_, settings, finish, progress);
+      hashes_ = assemble(*assembling, work_, *shards_, targets_, settings, finish, progress);
     };
     std::optional<Error> failure;
     try {

@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
-#include "src/checkpoint/account.hpp"
+#include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_config.hpp"
+#include "src/checkpoint/placement.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
 #include "src/checkpoint/window_mail.hpp"
 #include "src/core/quoted.hpp"
@@ -23,6 +25,101 @@ constexpr std::uint64_t largest_window = 8 << 20;
 constexpr std::uint64_t smallest_window = 64 << 10;
 // Of what a process sends or receives: packed or being placed, in the group's hands, and one that is on its way.
 constexpr std::uint64_t copies_of_mail = 3;
+
+/// Numbers the sets of an arrangement's tensors; `numbers[i]` are those of tensor i.
+std::vector<std::vector<std::uint32_t>> number_sets(const Arrangement& arrangement, ExportOutputs& outputs) {
+  std::vector<std::vector<std::uint32_t>> numbers;
+  for (const ArrangedTensor& tensor : arrangement.tensors) {
+    auto& mine = numbers.emplace_back();
+    for (const auto& set : tensor.equal) {
+      mine.push_back(static_cast<std::uint32_t>(outputs.equal.size()));
+      outputs.equal.push_back(set);
+      outputs.equal_names.push_back(tensor.origin);
+    }
+  }
+  return numbers;
+}
+
+/// One source is all of it: then it can be cut along any dimension.
+const merge::Piece* only_piece(const merge::Layout& layout) {
+  if (layout.combine != merge::Combine::copy || layout.pieces.size() != 1) return nullptr;
+  const merge::Piece& piece = layout.pieces.front();
+  const std::int64_t units = layout.source_units[static_cast<std::size_t>(piece.source)];
+  return piece.begin == 0 && piece.count == layout.target_units && units == layout.target_units ? &piece : nullptr;
+}
+
+class Accounting {
+ public:
+  explicit Accounting(std::span<const RankTensors> ranks) : ranks_(ranks) {
+    for (const RankTensors& rank : ranks) seen_.emplace_back(rank.tensors.size(), false);
+  }
+
+  void add(AccountedTensor& account, const SourceRef& ref) {
+    const NamedSpec& tensor = ranks_[static_cast<std::size_t>(ref.rank)].tensors[ref.index];
+    std::vector<bool>& seen = seen_[static_cast<std::size_t>(ref.rank)];
+    if (seen[ref.index]) return;
+    seen[ref.index] = true;
+    account.sources.push_back({ref.rank, tensor.name, tensor.spec});
+  }
+
+  void check() const {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
+      for (std::size_t i = 0; i < seen_[rank].size(); ++i)
+        if (!seen_[rank][i])
+          throw Error(ErrorKind::corrupt,
+                      fmt::format("tensor {} of rank {} is in no file of the result; this is a defect of muster, and "
+                                  "nothing is written",
+                                  in_quotes(ranks_[rank].tensors[i].name), rank),
+                      {.rank = static_cast<int>(rank)});
+  }
+
+ private:
+  std::span<const RankTensors> ranks_;
+  std::vector<std::vector<bool>> seen_;
+};
+
+/// `ranks`: what was arranged. Throws Error(corrupt) if a tensor of a rank is in no file of the result, which would be
+/// a bug of ours: better no checkpoint than one that lacks something.
+ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
+                          const Arrangement& arrangement, const ExportOutputs& outputs,
+                          const std::optional<ParallelLayout>& to) {
+  ExportAccount account{plan.name(), layout, to, {}, {}, 0, 0, 0, 0, outputs.files.size(), {}};
+  for (const RankTensors& rank : ranks) {
+    account.tensors_in += rank.tensors.size();
+    for (const NamedSpec& tensor : rank.tensors) account.bytes_in += byte_size(tensor.spec.dtype, tensor.spec.shape);
+  }
+  std::unordered_map<std::string_view, std::string_view> files;
+  for (const OutputFile& file : outputs.files) {
+    account.tensors_out += file.tensors.size();
+    for (const OutputTensor& tensor : file.tensors) {
+      account.bytes_out += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
+      if (!to) files.emplace(tensor.name, file.name);
+    }
+  }
+  Accounting accounting(ranks);
+  for (const ArrangedTensor& tensor : arrangement.tensors) {
+    AccountedTensor& item = account.tensors.emplace_back(AccountedTensor{to ? tensor.origin : tensor.name,
+                                                                         tensor.origin,
+                                                                         tensor.rule->number,
+                                                                         std::string(action_name(tensor.rule->action)),
+                                                                         tensor.layout.target,
+                                                                         {},
+                                                                         {}});
+    if (const auto file = files.find(tensor.name); file != files.end()) item.file = file->second;
+    for (const SourceRef& ref : tensor.sources) accounting.add(item, ref);
+    for (const auto& set : tensor.equal)
+      for (const SourceRef& ref : set) accounting.add(item, ref);
+    for (const SourceRef& ref : tensor.unused) accounting.add(item, ref);
+  }
+  for (const DroppedTensor& tensor : arrangement.dropped) {
+    AccountedTensor& item = account.dropped.emplace_back(AccountedTensor{
+        {}, tensor.origin, tensor.rule->number, std::string(action_name(tensor.rule->action)), {}, {}, {}});
+    for (const SourceRef& ref : tensor.sources) accounting.add(item, ref);
+    if (!item.sources.empty()) item.spec = item.sources.front().spec;
+  }
+  accounting.check();
+  return account;
+}
 
 std::string fingerprint_of(const std::vector<ShardListing>& listings, const ExportOutputs& outputs) {
   std::string text = "muster export 1\n";
@@ -46,6 +143,79 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
 
 }  // namespace
 
+ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size,
+                                 const Metadata& metadata) {
+  ExportOutputs outputs;
+  const auto sets = number_sets(arrangement, outputs);
+  std::vector<TensorEntry> entries;
+  for (const ArrangedTensor& tensor : arrangement.tensors)
+    entries.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
+  ShardLayout shards = plan_shards(entries, max_shard_size);
+  outputs.index = std::move(shards.index);
+  for (ShardFile& file : shards.files) {
+    OutputFile& output = outputs.files.emplace_back();
+    output.name = std::move(file.name);
+    output.metadata = metadata;
+    // Loaders of the field look for it before they read a file.
+    output.metadata.try_emplace("format", "pt");
+    for (const std::size_t i : file.tensors) {
+      const ArrangedTensor& tensor = arrangement.tensors[i];
+      output.tensors.push_back({tensor.name, tensor.layout, tensor.sources, sets[i]});
+    }
+  }
+  return outputs;
+}
+
+ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& plan, const ParallelLayout& layout,
+                            const Metadata& metadata) {
+  ExportOutputs outputs;
+  const auto sets = number_sets(arrangement, outputs);
+  std::vector<WholeTensor> wholes;
+  for (const ArrangedTensor& tensor : arrangement.tensors)
+    wholes.push_back({tensor.origin, tensor.rule, tensor.layout.target});
+  Placement placement = place(plan, layout, wholes);
+  outputs.notes = std::move(placement.notes);
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    OutputFile& output = outputs.files.emplace_back();
+    output.name = shard_file_name(rank, layout.ranks());
+    output.metadata = metadata;
+    output.metadata[std::string(shard_metadata_key)] = shard_facts_text(
+        {rank, layout.ranks(), placement.padded[at], layout, {plan.name(), plan.text()}, placement.heads[at]});
+    for (const PlacedTensor& placed : placement.ranks[at]) {
+      const ArrangedTensor& tensor = arrangement.tensors[placed.whole];
+      const merge::Cut& cut = placement.cuts[placed.whole];
+      if (const merge::Piece* piece = only_piece(tensor.layout))
+        output.tensors.push_back({placed.name,
+                                  merge::part_of(cut, placed.part),
+                                  {tensor.sources[static_cast<std::size_t>(piece->source)]},
+                                  sets[placed.whole]});
+      else
+        output.tensors.push_back(
+            {placed.name, merge::compose(tensor.layout, cut, placed.part), tensor.sources, sets[placed.whole]});
+    }
+    output.metadata[std::string(piece_checksums_key)] = piece_checksums_text(no_piece_checksums(output.tensors));
+  }
+  return outputs;
+}
+
+Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model) {
+  Arrangement arrangement;
+  const std::vector<WholeTensor> wholes = wholes_of(plan, model);
+  for (std::uint32_t index = 0; index < wholes.size(); ++index) {
+    const WholeTensor& whole = wholes[index];
+    arrangement.tensors.push_back({model[index].name,
+                                   whole.origin,
+                                   whole.rule,
+                                   merge::join(First{}, std::span(&whole.spec, 1)),
+                                   {{0, index}},
+                                   {},
+                                   {}});
+  }
+  note_unused_rules(plan, arrangement);
+  return arrangement;
+}
+
 ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
                    const Metadata& metadata, const ExportOptions& options) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
@@ -53,7 +223,7 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   std::vector<std::string> notes;
   ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}};
   const ParallelLayout layout = layout_of(listings, options.layout);
-  for (ShardListing& listing : listings) job.ranks.push_back(std::move(listing.tensors));
+  for (const ShardListing& listing : listings) job.ranks.push_back(to_rank_tensors(listing));
   const Arrangement arrangement = arrange(job.plan, layout, job.ranks);
   std::vector<NamedSpec> model;
   for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the first process works out before a byte moves, from what all shards say of themselves.
+// What the first process works out before a byte moves, from what all shards say of themselves: the files, one
+// checkpoint or the shards of another layout, and what becomes of every tensor of every rank.
 
 #include <cstdint>
 #include <string>
@@ -8,17 +9,38 @@
 
 #include "muster/export.hpp"
 #include "muster/plan.hpp"
+#include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly_plan.hpp"
-#include "src/checkpoint/export_outputs.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
 
 namespace muster {
+
+struct ExportOutputs {
+  std::vector<OutputFile> files;
+  std::vector<std::vector<SourceRef>> equal;  ///< sets of sources that must be bit for bit equal
+  std::vector<std::string> equal_names;       ///< the tensors that they are of
+  std::string index;                          ///< of a checkpoint of several files; else empty
+  std::vector<std::string> notes;             ///< of shards: Placement's
+};
+
+/// HuggingFace's layout. Throws as plan_shards.
+ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size,
+                                 const Metadata& metadata);
+
+/// A shard a rank of `layout`. Throws as place().
+ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& plan, const ParallelLayout& layout,
+                            const Metadata& metadata);
+
+/// A whole model as an arrangement: every tensor from the one rank that there is, under the name that the plan has for
+/// it backwards. Throws Error(argument) that lists the names without a rule.
+Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model);
 
 struct ExportJob {
   MergePlan plan;  ///< the arrangement's rules are its
   std::vector<RankTensors> ranks;
   ExportOutputs outputs;
-  ExportAccount account;
+  ExportAccount account;    ///< every tensor of every rank, and what becomes of it
   std::string fingerprint;  ///< the same for the same shards, results and files
 };
 

@@ -237,6 +237,11 @@ std::optional<std::size_t> ModelDir::find(std::string_view name) const noexcept 
   return found->second;
 }
 
+void ModelDir::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
+  const SafetensorsFile& file = file_of(index);
+  file.read(index - contents_->first[contents_->file_of(index)], offset, target);
+}
+
 Tensor ModelDir::tensor(std::size_t index) const {
   const SafetensorsFile& file = file_of(index);
   return file.tensor(index - contents_->first[contents_->file_of(index)]);

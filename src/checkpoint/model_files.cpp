@@ -14,10 +14,10 @@
 #include "muster/config.hpp"
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/journal.hpp"
-#include "src/checkpoint/plan_pattern.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
@@ -83,6 +83,11 @@ bool is_below(const fs::path& path, const fs::path& directory) {
 class Carrying {
  public:
   Carrying(const std::string& directory, const std::string& carry) : carry_(carry) {
+    for (std::size_t at = 0; at <= carry.size();) {
+      const std::size_t end = std::min(carry.find(',', at), carry.size());
+      globs_.push_back(TensorPattern::glob(carry.substr(at, end - at)));
+      at = end + 1;
+    }
     std::error_code error;
     inside_.push_back(fs::canonical(directory, error));
     if (error) throw_unreadable(directory, error);
@@ -138,15 +143,11 @@ class Carrying {
   [[nodiscard]] bool is_wanted(std::string_view name) const {
     if (carry_.empty() || carry_ == "all") return true;
     if (carry_ == "none") return false;
-    for (std::size_t at = 0; at <= carry_.size();) {
-      const std::size_t end = std::min(carry_.find(',', at), carry_.size());
-      if (glob_matches(std::string_view(carry_).substr(at, end - at), name)) return true;
-      at = end + 1;
-    }
-    return false;
+    return std::ranges::any_of(globs_, [&](const TensorPattern& glob) { return glob.matches(name); });
   }
 
   const std::string& carry_;
+  std::vector<TensorPattern> globs_;
   std::vector<fs::path> inside_;
   CarriedFiles found_;
 };

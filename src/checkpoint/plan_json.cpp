@@ -2,18 +2,19 @@
 // Plans as JSON text. Keys that nobody knows, or that do not belong to their action, are errors: a misspelt one would
 // otherwise change what is written without a word.
 
-#include "src/checkpoint/plan_json.hpp"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/plan_rename.hpp"
+#include "muster/state.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 #include "src/core/json_lines.hpp"
 #include "src/core/quoted.hpp"
 
@@ -24,6 +25,9 @@ constexpr std::size_t most_rules = 10'000;
 constexpr std::size_t most_blocks = 64;
 constexpr std::size_t most_expanded = 16 << 20;  // characters of all patterns without their braces
 constexpr std::int64_t most_dimensions = 64;
+// Comparing all pairs of patterns takes squared time, which a hostile plan would make minutes: beyond this many
+// products of lengths only patterns that are the same are found.
+constexpr std::size_t most_work = std::size_t{1} << 29;
 
 [[noreturn]] void refuse(const std::string& words) {
   throw Error(ErrorKind::corrupt, words);
@@ -160,15 +164,12 @@ constexpr std::array<std::pair<std::string_view, Stage>, 4> stages = {
 constexpr std::array<std::pair<std::string_view, Axis>, 2> axes = {
     {{"tensor", Axis::tensor}, {"expert", Axis::expert}}};
 
-std::string read_rename(const ConfigObject& rule, const TensorPattern& pattern) {
+std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const TensorPattern& pattern) {
   const Config* rename = rule.find("rename");
-  if (rename == nullptr) return {};
+  if (rename == nullptr) return nullptr;
   const std::string& text = string_of(*rename, "rename");
   if (text.empty()) refuse("\"rename\" is an empty name");
-  const std::optional<std::size_t> groups = pattern.groups();
-  if (!groups) refuse("\"rename\" counts the pattern's stars, and its braces hold different numbers of them");
-  parse_rename(text, *groups);
-  return text;
+  return std::make_shared<const NewName>(text, pattern);
 }
 
 MergeRule read_rule(const Config& value, std::size_t number) {
@@ -211,24 +212,95 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
   }
 }
 
-std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::size_t>& lines) {
+/// Finds rules that no tensor can come to: whoever wrote one meant something else by an earlier one.
+class Reach {
+ public:
+  /// Why the rule is never reached after those that were added; empty if it is. They must outlive this.
+  std::string add(const MergeRule& rule) {
+    const TensorPattern& pattern = rule.pattern;
+    const auto [same, is_new] = texts_.try_emplace({pattern.is_regex(), pattern.text()}, rule.number);
+    if (!is_new) return fmt::format("it has the pattern of rule {}, so it is never reached", same->second);
+    if (all_ != 0) return fmt::format("rule {} takes all tensors, so it is never reached", all_);
+    if (pattern.is_regex()) {
+      if (pattern.text() == ".*" || pattern.text() == "(.*)") all_ = rule.number;
+      return {};
+    }
+    const std::vector<std::string> globs = expand_braces(pattern.text());
+    for (const std::string& glob : globs) {
+      expanded_ += glob.size();
+      if (!glob.empty() && glob.find_first_not_of('*') == std::string::npos) all_ = rule.number;
+    }
+    if (expanded_ > most_expanded)
+      refuse(fmt::format("the braces of all patterns up to here mean more than {} characters", most_expanded));
+    std::string words = covered(pattern, globs);
+    globs_.push_back(&rule);
+    return words;
+  }
+
+ private:
+  std::string covered(const TensorPattern& pattern, const std::vector<std::string>& globs) {
+    std::set<std::size_t> by;
+    for (const std::string& glob : globs) {
+      const MergeRule* earlier = covering(glob);
+      if (earlier == nullptr) return {};
+      by.insert(earlier->number);
+    }
+    std::vector<std::size_t> some(by.begin(), by.end());
+    some.resize(std::min<std::size_t>(some.size(), 5));
+    return fmt::format("the pattern {} is never reached: rule{} {} take{} all that it fits", in_quotes(pattern.text()),
+                       by.size() == 1 ? "" : "s", fmt::join(some, ", "), by.size() == 1 ? "s" : "");
+  }
+
+  // One glob fits all that another does if it fits the other's text: the other's stars are characters there that only
+  // its own stars can fit.
+  const MergeRule* covering(const std::string& glob) {
+    for (const MergeRule* earlier : globs_) {
+      work_ += earlier->pattern.text().size() * glob.size();
+      if (work_ > most_work) return nullptr;
+      if (earlier->pattern.matches(glob)) return earlier;
+    }
+    return nullptr;
+  }
+
+  std::map<std::pair<bool, std::string>, std::size_t> texts_;
+  std::vector<const MergeRule*> globs_;
+  std::size_t all_ = 0;  // a rule that takes everything
+  std::size_t expanded_ = 0;
+  std::size_t work_ = 0;
+};
+
+std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::size_t>& lines, Reach& reach) {
   std::vector<MergeRule> rules;
   rules.reserve(list.size());
-  std::size_t expanded = 0;
   for (const Config& item : list.as_array()) {
     const std::size_t number = rules.size() + 1;
     try {
-      MergeRule rule = read_rule(item, number);
-      for (const std::string& glob : rule.pattern.globs()) expanded += glob.size();
-      if (expanded > most_expanded)
-        refuse(fmt::format("the braces of all patterns up to here mean more than {} characters", most_expanded));
-      rules.push_back(std::move(rule));
+      rules.push_back(read_rule(item, number));
+      if (const std::string words = reach.add(rules.back()); !words.empty()) refuse(words);
     } catch (const Error& error) {
       throw Error(ErrorKind::corrupt, fmt::format("rule {} (line {}): {}", number, lines.at(number - 1), error.what()));
     }
   }
-  check_reachable(rules, lines);
   return rules;
+}
+
+/// A plan without its "extends": what it has itself, then what the built-in plan has beside. `reach` knows its rules.
+Config extended(const ConfigObject& plan, const Config& by, Reach& reach) {
+  const BuiltinPlan* builtin = find_builtin_plan(string_of(by, "extends"));
+  if (builtin == nullptr)
+    refuse(fmt::format("\"extends\" is {}, not one of {}", in_quotes(by.as_string()),
+                       fmt::join(MergePlan::builtin_names(), ", ")));
+  const Config base = parse_json(builtin->json);
+  const PlanContent content = parse_plan(builtin->json);
+  Config whole = ConfigObject();
+  for (const auto& [key, value] : plan)
+    if (key != "extends") whole[key] = value;
+  for (const std::string_view key : {"layers", "experts"})
+    if (const Config* numbering = base.as_object().find(key); numbering != nullptr && plan.find(key) == nullptr)
+      whole[key] = *numbering;
+  for (std::size_t i = 0; i < content.rules.size(); ++i)
+    if (reach.add(content.rules[i]).empty()) whole["rules"].push_back(base.at("rules").at(i));
+  return whole;
 }
 
 }  // namespace
@@ -242,7 +314,7 @@ PlanContent parse_plan(std::string_view json) {
   const Config plan = core::parse_json_lines(json, "rules", lines);
   if (!plan.is_object()) refuse(fmt::format("a plan is a JSON object, this is {}", to_string(plan.type())));
   const ConfigObject& members = plan.as_object();
-  check_keys(members, {"muster_plan", "comment", "layers", "experts", "rules"}, "");
+  check_keys(members, {"muster_plan", "comment", "extends", "layers", "experts", "rules"}, "");
   const Config* version = members.find("muster_plan");
   if (version == nullptr) refuse("it has no \"muster_plan\": 1, so it is no merge plan");
   if (version->type() != Config::Type::integer || version->as_int() != 1)
@@ -252,11 +324,11 @@ PlanContent parse_plan(std::string_view json) {
     refuse("\"rules\" is not a list with at least one rule");
   if (list->size() > most_rules) refuse(fmt::format("{} rules; at most {} are read", list->size(), most_rules));
 
-  PlanContent content;
-  content.layers = read_numbering(members, "layers");
-  content.experts = read_numbering(members, "experts");
-  content.rules = read_rules(*list, lines);
-  return content;
+  Reach reach;
+  PlanContent content{std::string(json), read_rules(*list, lines, reach), read_numbering(members, "layers"),
+                      read_numbering(members, "experts")};
+  const Config* base = members.find("extends");
+  return base == nullptr ? content : parse_plan(to_json(extended(members, *base, reach), 2) + "\n");
 }
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/model_config.hpp"
-#include "src/checkpoint/plan_json.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {

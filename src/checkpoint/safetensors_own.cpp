@@ -4,7 +4,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstddef>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -23,48 +25,13 @@ namespace {
 
 /// The reference writer's order, from the last to the first: never a larger element after a smaller one, so that every
 /// tensor is aligned in a file whose data begins at a multiple of eight.
-int place_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::u64:
-      return 0;
-    case DType::i64:
-      return 1;
-    case DType::f64:
-      return 2;
-    case DType::complex64:
-      return 3;
-    case DType::f32:
-      return 4;
-    case DType::u32:
-      return 5;
-    case DType::i32:
-      return 6;
-    case DType::bf16:
-      return 7;
-    case DType::f16:
-      return 8;
-    case DType::u16:
-      return 9;
-    case DType::i16:
-      return 10;
-    case DType::f8_e8m0:
-      return 11;
-    case DType::f8_e4m3fn:
-      return 12;
-    case DType::f8_e5m2:
-      return 13;
-    case DType::i8:
-      return 14;
-    case DType::u8:
-    case DType::u4:
-    case DType::i4:
-      return 15;
-    case DType::f4_e2m1:
-      return 16;
-    case DType::boolean:
-      return 17;
-  }
-  return 18;
+std::ptrdiff_t place_of(DType dtype) noexcept {
+  constexpr std::array order = {DType::u64, DType::i64,     DType::f64,       DType::complex64, DType::f32,
+                                DType::u32, DType::i32,     DType::bf16,      DType::f16,       DType::u16,
+                                DType::i16, DType::f8_e8m0, DType::f8_e4m3fn, DType::f8_e5m2,   DType::i8,
+                                DType::u8,  DType::f4_e2m1, DType::boolean};
+  if (dtype == DType::u4 || dtype == DType::i4) dtype = DType::u8;
+  return std::ranges::find(order, dtype) - order.begin();
 }
 
 /// What the format cannot say: it goes as flat U8.
@@ -123,8 +90,8 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
                                     const std::string& path) {
   std::erase_if(metadata, [](const auto& member) { return member.first.starts_with(safetensors_dtype_key); });
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
-    const int place_a = place_of(a.dtype);
-    const int place_b = place_of(b.dtype);
+    const auto place_a = place_of(a.dtype);
+    const auto place_b = place_of(b.dtype);
     return place_a != place_b ? place_a < place_b : a.name < b.name;
   });
   std::unordered_set<std::string_view> names;

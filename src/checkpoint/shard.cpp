@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -15,37 +17,45 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/model_dir.hpp"
+#include "muster/state_file.hpp"
 #include "muster/sync_group.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
-#include "src/checkpoint/assembly_files.hpp"
+#include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/model_config.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
-#include "src/checkpoint/piece_checksums.hpp"
 #include "src/checkpoint/shard_files.hpp"
-#include "src/checkpoint/shard_set.hpp"
-#include "src/checkpoint/shard_workspace.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 #include "src/checkpoint/workspace_states.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
+#include "src/os/file.hpp"
+#include "src/os/process.hpp"
+#include "src/workspace/gc.hpp"
+#include "src/workspace/names.hpp"
+#include "src/workspace/workspace_directory.hpp"
 
 namespace muster {
 namespace {
 
 constexpr std::uint64_t window_bytes = 8 << 20;
+constexpr std::uint64_t piece_bytes = 8 << 20;
 
-std::vector<AssemblySource> sources_of(const ModelDir& model) {
-  std::vector<AssemblySource> sources;
-  for (const SafetensorsFile& file : model.files())
-    for (std::size_t index = 0; index < file.tensors().size(); ++index) sources.push_back(source_of(file, index));
-  return sources;
-}
+/// A model's tensors, read from its files.
+class ModelTensors : public TensorSource {
+ public:
+  explicit ModelTensors(ModelDir model) : model_(std::move(model)) {}
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return model_.tensors(); }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
+    model_.read(tensor, offset, target);
+  }
 
-}  // namespace
-
-namespace {
+ private:
+  ModelDir model_;
+};
 
 /// A model, and what each rank gets of it.
 struct ShardJob {
@@ -62,16 +72,19 @@ struct ShardJob {
     check_against_config(plan, tensors);
     const Arrangement arrangement = arrange_model(plan, tensors);
     outputs = shard_outputs(arrangement, plan, layout, model.metadata());
+    for (const OutputFile& file : outputs.files)
+      for (const OutputTensor& tensor : file.tensors)
+        report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
     report.notes = arrangement.notes;
     report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
-    sources = sources_of(model);
+    source = std::make_shared<ModelTensors>(model);
   }
 
   ModelDir model;
   std::optional<Config> config;
   MergePlan plan;
   ExportOutputs outputs;
-  std::vector<AssemblySource> sources;
+  std::shared_ptr<const TensorSource> source;
   ShardReport report;
 };
 
@@ -79,7 +92,6 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   const std::vector<RankSources> ranks(1);
   AssemblyPlan assembly =
       plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
-  job.report.bytes_written = assembly.bytes;
   OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
   CarriedFiles carried = carried_files(model_dir, options.carry);
   const std::shared_ptr<SyncGroup> group = single_group();
@@ -91,7 +103,7 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   std::function<void(std::uint64_t)> progress;
   if (options.progress) progress = [&](std::uint64_t bytes) { counter.add(bytes - std::exchange(before, bytes)); };
   assemble(
-      *group, assembly.processes.front(), job.sources, targets, {window_bytes},
+      *group, assembly.processes.front(), *job.source, targets, {window_bytes},
       [&](std::uint32_t file) {
         add_piece_checksums(assembly.files[file], targets[file].place, [&] { go_on(*group); });
         finish_file(assembly.files[file], targets[file]);
@@ -100,6 +112,118 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   copy_carried_files(model_dir, output.partial(), carried.names, [&] { go_on(*group); });
   job.report.left = std::move(carried.left);
   output.commit();
+}
+
+// Step 1 of write_states().
+void check_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names) {
+  for (const std::string& name : names) {
+    const std::string target = join_path(to, name);
+    std::error_code error;
+    if (!std::filesystem::exists(target, error)) continue;
+    const auto mine = os::MappedFile::open(join_path(from, name));
+    const auto there = os::MappedFile::open(target);
+    if (std::ranges::equal(mine->bytes(), there->bytes())) continue;
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("sharding into the workspace {}: it has another {}; --force replaces it, or take a workspace "
+                    "of its own",
+                    in_quotes(to), in_quotes(name)),
+        {.path = target});
+  }
+}
+
+std::vector<MergedTensor> merged_tensors(const OutputFile& rank, const TensorSource& source) {
+  std::vector<MergedTensor> tensors;
+  for (const OutputTensor& output : rank.tensors) {
+    MergedTensor& tensor = tensors.emplace_back(MergedTensor{output.name, output.layout, {}});
+    for (const SourceRef& ref : output.sources)
+      tensor.parts.push_back({ref.rank, ref.index, 0, source.tensors()[ref.index].bytes});
+  }
+  return tensors;
+}
+
+void write_state(const OutputFile& rank, std::shared_ptr<const TensorSource> source, const std::string& path,
+                 const StateFileOptions& options, ProgressCounter& progress) {
+  std::vector<MergedTensor> merged = merged_tensors(rank, *source);
+  const MergedTensors tensors(std::move(source), std::move(merged));
+  std::vector<StateFileWriter::Entry> entries;
+  entries.reserve(tensors.tensors().size());
+  for (const TensorEntry& entry : tensors.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
+  StateFileWriter writer(path, config_from_metadata(rank.metadata), std::move(entries), options);
+  // One thread a tensor: pieces that do not end with a chunk must come in their order.
+  parallel_for(tensors.tensors().size(), copy_workers(), [&](std::size_t index, std::size_t) {
+    const std::uint64_t bytes = tensors.tensors()[index].bytes;
+    std::vector<std::byte> piece(std::min(bytes, piece_bytes));
+    for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
+      const std::span<std::byte> part = std::span(piece).first(std::min(piece_bytes, bytes - at));
+      tensors.read(index, at, part);
+      writer.write(index, at, part);
+      progress.add(part.size());
+    }
+  });
+  writer.commit();
+}
+
+/// Files that go again unless all is well.
+class Undo {
+ public:
+  Undo() = default;
+  Undo(const Undo&) = delete;
+  Undo& operator=(const Undo&) = delete;
+  ~Undo() {
+    std::error_code error;
+    for (const std::string& path : paths_) std::filesystem::remove(path, error);
+  }
+  void add(std::string path) { paths_.push_back(std::move(path)); }
+  void forget() noexcept { paths_.clear(); }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
+// A model's shards as the states of a job in a workspace.
+//
+//  1. Files that are no weights are compared with those of the same names in the workspace.
+//  2. Each rank's state is written under a growing name, all ranks one after the other, and takes its name when it is
+//     whole. The job's number is new, so that nobody reads it before all are there: until then no generation is common.
+//  3. The other files are copied. What fails before removes the states that have their names.
+void write_states(ShardJob& job, const std::string& model_dir, const std::string& path, const ShardOptions& options) {
+  const std::string workspace = workspace::prepare_workspace(path).path;
+  CarriedFiles carried = carried_files(model_dir, options.carry);
+  if (!options.force) check_carried_files(model_dir, workspace, carried.names);
+  SyncGroup::Nonce nonce{};
+  os::random_bytes(nonce);
+  job.report.job = workspace::job_text(nonce);
+  ProgressCounter progress(options.progress, job.report.bytes_written, options.stop);
+  const int world_size = static_cast<int>(job.outputs.files.size());
+  Undo undo;
+  workspace::sweep_dead(workspace);
+  for (int rank = 0; rank < world_size; ++rank) {
+    OutputFile& shard = job.outputs.files[static_cast<std::size_t>(rank)];
+    // States have checksums of their own.
+    shard.metadata.erase(std::string(piece_checksums_key));
+    const std::string name = workspace::file_name({.kind = workspace::NameKind::state,
+                                                   .job = job.report.job,
+                                                   .rank = rank,
+                                                   .world_size = world_size,
+                                                   .generation = 1});
+    StateFileOptions state;
+    state.info = {nonce, 1, rank, world_size};
+    state.zstd_level = options.zstd_level;
+    state.temporary = workspace::growing_name();
+    const std::string target = join_path(workspace, name);
+    // The directory may be what could not be synced: then the name is there, too.
+    undo.add(target);
+    write_state(shard, job.source, target, state, progress);
+  }
+  for (const std::string& name : carried.names) {
+    std::error_code error;
+    const std::string target = join_path(workspace, name);
+    if (!std::filesystem::exists(target, error)) undo.add(target);
+  }
+  copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
+  undo.forget();
+  job.report.left = std::move(carried.left);
 }
 
 }  // namespace
@@ -114,20 +238,8 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
     if (!options.dry_run) check_output(out, {options.force, model_dir});
   }
   ShardJob job(model_dir, plan_name, layout);
-  if (options.dry_run) {
-    for (const OutputFile& file : job.outputs.files)
-      for (const OutputTensor& tensor : file.tensors)
-        job.report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
-  } else if (options.to_workspace) {
-    // States have checksums of their own.
-    for (OutputFile& file : job.outputs.files) file.metadata.erase(std::string(piece_checksums_key));
-    WorkspaceShards written = write_shards_to_workspace(job.outputs.files, job.sources, model_dir, out, options);
-    job.report.bytes_written = written.bytes;
-    job.report.job = std::move(written.job);
-    job.report.left = std::move(written.left);
-  } else {
-    write_files(job, model_dir, out, options);
-  }
+  if (options.to_workspace && !options.dry_run) write_states(job, model_dir, out, options);
+  if (!options.to_workspace && !options.dry_run) write_files(job, model_dir, out, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return std::move(job.report);
 }

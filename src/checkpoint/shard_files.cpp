@@ -41,23 +41,6 @@ int small_integer(const Config& facts, std::string_view key) {
   return static_cast<int>(value->as_int());
 }
 
-}  // namespace
-
-std::string shard_file_name(int rank, int ranks) {
-  return fmt::format("{}{:05}{}{:05}{}", prefix, rank, middle, ranks, suffix);
-}
-
-std::optional<ShardName> parse_shard_file_name(std::string_view name) {
-  if (name.size() != prefix.size() + digits + middle.size() + digits + suffix.size() || !name.starts_with(prefix) ||
-      name.substr(prefix.size() + digits, middle.size()) != middle || !name.ends_with(suffix)) {
-    return std::nullopt;
-  }
-  const auto rank = parse_number(name.substr(prefix.size(), digits));
-  const auto ranks = parse_number(name.substr(prefix.size() + digits + middle.size(), digits));
-  if (!rank || !ranks || *rank >= *ranks) return std::nullopt;
-  return ShardName{*rank, *ranks};
-}
-
 Config to_config(const HeadCounts& heads) {
   Config config = ConfigObject();
   for (const auto& [name, counts] : heads) {
@@ -80,6 +63,68 @@ HeadCounts heads_from_config(const Config& config) {
     }
   }
   return heads;
+}
+
+constexpr std::string_view wrapper = "metadata";
+
+/// The texts of {"metadata": {NAME: TEXT, ...}}; none where the tree is not that.
+std::optional<Metadata> unwrapped(const Config& config) {
+  if (!config.is_object() || config.size() != 1) return std::nullopt;
+  const Config* inner = config.as_object().find(wrapper);
+  if (inner == nullptr || !inner->is_object() || inner->as_object().empty()) return std::nullopt;
+  Metadata metadata;
+  for (const auto& [name, text] : inner->as_object()) {
+    if (!text.is_string()) return std::nullopt;
+    metadata.emplace(name, text.as_string());
+  }
+  return metadata;
+}
+
+Config wrapped(const Metadata& metadata) {
+  ConfigObject inner;
+  for (const auto& [name, text] : metadata) inner.insert(name, Config(text));
+  return Config::object({{wrapper, Config(std::move(inner))}});
+}
+
+std::optional<Config> parsed(const std::string& text) {
+  try {
+    return parse_json(text);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+/// Whether a tree is written as JSON text. A tree that wraps texts is not, unless those would be read as a tree.
+bool is_written_as_text(const Config& config);
+
+/// The tree that metadata of nothing but "muster.config" stands for.
+std::optional<Config> tree_of(const Metadata& metadata) {
+  if (metadata.size() != 1 || metadata.begin()->first != config_metadata_key) return std::nullopt;
+  std::optional<Config> tree = parsed(metadata.begin()->second);
+  return tree && is_written_as_text(*tree) ? tree : std::nullopt;
+}
+
+bool is_written_as_text(const Config& config) {
+  if (config.is_null()) return false;
+  const std::optional<Metadata> texts = unwrapped(config);
+  return !texts || tree_of(*texts).has_value();
+}
+
+}  // namespace
+
+std::string shard_file_name(int rank, int ranks) {
+  return fmt::format("{}{:05}{}{:05}{}", prefix, rank, middle, ranks, suffix);
+}
+
+std::optional<ShardName> parse_shard_file_name(std::string_view name) {
+  if (name.size() != prefix.size() + digits + middle.size() + digits + suffix.size() || !name.starts_with(prefix) ||
+      name.substr(prefix.size() + digits, middle.size()) != middle || !name.ends_with(suffix)) {
+    return std::nullopt;
+  }
+  const auto rank = parse_number(name.substr(prefix.size(), digits));
+  const auto ranks = parse_number(name.substr(prefix.size() + digits + middle.size(), digits));
+  if (!rank || !ranks || *rank >= *ranks) return std::nullopt;
+  return ShardName{*rank, *ranks};
 }
 
 std::string shard_facts_text(const ShardFacts& facts) {
@@ -138,6 +183,18 @@ std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
   }
   if (const Config* heads = facts.as_object().find("heads")) read.heads = heads_from_config(*heads);
   return read;
+}
+
+Config config_from_metadata(const Metadata& metadata) {
+  if (metadata.empty()) return {};
+  if (std::optional<Config> tree = tree_of(metadata)) return *std::move(tree);
+  return wrapped(metadata);
+}
+
+Metadata metadata_from_config(const Config& config) {
+  if (config.is_null()) return {};
+  if (is_written_as_text(config)) return {{std::string(config_metadata_key), to_json(config)}};
+  return *unwrapped(config);
 }
 
 }  // namespace muster

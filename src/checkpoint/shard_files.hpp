@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Shards as files: their names, and what stands in their metadata.
+//
+// The metadata of a safetensors file, which is texts by name, also becomes the config of a state file, which is a tree,
+// and comes back. Both ways are one rule, so that either comes back as it was (JSON text in its shortest form):
+//
+//   no metadata                        null
+//   {"muster.config": TEXT} alone      the tree of TEXT, where that tree would be written like this
+//   any other                          {"metadata": {NAME: TEXT, ...}}
 
 #include <map>
 #include <optional>
@@ -8,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/config.hpp"
 #include "src/checkpoint/arrangement.hpp"
 
 namespace muster {
@@ -45,11 +53,17 @@ struct ShardFacts {
   PlanText plan = {};
   HeadCounts heads = {};
 };
-Config to_config(const HeadCounts& heads);
-/// Throws Error(corrupt).
-HeadCounts heads_from_config(const Config& config);
 std::string shard_facts_text(const ShardFacts& facts);
 /// Empty where the metadata has none (a shard that other hands made). Throws Error(corrupt | version).
 std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata);
+
+inline constexpr std::string_view config_metadata_key = "muster.config";
+
+/// Pure. Text under "muster.config" that is no JSON is a text like others.
+Config config_from_metadata(const Metadata& metadata);
+
+/// metadata_from_config(config_from_metadata(m)) == m, up to the white space of a config's text, and
+/// config_from_metadata(metadata_from_config(c)) == c. Throws Error(argument) where a leaf is a tensor.
+Metadata metadata_from_config(const Config& config);
 
 }  // namespace muster

@@ -3,13 +3,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "src/checkpoint/metadata_config.hpp"
-#include "src/checkpoint/piece_checksums.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
@@ -28,12 +28,28 @@ std::string identity_of(const std::string& path) {
 // That a process has open beside the shards.
 constexpr std::uint64_t other_files = 256;
 
+std::optional<ParallelLayout> layout_said(const ShardListing& listing) {
+  return listing.facts ? listing.facts->layout : std::nullopt;
+}
+PlanText plan_said(const ShardListing& listing) {
+  return listing.facts ? listing.facts->plan : PlanText();
+}
+
 }  // namespace
+
+RankTensors to_rank_tensors(ShardListing listing) {
+  RankTensors tensors{std::move(listing.tensors), {}};
+  if (!listing.facts) return tensors;
+  tensors.padded = std::move(listing.facts->padded);
+  tensors.heads = std::move(listing.facts->heads);
+  tensors.is_ours = true;
+  return tensors;
+}
 
 Config to_config(const ShardListing& listing) {
   ConfigArray tensors;
-  tensors.reserve(listing.tensors.tensors.size());
-  for (const NamedSpec& tensor : listing.tensors.tensors) {
+  tensors.reserve(listing.tensors.size());
+  for (const NamedSpec& tensor : listing.tensors) {
     ConfigArray item;
     item.reserve(2 + tensor.spec.shape.size());
     item.emplace_back(tensor.name);
@@ -41,39 +57,24 @@ Config to_config(const ShardListing& listing) {
     for (const std::int64_t extent : tensor.spec.shape) item.emplace_back(extent);
     tensors.emplace_back(std::move(item));
   }
-  Config padded = ConfigObject();
-  for (const auto& [name, place] : listing.tensors.padded)
-    padded[name] = Config::array({static_cast<std::int64_t>(place.first), place.second});
   return Config::object({{"rank", listing.rank},
                          {"tensors", std::move(tensors)},
-                         {"padded", std::move(padded)},
-                         {"layout", listing.layout ? Config(to_string(*listing.layout)) : Config()},
-                         {"heads", to_config(listing.tensors.heads)},
-                         {"is_ours", listing.tensors.is_ours},
-                         {"plan", Config::array({listing.plan.name, listing.plan.text})},
+                         {"facts", listing.facts ? Config(shard_facts_text(*listing.facts)) : Config()},
                          {"identity", listing.identity},
                          {"set", listing.set}});
 }
 
 ShardListing listing_from_config(const Config& config) {
-  ShardListing listing;
-  listing.rank = static_cast<int>(config.at("rank").as_int());
+  ShardListing listing{static_cast<int>(config.at("rank").as_int())};
   for (const Config& item : config.at("tensors").as_array()) {
     const ConfigArray& fields = item.as_array();
     const auto dtype = dtype_from_number(static_cast<std::uint8_t>(item.at(std::size_t{1}).as_int()));
     if (!dtype) throw Error(ErrorKind::corrupt, "a shard's listing has an unknown dtype");
-    NamedSpec& tensor =
-        listing.tensors.tensors.emplace_back(NamedSpec{item.at(std::size_t{0}).as_string(), {*dtype, {}}});
+    NamedSpec& tensor = listing.tensors.emplace_back(NamedSpec{item.at(std::size_t{0}).as_string(), {*dtype, {}}});
     for (std::size_t i = 2; i < fields.size(); ++i) tensor.spec.shape.push_back(fields[i].as_int());
   }
-  for (const auto& [name, place] : config.at("padded").as_object())
-    listing.tensors.padded.emplace(name, std::pair(static_cast<std::size_t>(place.at(std::size_t{0}).as_int()),
-                                                   place.at(std::size_t{1}).as_int()));
-  if (const Config& layout = config.at("layout"); layout.is_string())
-    listing.layout = ParallelLayout::parse(layout.as_string());
-  listing.tensors.heads = heads_from_config(config.at("heads"));
-  listing.tensors.is_ours = config.at("is_ours").as_bool();
-  listing.plan = {config.at("plan").at(std::size_t{0}).as_string(), config.at("plan").at(std::size_t{1}).as_string()};
+  if (const Config& facts = config.at("facts"); facts.is_string())
+    listing.facts = parse_shard_facts({{std::string(shard_metadata_key), facts.as_string()}});
   listing.identity = config.at("identity").as_string();
   listing.set = config.at("set").as_string();
   return listing;
@@ -95,13 +96,12 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
                                                    to_string(*given), given->ranks(), count));
     return *given;
   }
-  const std::optional<ParallelLayout>& said = listings.front().layout;
+  const std::optional<ParallelLayout> said = layout_said(listings.front());
   for (const ShardListing& listing : listings)
-    if (listing.layout != said)
+    if (const auto other = layout_said(listing); other != said)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("rank 0's shard was cut for the layout {}, rank {}'s for {}; they are not of one set",
-                              said ? to_string(*said) : "(none)", listing.rank,
-                              listing.layout ? to_string(*listing.layout) : "(none)"),
+                              said ? to_string(*said) : "(none)", listing.rank, other ? to_string(*other) : "(none)"),
                   {.rank = listing.rank});
   return said.value_or(ParallelLayout{.tensor = count});
 }
@@ -109,9 +109,9 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
 MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
                   std::vector<std::string>& notes) {
   const ShardListing& first = listings.front();
-  const PlanText& said = first.plan;
+  const PlanText said = plan_said(first);
   for (const ShardListing& listing : listings)
-    if (listing.plan != said)
+    if (plan_said(listing) != said)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("rank {}'s shard was not cut by the plan of rank {}'s; they are not of one set",
                               listing.rank, first.rank),
@@ -141,12 +141,11 @@ void ShardSet::open_files(const std::string& directory, int process, int process
   count_ = count_shards(directory);
   os::allow_open_files(static_cast<std::uint64_t>(count_ / processes) + other_files);
   for (int rank = process; rank < count_; rank += processes) {
-    const std::string path = directory + "/" + shard_file_name(rank, count_);
-    const SafetensorsFile& file = files_.emplace_back(SafetensorsFile::open(path));
-    ShardListing listing{rank, {}, {}, {}, identity_of(path)};
-    for (const TensorEntry& entry : file.tensors())
-      listing.tensors.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-    add(std::move(listing), file.metadata(), path);
+    const SafetensorsFile file = SafetensorsFile::open(directory + "/" + shard_file_name(rank, count_));
+    Shard shard{tensors_.size(), file};
+    const PieceChecksums sums = piece_checksums_of(file);
+    for (std::size_t i = 0; i < file.tensors().size(); ++i) shard.checked.push_back(checked_tensor(file, i, sums));
+    add(std::move(shard), file, file.metadata(), rank, {});
   }
 }
 
@@ -155,32 +154,30 @@ void ShardSet::open_states(const std::string& workspace, int process, int proces
   count_ = chosen.world_size;
   for (int rank = process; rank < count_; rank += processes) {
     const ChosenState& state = chosen.states[static_cast<std::size_t>(rank)];
-    const StateFile& file = states_.emplace_back(StateFile::open(state.path));
-    ShardListing listing{
-        rank, {}, {}, {}, identity_of(state.path), fmt::format("job {}, generation {}", chosen.job, state.generation)};
-    for (const StateTensor& tensor : file.tensors())
-      listing.tensors.tensors.push_back({tensor.name, {tensor.dtype, tensor.shape}});
+    const StateFile file = StateFile::open(state.path);
     Metadata metadata = metadata_from_config(file.config());
     // A config of the user's own is none of a checkpoint's metadata.
     metadata.erase(std::string(config_metadata_key));
-    add(std::move(listing), metadata, state.path);
+    Shard shard{tensors_.size()};
+    shard.state = file;
+    add(std::move(shard), file, metadata, rank, fmt::format("job {}, generation {}", chosen.job, state.generation));
   }
 }
 
-void ShardSet::add(ShardListing listing, const Metadata& metadata, const std::string& path) {
+template <class File>
+void ShardSet::add(Shard shard, const File& file, const Metadata& metadata, int rank, std::string set) {
+  ShardListing listing{rank, {}, {}, identity_of(file.path()), std::move(set)};
+  for (const auto& tensor : file.tensors()) {
+    listing.tensors.push_back({tensor.name, {tensor.dtype, tensor.shape}});
+    tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
+  }
   try {
-    if (auto facts = parse_shard_facts(metadata)) {
-      if (facts->rank != listing.rank || facts->ranks != count_)
-        throw Error(ErrorKind::corrupt, fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up",
-                                                    facts->rank, facts->ranks));
-      listing.tensors.padded = std::move(facts->padded);
-      listing.tensors.heads = std::move(facts->heads);
-      listing.tensors.is_ours = true;
-      listing.layout = facts->layout;
-      listing.plan = std::move(facts->plan);
-    }
+    listing.facts = parse_shard_facts(metadata);
+    if (listing.facts && (listing.facts->rank != rank || listing.facts->ranks != count_))
+      throw Error(ErrorKind::corrupt, fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up",
+                                                  listing.facts->rank, listing.facts->ranks));
   } catch (const Error& error) {
-    throw error.with_context(fmt::format("shard {}", in_quotes(path)));
+    throw error.with_context(fmt::format("shard {}", in_quotes(file.path())));
   }
   if (listings_.empty()) {
     metadata_ = metadata;
@@ -188,22 +185,27 @@ void ShardSet::add(ShardListing listing, const Metadata& metadata, const std::st
     metadata_.erase(std::string(piece_checksums_key));
   }
   listings_.push_back(std::move(listing));
+  shards_.push_back(std::move(shard));
 }
 
-std::vector<AssemblySource> ShardSet::sources() const {
-  std::vector<AssemblySource> sources;
-  for (const SafetensorsFile& file : files_) {
-    const PieceChecksums sums = piece_checksums_of(file);
-    for (std::size_t index = 0; index < file.tensors().size(); ++index) {
-      AssemblySource source = source_of(file, index);
-      if (const auto tensor = checked_tensor(file, index, sums))
-        source.read = [tensor](std::uint64_t offset, std::span<std::byte> target) { tensor->read(offset, target); };
-      sources.push_back(std::move(source));
-    }
-  }
-  for (const StateFile& file : states_)
-    for (std::size_t index = 0; index < file.tensors().size(); ++index) sources.push_back(source_of(file, index));
-  return sources;
+const ShardSet::Shard& ShardSet::shard_of(std::size_t tensor) const {
+  return *std::prev(std::ranges::upper_bound(shards_, tensor, {}, &Shard::first));
+}
+
+std::string_view ShardSet::file_of(std::size_t tensor) const {
+  const Shard& shard = shard_of(tensor);
+  return shard.file ? shard.file->path() : shard.state->path();
+}
+
+void ShardSet::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
+  const Shard& shard = shard_of(tensor);
+  const std::size_t index = tensor - shard.first;
+  if (shard.state)
+    shard.state->read(index, offset, target);
+  else if (const auto& checked = shard.checked[index])
+    checked->read(offset, target);
+  else
+    shard.file->read(index, offset, target);
 }
 
 std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes) {

@@ -75,15 +75,15 @@ void place_rows(std::span<const std::byte> rows, std::span<std::byte> window, in
 
 }  // namespace
 
-WindowMail::WindowMail(SyncGroup& group, const SourceReader& reader, std::uint64_t window_bytes)
-    : group_(group), reader_(reader), piece_bytes_(piece_bytes(window_bytes)) {}
+WindowMail::WindowMail(SyncGroup& group, const TensorSource& source, std::uint64_t window_bytes)
+    : group_(group), source_(source), piece_bytes_(piece_bytes(window_bytes)) {}
 
 void WindowMail::contribute(const Step& step) {
   const auto writer = static_cast<int>(step.writer);
   const auto word =
       group_.receive(writer, sizeof(MailHead), {.phase = "export: waiting for a window"}, Subject::exchange);
   if (take_head(word, MailKind::word, writer).turn != step.turn) refuse(writer);
-  for (const CopyStep& copy : step.copies) pack(copy, step.turn, writer);
+  for (const merge::Rectangle& copy : step.copies) pack(copy, step.turn, writer);
   send_piece(step.turn, writer, true);
 }
 
@@ -110,13 +110,13 @@ WindowMail::Stage WindowMail::hear_stage(int from) {
 }
 
 // As many whole rows as there is room for; a row that is longer than a message in parts.
-void WindowMail::pack(const CopyStep& copy, std::uint32_t turn, int writer) {
+void WindowMail::pack(const merge::Rectangle& copy, std::uint32_t turn, int writer) {
   const std::uint64_t longest = piece_bytes_;
   for (std::uint64_t row = 0; row < copy.rows;) {
     const std::uint64_t at_once =
         copy.bytes > longest ? 1 : std::min(copy.rows - row, longest / std::max<std::uint64_t>(copy.bytes, 1));
     for (std::uint64_t inside = 0; inside < copy.bytes; inside += longest) {
-      CopyStep part = copy;
+      merge::Rectangle part = copy;
       part.from += row * copy.from_stride + inside;
       part.to = 0;
       part.bytes = std::min(copy.bytes - inside, longest);
@@ -131,7 +131,7 @@ void WindowMail::pack(const CopyStep& copy, std::uint32_t turn, int writer) {
       piece_.insert(piece_.end(), opening.begin(), opening.end());
       const std::size_t at = piece_.size();
       piece_.resize(at + length);
-      reader_.copy(part, std::span(piece_).subspan(at));
+      read_rows(source_, static_cast<std::size_t>(part.source), 0, part, std::span(piece_).subspan(at));
     }
     row += at_once;
   }

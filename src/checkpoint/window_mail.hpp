@@ -23,7 +23,7 @@
 
 #include "muster/sync_group.hpp"
 #include "src/checkpoint/assembly_plan.hpp"
-#include "src/checkpoint/assembly_sources.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 
 namespace muster {
 
@@ -35,9 +35,9 @@ class WindowMail {
     return std::min<std::uint64_t>(window_bytes / 4, 1 << 20);
   }
 
-  WindowMail(SyncGroup& group, const SourceReader& reader, std::uint64_t window_bytes);
+  WindowMail(SyncGroup& group, const TensorSource& source, std::uint64_t window_bytes);
 
-  /// Step 2. Throws as SyncGroup::send and SourceReader.
+  /// Step 2. Throws as SyncGroup::send and read_rows.
   void contribute(const Step& step);
   /// Steps 1 and 3. Throws as SyncGroup::receive, and Error(corrupt) on rows that lie outside the window.
   void collect(const Step& step, std::span<std::byte> window);
@@ -51,12 +51,12 @@ class WindowMail {
   Stage hear_stage(int from);
 
  private:
-  void pack(const CopyStep& copy, std::uint32_t turn, int writer);
+  void pack(const merge::Rectangle& copy, std::uint32_t turn, int writer);
   void send_piece(std::uint32_t turn, int writer, bool is_last);
   [[nodiscard]] bool take_piece(int from, std::uint32_t turn, std::span<std::byte> window);
 
   SyncGroup& group_;
-  const SourceReader& reader_;
+  const TensorSource& source_;
   std::uint64_t piece_bytes_;
   std::vector<std::byte> piece_;  // the message that is being packed
 };

@@ -12,7 +12,7 @@
 #include "muster/safetensors.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/metadata_config.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"

@@ -15,7 +15,7 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/metadata_config.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/parallel.hpp"
 #include "src/inspect/tensor_source.hpp"

@@ -9,7 +9,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/metadata_config.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/workspace_states.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/printable.hpp"

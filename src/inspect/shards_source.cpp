@@ -16,50 +16,15 @@
 namespace muster::inspect {
 namespace {
 
-/// All tensors of all ranks.
-class Shards {
- public:
-  Shards(const std::string& directory, const StateChoice& choice)
-      : set_(directory, 0, 1, choice), sources_(set_.sources()) {
-    for (const ShardListing& listing : set_.listings()) {
-      first_.push_back(count_);
-      count_ += listing.tensors.tensors.size();
-    }
-  }
-  [[nodiscard]] const ShardSet& set() const noexcept { return set_; }
-  [[nodiscard]] const AssemblySource& at(const SourceRef& ref) const {
-    return sources_[first_[static_cast<std::size_t>(ref.rank)] + ref.index];
-  }
-
- private:
-  ShardSet set_;
-  std::vector<AssemblySource> sources_;
-  std::vector<std::size_t> first_;  // of each rank, in sources_
-  std::size_t count_ = 0;
-};
-
-/// A part of a tensor as a source of its own.
-AssemblySource part_of(const AssemblySource& whole, const SourceRef& ref) {
-  if (ref.bytes == 0) return whole;
-  return {whole.file,
-          [read = whole.read, begin = ref.begin](std::uint64_t offset, std::span<std::byte> target) {
-            read(begin + offset, target);
-          },
-          ref.bytes};
-}
-
-MergedTensor merged_from(const ArrangedTensor& arranged, const Shards& shards) {
-  MergedTensor merged{arranged.name, arranged.layout, {}, {}};
-  const auto place_of = [&](const SourceRef& ref) {
-    merged.sources.push_back(part_of(shards.at(ref), ref));
-    merged.ranks.push_back(ref.rank);
-    return merged.sources.size() - 1;
+MergedTensor merged_from(const ArrangedTensor& arranged, const ShardSet& shards, std::span<const RankSources> ranks) {
+  MergedTensor merged{arranged.name, arranged.layout, {}};
+  const auto part_of = [&](const SourceRef& ref) -> TensorPart {
+    const std::size_t tensor = ranks[static_cast<std::size_t>(ref.rank)].first + ref.index;
+    return {ref.rank, tensor, ref.begin, ref.bytes != 0 ? ref.bytes : shards.tensors()[tensor].bytes};
   };
-  for (const SourceRef& ref : arranged.sources) place_of(ref);
-  for (const std::vector<SourceRef>& set : arranged.equal) {
-    const std::size_t first = place_of(set.front());
-    for (std::size_t i = 1; i < set.size(); ++i) merged.equal.emplace_back(first, place_of(set[i]));
-  }
+  for (const SourceRef& ref : arranged.sources) merged.parts.push_back(part_of(ref));
+  for (const std::vector<SourceRef>& set : arranged.equal)
+    for (std::size_t i = 1; i < set.size(); ++i) merged.equal.emplace_back(part_of(set.front()), part_of(set[i]));
   return merged;
 }
 
@@ -78,17 +43,21 @@ bool is_shards_directory(const std::string& path) {
 
 std::unique_ptr<TensorSource> open_shards(const std::string& directory, const SourceOptions& options) {
   const std::optional<Config> config = read_model_config(directory);
-  const Shards shards(directory, options.states);
+  const auto shards = std::make_shared<const ShardSet>(directory, 0, 1, options.states);
   std::vector<std::string> notes;
-  const MergePlan plan = plan_of(shards.set().listings(), options.plan, config ? &*config : nullptr, notes);
-  const ParallelLayout layout = layout_of(shards.set().listings(), {});
+  const MergePlan plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes);
+  const ParallelLayout layout = layout_of(shards->listings(), {});
   std::vector<RankTensors> ranks;
-  for (const ShardListing& listing : shards.set().listings()) ranks.push_back(listing.tensors);
-
+  std::vector<std::size_t> counts;
+  for (const ShardListing& listing : shards->listings()) {
+    ranks.push_back(to_rank_tensors(listing));
+    counts.push_back(listing.tensors.size());
+  }
+  const std::vector<RankSources> places = sources_by_rank(counts, 1);
   std::vector<MergedTensor> merged;
   for (const ArrangedTensor& tensor : arrange(plan, layout, ranks).tensors)
-    merged.push_back(merged_from(tensor, shards));
-  return std::make_unique<MergedSource>(std::move(merged), shards.set().metadata());
+    merged.push_back(merged_from(tensor, *shards, places));
+  return std::make_unique<MergedSource>(MergedTensors(shards, std::move(merged)), shards->metadata());
 }
 
 }  // namespace muster::inspect

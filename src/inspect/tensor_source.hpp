@@ -19,9 +19,8 @@
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "muster/tensor.hpp"
-#include "src/checkpoint/merged_tensor.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 #include "src/checkpoint/workspace_states.hpp"
-#include "src/merge/rows.hpp"
 
 namespace muster::inspect {
 
@@ -45,7 +44,8 @@ class PieceBytes {
 
 /// What a source knows of a tensor beside its name, dtype, shape and bytes.
 struct TensorDetail {
-  std::string_view file = {};      ///< that it is in, as long as the source; empty where it is in several
+  std::string_view file = {};      ///< that it is in, as long as the source; empty
+                                   ///< where it is in several
   std::uint64_t stored_bytes = 0;  ///< in the file
   bool is_compressed = false;
   std::optional<std::uint64_t> checksum = {};  ///< XXH3-64 of its elements, as the file says
@@ -94,12 +94,12 @@ class TensorSource {
   [[nodiscard]] virtual std::vector<SourceIssue> reader_issues() const { return {}; }
 };
 
-/// Merges what is read, when it is read: memory is that of the pieces.
+/// Merges what is read, when it is read.
 class MergedSource : public TensorSource {
  public:
-  /// Throws Error(unsupported | argument) where a layout has no bytes (merge/rows.hpp).
-  MergedSource(std::vector<MergedTensor> tensors, std::map<std::string, std::string> metadata);
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
+  /// Throws Error(argument) on two tensors of one name.
+  MergedSource(MergedTensors tensors, std::map<std::string, std::string> metadata);
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_.tensors(); }
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept override;
   [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
                                                  std::uint64_t length) const override;
@@ -108,9 +108,7 @@ class MergedSource : public TensorSource {
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
 
  private:
-  std::vector<MergedTensor> tensors_;
-  std::vector<merge::Rows> rows_;
-  std::vector<TensorEntry> entries_;
+  MergedTensors tensors_;
   std::unordered_map<std::string_view, std::size_t> index_;
   std::map<std::string, std::string> metadata_;
 };

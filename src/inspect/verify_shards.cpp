@@ -8,7 +8,7 @@
 #include <set>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/piece_checksums.hpp"
+#include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"

@@ -56,8 +56,11 @@ CASES = {
                 "convert state.h5 other.safetensors --compress zstd", "convert state.h5 other.h5 --compress lz4",
                 "convert model model.h5", "convert state.h5 ./state.h5 --force", "convert nowhere.h5 a.safetensors",
                 "convert torn.h5 a.safetensors", "convert state.h5 new.safetensors --force"],
+    "plan": ["plan show plan.json", "plan check plan.json model", "plan check plan.json plain_model --json",
+             "plan check llama model", "plan check auto model", "plan show plan.json model", "plan check llama",
+             "plan show lama", "plan print llama"],
     "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "verify", "convert", "shard",
-                                     "export", "gc", "doctor", "completion", "man")] +
+                                     "export", "plan", "gc", "doctor", "completion", "man")] +
             ["", "nothing", "show", "completion fish"],
     "man": ["man"],
 }

@@ -119,6 +119,16 @@ void make(const std::string& work) {
   writer.commit();
   write_text(work + "/model/config.json", to_json(Config::object({{"hidden_size", 16}, {"layers", 3}}), 2) + "\n");
 
+  write_text(work + "/plan.json", R"({
+  "muster_plan": 1,
+  "rules": [
+    {"match": "{embed,layers.*.query}.weight", "action": "concat", "dim": 0, "trim": "hidden_size"},
+    {"match": "layers.*.norm.*", "action": "same"},
+    {"match": "layers.*.mlp.*", "action": "same"}
+  ]
+}
+)");
+
   const StateFileInfo info{nonce_of(0x10), 3, 1, 2};
   write_state_file(work + "/state.h5", config(16), all_kinds(), {.info = info});
   std::vector<NamedTensor> other = all_kinds();

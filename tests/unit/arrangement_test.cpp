@@ -13,7 +13,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/export_outputs.hpp"
+#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/placement.hpp"
 
 using namespace muster;

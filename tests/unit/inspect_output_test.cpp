@@ -8,7 +8,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/metadata_config.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/inspect/name_tree.hpp"
 #include "src/inspect/text_table.hpp"
 #include "src/inspect/workspace_output.hpp"

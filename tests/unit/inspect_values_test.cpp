@@ -26,7 +26,7 @@ using namespace muster::inspect;
 namespace {
 
 /// Tensors in memory.
-class MemorySource : public TensorSource {
+class MemorySource : public inspect::TensorSource {
  public:
   void add(const std::string& name, DType dtype, Shape shape, std::vector<std::byte> bytes) {
     entries_.push_back({name, dtype, std::move(shape), 0, bytes.size()});

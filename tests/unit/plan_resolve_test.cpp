@@ -207,6 +207,27 @@ TEST_CASE("rules that no tensor can come to are told, with both numbers and the 
                            {"regex": "a", "action": "same"}, {"match": "*", "action": "same"})"));
 }
 
+TEST_CASE("a plan may extend a built-in one") {
+  const std::string rules = R"({"match": "*.adapter.weight", "action": "concat", "dim": 1},
+      {"match": "*.self_attn.q_proj.*", "action": "same"}, {"match": "*norm.{weight,bias}", "action": "first"})";
+  const MergePlan plan = plan_of(rules, R"("extends": "llama", )");
+  const MergePlan llama = MergePlan::load("llama");
+  CHECK(plan.find("layers.0.adapter.weight")->number == 1);
+  CHECK(action_name(plan.find("layers.0.self_attn.q_proj.weight")->action) == "same");
+  CHECK(action_name(plan.find("norm.weight")->action) == "first");
+  CHECK(std::get<ConcatAction>(plan.find("layers.0.mlp.down_proj.weight")->action).dim == 1);
+  CHECK(plan.layers()->pattern.text() == llama.layers()->pattern.text());
+  // Four rules for q_proj and one for norms are never reached.
+  CHECK(plan.rules().size() == 3 + llama.rules().size() - 5);
+  // What shards remember says all of it, whatever becomes of the built-in plan.
+  const MergePlan again = MergePlan::parse(plan.text(), "again");
+  CHECK(again.rules().size() == plan.rules().size());
+  CHECK(again.text() == plan.text());
+  CHECK(plan_of(rules, R"("extends": "llama", "layers": "h.#.*", )").layers()->pattern.text() == "h.#.*");
+  CHECK(has(plan_error(rules, R"("extends": "lama", )"), "\"extends\" is \"lama\", not one of bert, gpt-neox"));
+  CHECK(has(plan_error(rules, R"("extends": 1, )"), "\"extends\" is"));
+}
+
 TEST_CASE("the search for such rules ends, however many there are") {
   std::string rules;
   const std::string stars = "*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a";

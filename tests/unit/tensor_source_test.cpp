@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,27 +26,37 @@ using test::words_of;
 
 namespace {
 
-AssemblySource source_of(const Tensor& tensor) {
-  return {"",
-          [tensor](std::uint64_t offset, std::span<std::byte> target) {
-            REQUIRE(offset + target.size() <= tensor.nbytes());
-            std::memcpy(target.data(), tensor.data() + offset, target.size());
-          },
-          tensor.nbytes()};
-}
+/// Tensors in memory.
+class InMemory : public muster::TensorSource {
+ public:
+  /// Returns all of it.
+  TensorPart add(int rank, const Tensor& tensor) {
+    tensors_.push_back(tensor);
+    entries_.push_back({"", tensor.dtype(), tensor.shape(), 0, tensor.nbytes()});
+    return {rank, tensors_.size() - 1, 0, tensor.nbytes()};
+  }
+  // The same with one byte turned.
+  TensorPart add_changed(int rank, const TensorPart& part, std::uint64_t at) {
+    Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(part.bytes)});
+    read(part.tensor, 0, {tensor.mutable_data(), part.bytes});
+    tensor.mutable_data()[at] ^= std::byte{1};
+    return add(rank, tensor);
+  }
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
+    REQUIRE(offset + target.size() <= tensors_[tensor].nbytes());
+    std::memcpy(target.data(), tensors_[tensor].data() + offset, target.size());
+  }
 
-// The same with one byte turned.
-AssemblySource changed(const AssemblySource& source, std::uint64_t at) {
-  Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(source.bytes)});
-  source.read(0, {tensor.mutable_data(), source.bytes});
-  tensor.mutable_data()[at] ^= std::byte{1};
-  return source_of(tensor);
-}
+ private:
+  std::vector<Tensor> tensors_;
+  std::vector<TensorEntry> entries_;
+};
 
 // Parts of a tensor as `parts` ranks have them.
-MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& whole, int parts) {
+MergedTensor cut_up(InMemory& memory, const std::string& name, const Merge& merge, const Tensor& whole, int parts) {
   const merge::Cut cut = merge::cut(merge, {whole.dtype(), whole.shape()}, parts);
-  MergedTensor merged{name, {}, {}, {}};
+  MergedTensor merged{name, {}, {}};
   std::vector<TensorSpec> specs;
   for (int part = 0; part < parts; ++part) {
     Tensor shard = Tensor::allocate(cut.part.dtype, cut.part.shape);
@@ -55,14 +66,17 @@ MergedTensor cut_up(const std::string& name, const Merge& merge, const Tensor& w
       for (std::uint64_t row = 0; row < r.rows; ++row)
         std::memcpy(shard.mutable_data() + r.to + row * r.to_stride, whole.data() + r.from + row * r.from_stride,
                     r.bytes);
-    merged.sources.push_back(source_of(shard));
-    merged.ranks.push_back(part);
+    merged.parts.push_back(memory.add(part, shard));
     specs.push_back(cut.part);
   }
   std::optional<std::int64_t> true_size;
   if (cut.padded_dim) true_size = whole.shape()[*cut.padded_dim];
   merged.layout = merge::join(merge, specs, true_size);
   return merged;
+}
+
+MergedSource merged_source(std::shared_ptr<const InMemory> memory, std::vector<MergedTensor> tensors) {
+  return {MergedTensors(std::move(memory), std::move(tensors)), {}};
 }
 
 void write_model_file(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors) {
@@ -83,9 +97,8 @@ TEST_CASE("any window of a merged tensor is what the whole has there") {
     const std::vector<Merge> merges = {concat(0), concat(1), concat(-1), concat_blocks(1, {3, 3}), same()};
     const Merge& merge = merges[random() % merges.size()];
     const int parts = static_cast<int>(1 + random() % 5);
-    std::vector<MergedTensor> tensors;
-    tensors.push_back(cut_up("t", merge, whole, parts));
-    const MergedSource source(std::move(tensors), {});
+    const auto memory = std::make_shared<InMemory>();
+    const MergedSource source = merged_source(memory, {cut_up(*memory, "t", merge, whole, parts)});
     REQUIRE(source.tensors()[0].shape == whole.shape());
     CHECK(source.find("t") == 0);
     CHECK_FALSE(source.find("u").has_value());
@@ -106,11 +119,10 @@ TEST_CASE("the largest and the sum are made window by window") {
     return tensor;
   };
   for (const bool is_max : {true, false}) {
-    MergedTensor merged{"t", {}, {source_of(make({1, 5, -3})), source_of(make({2, 4, -8}))}, {0, 1}};
+    const auto memory = std::make_shared<InMemory>();
+    MergedTensor merged{"t", {}, {memory->add(0, make({1, 5, -3})), memory->add(1, make({2, 4, -8}))}};
     merged.layout = merge::join(is_max ? max() : sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
-    std::vector<MergedTensor> tensors;
-    tensors.push_back(std::move(merged));
-    const MergedSource source(std::move(tensors), {});
+    const MergedSource source = merged_source(memory, {merged});
     const auto piece = source.read(0, 4, 8);
     std::vector<float> values(2);
     std::memcpy(values.data(), piece->bytes().data(), 8);
@@ -120,16 +132,12 @@ TEST_CASE("the largest and the sum are made window by window") {
 
 TEST_CASE("ranks that must be equal and are not are told when the place is read") {
   const Tensor whole = test::pattern(DType::f32, {64}, 1);
-  MergedTensor merged = cut_up("t", same(), whole, 3);
-  merged.sources[2] = changed(merged.sources[2], 100);
-  MergedTensor parts = cut_up("p", concat(0), whole, 2);
-  parts.sources.push_back(changed(parts.sources[1], 127));
-  parts.ranks.push_back(3);
-  parts.equal = {{1, 2}};
-  std::vector<MergedTensor> tensors;
-  tensors.push_back(std::move(merged));
-  tensors.push_back(std::move(parts));
-  const MergedSource source(std::move(tensors), {});
+  const auto memory = std::make_shared<InMemory>();
+  MergedTensor merged = cut_up(*memory, "t", same(), whole, 3);
+  merged.parts[2] = memory->add_changed(2, merged.parts[2], 100);
+  MergedTensor parts = cut_up(*memory, "p", concat(0), whole, 2);
+  parts.equal = {{parts.parts[1], memory->add_changed(3, parts.parts[1], 127)}};
+  const MergedSource source = merged_source(memory, {merged, parts});
   CHECK_NOTHROW((void)source.read(0, 0, 100));
   CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)source.read(0, 100, 8); }), "ranks 0 and 2"));
   CHECK_NOTHROW((void)source.read(1, 0, 200));

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Patterns over tensor names, numbers in them, and new names. All of them are regular expressions of RE2, which take
+// linear time: a glob becomes one whose stars are lazy, so that from the left on each takes as little as it can.
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/plan_parts.hpp"
+#include "src/core/quoted.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::size_t longest_pattern = 1024;
+constexpr std::size_t most_globs = 256;
+constexpr std::string_view any = "(.*?)";
+// At most 18 digits: they fit 63 bits. A number with a leading zero is no number: writing it again would change it.
+constexpr std::string_view digits = "(0|[1-9][0-9]{0,17})";
+
+re2::StringPiece piece(std::string_view text) {
+  return {text.data(), text.size()};
+}
+
+void check_length(std::string_view what, std::string_view text) {
+  if (text.size() > longest_pattern)
+    throw Error(ErrorKind::argument,
+                fmt::format("a {} of {} characters; at most {} are read", what, text.size(), longest_pattern));
+}
+
+/// `bytes`: text and names are bytes, and a dot is any of them; otherwise they are UTF-8.
+std::shared_ptr<const re2::RE2> compile(const std::string& text, bool bytes) {
+  re2::RE2::Options options;
+  options.set_log_errors(false);
+  options.set_max_mem(1 << 20);
+  if (bytes) {
+    options.set_encoding(re2::RE2::Options::EncodingLatin1);
+    options.set_dot_nl(true);
+  }
+  auto regex = std::make_shared<re2::RE2>(text, options);
+  if (!regex->ok())
+    throw Error(ErrorKind::argument,
+                fmt::format("the regular expression {} cannot be read: {}", in_quotes(text), regex->error()));
+  return regex;
+}
+
+/// Of a glob whose braces are as they should be.
+std::string regex_of(std::string_view glob, std::string_view star, std::string_view number) {
+  std::string regex;
+  bool in_braces = false;
+  for (const char c : glob) {
+    if (c == '*') {
+      regex += star;
+    } else if (c == '#' && !number.empty()) {
+      regex += number;
+    } else if (c == '{' || c == '}') {
+      in_braces = c == '{';
+      regex += in_braces ? "(?:" : ")";
+    } else if (c == ',' && in_braces) {
+      regex += '|';
+    } else {
+      regex += re2::RE2::QuoteMeta(re2::StringPiece(&c, 1));
+    }
+  }
+  return regex;
+}
+
+/// What the groups of a regular expression stand for in a name, those that take part; none if it does not fit the
+/// whole name.
+std::optional<std::vector<std::string_view>> groups_in(const re2::RE2& regex, std::string_view name) {
+  if (name.data() == nullptr) name = "";
+  const int count = regex.NumberOfCapturingGroups() + 1;  // the first is the whole name
+  std::vector<re2::StringPiece> found(static_cast<std::size_t>(count));
+  if (!regex.Match(piece(name), 0, name.size(), re2::RE2::ANCHOR_BOTH, found.data(), count)) return std::nullopt;
+  std::vector<std::string_view> groups;
+  for (std::size_t i = 1; i < found.size(); ++i) groups.emplace_back(found[i].data(), found[i].size());
+  return groups;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_braces(const std::string& text) {
+  std::vector<std::string> globs(1);
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] == '}') {
+      throw Error(ErrorKind::argument,
+                  fmt::format("the pattern {} closes a brace that it never opened", in_quotes(text)));
+    }
+    if (text[at] != '{') {
+      const std::size_t end = std::min(text.find_first_of("{}", at), text.size());
+      for (std::string& glob : globs) glob.append(text, at, end - at);
+      at = end;
+      continue;
+    }
+    const std::size_t close = text.find_first_of("{}", at + 1);
+    if (close == std::string::npos || text[close] == '{') {
+      throw Error(ErrorKind::argument,
+                  fmt::format("the pattern {} {}", in_quotes(text),
+                              close == std::string::npos ? "never closes a brace" : "has braces inside braces"));
+    }
+    std::vector<std::string> longer;
+    for (std::size_t begin = at + 1; begin <= close;) {
+      const std::size_t end = std::min(text.find(',', begin), close);
+      if (longer.size() + globs.size() > most_globs) {
+        throw Error(ErrorKind::argument, fmt::format("the braces of the pattern {} mean more than {} patterns",
+                                                     in_quotes(text), most_globs));
+      }
+      for (const std::string& glob : globs) longer.push_back(glob + text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    globs = std::move(longer);
+    at = close + 1;
+  }
+  return globs;
+}
+
+TensorPattern TensorPattern::glob(std::string text) {
+  check_length("pattern", text);
+  expand_braces(text);  // for what it throws
+  TensorPattern pattern;
+  pattern.regex_ = compile(regex_of(text, any, {}), true);
+  pattern.text_ = std::move(text);
+  return pattern;
+}
+
+TensorPattern TensorPattern::regex(std::string text) {
+  check_length("regular expression", text);
+  TensorPattern pattern;
+  pattern.regex_ = compile(text, false);
+  pattern.text_ = std::move(text);
+  pattern.is_regex_ = true;
+  return pattern;
+}
+
+bool TensorPattern::matches(std::string_view name) const {
+  return re2::RE2::FullMatch(piece(name), *regex_);
+}
+
+std::optional<std::size_t> TensorPattern::groups() const {
+  if (is_regex_) return static_cast<std::size_t>(regex_->NumberOfCapturingGroups());
+  const std::vector<std::string> globs = expand_braces(text_);
+  const auto stars = [](const std::string& glob) { return std::count(glob.begin(), glob.end(), '*'); };
+  const auto count = stars(globs.front());
+  const bool agree = std::ranges::all_of(globs, [&](const std::string& glob) { return stars(glob) == count; });
+  return agree ? std::optional(static_cast<std::size_t>(count)) : std::nullopt;
+}
+
+std::optional<std::vector<std::string_view>> TensorPattern::captures(std::string_view name) const {
+  auto found = groups_in(*regex_, name);
+  // Stars of braces' other words take no part in the match.
+  if (found && !is_regex_) std::erase_if(*found, [](std::string_view part) { return part.data() == nullptr; });
+  return found;
+}
+
+NumberPattern NumberPattern::parse(std::string text) {
+  check_length("pattern", text);
+  const auto count = std::count(text.begin(), text.end(), '#');
+  if (count != 1) {
+    throw Error(ErrorKind::argument,
+                fmt::format("the pattern {} has {} \"#\", not exactly one for the number", in_quotes(text), count));
+  }
+  expand_braces(text);  // for what it throws
+  const std::string before = text.substr(0, text.find('#'));
+  // Inside braces it would be missing from some of what they mean.
+  if (std::count(before.begin(), before.end(), '{') != std::count(before.begin(), before.end(), '}')) {
+    throw Error(ErrorKind::argument, fmt::format("the pattern {} has its \"#\" inside braces", in_quotes(text)));
+  }
+  NumberPattern pattern;
+  pattern.regex_ = compile(regex_of(text, ".*?", digits), true);
+  pattern.text_ = std::move(text);
+  return pattern;
+}
+
+std::optional<std::int64_t> NumberPattern::find(std::string_view name) const {
+  const auto found = groups_in(*regex_, name);
+  if (!found) return std::nullopt;
+  const std::string_view digits = found->front();
+  std::int64_t number = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  return number;
+}
+
+std::string NumberPattern::replace(std::string_view name, std::int64_t number) const {
+  const auto found = groups_in(*regex_, name);
+  if (!found) {
+    throw Error(ErrorKind::argument, fmt::format("the tensor {} has no number where the pattern {} looks for one",
+                                                 in_quotes(name), in_quotes(text_)));
+  }
+  const auto at = static_cast<std::size_t>(found->front().data() - name.data());
+  return fmt::format("{}{}{}", name.substr(0, at), number, name.substr(at + found->front().size()));
+}
+
+NewName::NewName(std::string_view text, const TensorPattern& pattern) : pattern_(pattern.text()) {
+  const std::optional<std::size_t> groups = pattern.groups();
+  if (!groups)
+    throw Error(ErrorKind::argument,
+                "\"rename\" counts the pattern's stars, and its braces hold different numbers of them");
+  const auto literal = [&]() -> std::string& {
+    if (parts_.empty() || parts_.back().is_group) parts_.push_back({});
+    return parts_.back().text;
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] != '$') {
+      literal() += text[at++];
+      continue;
+    }
+    if (text.substr(at, 2) == "$$") {
+      literal() += '$';
+      at += 2;
+      continue;
+    }
+    std::size_t number = 0;
+    const char* begin = text.data() + at + 1;
+    const auto [end, status] = std::from_chars(begin, text.data() + text.size(), number);
+    if (end == begin) {
+      throw Error(ErrorKind::argument,
+                  fmt::format("the new name {} has a \"$\" without a number; \"$$\" is a dollar", in_quotes(text)));
+    }
+    if (status != std::errc() || number < 1 || number > *groups) {
+      throw Error(ErrorKind::argument,
+                  fmt::format("the new name {} has \"${}\", and its pattern has {} star{} or group{}", in_quotes(text),
+                              std::string_view(begin, static_cast<std::size_t>(end - begin)), *groups,
+                              *groups == 1 ? "" : "s", *groups == 1 ? "" : "s"));
+    }
+    parts_.push_back({{}, number - 1, true});
+    at = static_cast<std::size_t>(end - text.data());
+  }
+
+  std::vector<std::size_t> uses(*groups);
+  std::string regex;
+  for (const Part& part : parts_) {
+    regex += part.is_group ? std::string(any) : re2::RE2::QuoteMeta(part.text);
+    if (part.is_group) ++uses[part.group];
+  }
+  regex_ = compile(regex, true);
+  if (pattern.is_regex())
+    no_way_back_ = "its pattern is a regular expression";
+  else if (pattern_.find('{') != std::string::npos)
+    no_way_back_ = "its pattern has braces";
+  else if (std::ranges::any_of(uses, [](std::size_t count) { return count > 1; }))
+    no_way_back_ = "its new name has a star of the pattern twice";
+  else if (std::ranges::count(uses, 0U) != 0)
+    no_way_back_ = "its new name lacks a star of the pattern";
+}
+
+std::string NewName::apply(const std::vector<std::string_view>& captures) const {
+  std::string name;
+  for (const Part& part : parts_) name += part.is_group ? captures[part.group] : part.text;
+  return name;
+}
+
+bool NewName::fits(std::string_view new_name) const {
+  return re2::RE2::FullMatch(piece(new_name), *regex_);
+}
+
+std::string NewName::old_name(std::string_view new_name) const {
+  if (!no_way_back_.empty()) throw Error(ErrorKind::argument, std::string(no_way_back_));
+  const std::vector<std::string_view> found = groups_in(*regex_, new_name).value();
+  std::vector<std::string_view> stars(found.size());
+  std::size_t next = 0;
+  for (const Part& part : parts_)
+    if (part.is_group) stars[part.group] = found[next++];
+  std::string name;
+  next = 0;
+  for (const char c : pattern_) {
+    if (c == '*')
+      name += stars[next++];
+    else
+      name += c;
+  }
+  return name;
+}
+
+}  // namespace muster

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster plan: a merge plan printed, or tried on a model.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/plan.hpp"
+#include "muster/state.hpp"
+#include "src/checkpoint/model_config.hpp"
+#include "src/checkpoint/plan_parts.hpp"
+#include "src/core/quoted.hpp"
+#include "src/inspect/printable.hpp"
+#include "src/inspect/text_table.hpp"
+#include "tools/commands.hpp"
+#include "tools/terminal.hpp"
+
+namespace muster::tools {
+namespace {
+
+struct PlanArguments {
+  std::string what;
+  std::string plan;
+  std::string model;
+  bool json = false;
+  inspect::OutputStyle style = output_style();
+};
+
+/// What a plan makes of a model, read backwards as muster shard reads it.
+struct Trial {
+  struct Taken {
+    NamedSpec tensor;
+    std::string origin;  ///< the ranks' name of it
+    const MergeRule* rule = nullptr;
+  };
+  std::vector<Taken> taken;
+  std::vector<const MergeRule*> unused;  ///< rules of the plan's own that no tensor has
+  std::vector<std::string> problems;
+};
+
+Trial try_plan(const MergePlan& plan, const std::string& model_dir) {
+  const ModelDir model = ModelDir::open(model_dir);
+  Trial trial;
+  std::vector<NamedSpec> specs;
+  std::set<const MergeRule*> used;
+  const auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (const Error& error) {
+      trial.problems.emplace_back(error.what());
+    }
+  };
+  for (const TensorEntry& entry : model.tensors()) {
+    const NamedSpec& tensor = specs.emplace_back(NamedSpec{entry.name, {entry.dtype, entry.shape}});
+    attempt([&] {
+      const std::optional<MergePlan::Origin> origin = plan.origin(tensor.name);
+      if (!origin) throw Error(ErrorKind::argument, fmt::format("no rule takes the tensor {}", in_quotes(tensor.name)));
+      used.insert(origin->rule);
+      trial.taken.push_back({tensor, origin->name, origin->rule});
+      if (!std::holds_alternative<DropAction>(origin->rule->action))
+        (void)plan.resolve(*origin->rule, origin->name, std::span(&tensor.spec, 1), true);
+    });
+  }
+  for (const MergeRule& rule : plan.rules())
+    if (!used.contains(&rule) && !is_builtin_rule(rule)) trial.unused.push_back(&rule);
+  attempt([&] { check_against_config(plan, specs); });
+  return trial;
+}
+
+std::string trial_text(const Trial& trial, const inspect::OutputStyle& style) {
+  inspect::TextTable table({{"TENSOR"}, {"RULE"}, {"PATTERN"}, {"IS"}}, {0, 2});
+  for (const Trial::Taken& taken : trial.taken) {
+    std::string name = inspect::printable(taken.tensor.name);
+    if (taken.origin != taken.tensor.name) name += " (" + inspect::printable(taken.origin) + ")";
+    table.add({name, fmt::format("{} {}", taken.rule->number, action_name(taken.rule->action)),
+               inspect::printable(taken.rule->pattern.text()), to_string(taken.tensor.spec)});
+  }
+  std::string text;
+  if (!table.empty()) table.append_to(text, style);
+  for (const MergeRule* rule : trial.unused)
+    text += fmt::format("note: no tensor has rule {}, {}\n", rule->number, in_quotes(rule->pattern.text()));
+  for (const std::string& problem : trial.problems) text += fmt::format("problem: {}\n", problem);
+  return text;
+}
+
+Config trial_json(const MergePlan& plan, const Trial& trial) {
+  ConfigArray tensors;
+  for (const Trial::Taken& taken : trial.taken)
+    tensors.push_back(Config::object({{"name", inspect::json_text(taken.tensor.name)},
+                                      {"origin", inspect::json_text(taken.origin)},
+                                      {"rule", static_cast<std::int64_t>(taken.rule->number)},
+                                      {"action", std::string(action_name(taken.rule->action))}}));
+  ConfigArray unused;
+  for (const MergeRule* rule : trial.unused) unused.emplace_back(static_cast<std::int64_t>(rule->number));
+  ConfigArray problems;
+  for (const std::string& problem : trial.problems) problems.emplace_back(inspect::json_text(problem));
+  return Config::object({{"plan", plan.name()},
+                         {"tensors", std::move(tensors)},
+                         {"unused_rules", std::move(unused)},
+                         {"problems", std::move(problems)}});
+}
+
+int run_plan(const PlanArguments& arguments) {
+  const bool is_check = arguments.what == "check";
+  if (is_check == arguments.model.empty())
+    throw Error(ErrorKind::argument, is_check ? "muster plan check needs a model's directory behind the plan"
+                                              : "muster plan show takes a plan and nothing else");
+  const std::optional<Config> config = is_check ? read_model_config(arguments.model) : std::nullopt;
+  const MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
+  if (!is_check) {
+    print(plan.text());
+    return 0;
+  }
+  const Trial trial = try_plan(plan, arguments.model);
+  print(arguments.json ? to_json(trial_json(plan, trial), 2) + "\n" : trial_text(trial, arguments.style));
+  return trial.problems.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app, int& status) {
+  CLI::App* command = app.add_subcommand("plan", "Print a merge plan, or try one on a model");
+  auto arguments = std::make_shared<PlanArguments>();
+  command->add_option("what", arguments->what, "show: print the plan's JSON; check: try it on a model")
+      ->required()
+      ->check(CLI::IsMember({"show", "check"}))
+      ->type_name("show|check");
+  command->add_option("plan", arguments->plan, "A built-in plan or a JSON file; to check also auto, by config.json")
+      ->required()
+      ->type_name(plan_type);
+  command->add_option("model", arguments->model, "To check: a checkpoint in HuggingFace's layout")
+      ->type_name("MODEL_DIR");
+  command->add_flag("--json", arguments->json, "Of a check: print JSON");
+  add_style_options(*command, arguments->style);
+  command->footer(
+      "A check shows the rule that takes each tensor, rules that take none (built-in plans are for many models: "
+      "theirs\n"
+      "are left out), tensors without a rule, and sizes that contradict config.json. Nothing is written. Exit status:\n"
+      "0 every tensor has a rule and nothing contradicts config.json; 1 there are problems; 2 it cannot be done.\n\n"
+      "Examples:\n  muster plan show llama > my_plan.json\n  muster plan check my_plan.json model/\n"
+      "  muster plan check auto model/ --json | jq -r '.problems[]'");
+  command->callback([arguments, &status] { status = run_plan(*arguments); });
+}
+
+}  // namespace muster::tools
