@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "muster/config.hpp"
 #include "tests/support/patterns.hpp"
@@ -36,7 +37,10 @@ class RandomConfig {
   Config object(int levels) {
     ConfigObject members;
     // Now and then many: objects look up by hash from some size on.
-    for (std::uint64_t i = below(10) == 0 ? 30 : below(6); i > 0; --i) members.insert(key(), tree(levels - 1));
+    for (std::uint64_t i = below(10) == 0 ? 30 : below(6); i > 0; --i) {
+      std::string name = key();  // first, whatever the compiler's order of arguments
+      members.insert(std::move(name), tree(levels - 1));
+    }
     return members;
   }
 
