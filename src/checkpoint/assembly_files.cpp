@@ -8,7 +8,7 @@
 
 #include "muster/error.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/partial_name.hpp"
+#include "src/os/publish.hpp"
 
 namespace muster {
 

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <utility>
 
+#include "src/os/fault.hpp"
 #include "src/os/process.hpp"
-#include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {

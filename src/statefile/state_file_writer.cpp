@@ -6,8 +6,6 @@
 #include "muster/error.hpp"
 #include "src/core/element_range.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/directory.hpp"
-#include "src/os/partial_name.hpp"
 #include "src/statefile/hdf5_library.hpp"
 #include "src/statefile/writer_state.hpp"
 
@@ -21,19 +19,6 @@ constexpr std::uint64_t gathered_bytes = write_block;
 // HDF5 has 32 bits for the length of a string.
 constexpr std::size_t largest_config = std::size_t{1} << 31;
 
-/// Where a file grows. In its own directory: else renaming may fail when all is written.
-std::string growing_path(const std::string& path, const std::string& name) {
-  if (name.empty()) return os::partial_name(path);
-  const std::string directory = os::directory_of(path);
-  if (name.find('/') == std::string::npos) return directory + "/" + name;
-  if (os::directory_of(name) != directory)
-    throw Error(ErrorKind::argument,
-                fmt::format("writing the state file {}: it cannot grow as {}, in another directory; give a name alone",
-                            in_quotes(path), in_quotes(name)),
-                {.path = path});
-  return name;
-}
-
 }  // namespace
 
 WriterState::WriterState(const std::string& path, const Config& config, std::vector<StateFileWriter::Entry> entries,
@@ -45,7 +30,7 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
         catalogue = std::move(placement.catalogue);
         data_end = placement.data_end;
         require_hdf5();
-        return os::OutputFile(path, growing_path(path, options.temporary));
+        return os::OutputFile(path, options.temporary);
       }()),
       temporary(file.temporary()) {
   if (config_text.size() > largest_config)

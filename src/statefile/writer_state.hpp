@@ -21,7 +21,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state_file.hpp"
-#include "src/os/file.hpp"
+#include "src/os/publish.hpp"
 #include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
 #include "src/statefile/chunk_grid.hpp"

@@ -9,10 +9,12 @@
 #include <condition_variable>
 
 #include "muster/log.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/file.hpp"
 #include "src/os/pidfd.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_names.hpp"
-#include "src/workspace/publication.hpp"
 
 namespace muster::workspace {
 namespace {
@@ -164,7 +166,7 @@ void GroupDirectory::beat() {
 }
 
 void GroupDirectory::publish(const std::string& name, std::span<const std::byte> bytes) {
-  if (!bytes.empty()) return workspace::publish(options_.path, name, bytes);
+  if (!bytes.empty()) return os::publish(path_of(name), bytes, growing_name());
   // An empty file is whole when it is there.
   try {
     os::write_new_file(path_of(name), {});
@@ -175,7 +177,7 @@ void GroupDirectory::publish(const std::string& name, std::span<const std::byte>
 }
 
 bool GroupDirectory::publish_first(const std::string& name, std::span<const std::byte> bytes) {
-  return workspace::publish_first(options_.path, name, bytes);
+  return os::publish_first(path_of(name), bytes, growing_name());
 }
 
 void GroupDirectory::read(const std::string& name, std::uint64_t most, milliseconds timeout,

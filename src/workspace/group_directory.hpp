@@ -22,8 +22,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/os/identity.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/process.hpp"
 #include "src/sync/pulse.hpp"
 
 namespace muster::workspace {

@@ -14,7 +14,7 @@
 //   meeting-KEY/                                  where the ranks of a file group find each other
 //
 // JOB is a group's nonce (32 hexadecimal digits), KEY 16 digits, RANDOM 16 digits. WRITER is HOST,BOOT,PID,START,SPACE:
-// which process it was (os/identity.hpp), so that what it left behind can be proved to be nobody's.
+// which process it was (os/process.hpp), so that what it left behind can be proved to be nobody's.
 
 #include <cstdint>
 #include <optional>
@@ -24,7 +24,7 @@
 #include <string_view>
 
 #include "muster/sync_group.hpp"
-#include "src/os/identity.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::workspace {
 
