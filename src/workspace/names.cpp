@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "src/os/process.hpp"
-#include "src/workspace/name_reader.hpp"
 
 namespace muster::workspace {
 namespace {
