@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "muster/error.hpp"
+#include "src/core/element_range.hpp"
 
 namespace muster::gather {
 namespace {
@@ -41,31 +42,6 @@ bool is_cut_by_rows(const TensorView& tensor, std::uint64_t part_bytes) {
          row_elements(tensor) * rows_at_once(tensor) <= elements_in(tensor.dtype(), part_bytes);
 }
 
-/// Copies [first, first + elements) of a strided view.
-void copy_run(const TensorView& source, std::int64_t first, std::int64_t elements, std::byte* target) {
-  const auto item = static_cast<std::int64_t>(itemsize(source.dtype()));
-  if (elements == 0) return;
-  if (source.is_contiguous()) {
-    std::copy_n(source.host_data() + first * item, elements * item, target);
-    return;
-  }
-  const std::int64_t row = row_elements(source);
-  const auto one_row = [&](std::int64_t index) {
-    return TensorView(source.dtype(), Shape(source.shape().begin() + 1, source.shape().end()),
-                      source.host_data() + index * source.strides().front() * item,
-                      Strides(source.strides().begin() + 1, source.strides().end()));
-  };
-  const std::int64_t end = first + elements;
-  const std::int64_t begin_row = (first + row - 1) / row;  // whole rows
-  const std::int64_t end_row = end / row;
-  if (end_row < begin_row) return copy_run(one_row(end_row), first - end_row * row, elements, target);
-  const std::int64_t before = begin_row * row - first;
-  if (before != 0) copy_run(one_row(begin_row - 1), row - before, before, target);
-  if (end_row > begin_row) copy_contiguous(source.slice(0, begin_row, end_row), target + before * item);
-  const std::int64_t after = end - end_row * row;
-  if (after != 0) copy_run(one_row(end_row), 0, after, target + (elements - after) * item);
-}
-
 }  // namespace
 
 Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements) {
@@ -76,7 +52,7 @@ Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements)
     return {TensorView(view.dtype(), {elements}, data, {}, view.device()), source.owner()};
   }
   Tensor run = Tensor::allocate(view.dtype(), {elements});
-  copy_run(view, first, elements, run.mutable_data());
+  core::copy_elements(view, first, first + elements, run.mutable_data());
   return run;
 }
 
