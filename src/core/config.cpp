@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/config.hpp"
 
+#include <array>
 #include <cstring>
 #include <functional>
 
@@ -269,27 +270,12 @@ void detail::check_config_depth(int depth) {
 }
 
 std::string_view to_string(Config::Type type) noexcept {
-  switch (type) {
-    case Config::Type::null:
-      return "null";
-    case Config::Type::boolean:
-      return "boolean";
-    case Config::Type::integer:
-      return "integer";
-    case Config::Type::unsigned_integer:
-      return "unsigned integer";
-    case Config::Type::real:
-      return "real";
-    case Config::Type::string:
-      return "string";
-    case Config::Type::array:
-      return "array";
-    case Config::Type::object:
-      return "object";
-    case Config::Type::tensor:
-      return "tensor";
-  }
-  return "unknown";
+  // In the order of the types.
+  constexpr std::array<std::string_view, 9> names = {
+      "null", "boolean", "integer", "unsigned integer", "real", "string", "array", "object", "tensor"};
+  static_assert(names.size() == std::size_t{static_cast<std::uint8_t>(Config::Type::tensor)} + 1);
+  const auto number = static_cast<std::uint8_t>(type);
+  return number < names.size() ? names[number] : "unknown";
 }
 
 }  // namespace muster

@@ -191,6 +191,7 @@ bool publish_first(const std::string& path, std::span<const std::byte> bytes, co
     if (has_links && errno != EEXIST) throw errno_error("making a second name", errno, path);
     is_first = has_links ? is_at(path, ours) : create_first(path, bytes, durability);
   }
+  file.discard();
   if (durability == Durability::synced) sync_directory(directory_of(path));
   return is_first;
 }

@@ -20,6 +20,10 @@ namespace muster {
 namespace statefile {
 namespace {
 
+[[noreturn]] void fail_reading(ErrorKind kind, const std::string& path, const std::string& words) {
+  throw Error(kind, fmt::format("reading {}: {}", in_quotes(path), words), {.path = path});
+}
+
 constexpr std::uint64_t read_piece = std::uint64_t{8} << 20;
 
 /// One thread's memory from chunk to chunk.
@@ -74,10 +78,8 @@ class ChunkedReading {
   }
 
   [[noreturn]] void refuse(std::uint64_t number, const char* words) const {
-    throw Error(ErrorKind::corrupt,
-                fmt::format("reading {}: tensor {}, chunk {}: {}", in_quotes(file_.path()), in_quotes(tensor_.name),
-                            number, words),
-                {.path = file_.path()});
+    fail_reading(ErrorKind::corrupt, file_.path(),
+                 fmt::format("tensor {}, chunk {}: {}", in_quotes(tensor_.name), number, words));
   }
 
   const os::ReadableFile& file_;
@@ -179,8 +181,7 @@ std::string StateFile::config_text() const {
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(text));
   contents_->file.read_at(block.config.offset, bytes);
   if (tensor_checksum(bytes) != block.config_checksum)
-    throw Error(ErrorKind::corrupt, fmt::format("reading {}: its config is damaged (checksum)", in_quotes(path())),
-                {.path = path()});
+    statefile::fail_reading(ErrorKind::corrupt, path(), "its config is damaged (checksum)");
   return text;
 }
 
@@ -196,9 +197,8 @@ Config StateFile::config() const {
 
 Tensor StateFile::tensor(std::size_t index) const {
   if (index >= tensors().size())
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading {}: it has {} tensors, no number {}", in_quotes(path()), tensors().size(), index),
-                {.path = path()});
+    statefile::fail_reading(ErrorKind::not_found, path(),
+                            fmt::format("it has {} tensors, no number {}", tensors().size(), index));
   const StateTensor& entry = tensors()[index];
   if (contents_->mapping != nullptr && !entry.compressed) {
     const std::byte* data = contents_->mapping->bytes().data() + entry.offset;
@@ -215,17 +215,15 @@ Tensor StateFile::tensor(std::size_t index) const {
 Tensor StateFile::tensor(std::string_view name) const {
   const std::optional<std::size_t> index = find(name);
   if (!index)
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading {}: it has no tensor {}", in_quotes(path()), in_quotes(name)), {.path = path()});
+    statefile::fail_reading(ErrorKind::not_found, path(), fmt::format("it has no tensor {}", in_quotes(name)));
   return tensor(*index);
 }
 
 void StateFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
-    throw Error(ErrorKind::argument,
-                fmt::format("reading {}: {} bytes at {} of tensor number {} are not there", in_quotes(path()),
-                            target.size(), offset, index),
-                {.path = path()});
+    statefile::fail_reading(
+        ErrorKind::argument, path(),
+        fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, index));
   statefile::read_elements(contents_->file, contents_->catalogue, index, offset, target, 1);
 }
 

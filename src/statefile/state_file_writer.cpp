@@ -45,10 +45,7 @@ class Placing {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& words) const {
-    throw Error(ErrorKind::argument, fmt::format("writing the state file {}: {}", in_quotes(path_), words),
-                {.path = path_});
-  }
+  [[noreturn]] void refuse(const std::string& words) const { refuse_writing(path_, words); }
 
   void check_options() const {
     if (options_.info.world_size < 1 || options_.info.rank < 0 || options_.info.rank >= options_.info.world_size)
@@ -110,6 +107,11 @@ class Placing {
 
 }  // namespace
 
+void refuse_writing(const std::string& path, const std::string& words) {
+  throw Error(ErrorKind::argument, fmt::format("writing the state file {}: {}", in_quotes(path), words),
+              {.path = path});
+}
+
 Placement place_tensors(std::vector<StateFileWriter::Entry> entries, const StateFileOptions& options,
                         const std::string& path) {
   return Placing(options, path).place(std::move(entries));
@@ -151,20 +153,15 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
       }()),
       temporary(file.temporary()) {
   if (config_text.size() > largest_config)
-    throw Error(ErrorKind::argument,
-                fmt::format("writing the state file {}: a config of {} bytes is too large for HDF5; {} are possible",
-                            in_quotes(path), config_text.size(), largest_config),
-                {.path = path});
+    refuse_writing(path, fmt::format("a config of {} bytes is too large for HDF5; {} are possible", config_text.size(),
+                                     largest_config));
   targets = std::make_unique<TensorTarget[]>(catalogue.tensors.size());
   // A disk that is too small is known before the work.
   file.reserve(data_end);
 }
 
 void WriterState::refuse(const StateTensor& tensor, const std::string& words) const {
-  throw Error(
-      ErrorKind::argument,
-      fmt::format("writing the state file {}: tensor {}: {}", in_quotes(file.path()), in_quotes(tensor.name), words),
-      {.path = file.path()});
+  refuse_writing(file.path(), fmt::format("tensor {}: {}", in_quotes(tensor.name), words));
 }
 
 void WriterState::require_writing() const {
@@ -179,10 +176,8 @@ void WriterState::require_writing() const {
 const StateTensor& WriterState::announced(std::size_t index) const {
   require_writing();
   if (index >= catalogue.tensors.size())
-    throw Error(ErrorKind::argument,
-                fmt::format("writing the state file {}: {} tensors were announced, no number {}",
-                            in_quotes(file.path()), catalogue.tensors.size(), index),
-                {.path = file.path()});
+    refuse_writing(file.path(),
+                   fmt::format("{} tensors were announced, no number {}", catalogue.tensors.size(), index));
   return catalogue.tensors[index];
 }
 

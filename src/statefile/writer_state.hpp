@@ -35,6 +35,9 @@ namespace statefile {
 /// several times cheaper, and touching a mapping of it a page fault a block.
 inline constexpr std::uint64_t write_block = std::uint64_t{2} << 20;
 
+/// Throws Error(argument): "writing the state file PATH: words".
+[[noreturn]] void refuse_writing(const std::string& path, const std::string& words);
+
 /// What a state file shall hold, checked, and where each uncompressed tensor will lie.
 struct Placement {
   Catalogue catalogue;         ///< checksums, and all of compressed tensors but their chunks' number, still missing
