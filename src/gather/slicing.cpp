@@ -64,8 +64,19 @@ LayerParts::LayerParts(const Config& layer, std::uint64_t part_bytes, Moves move
 
 Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) const {
   if (count_ == 1) return layer_;
-  std::size_t leaf = 0;
-  return build(layer_, part, leaf, slices);
+  std::size_t next = 0;
+  return with_leaves(layer_, [&](const Config& leaf) -> Config {
+    if (!leaf.is_tensor()) return part == 0 ? leaf : Config();
+    const Leaf& at = leaves_[next++];
+    if (at.pieces.empty()) return at.part == part ? leaf : Config();
+    if (part < at.part || part - at.part >= at.pieces.size()) return {};
+    const Piece& piece = at.pieces[part - at.part];
+    const TensorView& view = at.tensor->view();
+    if (slices != nullptr) slices->push_back({0, at.path, {view.dtype(), view.shape()}, piece.first, piece.elements});
+    if (!is_cut_by_rows(view, part_bytes_)) return flat_run(*at.tensor, piece.first, piece.elements);
+    const std::int64_t row = row_elements(view);
+    return Tensor(view.slice(0, piece.first / row, (piece.first + piece.elements) / row), at.tensor->owner());
+  });
 }
 
 void LayerParts::plan(const Config& value, int depth) {
@@ -133,37 +144,6 @@ std::uint64_t LayerParts::room() const {
   const std::uint64_t used =
       (layout_.size() + core::tensor_alignment - 1) / core::tensor_alignment * core::tensor_alignment;
   return part_bytes_ - std::min(part_bytes_, used);
-}
-
-Config LayerParts::build(const Config& value, std::uint32_t part, std::size_t& leaf,
-                         std::vector<TensorSlice>* slices) const {
-  switch (value.type()) {
-    case Config::Type::tensor: {
-      const Leaf& at = leaves_[leaf++];
-      if (at.pieces.empty()) return at.part == part ? value : Config();
-      if (part < at.part || part - at.part >= at.pieces.size()) return {};
-      const Piece& piece = at.pieces[part - at.part];
-      const TensorView& view = at.tensor->view();
-      if (slices != nullptr) slices->push_back({0, at.path, {view.dtype(), view.shape()}, piece.first, piece.elements});
-      if (!is_cut_by_rows(view, part_bytes_)) return flat_run(*at.tensor, piece.first, piece.elements);
-      const std::int64_t row = row_elements(view);
-      return Tensor(view.slice(0, piece.first / row, (piece.first + piece.elements) / row), at.tensor->owner());
-    }
-    case Config::Type::array: {
-      ConfigArray items;
-      items.reserve(value.size());
-      for (const Config& item : value.as_array()) items.push_back(build(item, part, leaf, slices));
-      return items;
-    }
-    case Config::Type::object: {
-      ConfigObject members;
-      members.reserve(value.size());
-      for (const auto& [key, member] : value.as_object()) members.insert(key, build(member, part, leaf, slices));
-      return members;
-    }
-    default:
-      return part == 0 ? value : Config();
-  }
 }
 
 }  // namespace muster::gather
