@@ -2,11 +2,14 @@
 #pragma once
 // Config: a tree of JSON values whose leaves may also be tensors. It is what a layer says about itself.
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -36,10 +39,14 @@ class ConfigObject {
   /// Null where the key is not there.
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
   [[nodiscard]] Config* find(std::string_view key) noexcept;
+  [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
   /// The value of the key, made (null) where it was not there.
   Config& operator[](std::string_view key);
   /// Appends; false, and nothing changes, where the key is there already.
   bool insert(std::string key, Config value);
+  /// Removes a member, the others keep their order; false where the key is not there. Takes time in proportion to the
+  /// number of members.
+  bool erase(std::string_view key);
   void reserve(std::size_t members);
 
  private:
@@ -51,19 +58,33 @@ class ConfigObject {
 
 using ConfigArray = std::vector<Config>;
 
-/// A value. Integers are kept exactly: as std::int64_t where they fit, else as std::uint64_t.
+/// The integers of C++, whatever they are called; characters and booleans are none.
+template <class T>
+concept ConfigInteger = std::integral<T> && sizeof(T) <= sizeof(std::int64_t) && !std::same_as<T, bool> &&
+                        !std::same_as<T, char> && !std::same_as<T, wchar_t> && !std::same_as<T, char8_t> &&
+                        !std::same_as<T, char16_t> && !std::same_as<T, char32_t>;
+
+/// A value. Integers are kept exactly: as std::int64_t where they fit, else as std::uint64_t. A pointer is no value,
+/// but for text that ends with a zero.
 class Config {
  public:
   enum class Type : std::uint8_t { null, boolean, integer, unsigned_integer, real, string, array, object, tensor };
 
   Config() noexcept = default;
   Config(std::nullptr_t) noexcept {}
-  Config(bool value) noexcept : value_(value) {}
-  Config(int value) noexcept : value_(std::int64_t{value}) {}
-  Config(std::int64_t value) noexcept : value_(value) {}
-  Config(std::uint64_t value) noexcept;
-  Config(double value) noexcept : value_(value) {}
-  Config(const char* value) : value_(std::string(value)) {}
+  template <std::same_as<bool> Boolean>
+  Config(Boolean value) noexcept : value_(value) {}
+  template <ConfigInteger Integer>
+  Config(Integer value) noexcept {
+    if (std::in_range<std::int64_t>(value))
+      value_ = static_cast<std::int64_t>(value);
+    else
+      value_ = static_cast<std::uint64_t>(value);
+  }
+  template <std::floating_point Real>
+  Config(Real value) noexcept : value_(static_cast<double>(value)) {}
+  /// Throws Error(argument) on a null pointer.
+  Config(const char* value);
   Config(std::string_view value) : value_(std::string(value)) {}
   Config(std::string value) noexcept : value_(std::move(value)) {}
   Config(ConfigArray value) noexcept : value_(std::move(value)) {}
@@ -92,6 +113,26 @@ class Config {
   [[nodiscard]] ConfigObject& as_object();
   [[nodiscard]] const Tensor& as_tensor() const;
 
+  /// Likewise, as bool, an integer, float, double or std::string. Throws Error(argument) on another type, and on an
+  /// integer that T cannot hold.
+  template <class T>
+  [[nodiscard]] T as() const;
+  /// The member of an object as a T; `otherwise` where the key is not there. Throws as as() and as_object().
+  template <class T>
+  [[nodiscard]] T value_or(std::string_view key, T otherwise) const {
+    const Config* found = as_object().find(key);
+    return found == nullptr ? std::move(otherwise) : found->as<T>();
+  }
+  [[nodiscard]] std::string value_or(std::string_view key, const char* otherwise) const {
+    return value_or(key, std::string(otherwise));
+  }
+
+  /// Whether this is an object that has the member.
+  [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
+  /// The member; null where it is not there, or this is no object. Valid until the object changes.
+  [[nodiscard]] const Config* find(std::string_view key) const noexcept;
+  /// Removes a member of an object; false where it is not there. Throws Error(argument) where this is no object.
+  bool erase(std::string_view key) { return as_object().erase(key); }
   /// A member; throws Error(not_found) where it is not there.
   [[nodiscard]] const Config& at(std::string_view key) const;
   /// An item; throws Error(not_found) past the end.
@@ -108,6 +149,7 @@ class Config {
   friend bool operator==(const Config& a, const Config& b);
 
  private:
+  [[noreturn]] void does_not_fit() const;
   std::variant<std::monostate, bool, std::int64_t, std::uint64_t, double, std::string, ConfigArray, ConfigObject,
                Tensor>
       value_;
@@ -115,7 +157,63 @@ class Config {
 
 std::string_view to_string(Config::Type type) noexcept;
 
+template <class T>
+T Config::as() const {
+  if constexpr (std::same_as<T, bool>) {
+    return as_bool();
+  } else if constexpr (ConfigInteger<T>) {
+    const auto fitting = [this](auto value) {
+      if (!std::in_range<T>(value)) does_not_fit();
+      return static_cast<T>(value);
+    };
+    return type() == Type::unsigned_integer ? fitting(as_uint()) : fitting(as_int());
+  } else if constexpr (std::floating_point<T>) {
+    return static_cast<T>(as_double());
+  } else {
+    static_assert(std::same_as<T, std::string>, "a config value is a bool, an integer, a real or a string");
+    return as_string();
+  }
+}
+
 /// Nesting deeper than this is refused wherever a tree is read, written or sent (Error(argument) or Error(corrupt)).
 inline constexpr int max_config_depth = 256;
+
+namespace detail {
+/// Throws Error(argument) where that is too deep.
+void check_config_depth(int depth);
+}  // namespace detail
+
+/// Calls visit(const Config&) with each leaf of the tree (what is neither array nor object), in its order. Throws
+/// Error(argument) on nesting beyond max_config_depth.
+template <class Visit>
+void visit_leaves(const Config& config, const Visit& visit, int depth = 0) {
+  detail::check_config_depth(depth);
+  if (config.is_array()) {
+    for (const Config& item : config.as_array()) visit_leaves(item, visit, depth + 1);
+  } else if (config.is_object()) {
+    for (const auto& [key, member] : config.as_object()) visit_leaves(member, visit, depth + 1);
+  } else {
+    visit(config);
+  }
+}
+
+/// The same tree with what replace(const Config&) makes of each leaf, asked in the order of the tree. Throws likewise.
+template <class Replace>
+Config with_leaves(const Config& config, const Replace& replace, int depth = 0) {
+  detail::check_config_depth(depth);
+  if (config.is_array()) {
+    ConfigArray items;
+    items.reserve(config.size());
+    for (const Config& item : config.as_array()) items.push_back(with_leaves(item, replace, depth + 1));
+    return items;
+  }
+  if (config.is_object()) {
+    ConfigObject members;
+    members.reserve(config.size());
+    for (const auto& [key, member] : config.as_object()) members.insert(key, with_leaves(member, replace, depth + 1));
+    return members;
+  }
+  return replace(config);
+}
 
 }  // namespace muster

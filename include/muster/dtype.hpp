@@ -2,6 +2,8 @@
 #pragma once
 // Element types. Names are those of safetensors ("BF16"), which every tool of the field knows.
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -33,6 +35,14 @@ enum class DType : std::uint8_t {
   complex64 = 19,  ///< two f32: real, imaginary
 };
 
+/// The dtype of a C++ type: integers of whatever name, bool, std::byte (u8), float and double. A program says so of
+/// types of its own by a specialisation: `template <> struct muster::DTypeOf<half> { static constexpr DType value =
+/// DType::f16; };`.
+template <class T>
+struct DTypeOf;
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<T>::value;
+
 /// All of them, in the order of their numbers.
 std::span<const DType> all_dtypes() noexcept;
 
@@ -53,5 +63,35 @@ std::optional<DType> dtype_from_string(std::string_view name) noexcept;
 
 /// The dtype of a wire number; none where no dtype has it.
 std::optional<DType> dtype_from_number(std::uint8_t number) noexcept;
+
+template <class T>
+requires(std::integral<T> && sizeof(T) <= 8 && !std::same_as<T, char> && !std::same_as<T, wchar_t>) struct DTypeOf<T> {
+  static constexpr DType value = [] {
+    if (std::same_as<T, bool>) return DType::boolean;
+    constexpr bool is_signed = static_cast<T>(-1) < static_cast<T>(1);
+    switch (sizeof(T)) {
+      case 1:
+        return is_signed ? DType::i8 : DType::u8;
+      case 2:
+        return is_signed ? DType::i16 : DType::u16;
+      case 4:
+        return is_signed ? DType::i32 : DType::u32;
+      default:
+        return is_signed ? DType::i64 : DType::u64;
+    }
+  }();
+};
+template <>
+struct DTypeOf<std::byte> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
 
 }  // namespace muster

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The one exception of the library. Every failure that a caller can meet is a muster::Error; assertions are for bugs.
+// Only where not even the memory for a name or a message is left, std::bad_alloc comes as it is.
 
 #include <cstdint>
 #include <optional>

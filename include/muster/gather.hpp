@@ -89,7 +89,9 @@ struct ExchangeReport {
 
 namespace detail {
 class ExchangeState;
-}
+/// Throws Error(argument): a result has no such entry.
+[[noreturn]] void refuse_index(std::size_t index, std::size_t size);
+}  // namespace detail
 
 /// What an exchange left on this rank. The end of it is local, noexcept, on any thread, never collective. Movable, not
 /// copyable. Tensors copied out of a result keep their sender's slot until they are gone too.
@@ -128,13 +130,27 @@ class Gathered : public Exchange {
   /// Entries, absent ones counted: the length of the list on the first rank, 0 elsewhere.
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
-  /// The entry of ranks()[index]; empty where that rank passed none.
-  [[nodiscard]] const std::optional<T>& operator[](std::size_t index) const { return entries_.at(index); }
-  /// (rank, value) of those that passed one, in the order of the list. Valid as long as the result.
-  [[nodiscard]] std::vector<std::pair<int, const T&>> present() const {
+  /// The entry of ranks()[index]; empty where that rank passed none. Throws Error(argument) past the end.
+  [[nodiscard]] const std::optional<T>& operator[](std::size_t index) const& {
+    if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
+    return entries_[index];
+  }
+  [[nodiscard]] std::optional<T> operator[](std::size_t index) && {
+    if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
+    return std::move(entries_[index]);
+  }
+  /// (rank, value) of those that passed one, in the order of the list. Valid as long as the result; of a result that
+  /// ends with the expression, the values themselves.
+  [[nodiscard]] std::vector<std::pair<int, const T&>> present() const& {
     std::vector<std::pair<int, const T&>> values;
     for (std::size_t i = 0; i < entries_.size(); ++i)
       if (entries_[i]) values.emplace_back(ranks()[i], *entries_[i]);
+    return values;
+  }
+  [[nodiscard]] std::vector<std::pair<int, T>> present() && {
+    std::vector<std::pair<int, T>> values;
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (entries_[i]) values.emplace_back(ranks()[i], std::move(*entries_[i]));
     return values;
   }
   /// Ends the result now: slots return to their senders, unless tensors copied out of it still live.
@@ -147,7 +163,7 @@ class Gathered : public Exchange {
 using GatheredConfigs = Gathered<Config>;
 using GatheredTensors = Gathered<Tensor>;
 
-/// H1. Collective over the group, one call by each rank. Members of a list pass the same list of ranks inside the
+/// Collective over the group, one call by each rank. Members of a list pass the same list of ranks inside the
 /// group, without duplicates; several disjoint lists may gather in one exchange; a rank that is not in the list it
 /// passes (or passes an empty one) only takes part in the rounds. `config` may be null (none); it is read during the
 /// call only, but with Own::borrow the first rank's own tensors stay views of it. The first rank, ranks[0], gets every
@@ -157,7 +173,7 @@ using GatheredTensors = Gathered<Tensor>;
 GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
-/// H2. As above with one tensor a rank, all of the same dtype and shape; where they differ, Error(rank_mismatch) on
+/// As above with one tensor a rank, all of the same dtype and shape; where they differ, Error(rank_mismatch) on
 /// every rank names each one's dtype and shape.
 GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
                                      const GatherOptions& options = {});

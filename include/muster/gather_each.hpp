@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Streaming: layer after layer of every rank to the first rank, within a budget of shared memory (B3). While the first
+// Streaming: layer after layer of every rank to the first rank, within a budget of shared memory. While the first
 // rank uses a layer, the senders prepare the next one. Semantics: get_configs_parallel in a loop over the layers
 // (ModelOpt's `distribute` in its export), without a barrier for each layer and without a layer that must fit.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SharedArena: memory that tensors are allocated in from the start, so that a gather of them moves names only (B1).
+// SharedArena: memory that tensors are allocated in from the start, so that a gather of them moves names only.
 
 #include <cstdint>
 #include <memory>

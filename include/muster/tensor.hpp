@@ -7,6 +7,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "muster/device.hpp"
@@ -27,6 +29,11 @@ std::size_t byte_size(DType dtype, const Shape& shape);
 
 /// "[4, 8]"; "[]" for a scalar.
 std::string to_string(const Shape& shape);
+
+namespace detail {
+/// Throws Error(argument): a shape does not have that number of elements.
+[[noreturn]] void refuse_count(std::size_t elements, const Shape& shape);
+}  // namespace detail
 
 /// What a tensor is, without its elements.
 struct TensorSpec {
@@ -58,6 +65,20 @@ class TensorView {
     if (!device_.is_host()) refuse_to_read();
     return data_;
   }
+  /// The first element as a T, whose dtype must be this one (dtype_of), for the CPU to read; the others follow by
+  /// strides(). Throws Error(argument) on another dtype, where the elements are on a device, and where the address is
+  /// not one for a T (tensors of mapped files may begin at any byte: copy those).
+  template <class T>
+  [[nodiscard]] const T* data() const {
+    check_elements(dtype_of<T>, alignof(T));
+    return reinterpret_cast<const T*>(data_);
+  }
+  /// All elements of a contiguous view. Throws as data(), and Error(argument) on a strided one.
+  template <class T>
+  [[nodiscard]] std::span<const T> values() const {
+    check_elements(dtype_of<T>, alignof(T));
+    return {reinterpret_cast<const T*>(bytes().data()), static_cast<std::size_t>(elements_)};
+  }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   [[nodiscard]] bool is_contiguous() const noexcept { return strides_.empty(); }
   [[nodiscard]] std::int64_t elements() const noexcept { return elements_; }
@@ -74,6 +95,7 @@ class TensorView {
 
  private:
   [[noreturn]] void refuse_to_read() const;
+  void check_elements(DType wanted, std::size_t alignment) const;
 
   DType dtype_ = DType::u8;
   Device device_;
@@ -83,6 +105,31 @@ class TensorView {
   std::int64_t elements_ = 0;
   std::size_t nbytes_ = 0;
 };
+
+/// Looks at the elements of a vector or a span, of the dtype of its type (dtype_of): one dimension, or the shape that
+/// is given. Throws Error(argument) if that has another number of elements.
+template <class T, std::size_t N>
+TensorView view_of(std::span<T, N> elements, Shape shape) {
+  if (element_count(shape) != static_cast<std::int64_t>(elements.size())) detail::refuse_count(elements.size(), shape);
+  return {dtype_of<std::remove_cv_t<T>>, std::move(shape), elements.data()};
+}
+template <class T, std::size_t N>
+TensorView view_of(std::span<T, N> elements) {
+  return view_of(elements, {static_cast<std::int64_t>(elements.size())});
+}
+template <class T>
+TensorView view_of(const std::vector<T>& elements, Shape shape) {
+  return view_of(std::span<const T>(elements), std::move(shape));
+}
+template <class T>
+TensorView view_of(const std::vector<T>& elements) {
+  return view_of(std::span<const T>(elements));
+}
+// A vector that ends with the expression leaves nothing to look at: Tensor::take keeps it.
+template <class T>
+TensorView view_of(const std::vector<T>&& elements, Shape shape) = delete;
+template <class T>
+TensorView view_of(const std::vector<T>&& elements) = delete;
 
 /// Writes the elements of `source`, row-major and without gaps, to `target`, which has room for source.nbytes(). Throws
 /// Error(argument) where they are on a device.
@@ -106,6 +153,17 @@ class Tensor {
   static Tensor allocate(DType dtype, Shape shape);
   /// A contiguous copy on the heap. Throws Error(argument) where the source is on a device.
   static Tensor copy_of(const TensorView& source);
+  /// Keeps the vector, whose elements it has: one dimension, or the shape that is given, as for view_of. Writable.
+  template <class T>
+  static Tensor take(std::vector<T> elements, Shape shape) {
+    const auto owner = std::make_shared<std::vector<T>>(std::move(elements));
+    return {view_of(std::as_const(*owner), std::move(shape)), owner, reinterpret_cast<std::byte*>(owner->data())};
+  }
+  template <class T>
+  static Tensor take(std::vector<T> elements) {
+    const auto count = static_cast<std::int64_t>(elements.size());
+    return take(std::move(elements), {count});
+  }
   /// Keeps nothing alive: the caller does, as long as the tensor and its copies are used.
   static Tensor borrow(TensorView view);
 
@@ -119,9 +177,24 @@ class Tensor {
   [[nodiscard]] const std::byte* data() const noexcept { return view_.data(); }
   [[nodiscard]] std::size_t nbytes() const noexcept { return view_.nbytes(); }
   [[nodiscard]] std::span<const std::byte> bytes() const { return view_.bytes(); }
+  /// As those of the view.
+  template <class T>
+  [[nodiscard]] const T* data() const {
+    return view_.data<T>();
+  }
+  template <class T>
+  [[nodiscard]] std::span<const T> values() const {
+    return view_.values<T>();
+  }
   [[nodiscard]] bool is_writable() const noexcept { return mutable_ != nullptr; }
   /// Throws Error(argument) where the memory is not the holder's to write (gathered, mapped or borrowed tensors).
   [[nodiscard]] std::byte* mutable_data() const;
+  /// The elements, to be written. Throws as these and as TensorView::values().
+  template <class T>
+  [[nodiscard]] std::span<T> mutable_values() const {
+    const std::span<const T> all = view_.values<T>();
+    return {reinterpret_cast<T*>(mutable_data()), all.size()};
+  }
   /// Who keeps the memory; null for a borrowed tensor.
   [[nodiscard]] const std::shared_ptr<const void>& owner() const noexcept { return owner_; }
 

@@ -59,7 +59,7 @@ namespace detail {
 struct WorkspaceGenerations;
 }
 
-/// H5, H6. All calls are local: there is no barrier inside. So a rank that has written knows nothing of the others, and
+/// All calls are local: there is no barrier inside. So a rank that has written knows nothing of the others, and
 /// a reader may get the state before the last one: it asks for `at_least` a generation it has heard of (by a message or
 /// a barrier of the group after writing), or names the step. One thread at a time. Copies, and later objects of the
 /// same group and directory, go on where the earlier ones were.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/error.hpp"
 
+#include <array>
 #include <utility>
 
 #include "src/base/escaped.hpp"
@@ -8,31 +9,13 @@
 namespace muster {
 
 std::string_view to_string(ErrorKind kind) noexcept {
-  switch (kind) {
-    case ErrorKind::argument:
-      return "argument";
-    case ErrorKind::not_found:
-      return "not found";
-    case ErrorKind::corrupt:
-      return "corrupt";
-    case ErrorKind::version:
-      return "version";
-    case ErrorKind::timeout:
-      return "timeout";
-    case ErrorKind::peer_lost:
-      return "peer lost";
-    case ErrorKind::no_space:
-      return "no space";
-    case ErrorKind::io:
-      return "io";
-    case ErrorKind::unsupported:
-      return "unsupported";
-    case ErrorKind::rank_mismatch:
-      return "rank mismatch";
-    case ErrorKind::cancelled:
-      return "cancelled";
-  }
-  return "unknown";
+  // In the order of the kinds.
+  constexpr std::array<std::string_view, 11> names = {"argument",    "not found",     "corrupt",  "version",
+                                                      "timeout",     "peer lost",     "no space", "io",
+                                                      "unsupported", "rank mismatch", "cancelled"};
+  static_assert(names.size() == std::size_t{static_cast<std::uint8_t>(ErrorKind::cancelled)} + 1);
+  const auto number = static_cast<std::uint8_t>(kind);
+  return number < names.size() ? names[number] : "unknown";
 }
 
 Error::Error(ErrorKind kind, const std::string& message, ErrorDetails details)

@@ -24,7 +24,7 @@
 #include "src/merge/reduce.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
-#include "src/os/partial_name.hpp"
+#include "src/os/publish.hpp"
 #include "src/shm/window_ring.hpp"
 #include "src/sync/descriptor_channel.hpp"
 

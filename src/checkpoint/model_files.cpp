@@ -21,7 +21,7 @@
 #include "src/checkpoint/shard_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
-#include "src/os/partial_name.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster {

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -17,8 +18,7 @@
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/partial_name.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/publish.hpp"
 
 namespace muster {
 namespace {
@@ -143,7 +143,7 @@ OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
     : path_(normal(path)), choice_(std::move(choice)) {
   check_output(path_, choice_);
   partial_ = os::partial_name(path_);
-  os::make_directory(partial_);
+  if (!os::make_directory(partial_)) throw os::errno_error("making the directory", EEXIST, partial_);
   try {
     look_at_others(is_useful);
     check_output(path_, choice_);
@@ -222,16 +222,8 @@ void OutputDirectory::commit(const std::function<void()>& at_last) {
   if (!choice_.force || !os::file_status(path_)) {
     os::rename_to_new(partial_, path_);
     partial_.clear();
-  } else if (!os::exchange_names(partial_, path_)) {
-    const std::string replaced = os::replaced_name(partial_);
-    os::rename_to_new(path_, replaced);
-    try {
-      os::rename_to_new(partial_, path_);
-    } catch (...) {
-      os::rename_to_new(replaced, path_);
-      throw;
-    }
-    partial_ = replaced;
+  } else {
+    partial_ = os::replace_directory(partial_, path_);
   }
   // From here on partial_ is the old directory, if there was one: what is left to do is to remove it.
   keep_ = false;

@@ -2,7 +2,7 @@
 #pragma once
 // OutputDirectory: a directory of results that is there whole or not at all.
 //
-// 1. OUT.partial-NONCE@WRITER (os/partial_name.hpp) is made beside OUT; everything is written into it.
+// 1. OUT.partial-NONCE@WRITER (os/publish.hpp) is made beside OUT; everything is written into it.
 // 2. What others left beside OUT goes, if its writer is proved dead: a process of this host that is not there any more,
 //    or one that let go of it. Of other hosts nothing can be proved: theirs goes if nothing in it has changed for an
 //    age that the user gives. Whoever takes such a directory first gives it a name of its own; then it is removed, or

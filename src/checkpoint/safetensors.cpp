@@ -12,7 +12,7 @@
 #include "muster/safetensors.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/file.hpp"
+#include "src/os/publish.hpp"
 
 namespace muster {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/config.hpp"
 
+#include <array>
 #include <cstring>
 #include <functional>
 
@@ -104,6 +105,14 @@ bool ConfigObject::insert(std::string key, Config value) {
   return true;
 }
 
+bool ConfigObject::erase(std::string_view key) {
+  const std::size_t at = position(key);
+  if (at == not_there) return false;
+  members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(at));
+  if (!index_.empty()) reindex(index_.size());
+  return true;
+}
+
 void ConfigObject::reserve(std::size_t members) {
   members_.reserve(members);
   if (members <= linear_up_to || members * 2 <= index_.size()) return;
@@ -112,11 +121,9 @@ void ConfigObject::reserve(std::size_t members) {
   reindex(buckets);
 }
 
-Config::Config(std::uint64_t value) noexcept {
-  if (value <= static_cast<std::uint64_t>(INT64_MAX))
-    value_ = static_cast<std::int64_t>(value);
-  else
-    value_ = value;
+Config::Config(const char* value) {
+  if (value == nullptr) throw Error(ErrorKind::argument, "a config value is made of a null pointer, which is no text");
+  value_ = std::string(value);
 }
 
 Config Config::array(std::initializer_list<Config> items) {
@@ -186,6 +193,16 @@ const Tensor& Config::as_tensor() const {
   wrong_type(type(), "a tensor");
 }
 
+void Config::does_not_fit() const {
+  const std::string value = type() == Type::integer ? std::to_string(as_int()) : std::to_string(as_uint());
+  throw Error(ErrorKind::argument, "a config value is " + value + ", which the integer that was asked for cannot hold");
+}
+
+const Config* Config::find(std::string_view key) const noexcept {
+  const auto* members = std::get_if<ConfigObject>(&value_);
+  return members == nullptr ? nullptr : members->find(key);
+}
+
 const Config& Config::at(std::string_view key) const {
   const Config* found = as_object().find(key);
   if (found == nullptr) throw Error(ErrorKind::not_found, "a config object has no member '" + std::string(key) + "'");
@@ -247,28 +264,18 @@ bool operator==(const Config& a, const Config& b) {
   return false;
 }
 
+void detail::check_config_depth(int depth) {
+  if (depth > max_config_depth)
+    throw Error(ErrorKind::argument, "a config is nested more than " + std::to_string(max_config_depth) + " deep");
+}
+
 std::string_view to_string(Config::Type type) noexcept {
-  switch (type) {
-    case Config::Type::null:
-      return "null";
-    case Config::Type::boolean:
-      return "boolean";
-    case Config::Type::integer:
-      return "integer";
-    case Config::Type::unsigned_integer:
-      return "unsigned integer";
-    case Config::Type::real:
-      return "real";
-    case Config::Type::string:
-      return "string";
-    case Config::Type::array:
-      return "array";
-    case Config::Type::object:
-      return "object";
-    case Config::Type::tensor:
-      return "tensor";
-  }
-  return "unknown";
+  // In the order of the types.
+  constexpr std::array<std::string_view, 9> names = {
+      "null", "boolean", "integer", "unsigned integer", "real", "string", "array", "object", "tensor"};
+  static_assert(names.size() == std::size_t{static_cast<std::uint8_t>(Config::Type::tensor)} + 1);
+  const auto number = static_cast<std::uint8_t>(type);
+  return number < names.size() ? names[number] : "unknown";
 }
 
 }  // namespace muster

@@ -196,6 +196,21 @@ void TensorView::refuse_to_read() const {
                                        "the device route (muster/cuda.hpp, libmuster-cuda)");
 }
 
+void TensorView::check_elements(DType wanted, std::size_t alignment) const {
+  if (wanted != dtype_)
+    throw Error(ErrorKind::argument, "a tensor of dtype " + std::string(to_string(dtype_)) + " is not of " +
+                                         std::string(to_string(wanted)) + ", as which it was asked for");
+  if (reinterpret_cast<std::uintptr_t>(host_data()) % alignment != 0)
+    throw Error(ErrorKind::argument, "a tensor of shape " + to_string(shape_) +
+                                         " lies where no element of its type may begin: copy it first "
+                                         "(Tensor::copy_of)");
+}
+
+void detail::refuse_count(std::size_t elements, const Shape& shape) {
+  throw Error(ErrorKind::argument,
+              std::to_string(elements) + " elements cannot be a tensor of shape " + to_string(shape));
+}
+
 TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t end) const {
   if (dim >= shape_.size() || begin < 0 || end < begin || end > shape_[dim])
     throw Error(ErrorKind::argument, "slice [" + std::to_string(begin) + ", " + std::to_string(end) +

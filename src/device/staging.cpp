@@ -100,24 +100,8 @@ void HostCopy::finish(SyncGroup& group, const WaitOptions& options) {
 }
 
 Config with_all_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace) {
-  switch (value.type()) {
-    case Config::Type::tensor:
-      return replace(value.as_tensor());
-    case Config::Type::array: {
-      ConfigArray items;
-      items.reserve(value.size());
-      for (const Config& item : value.as_array()) items.push_back(with_all_tensors(item, replace));
-      return items;
-    }
-    case Config::Type::object: {
-      ConfigObject members;
-      members.reserve(value.size());
-      for (const auto& [key, member] : value.as_object()) members.insert(key, with_all_tensors(member, replace));
-      return members;
-    }
-    default:
-      return value;
-  }
+  return with_leaves(value,
+                     [&](const Config& leaf) -> Config { return leaf.is_tensor() ? replace(leaf.as_tensor()) : leaf; });
 }
 
 Config with_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace) {
@@ -125,19 +109,9 @@ Config with_tensors(const Config& value, const std::function<Tensor(const Tensor
 }
 
 void visit_device_tensors(const Config& value, const std::function<void(const Tensor&)>& visit) {
-  switch (value.type()) {
-    case Config::Type::tensor:
-      if (is_on_device(value.as_tensor())) visit(value.as_tensor());
-      return;
-    case Config::Type::array:
-      for (const Config& item : value.as_array()) visit_device_tensors(item, visit);
-      return;
-    case Config::Type::object:
-      for (const auto& [key, member] : value.as_object()) visit_device_tensors(member, visit);
-      return;
-    default:
-      return;
-  }
+  visit_leaves(value, [&](const Config& leaf) {
+    if (leaf.is_tensor() && is_on_device(leaf.as_tensor())) visit(leaf.as_tensor());
+  });
 }
 
 void check_places(const Config& value) {

@@ -54,24 +54,9 @@ TensorSpec spec_of(const Config& value) {
 }
 
 Config copied(const Config& value) {
-  switch (value.type()) {
-    case Config::Type::tensor:
-      return Tensor::copy_of(value.as_tensor().view());
-    case Config::Type::array: {
-      ConfigArray items;
-      items.reserve(value.size());
-      for (const Config& item : value.as_array()) items.push_back(copied(item));
-      return items;
-    }
-    case Config::Type::object: {
-      ConfigObject members;
-      members.reserve(value.size());
-      for (const auto& [key, member] : value.as_object()) members.insert(key, copied(member));
-      return members;
-    }
-    default:
-      return value;
-  }
+  return with_leaves(value, [](const Config& leaf) -> Config {
+    return leaf.is_tensor() ? Tensor::copy_of(leaf.as_tensor().view()) : leaf;
+  });
 }
 
 /// The exchange of one rank.

@@ -22,6 +22,10 @@ bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
   return true;
 }
 
+void detail::refuse_index(std::size_t index, std::size_t size) {
+  throw Error(ErrorKind::argument, fmt::format("a result of {} entries has no entry {}", size, index));
+}
+
 const ExchangeReport& Exchange::report() const {
   static const ExchangeReport nothing;
   return state_ ? state_->report : nothing;

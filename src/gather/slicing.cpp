@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "muster/error.hpp"
+#include "src/core/element_range.hpp"
 
 namespace muster::gather {
 namespace {
@@ -41,31 +42,6 @@ bool is_cut_by_rows(const TensorView& tensor, std::uint64_t part_bytes) {
          row_elements(tensor) * rows_at_once(tensor) <= elements_in(tensor.dtype(), part_bytes);
 }
 
-/// Copies [first, first + elements) of a strided view.
-void copy_run(const TensorView& source, std::int64_t first, std::int64_t elements, std::byte* target) {
-  const auto item = static_cast<std::int64_t>(itemsize(source.dtype()));
-  if (elements == 0) return;
-  if (source.is_contiguous()) {
-    std::copy_n(source.host_data() + first * item, elements * item, target);
-    return;
-  }
-  const std::int64_t row = row_elements(source);
-  const auto one_row = [&](std::int64_t index) {
-    return TensorView(source.dtype(), Shape(source.shape().begin() + 1, source.shape().end()),
-                      source.host_data() + index * source.strides().front() * item,
-                      Strides(source.strides().begin() + 1, source.strides().end()));
-  };
-  const std::int64_t end = first + elements;
-  const std::int64_t begin_row = (first + row - 1) / row;  // whole rows
-  const std::int64_t end_row = end / row;
-  if (end_row < begin_row) return copy_run(one_row(end_row), first - end_row * row, elements, target);
-  const std::int64_t before = begin_row * row - first;
-  if (before != 0) copy_run(one_row(begin_row - 1), row - before, before, target);
-  if (end_row > begin_row) copy_contiguous(source.slice(0, begin_row, end_row), target + before * item);
-  const std::int64_t after = end - end_row * row;
-  if (after != 0) copy_run(one_row(end_row), 0, after, target + (elements - after) * item);
-}
-
 }  // namespace
 
 Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements) {
@@ -76,7 +52,7 @@ Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements)
     return {TensorView(view.dtype(), {elements}, data, {}, view.device()), source.owner()};
   }
   Tensor run = Tensor::allocate(view.dtype(), {elements});
-  copy_run(view, first, elements, run.mutable_data());
+  core::copy_elements(view, first, first + elements, run.mutable_data());
   return run;
 }
 
@@ -88,8 +64,19 @@ LayerParts::LayerParts(const Config& layer, std::uint64_t part_bytes, Moves move
 
 Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) const {
   if (count_ == 1) return layer_;
-  std::size_t leaf = 0;
-  return build(layer_, part, leaf, slices);
+  std::size_t next = 0;
+  return with_leaves(layer_, [&](const Config& leaf) -> Config {
+    if (!leaf.is_tensor()) return part == 0 ? leaf : Config();
+    const Leaf& at = leaves_[next++];
+    if (at.pieces.empty()) return at.part == part ? leaf : Config();
+    if (part < at.part || part - at.part >= at.pieces.size()) return {};
+    const Piece& piece = at.pieces[part - at.part];
+    const TensorView& view = at.tensor->view();
+    if (slices != nullptr) slices->push_back({0, at.path, {view.dtype(), view.shape()}, piece.first, piece.elements});
+    if (!is_cut_by_rows(view, part_bytes_)) return flat_run(*at.tensor, piece.first, piece.elements);
+    const std::int64_t row = row_elements(view);
+    return Tensor(view.slice(0, piece.first / row, (piece.first + piece.elements) / row), at.tensor->owner());
+  });
 }
 
 void LayerParts::plan(const Config& value, int depth) {
@@ -157,37 +144,6 @@ std::uint64_t LayerParts::room() const {
   const std::uint64_t used =
       (layout_.size() + core::tensor_alignment - 1) / core::tensor_alignment * core::tensor_alignment;
   return part_bytes_ - std::min(part_bytes_, used);
-}
-
-Config LayerParts::build(const Config& value, std::uint32_t part, std::size_t& leaf,
-                         std::vector<TensorSlice>* slices) const {
-  switch (value.type()) {
-    case Config::Type::tensor: {
-      const Leaf& at = leaves_[leaf++];
-      if (at.pieces.empty()) return at.part == part ? value : Config();
-      if (part < at.part || part - at.part >= at.pieces.size()) return {};
-      const Piece& piece = at.pieces[part - at.part];
-      const TensorView& view = at.tensor->view();
-      if (slices != nullptr) slices->push_back({0, at.path, {view.dtype(), view.shape()}, piece.first, piece.elements});
-      if (!is_cut_by_rows(view, part_bytes_)) return flat_run(*at.tensor, piece.first, piece.elements);
-      const std::int64_t row = row_elements(view);
-      return Tensor(view.slice(0, piece.first / row, (piece.first + piece.elements) / row), at.tensor->owner());
-    }
-    case Config::Type::array: {
-      ConfigArray items;
-      items.reserve(value.size());
-      for (const Config& item : value.as_array()) items.push_back(build(item, part, leaf, slices));
-      return items;
-    }
-    case Config::Type::object: {
-      ConfigObject members;
-      members.reserve(value.size());
-      for (const auto& [key, member] : value.as_object()) members.insert(key, build(member, part, leaf, slices));
-      return members;
-    }
-    default:
-      return part == 0 ? value : Config();
-  }
 }
 
 }  // namespace muster::gather

@@ -52,7 +52,6 @@ class LayerParts {
   void cut(Leaf& leaf);
   void next_part();
   [[nodiscard]] std::uint64_t room() const;
-  Config build(const Config& value, std::uint32_t part, std::size_t& leaf, std::vector<TensorSlice>* slices) const;
 
   const Config& layer_;
   std::uint64_t part_bytes_;

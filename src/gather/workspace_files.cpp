@@ -10,7 +10,7 @@
 
 #include "muster/state_file.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/directory.hpp"
 #include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"

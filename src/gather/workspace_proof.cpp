@@ -8,8 +8,9 @@
 
 #include "src/core/quoted.hpp"
 #include "src/gather/workspace_state.hpp"
+#include "src/os/directory.hpp"
 #include "src/os/process.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/publish.hpp"
 #include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"

@@ -8,7 +8,7 @@
 #include "src/core/quoted.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/workspace_state.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/directory.hpp"
 #include "src/workspace/file_group.hpp"
 #include "src/workspace/gc.hpp"
 

@@ -10,7 +10,7 @@
 
 #include "muster/error.hpp"
 #include "src/hdf5/foreign_report.hpp"
-#include "src/statefile/shuffle.hpp"
+#include "src/statefile/chunk_codec.hpp"
 
 namespace muster::inspect {
 namespace {

@@ -18,7 +18,7 @@
 #include "src/core/quoted.hpp"
 #include "src/inspect/state_source.hpp"
 #include "src/inspect/tensor_source.hpp"
-#include "src/os/partial_name.hpp"
+#include "src/os/publish.hpp"
 
 namespace muster::inspect {
 namespace {

@@ -16,7 +16,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/file_system.hpp"
 #include "src/os/machine.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/survey.hpp"
 

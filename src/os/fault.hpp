@@ -8,6 +8,7 @@
 // call (from 1 on; 0: each) on a path that has PATH-PART in it fails with ERRNO, a name or a number. "pwrite:short:1"
 // writes less than was asked for, "pread:short:1" reads less.
 
+#include <cerrno>
 #include <string_view>
 
 namespace muster::os {
@@ -21,5 +22,23 @@ void set_fault_hook(FaultHook hook) noexcept;
 
 /// What the hook says. Nothing but a load where none is set.
 int fault(std::string_view call, std::string_view path) noexcept;
+
+/// True where the seam lets this call fail; errno is set then.
+inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
+  const int error = fault(name, path);
+  if (error <= 0) return false;
+  errno = error;
+  return true;
+}
+
+/// Calls until it is not interrupted. Negative: errno says why.
+template <class Call>
+auto try_call(std::string_view name, std::string_view path, const Call& call) -> decltype(call()) {
+  for (;;) {
+    if (is_faulty(name, path)) return -1;
+    const auto result = call();
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
 
 }  // namespace muster::os

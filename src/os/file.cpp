@@ -18,10 +18,7 @@
 #include "src/os/fault.hpp"
 #include "src/os/file_system.hpp"
 #include "src/os/pages.hpp"
-#include "src/os/partial_name.hpp"
-#include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
-#include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {
@@ -32,38 +29,6 @@ constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 AddressRange range_of(std::span<const std::byte> part) noexcept {
   const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
   return {begin, begin + part.size()};
-}
-
-void sync_directory_of(const std::string& path) {
-  const std::string directory = directory_of(path);
-  if (!is_faulty("open-directory", directory)) {
-    const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // Some file systems have nothing to sync in a directory and say so.
-    if (fd && !is_faulty("fsync-directory", directory) && (::fsync(fd.get()) == 0 || errno == EINVAL || errno == EROFS))
-      return;
-  }
-  throw errno_error("writing the directory to the disk", errno, directory);
-}
-
-// A server that answered twice may have renamed at the first time and found nothing at the second.
-bool is_at(const std::string& path, const FileIdentity& file) noexcept {
-  const int error = errno;
-  struct stat status {};
-  const bool is_there = ::stat(path.c_str(), &status) == 0 && FileIdentity{status.st_dev, status.st_ino} == file;
-  errno = error;
-  return is_there;
-}
-
-// A rename would put a file where a device, a pipe or a link was.
-void check_replaceable(const std::string& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
-  const char* const what = S_ISLNK(status.st_mode)   ? "a link"
-                           : S_ISDIR(status.st_mode) ? "a directory"
-                                                     : "a device or a pipe";
-  throw Error(ErrorKind::argument,
-              fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path, what),
-              {.path = path});
 }
 
 [[noreturn]] void throw_full(const std::string& path, std::uint64_t needed, int error) {
@@ -141,6 +106,33 @@ std::shared_ptr<const MappedFile> ReadableFile::map() const {
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t most) {
+  // O_NONBLOCK: a pipe of that name must not hold us up.
+  const Fd fd(try_call("open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
+  if (!fd) throw errno_error("opening", errno, path);
+  struct stat status {};
+  if (try_call("fstat", path, [&] { return ::fstat(fd.get(), &status); }) != 0)
+    throw errno_error("asking for the size of", errno, path);
+  if (!S_ISREG(status.st_mode))
+    throw Error(ErrorKind::corrupt, fmt::format("reading {}: it is no regular file", path), {.path = path});
+  // One byte more than what is there: that it ends is seen by the same read.
+  const std::uint64_t size = std::min<std::uint64_t>(static_cast<std::uint64_t>(status.st_size), most) + 1;
+  std::vector<std::byte> bytes(size);
+  std::uint64_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = try_call("pread", path, [&] {
+      return ::pread(fd.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    });
+    if (got < 0) throw errno_error("reading", errno, path);
+    if (got == 0) break;
+    done += static_cast<std::uint64_t>(got);
+  }
+  if (done > most)
+    throw Error(ErrorKind::corrupt, fmt::format("reading {}: it has more than {} bytes", path, most), {.path = path});
+  bytes.resize(done);
+  return bytes;
 }
 
 void populate_mapped(std::span<const std::byte> part, const std::string& path) {
@@ -239,48 +231,6 @@ void WritableFile::close() {
   const int result = ::close(fd_.release());
   if (injected) errno = error;
   if ((result != 0 || injected) && errno != EINTR) throw errno_error("closing", errno, name_);
-}
-
-OutputFile::OutputFile(const std::string& path) : OutputFile(path, partial_name(path)) {}
-
-OutputFile::OutputFile(const std::string& path, std::string temporary)
-    : partial_(std::move(temporary)),
-      owner_pid_(process_id()),
-      file_((check_replaceable(path), WritableFile::create(partial_, path))) {}
-
-OutputFile::OutputFile(OutputFile&& other) noexcept
-    : partial_(std::exchange(other.partial_, std::string())),
-      owner_pid_(other.owner_pid_),
-      file_(std::move(other.file_)) {}
-
-OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
-  if (this != &other) {
-    discard();
-    partial_ = std::exchange(other.partial_, std::string());
-    owner_pid_ = other.owner_pid_;
-    file_ = std::move(other.file_);
-  }
-  return *this;
-}
-
-OutputFile::~OutputFile() {
-  discard();
-}
-
-void OutputFile::discard() noexcept {
-  if (!partial_.empty() && owner_pid_ == process_id()) ::unlink(partial_.c_str());
-  partial_.clear();
-}
-
-void OutputFile::commit(Durability durability) {
-  if (durability == Durability::synced) file_.sync();
-  const FileIdentity ours = file_.identity();
-  file_.close();
-  if ((is_faulty("rename", path()) || ::rename(partial_.c_str(), path().c_str()) != 0) &&
-      !(errno == ENOENT && is_at(path(), ours)))
-    throw errno_error("renaming the finished file to", errno, path());
-  partial_.clear();
-  if (durability == Durability::synced) sync_directory_of(path());
 }
 
 }  // namespace muster::os

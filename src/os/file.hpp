@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Files: one mapped for reading, and one that is written beside its name and takes it when it is whole.
-// Tests inject failures into every call here (fault.hpp).
+// Files: mapped, read and written at offsets, and small ones read whole. Tests inject failures into every call here
+// (fault.hpp). How a file gets its name is in publish.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "src/os/fd.hpp"
 
@@ -62,6 +63,10 @@ class ReadableFile {
   std::uint64_t bytes_;
 };
 
+/// The whole of a small file. Throws Error(not_found | io), and Error(corrupt) where it is longer than `most` or no
+/// regular file.
+std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t most);
+
 /// Brings a part of a mapping into memory at once, which is faster than page after page. Throws Error(io) where it is
 /// not there any more; a kernel that cannot (before 5.14) is none the worse.
 void populate_mapped(std::span<const std::byte> part, const std::string& path);
@@ -74,9 +79,6 @@ struct FileIdentity {
   std::uint64_t number = 0;
   friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
 };
-
-/// Whether what was finished is also on the disk when a call returns.
-enum class Durability : std::uint8_t { synced, unsynced };
 
 /// A file open for writing at offsets, by several processes at once, too. Moves, and closes without a word.
 class WritableFile {
@@ -106,35 +108,6 @@ class WritableFile {
   WritableFile(std::string name, Fd fd) : name_(std::move(name)), fd_(std::move(fd)) {}
   std::string name_;
   Fd fd_;
-};
-
-/// 1. PATH.partial-NONCE@WRITER (partial_name.hpp) is created beside PATH and written at offsets.
-/// 2. commit(): fsync, checked close, rename to PATH, fsync of the directory; unsynced, without the two fsyncs.
-/// 3. Without commit() the destructor removes what 1 made; in a forked child it leaves it to its owner.
-class OutputFile {
- public:
-  explicit OutputFile(const std::string& path);
-  /// Grows as `temporary`, in the same directory, instead.
-  OutputFile(const std::string& path, std::string temporary);
-  OutputFile(OutputFile&& other) noexcept;
-  OutputFile& operator=(OutputFile&& other) noexcept;
-  ~OutputFile();
-
-  [[nodiscard]] const std::string& path() const noexcept { return file_.name(); }
-  /// Where it grows; empty when it does not any more.
-  [[nodiscard]] const std::string& temporary() const noexcept { return partial_; }
-  void reserve(std::uint64_t bytes) { file_.reserve(bytes); }
-  void write_at(std::uint64_t offset, std::span<const std::byte> bytes) { file_.write_at(offset, bytes); }
-  void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept { file_.start_writeback(offset, bytes); }
-  void sync_data() { file_.sync_data(); }
-  /// Where renaming or anything before it fails, what had the name before has it still.
-  void commit(Durability durability = Durability::synced);
-
- private:
-  void discard() noexcept;
-  std::string partial_;  ///< empty when there is nothing to remove
-  std::int64_t owner_pid_;
-  WritableFile file_;
 };
 
 }  // namespace muster::os

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/os/process.hpp"
 
+#include <fmt/format.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -15,6 +20,89 @@
 #include "src/os/fd.hpp"
 
 namespace muster::os {
+namespace {
+
+constexpr std::string_view unknown_boot = "0000000000000000";
+
+/// The beginning of a file of /proc, ended by a zero. Negative: errno says why there is none.
+template <std::size_t N>
+long read_proc(const char* path, std::array<char, N>& text) noexcept {
+  std::FILE* file = std::fopen(path, "re");
+  if (file == nullptr) return -1;
+  const std::size_t length = std::fread(text.data(), 1, N - 1, file);
+  std::fclose(file);
+  text.at(length) = 0;
+  return static_cast<long>(length);
+}
+
+/// What /proc says of a process of this namespace.
+struct ProcessFacts {
+  ProcessState state = ProcessState::unknown;
+  std::optional<std::uint64_t> start;
+};
+ProcessFacts facts_of(std::int64_t pid) noexcept {
+  std::array<char, 64> path{};
+  std::snprintf(path.data(), path.size(), "/proc/%lld/stat", static_cast<long long>(pid));
+  std::array<char, 1024> line{};
+  ProcessFacts facts;
+  if (read_proc(path.data(), line) < 0) {
+    if (errno == ENOENT) facts.state = ProcessState::dead;
+    return facts;
+  }
+  // The command's name stands in parentheses and may hold anything: the state follows the last one, and the start is
+  // the 19th field behind that.
+  const char* at = std::strrchr(line.data(), ')');
+  if (at == nullptr || at[1] == 0) return facts;
+  const char letter = at[2];
+  if (letter == 'T' || letter == 't')
+    facts.state = ProcessState::stopped;
+  else if (letter == 'Z' || letter == 'X')
+    facts.state = ProcessState::dead;
+  else
+    facts.state = ProcessState::running;
+  for (int field = 0; at != nullptr && field < 20; ++field) at = std::strchr(at + 1, ' ');
+  unsigned long long start = 0;
+  if (at != nullptr && std::sscanf(at, " %llu", &start) == 1) facts.start = start;
+  return facts;
+}
+
+std::string boot_of_this_host() {
+  std::array<char, 64> text{};
+  read_proc("/proc/sys/kernel/random/boot_id", text);
+  std::string boot = text.data();
+  std::erase_if(boot,
+                [](char letter) { return std::string_view("0123456789abcdef").find(letter) == std::string::npos; });
+  return boot.size() < unknown_boot.size() ? std::string(unknown_boot) : boot.substr(0, unknown_boot.size());
+}
+
+std::uint64_t own_pid_namespace() noexcept {
+  struct stat status {};
+  return ::stat("/proc/self/ns/pid", &status) == 0 ? std::uint64_t{status.st_ino} : 0;
+}
+
+bool is_plain_letter(char letter) noexcept {
+  return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') || (letter >= '0' && letter <= '9') ||
+         letter == '.' || letter == '-' || letter == '_';
+}
+
+std::string plain_host_name() {
+  constexpr std::size_t longest = 64;
+  std::string name = host_name().substr(0, longest);
+  std::ranges::replace_if(
+      name, [](char letter) { return !is_plain_letter(letter); }, '_');
+  return name;
+}
+
+struct Here {
+  std::string host = plain_host_name();
+  std::string boot = boot_of_this_host();
+};
+const Here& here() {
+  static const Here facts;
+  return facts;
+}
+
+}  // namespace
 
 std::int64_t process_id() noexcept {
   return ::getpid();
@@ -30,27 +118,57 @@ std::string host_name() {
 }
 
 ProcessState process_state(std::int64_t pid) noexcept {
-  std::array<char, 64> path{};
-  std::snprintf(path.data(), path.size(), "/proc/%lld/stat", static_cast<long long>(pid));
-  std::FILE* file = std::fopen(path.data(), "re");
-  if (file == nullptr) return errno == ENOENT ? ProcessState::dead : ProcessState::unknown;
-  std::array<char, 512> line{};
-  const std::size_t length = std::fread(line.data(), 1, line.size() - 1, file);
-  std::fclose(file);
-  line[length] = 0;
-  // The command's name stands in parentheses and may hold anything: the state follows the last one.
-  const char* end = std::strrchr(line.data(), ')');
-  if (end == nullptr || end[1] == 0) return ProcessState::unknown;
-  switch (end[2]) {
-    case 'T':
-    case 't':
-      return ProcessState::stopped;
-    case 'Z':
-    case 'X':
-      return ProcessState::dead;
-    default:
-      return ProcessState::running;
-  }
+  return facts_of(pid).state;
+}
+
+ProcessIdentity own_identity() {
+  // Asked for each name that a process makes.
+  thread_local ProcessIdentity own;
+  if (own.pid != process_id())
+    own = {here().host, here().boot, process_id(), facts_of(process_id()).start.value_or(0), own_pid_namespace()};
+  return own;
+}
+
+std::string identity_text(const ProcessIdentity& identity) {
+  return fmt::format("{},{},{},{},{}", identity.host, identity.boot, identity.pid, identity.start,
+                     identity.pid_namespace);
+}
+
+std::optional<ProcessIdentity> parse_identity(std::string_view text) {
+  auto take = [rest = text]() mutable {
+    const std::string_view field = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(field.size() + 1, rest.size()));
+    return field;
+  };
+  const auto number = [&take](auto& target) {
+    const std::string_view field = take();
+    std::from_chars(field.data(), field.data() + field.size(), target);
+  };
+  ProcessIdentity identity;
+  identity.host = take();
+  identity.boot = take();
+  number(identity.pid);
+  number(identity.start);
+  number(identity.pid_namespace);
+  const bool is_plain = !identity.host.empty() && std::ranges::all_of(identity.host, is_plain_letter);
+  const bool is_boot =
+      identity.boot.size() == 16 && identity.boot.find_first_not_of("0123456789abcdef") == std::string::npos;
+  // Every value has one spelling.
+  if (!is_plain || !is_boot || identity.pid < 0 || identity_text(identity) != text) return std::nullopt;
+  return identity;
+}
+
+Life life_of(const ProcessIdentity& identity) noexcept {
+  // A copied virtual machine has its original's boot id: the host name has to be the same as well.
+  if (identity.boot == unknown_boot || identity.boot != here().boot || identity.host != here().host ||
+      identity.pid_namespace == 0 || identity.pid_namespace != own_pid_namespace() || identity.pid <= 0)
+    return Life::unknown;
+  // Where /proc hides other users' processes, only the signal tells.
+  if (::kill(static_cast<pid_t>(identity.pid), 0) != 0 && errno == ESRCH) return Life::dead;
+  const ProcessFacts facts = facts_of(identity.pid);
+  if (!facts.start) return Life::alive;
+  const bool is_another = identity.start != 0 && *facts.start != identity.start;
+  return is_another || facts.state == ProcessState::dead ? Life::dead : Life::alive;
 }
 
 void random_bytes(std::span<std::byte> target) {

@@ -15,10 +15,10 @@
 #include <sstream>
 #include <string_view>
 
+#include "src/os/fault.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
-#include "src/os/system_call.hpp"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22

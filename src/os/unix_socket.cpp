@@ -12,13 +12,13 @@
 #include <string_view>
 #include <utility>
 
+#include "src/os/fault.hpp"
 #include "src/os/process.hpp"
-#include "src/os/system_call.hpp"
 
 namespace muster::os {
 namespace {
 
-constexpr std::string_view seam_path = "a rank's socket";  // fault.hpp
+constexpr std::string_view socket_seam = "a rank's socket";  // fault.hpp
 constexpr int socket_type = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
 
 struct Address {
@@ -38,7 +38,7 @@ Address abstract_address(const std::string& name) {
 }
 
 Fd make_socket() {
-  Fd socket(try_call("socket", seam_path, [] { return ::socket(AF_UNIX, socket_type, 0); }));
+  Fd socket(try_call("socket", socket_seam, [] { return ::socket(AF_UNIX, socket_type, 0); }));
   if (!socket) throw errno_error("making a Unix socket");
   return socket;
 }
@@ -71,7 +71,7 @@ Fd listen_abstract(const std::string& name) {
 std::optional<Fd> connect_abstract(const std::string& name) {
   Fd socket = make_socket();
   const Address address = abstract_address(name);
-  if (is_faulty("connect", seam_path) ||
+  if (is_faulty("connect", socket_seam) ||
       ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0) {
     if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return std::nullopt;
     throw errno_error("connecting to the abstract socket @" + name);
@@ -84,7 +84,7 @@ std::optional<Fd> connect_abstract(const std::string& name) {
 std::optional<Fd> accept_own(const Fd& listener) {
   for (;;) {
     Fd socket;
-    if (!is_faulty("accept", seam_path))
+    if (!is_faulty("accept", socket_seam))
       socket = Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       if (peer_is_own_uid(socket)) return socket;
@@ -118,7 +118,7 @@ SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std
     header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
-  if (try_call("sendmsg", seam_path, [&] { return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL); }) >= 0)
+  if (try_call("sendmsg", socket_seam, [&] { return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL); }) >= 0)
     return SocketStatus::done;
   // ETOOMANYREFS: too many descriptors of this user are under way; the receivers will take them.
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS) return SocketStatus::again;
@@ -139,7 +139,7 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) 
   // A peer that has closed without reading everything is reported once, ahead of what it had sent before: look again.
   bool was_reset = false;
   do {
-    length = is_faulty("recvmsg", seam_path) ? -1 : ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+    length = is_faulty("recvmsg", socket_seam) ? -1 : ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   } while (length < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true))));
   if (length < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return SocketStatus::again;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <optional>
+#include <string_view>
 #include "muster/state_file.hpp"
 #include "src/statefile/chunk_grid.hpp"
 #include "src/statefile/user_block.hpp"
@@ -56,5 +58,19 @@ Catalogue decode_catalogue(std::span<const std::byte> bytes, const UserBlock& bl
 
 /// Everything of tensors in the file, ascending. Local; allocates.
 std::vector<Extent> stored_extents(const Catalogue& catalogue);
+
+/// Names to places in a list. One allocation for all, because listing ten thousand tensors shall take no time.
+class NameIndex {
+ public:
+  NameIndex() = default;
+  /// Takes in the names of all `tensors`, up to the first that was there before: its place comes back.
+  std::optional<std::size_t> build(const std::vector<StateTensor>& tensors);
+  /// `tensors`: the list that was built from.
+  [[nodiscard]] std::optional<std::size_t> find(const std::vector<StateTensor>& tensors,
+                                                std::string_view name) const noexcept;
+
+ private:
+  std::vector<std::uint32_t> slots_;  // place + 1; a power of two of them, at most half in use
+};
 
 }  // namespace muster::statefile

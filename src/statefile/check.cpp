@@ -23,7 +23,7 @@ namespace {
 
 using statefile::Extent;
 
-constexpr std::uint64_t piece_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t checked_piece = std::uint64_t{4} << 20;
 constexpr std::uint64_t chunks_bytes = std::uint64_t{16} << 20;  // of a compressed tensor at once
 
 class Checking {
@@ -74,7 +74,7 @@ class Checking {
     std::vector<std::byte> buffer;
     const auto take = [&](std::uint64_t begin, std::uint64_t end) {
       for (; begin < end; begin += buffer.size()) {
-        buffer.resize(std::min(piece_bytes, end - begin));
+        buffer.resize(std::min(checked_piece, end - begin));
         file_.read_at(begin, buffer);
         sum.add(buffer);
       }
@@ -88,7 +88,7 @@ class Checking {
     if (sum.value() == block_.metadata_checksum) return;
     TensorChecksum config;
     for (std::uint64_t at = 0; at < block_.config.bytes; at += buffer.size()) {
-      buffer.resize(std::min(piece_bytes, block_.config.bytes - at));
+      buffer.resize(std::min(checked_piece, block_.config.bytes - at));
       file_.read_at(block_.config.offset + at, buffer);
       config.add(buffer);
     }
@@ -141,7 +141,7 @@ class Checking {
   std::uint64_t piece_at(std::size_t index, std::uint64_t at) const {
     const StateTensor& tensor = catalogue_.tensors[index];
     const statefile::Chunking& chunking = catalogue_.chunking[index];
-    if (chunking.rows == 0) return std::min(piece_bytes, tensor.bytes - at);
+    if (chunking.rows == 0) return std::min(checked_piece, tensor.bytes - at);
     const auto grid = statefile::ChunkGrid::of(tensor.dtype, tensor.shape, chunking.dim, chunking.rows).value();
     const std::uint64_t more = std::max<std::uint64_t>(chunks_bytes / grid.chunk_bytes(), 1) - 1;
     const std::uint64_t last = std::min(grid.chunk_at(at) + more, grid.count() - 1);

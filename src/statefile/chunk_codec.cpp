@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <emmintrin.h>
 #include "muster/error.hpp"
-#include "src/statefile/shuffle.hpp"
 
 namespace muster::statefile {
 
@@ -107,6 +107,164 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
     std::ranges::copy(whole.first(target.size()), target.begin());
   }
   return true;
+}
+
+}  // namespace muster::statefile
+
+#ifdef __SSE2__
+#endif
+
+namespace muster::statefile {
+namespace {
+
+// Elements of a block: its bytes stay in the first-level cache while one after the other of their columns is taken.
+constexpr std::size_t block = 512;
+
+template <std::size_t Item>
+void shuffle_from(std::size_t first, const std::byte* source, std::size_t count, std::byte* target) noexcept {
+  for (std::size_t begin = first; begin < count; begin += block) {
+    const std::size_t end = begin + block < count ? begin + block : count;
+    for (std::size_t byte = 0; byte < Item; ++byte)
+      for (std::size_t i = begin; i < end; ++i) target[byte * count + i] = source[i * Item + byte];
+  }
+}
+
+template <std::size_t Item>
+void unshuffle_from(std::size_t first, const std::byte* source, std::size_t count, std::size_t wanted,
+                    std::byte* target) noexcept {
+  for (std::size_t begin = first; begin < wanted; begin += block) {
+    const std::size_t end = begin + block < wanted ? begin + block : wanted;
+    for (std::size_t byte = 0; byte < Item; ++byte)
+      for (std::size_t i = begin; i < end; ++i) target[i * Item + byte] = source[byte * count + i];
+  }
+}
+
+#ifdef __SSE2__
+__m128i read(const std::byte* from) noexcept {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+}
+void write(std::byte* to, __m128i value) noexcept {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
+}
+// Of 32 bytes: those at even places, then those at odd ones.
+__m128i even(__m128i a, __m128i b) noexcept {
+  const __m128i low = _mm_set1_epi16(0x00ff);
+  return _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low));
+}
+__m128i odd(__m128i a, __m128i b) noexcept {
+  return _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
+}
+
+// These return how many elements they have done: sixteen at a time.
+std::size_t shuffle_2(const std::byte* source, std::size_t count, std::byte* target) noexcept {
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m128i a = read(source + 2 * i);
+    const __m128i b = read(source + 2 * i + 16);
+    write(target + i, even(a, b));
+    write(target + count + i, odd(a, b));
+  }
+  return i;
+}
+
+std::size_t shuffle_4(const std::byte* source, std::size_t count, std::byte* target) noexcept {
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const std::byte* from = source + 4 * i;
+    const __m128i a = read(from);
+    const __m128i b = read(from + 16);
+    const __m128i c = read(from + 32);
+    const __m128i d = read(from + 48);
+    // Bytes 0 and 2 of each element, then 1 and 3.
+    const __m128i even_ab = even(a, b);
+    const __m128i even_cd = even(c, d);
+    const __m128i odd_ab = odd(a, b);
+    const __m128i odd_cd = odd(c, d);
+    write(target + i, even(even_ab, even_cd));
+    write(target + count + i, even(odd_ab, odd_cd));
+    write(target + 2 * count + i, odd(even_ab, even_cd));
+    write(target + 3 * count + i, odd(odd_ab, odd_cd));
+  }
+  return i;
+}
+
+std::size_t unshuffle_2(const std::byte* source, std::size_t count, std::size_t wanted, std::byte* target) noexcept {
+  std::size_t i = 0;
+  for (; i + 16 <= wanted; i += 16) {
+    const __m128i a = read(source + i);
+    const __m128i b = read(source + count + i);
+    write(target + 2 * i, _mm_unpacklo_epi8(a, b));
+    write(target + 2 * i + 16, _mm_unpackhi_epi8(a, b));
+  }
+  return i;
+}
+
+std::size_t unshuffle_4(const std::byte* source, std::size_t count, std::size_t wanted, std::byte* target) noexcept {
+  std::size_t i = 0;
+  for (; i + 16 <= wanted; i += 16) {
+    const __m128i a = read(source + i);
+    const __m128i b = read(source + count + i);
+    const __m128i c = read(source + 2 * count + i);
+    const __m128i d = read(source + 3 * count + i);
+    const __m128i ab_low = _mm_unpacklo_epi8(a, b);
+    const __m128i ab_high = _mm_unpackhi_epi8(a, b);
+    const __m128i cd_low = _mm_unpacklo_epi8(c, d);
+    const __m128i cd_high = _mm_unpackhi_epi8(c, d);
+    std::byte* to = target + 4 * i;
+    write(to, _mm_unpacklo_epi16(ab_low, cd_low));
+    write(to + 16, _mm_unpackhi_epi16(ab_low, cd_low));
+    write(to + 32, _mm_unpacklo_epi16(ab_high, cd_high));
+    write(to + 48, _mm_unpackhi_epi16(ab_high, cd_high));
+  }
+  return i;
+}
+#else
+std::size_t shuffle_2(const std::byte*, std::size_t, std::byte*) noexcept {
+  return 0;
+}
+std::size_t shuffle_4(const std::byte*, std::size_t, std::byte*) noexcept {
+  return 0;
+}
+std::size_t unshuffle_2(const std::byte*, std::size_t, std::size_t, std::byte*) noexcept {
+  return 0;
+}
+std::size_t unshuffle_4(const std::byte*, std::size_t, std::size_t, std::byte*) noexcept {
+  return 0;
+}
+#endif
+
+}  // namespace
+
+void shuffle(std::span<const std::byte> source, std::size_t item, std::byte* target) noexcept {
+  if (source.empty()) return;
+  const std::size_t count = source.size() / item;
+  switch (item) {
+    case 2:
+      return shuffle_from<2>(shuffle_2(source.data(), count, target), source.data(), count, target);
+    case 4:
+      return shuffle_from<4>(shuffle_4(source.data(), count, target), source.data(), count, target);
+    case 8:
+      return shuffle_from<8>(0, source.data(), count, target);
+    default:
+      std::memcpy(target, source.data(), source.size());
+  }
+}
+
+void unshuffle(std::span<const std::byte> source, std::size_t item, std::size_t elements, std::byte* target) noexcept {
+  if (elements == 0) return;
+  const std::size_t count = source.size() / item;
+  switch (item) {
+    case 2:
+      return unshuffle_from<2>(unshuffle_2(source.data(), count, elements, target), source.data(), count, elements,
+                               target);
+    case 4:
+      return unshuffle_from<4>(unshuffle_4(source.data(), count, elements, target), source.data(), count, elements,
+                               target);
+    case 8:
+      return unshuffle_from<8>(0, source.data(), count, elements, target);
+    default:
+      std::memcpy(target, source.data(), elements * item);
+  }
 }
 
 }  // namespace muster::statefile

@@ -56,4 +56,12 @@ class ChunkDecoder {
   std::vector<std::byte> whole_;
 };
 
+// HDF5's byte shuffle (filter 2): the first bytes of all elements, then the second ones, and so on. Signs and exponents
+// of neighbours stand together then, which is what makes weights compressible.
+
+/// `source` and `target` are of one size, a multiple of `item`, and apart.
+void shuffle(std::span<const std::byte> source, std::size_t item, std::byte* target) noexcept;
+/// The way back, of the first `elements` elements only.
+void unshuffle(std::span<const std::byte> source, std::size_t item, std::size_t elements, std::byte* target) noexcept;
+
 }  // namespace muster::statefile

@@ -12,13 +12,12 @@
 #include "src/os/process.hpp"
 #include "src/statefile/contents.hpp"
 #include "src/statefile/hdf5_library.hpp"
-#include "src/statefile/link_name.hpp"
 #include "src/statefile/writer_state.hpp"
 
 namespace muster::statefile {
 namespace {
 
-constexpr std::uint64_t piece_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t summed_piece = std::uint64_t{4} << 20;
 constexpr std::uint64_t tail_alignment = 8;
 
 std::uint64_t aligned(std::uint64_t offset) noexcept {
@@ -63,7 +62,7 @@ class Committing {
       const std::uint64_t bytes = catalogue_.tensors[i].bytes;
       std::vector<std::byte> buffer;
       for (std::uint64_t at = state_.targets[i].summed(); at < bytes; at += buffer.size()) {
-        buffer.resize(std::min(piece_bytes, bytes - at));
+        buffer.resize(std::min(summed_piece, bytes - at));
         read_elements(file, catalogue_, i, at, buffer, 1);
         state_.targets[i].add_to_checksum(at, buffer, bytes);
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What an opened state file knows, shared by reading (state_file.cpp, elements.cpp) and checking (check.cpp).
+// What an opened state file knows, shared by reading (state_file.cpp) and checking (check.cpp).
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,6 @@
 #include "muster/state_file.hpp"
 #include "src/os/file.hpp"
 #include "src/statefile/catalogue.hpp"
-#include "src/statefile/name_index.hpp"
 #include "src/statefile/user_block.hpp"
 
 namespace muster {

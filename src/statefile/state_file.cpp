@@ -6,15 +6,90 @@
 #include <algorithm>
 #include <array>
 
+#include <optional>
+#include <vector>
 #include "muster/error.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
+#include "src/statefile/chunk_codec.hpp"
 #include "src/statefile/contents.hpp"
 
 namespace muster {
 namespace statefile {
+namespace {
+
+[[noreturn]] void fail_reading(ErrorKind kind, const std::string& path, const std::string& words) {
+  throw Error(kind, fmt::format("reading {}: {}", in_quotes(path), words), {.path = path});
+}
+
+constexpr std::uint64_t read_piece = std::uint64_t{8} << 20;
+
+/// One thread's memory from chunk to chunk.
+struct Worker {
+  ChunkDecoder decoder;
+  std::vector<std::byte> stored;
+  std::vector<std::byte> elements;
+};
+
+class ChunkedReading {
+ public:
+  ChunkedReading(const os::ReadableFile& file, const Catalogue& catalogue, std::size_t index)
+      : file_(file),
+        catalogue_(catalogue),
+        tensor_(catalogue.tensors[index]),
+        chunking_(catalogue.chunking[index]),
+        // The catalogue was checked when it was decoded.
+        grid_(ChunkGrid::of(tensor_.dtype, tensor_.shape, chunking_.dim, chunking_.rows).value()) {}
+
+  void read(std::uint64_t offset, std::span<std::byte> target, std::size_t workers) {
+    const std::uint64_t first = grid_.chunk_at(offset);
+    const std::uint64_t last = grid_.chunk_at(offset + target.size() - 1);
+    std::vector<std::optional<Worker>> memory(workers);
+    parallel_for(last - first + 1, workers, [&](std::size_t i, std::size_t worker) {
+      if (!memory[worker]) memory[worker].emplace();
+      read_chunk(first + i, offset, target, *memory[worker]);
+    });
+  }
+
+ private:
+  void read_chunk(std::uint64_t chunk, std::uint64_t offset, std::span<std::byte> target, Worker& worker) {
+    const std::uint64_t begin = grid_.begin(chunk);
+    const std::uint64_t end = std::min(begin + grid_.bytes(chunk), offset + target.size());
+    if (begin >= offset) {
+      decode(chunk, target.subspan(begin - offset, end - begin), worker);
+      return;
+    }
+    // The range begins inside of it.
+    worker.elements.resize(end - begin);
+    decode(chunk, worker.elements, worker);
+    std::ranges::copy(std::span(worker.elements).subspan(offset - begin), target.begin());
+  }
+
+  void decode(std::uint64_t number, std::span<std::byte> target, Worker& worker) {
+    const StoredChunk& chunk = catalogue_.chunks[chunking_.first_chunk + number];
+    worker.stored.resize(chunk.bytes);
+    file_.read_at(chunk.offset, worker.stored);
+    if (tensor_checksum(worker.stored) != chunk.checksum) refuse(number, "its bytes are not those that were written");
+    if (!worker.decoder.decode(worker.stored, chunk.filter_mask != 0, grid_.chunk_bytes(), itemsize(tensor_.dtype),
+                               target))
+      refuse(number, "it does not decompress to its length");
+  }
+
+  [[noreturn]] void refuse(std::uint64_t number, const char* words) const {
+    fail_reading(ErrorKind::corrupt, file_.path(),
+                 fmt::format("tensor {}, chunk {}: {}", in_quotes(tensor_.name), number, words));
+  }
+
+  const os::ReadableFile& file_;
+  const Catalogue& catalogue_;
+  const StateTensor& tensor_;
+  const Chunking& chunking_;
+  ChunkGrid grid_;
+};
+
+}  // namespace
 
 UserBlock read_user_block(const os::ReadableFile& file) {
   std::array<std::byte, head_bytes> head{};
@@ -33,6 +108,19 @@ Catalogue read_catalogue(const os::ReadableFile& file, const UserBlock& block) {
                 fmt::format("opening the state file {}: its catalogue is damaged (checksum)", in_quotes(file.path())),
                 {.path = file.path()});
   return decode_catalogue(bytes, block, file.path());
+}
+
+void read_elements(const os::ReadableFile& file, const Catalogue& catalogue, std::size_t index, std::uint64_t offset,
+                   std::span<std::byte> target, std::size_t workers) {
+  if (target.empty()) return;
+  const StateTensor& tensor = catalogue.tensors[index];
+  if (tensor.compressed) return ChunkedReading(file, catalogue, index).read(offset, target, workers);
+  const std::size_t pieces = (target.size() - 1) / read_piece + 1;
+  parallel_for(pieces, workers, [&](std::size_t piece, std::size_t) {
+    const std::uint64_t begin = piece * read_piece;
+    file.read_at(tensor.offset + offset + begin,
+                 target.subspan(begin, std::min<std::uint64_t>(read_piece, target.size() - begin)));
+  });
 }
 
 }  // namespace statefile
@@ -93,8 +181,7 @@ std::string StateFile::config_text() const {
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(text));
   contents_->file.read_at(block.config.offset, bytes);
   if (tensor_checksum(bytes) != block.config_checksum)
-    throw Error(ErrorKind::corrupt, fmt::format("reading {}: its config is damaged (checksum)", in_quotes(path())),
-                {.path = path()});
+    statefile::fail_reading(ErrorKind::corrupt, path(), "its config is damaged (checksum)");
   return text;
 }
 
@@ -110,9 +197,8 @@ Config StateFile::config() const {
 
 Tensor StateFile::tensor(std::size_t index) const {
   if (index >= tensors().size())
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading {}: it has {} tensors, no number {}", in_quotes(path()), tensors().size(), index),
-                {.path = path()});
+    statefile::fail_reading(ErrorKind::not_found, path(),
+                            fmt::format("it has {} tensors, no number {}", tensors().size(), index));
   const StateTensor& entry = tensors()[index];
   if (contents_->mapping != nullptr && !entry.compressed) {
     const std::byte* data = contents_->mapping->bytes().data() + entry.offset;
@@ -129,17 +215,15 @@ Tensor StateFile::tensor(std::size_t index) const {
 Tensor StateFile::tensor(std::string_view name) const {
   const std::optional<std::size_t> index = find(name);
   if (!index)
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading {}: it has no tensor {}", in_quotes(path()), in_quotes(name)), {.path = path()});
+    statefile::fail_reading(ErrorKind::not_found, path(), fmt::format("it has no tensor {}", in_quotes(name)));
   return tensor(*index);
 }
 
 void StateFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
-    throw Error(ErrorKind::argument,
-                fmt::format("reading {}: {} bytes at {} of tensor number {} are not there", in_quotes(path()),
-                            target.size(), offset, index),
-                {.path = path()});
+    statefile::fail_reading(
+        ErrorKind::argument, path(),
+        fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, index));
   statefile::read_elements(contents_->file, contents_->catalogue, index, offset, target, 1);
 }
 

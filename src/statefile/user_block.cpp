@@ -10,7 +10,6 @@
 #include "muster/error.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/quoted.hpp"
-#include "src/statefile/little_endian.hpp"
 
 namespace muster::statefile {
 namespace {

@@ -9,6 +9,8 @@
 #include <span>
 #include <string>
 
+#include <bit>
+#include <cstring>
 #include "muster/state_file.hpp"
 
 namespace muster::statefile {
@@ -48,5 +50,22 @@ bool has_magic(std::span<const std::byte> head) noexcept;
 /// inside the file. Throws Error(corrupt) with os_error() ENODATA where the file is shorter than it says or has no
 /// mark, as network file systems may show it for a while; Error(corrupt | version) else.
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path);
+
+// Numbers at fixed places of a file, little-endian, as elements in memory are.
+
+static_assert(std::endian::native == std::endian::little, "tensors are stored as they are in memory: little-endian");
+
+/// The caller has seen to it that `at` and what follows is inside.
+template <class Number>
+Number load(std::span<const std::byte> bytes, std::size_t at) noexcept {
+  Number value;
+  std::memcpy(&value, bytes.data() + at, sizeof value);
+  return value;
+}
+
+template <class Number>
+void store(std::span<std::byte> bytes, std::size_t at, Number value) noexcept {
+  std::memcpy(bytes.data() + at, &value, sizeof value);
+}
 
 }  // namespace muster::statefile

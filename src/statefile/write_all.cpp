@@ -192,10 +192,8 @@ class WritingAll {
 
 void StateFileWriter::write_all(std::span<const TensorView> tensors, const ProgressCallback& progress) {
   if (tensors.size() != state_->catalogue.tensors.size())
-    throw Error(ErrorKind::argument,
-                fmt::format("writing the state file {}: {} tensors were announced, and {} come",
-                            in_quotes(state_->file.path()), state_->catalogue.tensors.size(), tensors.size()),
-                {.path = state_->file.path()});
+    statefile::refuse_writing(state_->file.path(), fmt::format("{} tensors were announced, and {} come",
+                                                               state_->catalogue.tensors.size(), tensors.size()));
   for (std::size_t i = 0; i < tensors.size(); ++i) state_->check_announced(i, tensors[i]);
   state_->change([&] { statefile::WritingAll(*this, *state_, tensors, progress).write(); });
 }

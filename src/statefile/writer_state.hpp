@@ -3,7 +3,7 @@
 // A state file in the making, shared by the writer's files: state_file_writer.cpp (pieces), write_all.cpp (whole
 // tensors by all cores), commit.cpp (everything else of the file).
 //
-// 1. The file is created under its temporary name; the places of uncompressed tensors are known (placement.hpp).
+// 1. The file is created under its temporary name; the places of uncompressed tensors are known.
 // 2. Their bytes are written where they belong. Compressed chunks are put one after the other behind them.
 // 3. Checksums grow with the bytes that come in order; for others the file is read back.
 // 4. commit(): config, catalogue and HDF5's structures are written behind the data, the superblock before it.
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,12 +22,11 @@
 
 #include "muster/error.hpp"
 #include "muster/state_file.hpp"
-#include "src/os/file.hpp"
+#include "src/core/checksum.hpp"
+#include "src/os/publish.hpp"
 #include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
 #include "src/statefile/chunk_grid.hpp"
-#include "src/statefile/placement.hpp"
-#include "src/statefile/tensor_target.hpp"
 
 namespace muster {
 namespace statefile {
@@ -34,6 +34,53 @@ namespace statefile {
 /// Writes end where these begin in the file: the page cache takes such a block in one piece then, which makes writing
 /// several times cheaper, and touching a mapping of it a page fault a block.
 inline constexpr std::uint64_t write_block = std::uint64_t{2} << 20;
+
+/// Throws Error(argument): "writing the state file PATH: words".
+[[noreturn]] void refuse_writing(const std::string& path, const std::string& words);
+
+/// What a state file shall hold, checked, and where each uncompressed tensor will lie.
+struct Placement {
+  Catalogue catalogue;         ///< checksums, and all of compressed tensors but their chunks' number, still missing
+  std::uint64_t data_end = 0;  ///< compressed chunks, then everything else, come from here on
+};
+
+/// Throws Error(argument) on names, shapes and options that cannot be; `path` is for the message.
+Placement place_tensors(std::vector<StateFileWriter::Entry> entries, const StateFileOptions& options,
+                        const std::string& path);
+
+/// What a writer knows of one tensor whose bytes are coming in: how many are there, and the checksum of those that came
+/// in their order. The others are read back in the end.
+class TensorTarget {
+ public:
+  /// Bytes that are in the file now. Any thread.
+  void count(std::uint64_t bytes) noexcept { written_.fetch_add(bytes, std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t written() const noexcept { return written_.load(std::memory_order_relaxed); }
+
+  /// Takes them in if they are the next ones of `total`. Any thread.
+  void add_to_checksum(std::uint64_t offset, std::span<const std::byte> bytes, std::uint64_t total);
+  /// The checksum of all bytes, known from elsewhere.
+  void set_checksum(std::uint64_t checksum, std::uint64_t total);
+  /// How many bytes, from the first on, the checksum has.
+  [[nodiscard]] std::uint64_t summed() const noexcept { return summed_; }
+  /// Of the summed() bytes.
+  [[nodiscard]] std::uint64_t checksum() const;
+
+  /// Of a compressed tensor: the beginning of a chunk whose rest has not come yet. Used under mutex().
+  struct Pending {
+    std::uint64_t chunk = 0;
+    std::vector<std::byte> bytes = {};
+  };
+  [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
+  [[nodiscard]] std::optional<Pending>& pending() noexcept { return pending_; }
+
+ private:
+  std::atomic<std::uint64_t> written_{0};
+  std::mutex mutex_;
+  std::uint64_t summed_ = 0;
+  std::optional<std::uint64_t> whole_;   // the checksum of all bytes where they came at once
+  std::unique_ptr<TensorChecksum> sum_;  // else
+  std::optional<Pending> pending_;
+};
 
 struct WriterState {
   WriterState(const std::string& path, const Config& config, std::vector<StateFileWriter::Entry> entries,

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/directory.hpp"
 
 namespace muster::workspace {
 

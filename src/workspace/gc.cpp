@@ -7,7 +7,8 @@
 #include <map>
 
 #include "src/core/quoted.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/group_directory.hpp"
 #include "src/workspace/group_names.hpp"
 

@@ -10,10 +10,11 @@
 
 #include "muster/log.hpp"
 #include "src/os/directory.hpp"
+#include "src/os/file.hpp"
 #include "src/os/pidfd.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_names.hpp"
-#include "src/workspace/publication.hpp"
 
 namespace muster::workspace {
 namespace {
@@ -190,7 +191,7 @@ void GroupDirectory::beat() {
 }
 
 void GroupDirectory::publish(const std::string& name, std::span<const std::byte> bytes) {
-  if (!bytes.empty()) return with_reserve([&] { workspace::publish(options_.path, name, bytes); });
+  if (!bytes.empty()) return with_reserve([&] { os::publish(path_of(name), bytes, growing_name()); });
   // An empty file is whole when it is there.
   try {
     with_reserve([&] { os::write_new_file(path_of(name), {}); });
@@ -201,7 +202,7 @@ void GroupDirectory::publish(const std::string& name, std::span<const std::byte>
 }
 
 bool GroupDirectory::publish_first(const std::string& name, std::span<const std::byte> bytes) {
-  return with_reserve([&] { return workspace::publish_first(options_.path, name, bytes); });
+  return with_reserve([&] { return os::publish_first(path_of(name), bytes, growing_name()); });
 }
 
 void GroupDirectory::read(const std::string& name, std::uint64_t most, milliseconds timeout,

@@ -23,8 +23,7 @@
 #include <vector>
 
 #include "src/os/fd.hpp"
-#include "src/os/identity.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/process.hpp"
 #include "src/sync/pulse.hpp"
 
 namespace muster::workspace {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 
-#include "src/workspace/name_reader.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {

@@ -27,7 +27,7 @@
 #include <string_view>
 
 #include "muster/sync_group.hpp"
-#include "src/os/identity.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::workspace {
 

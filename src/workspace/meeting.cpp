@@ -11,11 +11,13 @@
 #include <set>
 
 #include "muster/state.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/file.hpp"
 #include "src/os/process.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
-#include "src/workspace/publication.hpp"
 
 namespace muster::workspace {
 namespace {
@@ -37,7 +39,7 @@ std::string where(const MeetingName& name) {
 void enter(const std::string& directory, const std::string& file) {
   for (int turn = 0;; ++turn) {
     try {
-      if (!os::make_directory_if_absent(directory))
+      if (!os::make_directory(directory))
         if (const auto there = os::file_status(directory, os::Links::themselves); there && !there->is_directory)
           throw Error(ErrorKind::argument,
                       fmt::format("meeting in {}: it is {}, not a directory: remove it if it is nobody's, or give a "
@@ -115,7 +117,7 @@ void Meeting::write(const std::string& name, const std::string& text) {
   if (text.empty())
     os::write_new_file(path_ + "/" + name, {});
   else
-    publish(path_, name, std::as_bytes(std::span(text)));
+    os::publish(path_ + "/" + name, std::as_bytes(std::span(text)), growing_name());
 }
 
 Meeting::Job Meeting::attend() {

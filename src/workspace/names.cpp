@@ -4,12 +4,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 #include <string_view>
 
 #include "src/os/process.hpp"
-#include "src/workspace/name_reader.hpp"
 
 namespace muster::workspace {
 namespace {
@@ -49,27 +49,12 @@ std::string fresh_name(NameKind kind) {
 }  // namespace
 
 std::string_view to_string(NameKind kind) noexcept {
-  switch (kind) {
-    case NameKind::mark:
-      return "mark";
-    case NameKind::state:
-      return "state";
-    case NameKind::kept:
-      return "kept";
-    case NameKind::exchange:
-      return "exchange";
-    case NameKind::token:
-      return "token";
-    case NameKind::probe:
-      return "probe";
-    case NameKind::growing:
-      return "growing file";
-    case NameKind::job:
-      return "file group";
-    case NameKind::meeting:
-      return "meeting";
-  }
-  return "unknown";
+  // In the order of the kinds.
+  constexpr std::array<std::string_view, 9> names = {"mark",  "state",        "kept",       "exchange", "token",
+                                                     "probe", "growing file", "file group", "meeting"};
+  static_assert(names.size() == std::size_t{static_cast<std::uint8_t>(NameKind::meeting)} + 1);
+  const auto number = static_cast<std::uint8_t>(kind);
+  return number < names.size() ? names[number] : "unknown";
 }
 
 std::string file_name(const Name& name) {

@@ -21,7 +21,7 @@
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/directory.hpp"
 #include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
@@ -123,16 +123,9 @@ void forget(const std::string& path) noexcept {
 }
 
 bool has_tensors(const Config& config) {
-  switch (config.type()) {
-    case Config::Type::tensor:
-      return true;
-    case Config::Type::array:
-      return std::ranges::any_of(config.as_array(), has_tensors);
-    case Config::Type::object:
-      return std::ranges::any_of(config.as_object(), [](const auto& member) { return has_tensors(member.second); });
-    default:
-      return false;
-  }
+  bool has_any = false;
+  visit_leaves(config, [&](const Config& leaf) { has_any = has_any || leaf.is_tensor(); });
+  return has_any;
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 #include "muster/state_file.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/partial_name.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/group_names.hpp"
 #include "src/workspace/workspace_directory.hpp"
 

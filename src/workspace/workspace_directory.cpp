@@ -12,11 +12,11 @@
 #include "muster/state.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
+#include "src/os/file.hpp"
 #include "src/os/file_system.hpp"
-#include "src/os/small_file.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
-#include "src/workspace/publication.hpp"
 
 namespace muster::workspace {
 namespace {
@@ -33,11 +33,11 @@ void make_directories(const std::string& path) {
   const std::string parent = without_slash(os::directory_of(path));
   bool is_new = false;
   try {
-    is_new = os::make_directory_if_absent(path);
+    is_new = os::make_directory(path);
   } catch (const Error& error) {
     if (error.os_error() != ENOENT || parent == path) throw;
     make_directories(parent);
-    is_new = os::make_directory_if_absent(path);
+    is_new = os::make_directory(path);
   }
   if (is_new) os::sync_directory(parent);
 }
@@ -59,11 +59,11 @@ void require_directory(const std::string& path) {
 void write_mark(const std::string& path, bool lost) {
   const std::string text = to_json(Config::object({{version_key, workspace_version}, {"made_by", "muster"}}), 2) + "\n";
   try {
-    const std::string name = file_name({.kind = NameKind::mark});
+    const std::string mark = path + "/" + file_name({.kind = NameKind::mark});
     if (lost)
-      publish(path, name, std::as_bytes(std::span(text)), os::Durability::synced);
+      os::publish(mark, std::as_bytes(std::span(text)), growing_name(), os::Durability::synced);
     else
-      publish_first(path, name, std::as_bytes(std::span(text)), os::Durability::synced);
+      os::publish_first(mark, std::as_bytes(std::span(text)), growing_name(), os::Durability::synced);
   } catch (const Error& error) {
     throw error.with_context(fmt::format("making {} a workspace", in_quotes(path)));
   }

@@ -16,7 +16,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "muster/error.hpp"
 #include "src/os/file.hpp"
-#include "src/os/partial_name.hpp"
+#include "src/os/publish.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/state_files.hpp"
 #include "tests/support/temporary_directory.hpp"

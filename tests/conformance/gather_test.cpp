@@ -116,6 +116,25 @@ TEST_CASE("nested configs with and without tensors, absent ones keep their place
   }
 }
 
+TEST_CASE("a result that nobody keeps gives its values, and an entry past its end is refused") {
+  run_ranks(3, [](SyncGroup& group) {
+    const Config mine = layer_of(group.rank(), 4);
+    std::size_t seen = 0;
+    for (const auto& [rank, config] : get_configs_parallel(&mine, ranks_from(0, 3), group).present()) {
+      RANK_CHECK(config == layer_of(rank, 4));
+      ++seen;
+    }
+    RANK_CHECK(seen == (group.rank() == 0 ? 3 : 0));
+    const GatheredConfigs all = get_configs_parallel(&mine, ranks_from(0, 3), group);
+    try {
+      (void)all[3];
+      RANK_CHECK(false);
+    } catch (const Error& error) {
+      RANK_CHECK(error.kind() == ErrorKind::argument);
+    }
+  });
+}
+
 TEST_CASE("a config of 20,000 leaves") {
   run_ranks(4, [](SyncGroup& group) {
     const Config mine = layer_of(group.rank(), 10000);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program outside of the project: it sees what is installed, and nothing else.
-#include <muster/error.hpp>
-#include <muster/launch.hpp>
-#include <muster/state_file.hpp>
-#include <muster/version.hpp>
+#include <muster/muster.hpp>
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 int main(int, char** arguments) {
   // An exception crosses the library's border as its own type.
@@ -18,9 +16,10 @@ int main(int, char** arguments) {
   }
   if (muster::launch_local({"true"}, {.ranks = 2}) != 0) return 1;
   // What is loaded only when it is needed is found, wherever the library lies.
-  const muster::Tensor tensor = muster::Tensor::allocate(muster::DType::f32, {3});
+  const muster::Tensor tensor = muster::Tensor::take(std::vector<float>{1, 2, 3});
   muster::write_state_file(arguments[1], {}, {{{"weight", tensor}}});
-  if (muster::StateFile::open(arguments[1]).tensors().size() != 1) return 1;
+  const muster::StateFile file = muster::StateFile::open(arguments[1]);
+  if (file.tensors().size() != 1 || file.tensor("weight").values<float>()[2] != 3) return 1;
   std::printf("%s\n", std::string(muster::version()).c_str());
   return 0;
 }

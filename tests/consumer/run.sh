@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # usage: run.sh BUILD-FOLDER COMPILER...
-# Installs Muster into a temporary folder, builds a project against it that knows nothing but pkg-config, and runs it.
+# Installs Muster into a temporary folder, builds a project against it that knows nothing but pkg-config, and runs it;
+# then the same with CMake.
 set -euo pipefail
 build=$1
 shift
@@ -57,6 +58,23 @@ if pkg-config --exists muster-mpi; then
     echo "the program of MPI was built, and not run"
   fi
 fi
+# The same program by the package file, which finds the moved tree by its own place.
+package=$(find "$place" -name musterConfig.cmake)
+devices=OFF
+[ -z "$(find "$place" -name libmuster-cuda.so)" ] || devices=ON
+flags=
+[ "$sanitize" = none ] || flags=-fsanitize=$sanitize
+# The compiler may come with a wrapper (ccache) before it.
+CXX=${*: -1} cmake -S "$here" -B "$place/cmake" -Dmuster_DIR="${package%/*}" -DWITH_DEVICES=$devices \
+  -DCMAKE_CXX_FLAGS="$flags" >"$place/cmake.log" 2>&1 &&
+  cmake --build "$place/cmake" >>"$place/cmake.log" 2>&1 || {
+  cat "$place/cmake.log"
+  exit 1
+}
+said=$("$place/cmake/consumer" "$place/state.h5")
+[ "$said" = "$version" ]
+[ $devices = OFF ] || "$place/cmake/devices"
+
 private=$(find "$place" -path '*include*' -name '*.hpp' -not -path '*/include/muster/*')
 [ -z "$private" ] || {
   echo "private headers were installed: $private"

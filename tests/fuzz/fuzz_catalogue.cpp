@@ -14,7 +14,6 @@
 
 #include "muster/error.hpp"
 #include "src/statefile/catalogue.hpp"
-#include "src/statefile/name_index.hpp"
 
 namespace {
 

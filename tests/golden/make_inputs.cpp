@@ -15,7 +15,7 @@
 #include "muster/safetensors.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
-#include "src/os/identity.hpp"
+#include "src/os/process.hpp"
 #include "src/workspace/names.hpp"
 #include "src/workspace/workspace_directory.hpp"
 

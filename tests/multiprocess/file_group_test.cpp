@@ -13,7 +13,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/workspace.hpp"
-#include "src/os/identity.hpp"
+#include "src/os/process.hpp"
 #include "src/workspace/file_group.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/group_names.hpp"

@@ -16,7 +16,7 @@
 #include "muster/log.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
-#include "src/os/partial_name.hpp"
+#include "src/os/publish.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <type_traits>
 
 #include "doctest/doctest.h"
 #include "muster/config.hpp"
@@ -102,4 +103,68 @@ TEST_CASE("equality is bit for bit, whatever the order of members") {
     CHECK(tree == test::RandomConfig(seed).tree(5));
     CHECK(!(Config::array({tree}) == tree));
   }
+}
+
+static_assert(!std::is_constructible_v<Config, void*> && !std::is_constructible_v<Config, const int*>,
+              "a pointer is no boolean");
+static_assert(!std::is_constructible_v<Config, char>, "a character is no number");
+
+TEST_CASE("numbers of every C++ type become values, and come back where they fit") {
+  const Config config = Config::object({{"unsigned", 3U},
+                                        {"long", 1LL},
+                                        {"size", std::size_t{4}},
+                                        {"byte", std::int8_t{-5}},
+                                        {"largest", UINT64_MAX},
+                                        {"half", 0.5F},
+                                        {"yes", true},
+                                        {"name", "x"}});
+  CHECK(config.at("unsigned").type() == Config::Type::integer);
+  CHECK(config.at("largest").type() == Config::Type::unsigned_integer);
+  CHECK(config.at("yes").type() == Config::Type::boolean);
+  CHECK(config.at("unsigned").as<int>() == 3);
+  CHECK(config.at("size").as<std::uint8_t>() == 4);
+  CHECK(config.at("largest").as<std::uint64_t>() == UINT64_MAX);
+  CHECK(config.at("half").as<float>() == 0.5F);
+  CHECK(config.at("name").as<std::string>() == "x");
+  for (const auto& wrong : {std::function<void()>([&] { (void)config.at("byte").as<unsigned>(); }),
+                            std::function<void()>([&] { (void)config.at("largest").as<std::int64_t>(); }),
+                            std::function<void()>([&] { (void)config.at("name").as<int>(); }),
+                            std::function<void()>([&] { (void)config.at("yes").as<int>(); })})
+    CHECK_FALSE(words_of(ErrorKind::argument, wrong).empty());
+  const char* const nothing = nullptr;
+  CHECK_FALSE(words_of(ErrorKind::argument, [&] { (void)Config(nothing); }).empty());
+}
+
+TEST_CASE("members are asked for, with something else where they are not there, and removed") {
+  for (const int members : {1, 8, 9, 1000}) {
+    CAPTURE(members);
+    Config config = Config::object();
+    for (int i = 0; i < members; ++i) config["key" + std::to_string(i)] = i;
+    CHECK(config.contains("key0"));
+    CHECK(config.value_or("key0", 7) == 0);
+    CHECK(config.value_or("other", 7) == 7);
+    CHECK(config.value_or("other", "text") == "text");
+    CHECK_FALSE(words_of(ErrorKind::argument, [&] { (void)config.value_or("key0", "text"); }).empty());
+    CHECK(config.erase("key0"));
+    CHECK_FALSE(config.erase("key0"));
+    CHECK_FALSE(config.contains("key0"));
+    CHECK(config.size() == static_cast<std::size_t>(members - 1));
+    for (int i = 1; i < members; ++i) CHECK(config.at("key" + std::to_string(i)).as_int() == i);
+    config["key0"] = "again";
+    CHECK(config.at("key0").as_string() == "again");
+  }
+  CHECK_FALSE(Config(1).contains("key"));
+  CHECK_FALSE(words_of(ErrorKind::argument, [] { (void)Config(1).value_or("key", 2); }).empty());
+}
+
+TEST_CASE("leaves are visited in order, and replaced one by one") {
+  const Config config = Config::object({{"a", Config::array({1, Config::array(), "x"})}, {"b", Config::object()}});
+  std::string seen;
+  visit_leaves(config, [&](const Config& leaf) { seen += to_string(leaf.type()); });
+  CHECK(seen == "integerstring");
+  CHECK(with_leaves(config, [](const Config& leaf) { return leaf; }) == config);
+  CHECK(with_leaves(config, [](const Config&) { return Config(); }).at("a").at(0).is_null());
+  Config deep;
+  for (int i = 0; i <= max_config_depth; ++i) deep = Config::array({deep});
+  CHECK_FALSE(words_of(ErrorKind::argument, [&] { visit_leaves(deep, [](const Config&) {}); }).empty());
 }

@@ -280,3 +280,31 @@ TEST_CASE("elements on a device are never read by the CPU") {
   CHECK(bitwise_equal(on_device({0}), on_device({0})));
   CHECK_FALSE(bitwise_equal(view, on_device({6, 4})));
 }
+
+static_assert(dtype_of<bool> == DType::boolean && dtype_of<std::byte> == DType::u8 &&
+              dtype_of<std::int8_t> == DType::i8);
+static_assert(dtype_of<long long> == DType::i64 && dtype_of<unsigned long> == DType::u64);
+static_assert(dtype_of<float> == DType::f32 && dtype_of<double> == DType::f64);
+
+TEST_CASE("elements of a C++ type are looked at, written and kept") {
+  std::vector<std::int16_t> numbers = {1, 2, 3, 4, 5, 6};
+  const TensorView view = view_of(numbers, {2, 3});
+  CHECK(view.dtype() == DType::i16);
+  CHECK(view.data<std::int16_t>() == numbers.data());
+  CHECK(view.values<std::int16_t>()[5] == 6);
+  CHECK(view.transposed().data<std::int16_t>()[3] == 4);
+  CHECK(view_of(std::span(numbers)).shape() == Shape{6});
+  const Tensor kept = Tensor::take(std::move(numbers), {3, 2});
+  kept.mutable_values<std::int16_t>()[0] = 7;
+  CHECK(kept.values<std::int16_t>()[0] == 7);
+  CHECK(Tensor::take(std::vector<double>()).shape() == Shape{0});
+  CHECK(refuses(ErrorKind::argument, [&] { (void)view_of(std::span(kept.values<std::int16_t>()), {4}); }));
+  CHECK(refuses(ErrorKind::argument, [&] { (void)kept.values<std::uint16_t>(); }));
+  CHECK(refuses(ErrorKind::argument, [&] { (void)kept.view().transposed().values<std::int16_t>(); }));
+  CHECK(refuses(ErrorKind::argument, [&] { (void)Tensor::borrow(kept).mutable_values<std::int16_t>(); }));
+  const TensorView odd(DType::i16, {1}, kept.data() + 1);
+  CHECK(refuses(ErrorKind::argument, [&] { (void)odd.data<std::int16_t>(); }));
+  CHECK(refuses(ErrorKind::argument, [] {
+    (void)TensorView(DType::f32, {1}, reinterpret_cast<const void*>(64), {}, {Device::Kind::cuda, 0}).data<float>();
+  }));
+}

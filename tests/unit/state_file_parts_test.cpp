@@ -14,8 +14,6 @@
 #include "src/statefile/chunk_codec.hpp"
 #include "src/statefile/chunk_grid.hpp"
 #include "src/statefile/hdf5_library.hpp"
-#include "src/statefile/link_name.hpp"
-#include "src/statefile/shuffle.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"
 

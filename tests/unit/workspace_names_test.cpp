@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "doctest/doctest.h"
-#include "src/os/identity.hpp"
 #include "src/os/process.hpp"
 #include "src/workspace/group_names.hpp"
 #include "src/workspace/names.hpp"

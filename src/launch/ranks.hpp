@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One rank as a process: fork, what must be set in between, exec.
+// The ranks as processes of their launcher: fork, what must be set in between, exec; and the signals that it passes on
+// to them.
 
 #include <signal.h>
 #include <sys/types.h>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <optional>
 #include "src/os/fd.hpp"
 
 namespace muster::launch {
@@ -50,5 +52,35 @@ Child spawn(const ExecArguments& arguments, const StandardStreams& streams, cons
 
 /// Waits for the child's exec. 0 where it worked, else errno.
 int exec_error(Child& child);
+
+/// The signals that a launcher passes on, read from a descriptor while they are blocked. Blocks the signals of the
+/// calling thread, and gives it its mask back at the end. What was ignored stays ignored: a job under nohup hears no
+/// SIGHUP.
+class SignalRelay {
+ public:
+  /// Throws Error(io) where there is no descriptor to be had.
+  SignalRelay();
+  ~SignalRelay();
+  SignalRelay(const SignalRelay&) = delete;
+  SignalRelay& operator=(const SignalRelay&) = delete;
+
+  struct Received {
+    int signal = 0;
+    bool from_terminal = false;  ///< by a key: the kernel sent it to the whole foreground group
+  };
+  /// The next one that has come, none where none has.
+  std::optional<Received> next();
+  /// Readable when next() has one.
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
+  /// The thread's mask before: what the ranks start with.
+  [[nodiscard]] const sigset_t& original_mask() const noexcept { return original_mask_; }
+  /// Lets SIGTSTP have its effect on this process; returns after SIGCONT.
+  void stop_here() const;
+
+ private:
+  sigset_t original_mask_{};
+  struct sigaction original_child_action_ {};
+  os::Fd descriptor_;
+};
 
 }  // namespace muster::launch

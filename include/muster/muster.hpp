@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// All of Muster in one header, but for what needs another library's headers: muster/mpi.hpp, muster/cuda.hpp (which
+// libmuster-mpi and libmuster-cuda go with) and muster/json.hpp (nlohmann's json).
+
+#include "muster/config.hpp"
+#include "muster/device.hpp"
+#include "muster/dtype.hpp"
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/launch.hpp"
+#include "muster/log.hpp"
+#include "muster/merge.hpp"
+#include "muster/merge_gather.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/parallel_layout.hpp"
+#include "muster/plan.hpp"
+#include "muster/progress.hpp"
+#include "muster/safetensors.hpp"
+#include "muster/shared_arena.hpp"
+#include "muster/state.hpp"
+#include "muster/state_file.hpp"
+#include "muster/sync_group.hpp"
+#include "muster/tensor.hpp"
+#include "muster/units.hpp"
+#include "muster/verify.hpp"
+#include "muster/version.hpp"
+#include "muster/workspace.hpp"

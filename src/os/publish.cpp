@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/os/publish.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "src/os/directory.hpp"
+#include "src/os/fault.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::os {
+namespace {
+
+constexpr std::string_view partial_mark = ".partial-";
+constexpr std::string_view replaced_mark = ".replaced-";
+constexpr std::size_t nonce_digits = 16;
+// File systems have 255 bytes for a name; the longest mark, nonce and writer take less than the rest.
+constexpr std::size_t longest_stem = 80;
+
+/// What the names beside `path` begin with, its directory apart.
+std::string stem_of(const std::string& path) {
+  const std::string name = path.substr(path.find_last_of('/') + 1);
+  if (name.size() <= longest_stem) return name;
+  return fmt::format("{}~{:016x}", name.substr(0, longest_stem - 17), std::hash<std::string>()(name));
+}
+
+struct Parts {
+  std::string_view stem;
+  std::string_view mark;
+  std::string_view tail;
+  ProcessIdentity writer;
+};
+
+/// Takes "STEM.MARK-NONCE" apart.
+std::optional<std::pair<std::string_view, std::string_view>> stem_and_mark(std::string_view text) {
+  if (text.size() < nonce_digits ||
+      text.find_first_not_of("0123456789abcdef", text.size() - nonce_digits) != std::string_view::npos)
+    return std::nullopt;
+  text.remove_suffix(nonce_digits);
+  for (const std::string_view mark : {partial_mark, replaced_mark})
+    if (text.ends_with(mark) && text.size() > mark.size())
+      return std::pair(text.substr(0, text.size() - mark.size()), mark);
+  return std::nullopt;
+}
+
+std::optional<Parts> parse(std::string_view name) {
+  const std::size_t at = name.rfind('@');
+  if (at == std::string_view::npos) return std::nullopt;
+  const auto writer = parse_identity(name.substr(at + 1));
+  const auto begin = stem_and_mark(name.substr(0, at));
+  if (!writer || !begin) return std::nullopt;
+  return Parts{begin->first, begin->second, name.substr(at - nonce_digits), *writer};
+}
+
+std::string beside(const std::string& path, const std::string& name) {
+  return path.substr(0, path.find_last_of('/') + 1) + name;
+}
+
+std::string growing_path(const std::string& path, const std::string& temporary) {
+  if (temporary.empty()) return partial_name(path);
+  if (temporary.find('/') == std::string::npos) return beside(path, temporary);
+  if (directory_of(temporary) != directory_of(path))
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("writing {}: it cannot grow as {}, in another directory; give a name alone", path, temporary),
+        {.path = path});
+  return temporary;
+}
+
+// A rename would put a file where a device, a pipe or a link was.
+void check_replaceable(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+  const char* const what = S_ISLNK(status.st_mode)   ? "a link"
+                           : S_ISDIR(status.st_mode) ? "a directory"
+                                                     : "a device or a pipe";
+  throw Error(ErrorKind::argument,
+              fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path, what),
+              {.path = path});
+}
+
+/// Whether the name is this file's: then a step that failed had been done already (step 3). Keeps errno.
+bool is_at(const std::string& path, const FileIdentity& file) noexcept {
+  const int error = errno;
+  struct stat status {};
+  const bool is_there = ::lstat(path.c_str(), &status) == 0 && FileIdentity{status.st_dev, status.st_ino} == file;
+  errno = error;
+  return is_there;
+}
+
+bool is_there(const std::string& path) noexcept {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0;
+}
+
+/// Where there are no second names: creation decides, and whoever reads the file too early reads it again.
+bool create_first(const std::string& path, std::span<const std::byte> bytes, Durability durability) {
+  try {
+    write_new_file(path, bytes, durability);
+    return true;
+  } catch (const Error& error) {
+    if (error.os_error() != EEXIST) throw;
+    return false;
+  }
+}
+
+[[noreturn]] void refuse_taken(const std::string& path) {
+  throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
+}
+
+/// False where the file system cannot.
+bool exchange_names(const std::string& a, const std::string& b) {
+  const auto exchange = [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); };
+  if (try_call("exchange", b, exchange) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS) return false;
+  throw errno_error(fmt::format("exchanging {} and", a), errno, b);
+}
+
+}  // namespace
+
+OutputFile::OutputFile(Unchecked /*tag*/, const std::string& path, std::string partial)
+    : partial_(std::move(partial)), owner_pid_(process_id()), file_(WritableFile::create(partial_, path)) {}
+
+OutputFile::OutputFile(const std::string& path, const std::string& temporary)
+    : OutputFile(Unchecked{}, path, (check_replaceable(path), growing_path(path, temporary))) {}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : partial_(std::exchange(other.partial_, std::string())),
+      owner_pid_(other.owner_pid_),
+      file_(std::move(other.file_)) {}
+
+OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
+  if (this != &other) {
+    discard();
+    partial_ = std::exchange(other.partial_, std::string());
+    owner_pid_ = other.owner_pid_;
+    file_ = std::move(other.file_);
+  }
+  return *this;
+}
+
+OutputFile::~OutputFile() {
+  discard();
+}
+
+void OutputFile::discard() noexcept {
+  if (!partial_.empty() && owner_pid_ == process_id()) ::unlink(partial_.c_str());
+  partial_.clear();
+}
+
+FileIdentity OutputFile::finish(Durability durability) {
+  if (durability == Durability::synced) file_.sync();
+  const FileIdentity ours = file_.identity();
+  file_.close();
+  return ours;
+}
+
+void OutputFile::commit(Durability durability) {
+  const FileIdentity ours = finish(durability);
+  if (try_call("rename", path(), [&] { return ::rename(partial_.c_str(), path().c_str()); }) != 0 &&
+      !(errno == ENOENT && is_at(path(), ours)))
+    throw errno_error("renaming the finished file to", errno, path());
+  partial_.clear();
+  if (durability == Durability::synced) sync_directory(directory_of(path()));
+}
+
+void publish(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
+             Durability durability) {
+  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary));
+  file.write_at(0, bytes);
+  file.commit(durability);
+}
+
+bool publish_first(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
+                   Durability durability) {
+  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary));
+  file.write_at(0, bytes);
+  const FileIdentity ours = file.finish(durability);
+  bool is_first = true;
+  if (try_call("link", path, [&] { return ::link(file.temporary().c_str(), path.c_str()); }) != 0) {
+    const bool has_links = errno != EPERM && errno != EMLINK && errno != EOPNOTSUPP && errno != ENOSYS;
+    if (has_links && errno != EEXIST) throw errno_error("making a second name", errno, path);
+    is_first = has_links ? is_at(path, ours) : create_first(path, bytes, durability);
+  }
+  file.discard();
+  if (durability == Durability::synced) sync_directory(directory_of(path));
+  return is_first;
+}
+
+void write_new_file(const std::string& path, std::span<const std::byte> bytes, Durability durability) {
+  WritableFile file = WritableFile::create(path, path);
+  try {
+    file.write_at(0, bytes);
+    if (durability == Durability::synced) file.sync();
+    file.close();
+  } catch (...) {
+    ::unlink(path.c_str());
+    throw;
+  }
+}
+
+void rename_to_new(const std::string& from, const std::string& to) {
+  const std::optional<FileStatus> ours = file_status(from);
+  const auto rename = [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); };
+  if (try_call("rename", to, rename) == 0) return;
+  if (errno == EINVAL || errno == ENOSYS) {
+    // No such flag here (NFS): rename replaces nothing but an empty directory.
+    if (is_there(to)) refuse_taken(to);
+    if (try_call("plain-rename", to, [&] { return ::rename(from.c_str(), to.c_str()); }) == 0) return;
+  }
+  const int error = errno;
+  if (ours && is_at(to, ours->identity) && !is_there(from)) return;
+  if (error == EEXIST || error == ENOTEMPTY) refuse_taken(to);
+  throw errno_error(fmt::format("renaming {} to", from), error, to);
+}
+
+std::string replace_directory(const std::string& partial, const std::string& path) {
+  if (exchange_names(partial, path)) return partial;
+  const std::size_t mark = partial.rfind(partial_mark);
+  const std::string replaced =
+      partial.substr(0, mark) + std::string(replaced_mark) + partial.substr(mark + partial_mark.size());
+  rename_to_new(path, replaced);
+  try {
+    rename_to_new(partial, path);
+  } catch (...) {
+    rename_to_new(replaced, path);
+    throw;
+  }
+  return replaced;
+}
+
+std::string partial_name(const std::string& path) {
+  return beside(path, fmt::format("{}{}{}@{}", stem_of(path), partial_mark, random_hex(nonce_digits / 2),
+                                  identity_text(own_identity())));
+}
+
+bool is_partial_name(std::string_view name) noexcept {
+  try {
+    if (parse(name)) return true;
+    const auto old = stem_and_mark(name);
+    return old && old->second == partial_mark;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+std::string released_name(const std::string& partial) {
+  ProcessIdentity nobody = own_identity();
+  nobody.pid = 0;
+  nobody.start = 0;
+  return partial.substr(0, partial.rfind('@') + 1) + identity_text(nobody);
+}
+
+std::vector<Unfinished> unfinished_of(const std::string& path) {
+  std::vector<Unfinished> found;
+  const std::string stem = stem_of(path);
+  for (const DirectoryEntry& entry : list_directory(directory_of(path)))
+    if (const auto parts = parse(entry.name); parts && parts->stem == stem)
+      found.push_back(
+          {beside(path, entry.name), std::string(parts->tail), parts->mark == replaced_mark, parts->writer});
+  return found;
+}
+
+void remove_dead_partials(const std::string& path) noexcept {
+  try {
+    for (const Unfinished& one : unfinished_of(path)) {
+      if (life_of(one.writer) != Life::dead) continue;
+      try {
+        remove_file(one.path);
+      } catch (const Error&) {
+        // The next one may go.
+      }
+    }
+  } catch (const std::exception&) {
+    // What cannot be seen harms nobody.
+  }
+}
+
+}  // namespace muster::os
