@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file_system.hpp"
+#include "src/os/publish.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {

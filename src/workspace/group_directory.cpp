@@ -15,6 +15,7 @@
 #include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_names.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::workspace {
 namespace {
