@@ -18,6 +18,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// The first rank copies so much of its own before round 1, which then can be the only one.
+constexpr std::uint64_t copied_early = 1 << 20;
+
 /// Times one phase after another.
 class Phases {
  public:
@@ -80,7 +83,9 @@ class Run {
       record_ = Record{};
       record_.status = status_of(failure->kind());
     }
-    phases.end("prepare");
+    // What is small and warm has been written already.
+    const std::uint64_t written = record_.complete ? record_.moving_bytes : 0;
+    phases.end("prepare", written, written == 0 ? 0 : 1);
     const std::vector<Record> records = round<Record>(record_, "gather: round 1");
     phases.end("round 1");
     if (const auto objection = object(records, group_)) {
@@ -96,12 +101,12 @@ class Run {
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
       transfer_->move(records, report);
-      if (copies_own_) own_ = copied(*call_.value);
+      if (copies_own_ && record_.payload_bytes > copied_early) own_ = copied(*call_.value);
     });
     std::uint64_t in_list = 0;
     for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
     const bool is_merge = call_.operation == Operation::merge;
-    const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes : 0;
+    const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes - written : 0;
     const bool by_mpi = report.mpi_bytes != 0;
     // What MPI sends is not copied here.
     phases.end(is_merge             ? "merge"
@@ -154,10 +159,15 @@ class Run {
     proof_ = guess_->prove(call_, record_);
     transfer_ = guess_->begin(call_);
     transfer_->offer(record_);
-    // A merge, and a landing on a device, make their own. That there may be no memory for it is told in round 2.
+    // A merge, and a landing on a device, make their own.
     copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
                   (record_.residency | Residency::host) == Residency::host;
-    record_.closes = record_.closes || (copies_own_ && record_.payload_bytes != 0);
+    if (!copies_own_) return;
+    // A large copy is made while the senders are busy, too: that there is no memory for it is told in round 2.
+    if (record_.payload_bytes > copied_early)
+      record_.closes = true;
+    else
+      own_ = copied(*call_.value);
   }
 
   /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp objects to
@@ -195,12 +205,10 @@ class Run {
 
   /// Whether there was a second round.
   bool close(std::span<const Record> records, const std::optional<Error>& trouble) {
-    const bool moved =
-        std::ranges::any_of(records, [](const Record& record) { return record.moving_bytes != 0 || record.closes; });
-    if (!moved) {
+    if (!needs_closing(records)) {
       if (!trouble) return false;
-      // Only names travelled, in one round: the others are gone already, and hear of it at their next call.
-      sync::fail(group_, *trouble);
+      // The others are gone already, and hear of it at their next call.
+      sync::fail(group_, sync::in_own_name(group_, *trouble));
     }
     ClosingRecord mine;
     if (trouble) mine.status = status_of(trouble->kind());

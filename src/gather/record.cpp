@@ -130,6 +130,11 @@ const char* to_string(Operation operation) noexcept {
   return "another call";
 }
 
+bool needs_closing(std::span<const Record> records) noexcept {
+  return std::ranges::any_of(
+      records, [](const Record& record) { return record.closes || (record.moving_bytes != 0 && !record.complete); });
+}
+
 std::uint64_t hash_list(std::span<const int> ranks) noexcept {
   return XXH3_64bits(ranks.data(), ranks.size_bytes());
 }

@@ -20,7 +20,7 @@ namespace muster::gather {
 enum class Operation : std::uint8_t { configs = 1, tensors = 2, merge = 3, stream = 4 };
 const char* to_string(Operation operation) noexcept;
 
-inline constexpr std::uint32_t record_version = 4;
+inline constexpr std::uint32_t record_version = 5;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
 /// Where the tensors of a rank are; those without elements are nowhere.
@@ -79,6 +79,7 @@ struct Record {
   os::MemoryLimit limit = os::MemoryLimit::machine;
   bool has_value : 1 = false;
   bool new_segment : 1 = false;
+  bool complete : 1 = false;     // all that moves has been written already (shm_protocol.hpp)
   std::uint8_t merge = 0;        // which kind: 1 + Merge::index()
   bool receives = false;         // this rank takes memory of its own for what others send: receive_need.hpp
   std::uint64_t segment_id = 0;  // 0: a new one
@@ -91,6 +92,9 @@ struct Record {
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
 static_assert(std::is_trivially_copyable_v<Record>);
+
+/// Whether a closing round follows: bytes of some list have yet to move, or a rank asks for it.
+bool needs_closing(std::span<const Record> records) noexcept;
 
 /// Closes an exchange in which bytes moved.
 struct ClosingRecord {

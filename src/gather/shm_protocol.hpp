@@ -4,6 +4,10 @@
 //
 //  1. offer: the sender encodes its tree; tensors of an arena stay where they are (a lease is taken on the arena), all
 //     others get a place in a slot. Nothing is allocated.
+//     What is small goes at once, if there is a free slot that the first rank has read before and whose memory is
+//     there: bytes and, behind them, the message are written, and the record says that it is complete. The first rank
+//     then has all of it when round 1 is over; 2 and 3 are not needed, nor is round 2. Nobody looks at the slot if
+//     round 1 ends otherwise.
 //  2. move, sender: the message (arenas, descriptor) goes to the first rank; then, for each segment that is new to it,
 //     the file descriptor and a note; then the bytes into the slot.
 //  3. move, first rank: takes every message and every note, even when one of them is bad (else a sender could
@@ -25,6 +29,15 @@
 #include "src/shm/slot.hpp"
 
 namespace muster::gather {
+
+/// The most, with its message, that is written before round 1.
+inline constexpr std::uint64_t most_eager = 1 << 20;
+/// MUSTER_EAGER=0: never. It need not be the same on all ranks.
+bool is_eager();
+/// Where the message stands in a slot with so many bytes.
+constexpr std::uint64_t message_place(std::uint64_t moving_bytes) noexcept {
+  return (moving_bytes + 63) / 64 * 64;
+}
 
 /// What the route keeps with a group.
 struct ShmState {

@@ -50,7 +50,8 @@ ShmReceiving::Parcel ShmReceiving::take(int sender, const Record& record) {
   constexpr const char* receiving = "gather: receiving";
   constexpr std::uint64_t most_before_body = sizeof(MessageHeader) + 65536 * sizeof(ArenaEntry);
   Parcel parcel;
-  parcel.message = receive_of(call_, sender, record.descriptor_bytes + most_before_body, receiving);
+  parcel.message = record.complete ? written_message(sender, record)
+                                   : receive_of(call_, sender, record.descriptor_bytes + most_before_body, receiving);
   MessageHeader header;
   if (parcel.message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
   std::memcpy(&header, parcel.message.data(), sizeof header);
@@ -65,6 +66,19 @@ ShmReceiving::Parcel ShmReceiving::take(int sender, const Record& record) {
     parcel.segments.push_back(std::move(heard.descriptor));
   }
   return parcel;
+}
+
+/// What stands behind the bytes of a slot. It is copied before it is judged.
+std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& record) const {
+  const auto segment = known(sender, record.segment_id);
+  const std::uint64_t begin = message_place(record.moving_bytes);
+  const std::uint64_t room = segment->capacity() - std::min(begin, segment->capacity());
+  MessageHeader header;
+  if (room >= sizeof header) std::memcpy(&header, segment->data() + begin, sizeof header);
+  const std::uint64_t bytes = sizeof header + header.arenas * sizeof(ArenaEntry) + record.descriptor_bytes;
+  if (header.exchange != call_.number || bytes > room || record.descriptor_bytes > room)
+    throw Error(ErrorKind::corrupt, "a slot has not the message that was announced");
+  return {segment->data() + begin, segment->data() + begin + bytes};
 }
 
 ArenaEntry ShmReceiving::arena_entry(const Parcel& parcel, std::uint32_t index) {

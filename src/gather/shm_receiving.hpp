@@ -31,6 +31,7 @@ class ShmReceiving {
     bool is_whole = true;          // else the sender's failure comes with the next round, in its own words
   };
   Parcel take(int sender, const Record& record);
+  [[nodiscard]] std::vector<std::byte> written_message(int sender, const Record& record) const;
   static ArenaEntry arena_entry(const Parcel& parcel, std::uint32_t index);
   std::shared_ptr<shm::RemoteSegment> map(int sender, const os::Fd& memory);
   std::shared_ptr<shm::RemoteSegment> known(int sender, std::uint64_t id) const;

@@ -12,6 +12,7 @@
 #include "src/gather/shm_protocol.hpp"
 #include "src/gather/shm_receiving.hpp"
 #include "src/gather/shm_sending.hpp"
+#include "src/os/process.hpp"
 #include "src/sync/descriptor_channel.hpp"
 
 namespace muster::gather {
@@ -25,6 +26,10 @@ constexpr std::uint64_t most_passed_over = 64 << 20;
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group) {
   static const char key = 0;
   return std::static_pointer_cast<ShmState>(group.extension(&key, [] { return std::make_shared<ShmState>(); }));
+}
+
+bool is_eager() {
+  return os::environment("MUSTER_EAGER") != "0";
 }
 
 void forget_retired(ShmState& state) {

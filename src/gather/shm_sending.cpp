@@ -77,7 +77,12 @@ ShmSending::ShmSending(const Call& call, ShmState& state) : call_(call), state_(
 ShmSending::~ShmSending() {
   if (committed_) return;
   for (const Lent& lent : lent_) lent.arena->take_back(lent.lease);
-  if (slot_) state_.pool.discard(call_.first(), slot_);
+  if (!slot_) return;
+  if (is_written_ && call_.group->failure())
+    // The first rank may have come through the round that failed here: the slot is its, whether it knows or not.
+    slot_->publish();
+  else
+    state_.pool.discard(call_.first(), slot_);
 }
 
 void ShmSending::offer(Record& record) {
@@ -90,8 +95,10 @@ void ShmSending::offer(Record& record) {
   record.moving_bytes = layout_.size();
   record.payload_bytes = moving_payload_ + arena_payload_;
   if (layout_.size() == 0) return;
+  const std::uint64_t with_message = message_place(layout_.size()) + message_.size();
+  is_small_ = with_message <= most_eager && call_.filler == nullptr && !call_.stage && !call_.is_part && is_eager();
   const GatherOptions& options = *call_.options;
-  plan_ = state_.pool.plan(call_.first(), layout_.size(),
+  plan_ = state_.pool.plan(call_.first(), is_small_ ? with_message : layout_.size(),
                            {options.pipeline_depth, options.memory_budget, options.pool_limit}, backing_);
   record.held = plan_.held;
   record.fresh_bytes = plan_.fresh_bytes;
@@ -107,12 +114,16 @@ void ShmSending::offer(Record& record) {
   } else {
     record.use = 1;
   }
+  if (!is_small_ || record.closes || !plan_.slot || !plan_.slot->is_taken(with_message)) return;
+  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_), backing_);
+  write();
+  record.complete = is_written_ = true;
 }
 
 void ShmSending::move(ExchangeReport& report) {
-  SyncGroup& group = *call_.group;
-  group.send(call_.first(), message_, call_.wait(copying), Subject::exchange);
   report.arena_bytes = arena_payload_;
+  if (is_written_) return;
+  call_.group->send(call_.first(), message_, call_.wait(copying), Subject::exchange);
   try {
     hand_over();
   } catch (...) {
@@ -124,8 +135,14 @@ void ShmSending::move(ExchangeReport& report) {
     call_.filler->fill(slot_, layout_.size(), moving_);
     return;
   }
-  shm::SlotWriter writer(*slot_, [&] { group.progress(); });
+  write();
+}
+
+void ShmSending::write() {
+  shm::SlotWriter writer(*slot_, [&] { call_.group->progress(); });
   for (const auto& [offset, tensor] : moving_) writer.write(offset, tensor->view());
+  // Also where nobody reads it there: its memory is taken, and the next exchange finds the slot ready.
+  if (is_small_) writer.write(message_place(layout_.size()), message_);
   writer.finish();
 }
 

@@ -37,6 +37,7 @@ class ShmSending {
   std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
   [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> body) const;
   void hand_over();
+  void write();
 
   const Call& call_;
   ShmState& state_;
@@ -49,6 +50,8 @@ class ShmSending {
   std::vector<Lent> lent_;
   shm::SlotPlan plan_;
   std::shared_ptr<shm::Slot> slot_;
+  bool is_small_ = false;  // with its message, which then stands behind the bytes
+  bool is_written_ = false;
   bool committed_ = false;
 };
 

@@ -27,18 +27,24 @@ inline void spin_pause() noexcept {
 
 /// How every wait begins: asks `done` for some microseconds, and returns whether it has become true. A few turns keep
 /// the core, because what another core does comes soonest so. Then each turn offers the core to others: the process
-/// that is waited for may need this very one. After that, sleep.
+/// that is waited for may need this very one. Whoever gets it back late shares it with work that does not wait: then it
+/// is time to sleep, and to look at the clock.
 template <class Done>
 bool comes_soon(const Done& done) {
   constexpr int spins = 100;
-  constexpr int yields = 100;
+  constexpr int yields = 50;
+  constexpr std::chrono::microseconds late{50};
   for (int turn = 0; turn < spins; ++turn) {
     if (done()) return true;
     spin_pause();
   }
+  auto before = std::chrono::steady_clock::now();
   for (int turn = 0; turn < yields; ++turn) {
     if (done()) return true;
     std::this_thread::yield();
+    const auto now = std::chrono::steady_clock::now();
+    if (now - before > late) break;
+    before = now;
   }
   return done();
 }

@@ -68,17 +68,18 @@ SlotWriter::SlotWriter(Slot& slot, std::function<void()> progress) : slot_(slot)
 
 void SlotWriter::write(std::uint64_t offset, const TensorView& tensor) {
   if (tensor.nbytes() == 0) return;
-  end_ = offset + tensor.nbytes();
   if (tensor.is_contiguous()) {
-    write_bytes(offset, tensor.bytes());
+    write(offset, tensor.bytes());
     return;
   }
+  end_ = offset + tensor.nbytes();
   flush();
   copy_contiguous(tensor, slot_.segment_.data() + offset);
   progress_();
 }
 
-void SlotWriter::write_bytes(std::uint64_t offset, std::span<const std::byte> bytes) {
+void SlotWriter::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  end_ = offset + bytes.size();
   while (!bytes.empty()) {
     if (offset >= slot_.ready_) {
       write_fresh(offset, bytes);

@@ -86,10 +86,10 @@ class SlotWriter {
   SlotWriter(Slot& slot, std::function<void()> progress);
   /// Offsets must grow. Throws Error(no_space | io).
   void write(std::uint64_t offset, const TensorView& tensor);
+  void write(std::uint64_t offset, std::span<const std::byte> bytes);
   void finish();
 
  private:
-  void write_bytes(std::uint64_t offset, std::span<const std::byte> bytes);
   void write_fresh(std::uint64_t offset, std::span<const std::byte> bytes);
   void flush();
 

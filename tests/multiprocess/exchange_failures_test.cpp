@@ -154,6 +154,7 @@ std::vector<Operation> operations_of(const Tensor& lent) {
   const auto lend = [&lent](SyncGroup& group, const Around& around) { gather(lent, group, around); };
   return {
       {"gather", {}, own},
+      {"gather, after a gather", [own](SyncGroup& group) { own(group, plainly); }, own},
       {"arena", {}, lend},
       {"arena, after a gather", [own](SyncGroup& group) { own(group, plainly); }, lend},
       {"concat", {}, [](SyncGroup& group, const Around& around) { merge(concat(0), group, around); }},

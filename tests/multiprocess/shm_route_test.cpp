@@ -140,6 +140,57 @@ TEST_CASE("the report tells bytes, copies and rounds") {
   });
 }
 
+TEST_CASE("what is small and warm needs one round") {
+  // What is held keeps its bytes meanwhile, and a result may have parts of an arena and of a slot.
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 3);
+    SharedArena arena(1 << 20);
+    const Tensor lent = arena.allocate(DType::u8, {1000});
+    fill(lent.mutable_data(), lent.nbytes(), seed_of(group.rank(), 99));
+    const auto value_of = [&](int rank, int round) {
+      const Tensor wide = pattern(DType::u16, {60, 50}, seed_of(rank, round));
+      return Config::object({{"round", round},
+                             {"whole", pattern(DType::u8, {300}, seed_of(rank, round))},
+                             {"strided", Tensor(TensorView(DType::u16, {60, 20}, wide.data(), {50, 1}), wide.owner())},
+                             {"lent", rank == group.rank() ? lent : pattern(DType::u8, {1000}, seed_of(rank, 99))}});
+    };
+    for (const Own own : {Own::borrow, Own::copy}) {
+      std::optional<GatheredConfigs> held;
+      for (int round = 0; round < 9; ++round) {
+        const Config mine = value_of(group.rank(), round);
+        GatheredConfigs all = get_configs_parallel(&mine, ranks, group, {.own = own});
+        // Two slots are made: the second while the first one is held.
+        if (own == Own::copy || round >= 2) RANK_CHECK(all.report().rounds == 1);
+        for (const auto& [rank, config] : all.present()) RANK_CHECK(config == value_of(rank, round));
+        if (held)
+          for (const auto& [rank, config] : held->present()) RANK_CHECK(config == value_of(rank, round - 1));
+        held.reset();
+        if (round % 2 == 0) held.emplace(std::move(all));
+        group.barrier();
+      }
+    }
+  });
+}
+
+TEST_CASE("what was written before a round that is refused is not looked at, and the next exchange has its own bytes") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 3);
+    for (int round = 0; round < 3; ++round) gather_and_check(group, ranks, 5000, round);
+    for (int round = 3; round < 12; round += 3) {
+      const std::int64_t bytes = group.rank() == round / 3 - 1 ? 6000 : 5000;
+      bool refused = false;
+      try {
+        (void)get_tensors_parallel(pattern(DType::u8, {bytes}, seed_of(group.rank(), round)), ranks, group);
+      } catch (const Error& error) {
+        refused = error.kind() == ErrorKind::rank_mismatch;
+      }
+      RANK_CHECK(refused);
+      gather_and_check(group, ranks, 4000, round + 1);
+      gather_and_check(group, ranks, 5000, round + 2);
+    }
+  });
+}
+
 TEST_CASE("trim gives a sender's free slots back, and the first rank has none") {
   run_ranks(3, [](SyncGroup& group) {
     for (int round = 0; round < 3; ++round) {
