@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The second pass over a foreign file: elements of compact datasets, attributes, datasets of text.
+// The second pass over a foreign file: attributes and datasets of text.
 
 #include <hdf5.h>
 
@@ -11,7 +11,7 @@
 
 namespace muster::hdf5 {
 
-/// Compact elements first, as tensors need them. Throws ReportFull, std::bad_alloc.
+/// Throws ReportFull, std::bad_alloc.
 void report_texts(hid_t file, const std::vector<ObjectToRead>& objects, ReportWriter& report);
 
 }  // namespace muster::hdf5
