@@ -6,7 +6,7 @@
 // 1. It gives up what it inherited.
 // 2. It lets libhdf5 start: that reads the environment, and makes what it needs from then on.
 // 3. It raises the fence. From here on it has one file, one socket, and memory.
-// 4. It lists the file (foreign_listing.hpp), then reads the texts (foreign_text.hpp); or it answers questions for
+// 4. It lists the file (foreign_listing.hpp), then reads the texts (foreign_text.cpp); or it answers questions for
 //    elements (foreign_elements.hpp).
 
 #include <hdf5.h>
@@ -25,7 +25,6 @@
 #include "src/hdf5/foreign_id.hpp"
 #include "src/hdf5/foreign_listing.hpp"
 #include "src/hdf5/foreign_report_writer.hpp"
-#include "src/hdf5/foreign_text.hpp"
 
 namespace {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/hdf5/foreign_text.hpp"
+// The second pass over a foreign file: attributes and datasets of text.
 
+#include <hdf5.h>
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <string_view>
 
 #include "src/hdf5/foreign_id.hpp"
+#include "src/hdf5/foreign_listing.hpp"
 #include "src/hdf5/foreign_types.hpp"
 
 namespace muster::hdf5 {
