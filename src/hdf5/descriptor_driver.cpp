@@ -39,9 +39,6 @@ struct Shared {
   int descriptor = -1;
   std::uint64_t bytes = 0;
   bool is_given_out = false;
-  bool is_probing = false;
-  int probed = 0;
-  RawPlace place;
   std::uint64_t clock = 0;
   std::array<Block, blocks_kept> blocks;
 };
@@ -123,12 +120,6 @@ haddr_t driver_get_eof(const H5FD_t* /*file*/, H5FD_mem_t /*kind*/) {
 }
 
 herr_t driver_read(H5FD_t* /*file*/, H5FD_mem_t kind, hid_t /*transfer*/, haddr_t offset, size_t bytes, void* buffer) {
-  Shared& file = shared();
-  if (file.is_probing && kind == H5FD_MEM_DRAW) {
-    ++file.probed;
-    file.place = {offset, bytes};
-    return 0;
-  }
   if (offset > static_cast<haddr_t>(INT64_MAX) || bytes > static_cast<haddr_t>(INT64_MAX) - offset) return -1;
   auto* target = static_cast<std::byte*>(buffer);
   // Large pieces would only push out what is worth keeping.
@@ -182,22 +173,6 @@ hid_t descriptor_access(int descriptor, std::uint64_t bytes) {
   const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
   if (access < 0 || H5Pset_driver(access, id, nullptr) < 0) return -1;
   return access;
-}
-
-RawProbe::RawProbe() noexcept {
-  shared().is_probing = true;
-  shared().probed = 0;
-}
-
-RawProbe::~RawProbe() {
-  shared().is_probing = false;
-}
-
-std::optional<RawPlace> RawProbe::take() noexcept {
-  const int probed = shared().probed;
-  shared().probed = 0;
-  if (probed != 1) return std::nullopt;
-  return shared().place;
 }
 
 }  // namespace muster::hdf5

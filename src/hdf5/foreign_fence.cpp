@@ -116,7 +116,8 @@ Program make_program(const FenceOptions& options) {
     program.give(SECCOMP_RET_ALLOW);
   }
   allow_on(program, SYS_pread64, options.input);
-  allow_on(program, SYS_write, options.output);
+  allow_on(program, SYS_read, options.socket);
+  allow_on(program, SYS_write, options.socket);
   // Memory of no file, never to be executed.
   program.skip_unless_equal(static_cast<std::uint32_t>(SYS_mmap), 6);
   program.load_argument(2);
@@ -134,8 +135,8 @@ Program make_program(const FenceOptions& options) {
   return program;
 }
 
-bool set_limit(int what, std::uint64_t value) noexcept {
-  const rlimit limit{value, value};
+bool set_limit(int what, std::uint64_t value, std::uint64_t more = 0) noexcept {
+  const rlimit limit{value, value + more};
   // NOLINTNEXTLINE(bugprone-narrowing-conversions): glibc has an enumeration of its own for this in C++
   return ::setrlimit(static_cast<__rlimit_resource>(what), &limit) == 0;
 }
@@ -159,8 +160,7 @@ bool filter_calls(const FenceOptions& options) noexcept {
 }  // namespace
 
 void drop_inheritance(const FenceOptions& options) noexcept {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const auto first = static_cast<unsigned>(std::max(options.input, options.output)) + 1;
+  const auto first = static_cast<unsigned>(std::max(options.input, options.socket)) + 1;
 #ifdef SYS_close_range
   if (::syscall(SYS_close_range, first, ~0U, 0U) == 0) return;
 #endif
@@ -176,7 +176,8 @@ std::uint8_t raise_fence(const FenceOptions& options) noexcept {
   set_limit(RLIMIT_FSIZE, 0);
   set_limit(RLIMIT_NPROC, 0);
   set_limit(RLIMIT_MEMLOCK, 0);
-  set_limit(RLIMIT_CPU, options.cpu_seconds);
+  // SIGXCPU says why, a second before SIGKILL.
+  set_limit(RLIMIT_CPU, options.cpu_seconds, 1);
   if (!is_sanitized && now != 0 && set_limit(RLIMIT_AS, now + options.address_bytes)) flags |= fence_address_space;
   // What is open stays open.
   if (set_limit(RLIMIT_NOFILE, 0)) flags |= fence_no_new_descriptors;

@@ -10,18 +10,17 @@ namespace muster::hdf5 {
 struct FenceOptions {
   std::uint64_t cpu_seconds = 3;
   std::uint64_t address_bytes = std::uint64_t{48} << 20;  ///< beyond what the program has by now: 64 MiB with it
-  int input = 3;                                          ///< the one descriptor that may be read, at offsets
-  int output = 4;                                         ///< the one that may be written
+  int input = 3;                                          ///< the one file that may be read, at offsets
+  int socket = 4;                                         ///< to whoever started this program
 };
 
-/// Closes everything but the two descriptors and the standard ones, and makes this process end with its parent. Not
-/// to be undone.
+/// Closes everything but the two descriptors and the standard ones. Not to be undone.
 void drop_inheritance(const FenceOptions& options) noexcept;
 
 /// 1. No core dumps, no more descriptors, no file contents, no processes, a limit of CPU time and of address space
 ///    (not under sanitizers, which need terabytes of it).
 /// 2. No new privileges, not to be looked into by other processes of this user.
-/// 3. A filter of system calls: memory, time, pread of the input, write of the output, the end. What libhdf5 might ask
+/// 3. A filter of system calls: memory, time, pread of the input, the socket, the end. What libhdf5 might ask
 ///    for in good faith is EPERM; what only an attacker wants (exec, fork, ptrace, sockets) is the end of the process.
 /// FenceFlags of what is in force.
 std::uint8_t raise_fence(const FenceOptions& options) noexcept;

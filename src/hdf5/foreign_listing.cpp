@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/hdf5/foreign_listing.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "src/hdf5/descriptor_driver.hpp"
+#include "src/hdf5/foreign_elements.hpp"
 #include "src/hdf5/foreign_id.hpp"
 #include "src/hdf5/foreign_types.hpp"
 
@@ -16,8 +20,37 @@ namespace {
 
 // No tensor is larger than a file can be.
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;
+constexpr std::uint64_t most_chunks = std::uint64_t{1} << 20;  // of a file, stored or not
 constexpr std::size_t longest_target = 4096;
 constexpr std::size_t most_to_read = 50'000;
+constexpr int most_filters = 8;
+
+// Of HDF5's registry: what is met in files of weights and measurements.
+constexpr std::array<std::pair<H5Z_filter_t, std::string_view>, 14> known_filters = {{
+    {4, "szip"},
+    {5, "n-bit"},
+    {6, "scale-offset"},
+    {305, "lzo"},
+    {307, "bzip2"},
+    {32000, "lzf"},
+    {32001, "blosc"},
+    {32004, "lz4"},
+    {32008, "bitshuffle"},
+    {32013, "zfp"},
+    {32017, "sz"},
+    {32023, "sz3"},
+    {32026, "blosc2"},
+    {32028, "sperr"},
+}};
+
+/// "lzf (32000)"; "the filter 4711" where it has no name here.
+std::string filter_name(H5Z_filter_t id, std::string_view name_in_file) {
+  for (const auto& [known, name] : known_filters)
+    if (known == id) return std::string(name) + " (" + std::to_string(id) + ")";
+  std::string words = "the filter " + std::to_string(id);
+  if (!name_in_file.empty()) words.append(" \"").append(name_in_file).append("\"");
+  return words;
+}
 
 /// a * b, none where that is more than a tensor can have.
 std::optional<std::uint64_t> product(std::uint64_t a, std::uint64_t b) {
@@ -33,6 +66,14 @@ herr_t keep_innermost(unsigned /*depth*/, const H5E_error2_t* error, void* words
 
 std::string under(const std::string& parent, const char* name) {
   return parent.empty() ? std::string(name) : parent + "/" + name;
+}
+
+std::string quoted(std::string_view words) {
+  return "\"" + std::string(words) + "\"";
+}
+
+std::string damaged_dataset(const std::string& why) {
+  return "a damaged dataset: " + why;
 }
 
 }  // namespace
@@ -56,7 +97,7 @@ struct ForeignListing::Here {
 void ForeignListing::run() {
   const ObjectId root(H5Oopen(file_, "/", H5P_DEFAULT));
   if (!root) {
-    report_.issue("", IssueCode::object_damaged, 0, last_failure());
+    report_.issue("", "damaged, libhdf5 cannot open it: " + last_failure());
     return;
   }
   object(root.get(), "", 0);
@@ -75,12 +116,13 @@ herr_t ForeignListing::visit_link(hid_t group, const char* name, const H5L_info_
 
 void ForeignListing::link(hid_t group, const char* name, const H5L_info_t& info, const std::string& parent, int depth) {
   if (++objects_ > most_objects) {
-    report_.issue("", IssueCode::too_many_objects, most_objects);
+    report_.issue("", "more than " + std::to_string(most_objects) + " names: the rest is not listed");
     is_full_ = true;
     return;
   }
   if (parent.size() + std::strlen(name) + 1 > most_path_bytes) {
-    report_.issue(parent, IssueCode::name_length, std::strlen(name));
+    report_.issue(parent, "a name of " + std::to_string(std::strlen(name)) + " bytes makes a path of more than " +
+                              std::to_string(most_path_bytes) + ": not followed");
     return;
   }
   const std::string path = under(parent, name);
@@ -90,7 +132,7 @@ void ForeignListing::link(hid_t group, const char* name, const H5L_info_t& info,
   }
   const ObjectId target(H5Oopen(group, name, H5P_DEFAULT));
   if (!target) {
-    report_.issue(path, IssueCode::object_damaged, 0, last_failure());
+    report_.issue(path, "damaged, libhdf5 cannot open it: " + last_failure());
     return;
   }
   object(target.get(), path, depth);
@@ -103,53 +145,57 @@ void ForeignListing::unfollowed(hid_t group, const char* name, const H5L_info_t&
     if (H5Lget_val(group, name, value.data(), info.u.val_size, H5P_DEFAULT) < 0) value.clear();
   }
   if (info.type == H5L_TYPE_SOFT) {
-    report_.issue(path, IssueCode::soft_link, 0, value.empty() ? "" : value.data());
+    report_.issue(path, "a soft link" + (value.empty() ? "" : " to " + quoted(value.data())) + ": not followed");
     return;
   }
   if (info.type != H5L_TYPE_EXTERNAL) {
-    report_.issue(path, IssueCode::user_link, static_cast<std::uint64_t>(info.type));
+    report_.issue(path, "a link of the private kind " + std::to_string(info.type) + ": not followed");
     return;
   }
-  std::string words;
+  std::string target;
   unsigned flags = 0;
   const char* file = nullptr;
   const char* object = nullptr;
   if (!value.empty() && H5Lunpack_elink_val(value.data(), info.u.val_size, &flags, &file, &object) >= 0)
-    words = std::string(file) + " : " + object;
-  report_.issue(path, IssueCode::external_link, 0, words);
+    target = ", " + quoted(std::string(file) + " : " + object);
+  report_.issue(path, "a link to another file" + target + ": not followed");
 }
 
 void ForeignListing::object(hid_t id, const std::string& path, int depth) {
   H5O_info_t info{};
   if (H5Oget_info2(id, &info, H5O_INFO_BASIC | H5O_INFO_NUM_ATTRS) < 0) {
-    report_.issue(path, IssueCode::object_damaged, 0, last_failure());
+    report_.issue(path, "damaged, libhdf5 cannot open it: " + last_failure());
     return;
   }
   const auto [known, is_new] = seen_.emplace(info.addr, path);
   if (!is_new) {
-    report_.issue(path, IssueCode::second_name, info.type == H5O_TYPE_GROUP ? 1 : 0, known->second);
+    const bool is_group = info.type == H5O_TYPE_GROUP;
+    const std::string& first = known->second;
+    report_.issue(path, std::string("another name of ") + (is_group ? "the group" : "the dataset") +
+                            (first.empty() ? " at the root" : " " + quoted(first)) + ": listed once" +
+                            (is_group ? ", or the links would go in circles" : ""));
     return;
   }
   ObjectToRead more{.address = info.addr, .path = path, .has_attributes = info.num_attrs != 0};
   if (info.type == H5O_TYPE_GROUP) {
     if (depth >= most_depth) {
-      report_.issue(path, IssueCode::too_deep, most_depth);
+      report_.issue(path, "a group that is more than " + std::to_string(most_depth) + " groups deep: not entered");
       return;
     }
     group(id, path, depth);
   } else if (info.type == H5O_TYPE_DATASET) {
-    dataset(id, path, more);
+    if (const std::string wrong = dataset(id, more); !wrong.empty()) report_.issue(path, wrong);
   } else if (info.type == H5O_TYPE_NAMED_DATATYPE) {
-    report_.issue(path, IssueCode::named_type);
+    report_.issue(path, "a named datatype: it has no elements");
   } else {
-    report_.issue(path, IssueCode::object_kind, static_cast<std::uint64_t>(info.type));
+    report_.issue(path, "an object of the unknown kind " + std::to_string(info.type));
   }
-  if (!more.has_attributes && !more.is_text && !more.is_compact) return;
-  // Tensors cannot do without their elements; of the rest so many will do.
-  if (more.is_compact || to_read_.size() < most_to_read)
+  if (!more.has_attributes && !more.is_text) return;
+  if (to_read_.size() < most_to_read)
     to_read_.push_back(std::move(more));
-  else if (to_read_.size() == most_to_read)
-    report_.issue("", IssueCode::text_count, most_to_read);
+  else if (!std::exchange(has_too_many_texts_, true))
+    report_.issue("", "more than " + std::to_string(most_to_read) +
+                          " objects have attributes or text: those of the rest are not shown");
 }
 
 void ForeignListing::group(hid_t id, const std::string& path, int depth) {
@@ -157,201 +203,113 @@ void ForeignListing::group(hid_t id, const std::string& path, int depth) {
   hsize_t at = 0;
   const herr_t result = H5Literate(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_link, &here);
   if (here.failure) std::rethrow_exception(here.failure);
-  if (result < 0) report_.issue(path, IssueCode::group_damaged, 0, last_failure());
+  if (result < 0) report_.issue(path, "a damaged group, libhdf5 cannot list all of it: " + last_failure());
 }
 
-void ForeignListing::dataset(hid_t id, const std::string& path, ObjectToRead& more) {
-  const auto damaged = [&] { report_.issue(path, IssueCode::dataset_damaged, 0, last_failure()); };
+std::string ForeignListing::dataset(hid_t id, ObjectToRead& more) {
+  const auto damaged = [] { return damaged_dataset(last_failure()); };
   const PropertiesId properties(H5Dget_create_plist(id));
   if (!properties) return damaged();
   const H5D_layout_t layout = H5Pget_layout(properties.get());
-  if (layout == H5D_VIRTUAL) return report_.issue(path, IssueCode::virtual_dataset);
+  if (layout == H5D_VIRTUAL)
+    return "a virtual dataset: its elements are in other files or datasets, which are not opened";
   if (layout != H5D_COMPACT && layout != H5D_CONTIGUOUS && layout != H5D_CHUNKED)
-    return report_.issue(path, IssueCode::layout, static_cast<std::uint64_t>(layout));
+    return "its elements are laid out in the unknown way " + std::to_string(layout);
   const int external = H5Pget_external_count(properties.get());
   if (external < 0) return damaged();
-  if (external != 0) return report_.issue(path, IssueCode::external_storage, static_cast<std::uint64_t>(external));
+  if (external == 1) return "its elements are in another file, which is not opened";
+  if (external != 0) return "its elements are in " + std::to_string(external) + " other files, which are not opened";
 
   const TypeId type(H5Dget_type(id));
   if (!type) return damaged();
   const ElementType element = element_type(type.get());
-  if (element.is_text) {
-    more.is_text = true;
-    return;
-  }
-  if (!element.dtype) return report_.issue(path, IssueCode::element_type, 0, element.refusal);
+  more.is_text = element.is_text;
+  if (element.is_text) return {};
+  if (!element.dtype) return "no tensor: its elements are " + element.refusal;
 
   const SpaceId space(H5Dget_space(id));
   if (!space) return damaged();
   const H5S_class_t kind = H5Sget_simple_extent_type(space.get());
-  if (kind == H5S_NULL) return report_.issue(path, IssueCode::dataspace, 0, "it has no shape and no elements");
+  if (kind == H5S_NULL) return "no tensor: it has no shape and no elements";
   const int rank = H5Sget_simple_extent_ndims(space.get());
   if (kind == H5S_NO_CLASS || rank < 0 || rank > most_rank) return damaged();
   std::vector<hsize_t> extents(static_cast<std::size_t>(rank));
   if (rank != 0 && H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr) < 0) return damaged();
-  std::optional<std::uint64_t> bytes = element.bytes;
+  std::optional<std::uint64_t> claimed = element.bytes;
   // An extent of 0 makes the others harmless only after they were looked at: shapes are multiplied elsewhere too.
-  bool is_empty = false;
-  for (const hsize_t extent : extents) {
-    is_empty = is_empty || extent == 0;
-    bytes = bytes ? product(*bytes, extent == 0 ? 1 : extent) : std::nullopt;
+  for (const hsize_t extent : extents)
+    claimed = claimed ? product(*claimed, std::max<hsize_t>(extent, 1)) : std::nullopt;
+  if (!claimed) return "no tensor: it claims more elements than a file can have";
+  const std::uint64_t bytes = std::find(extents.begin(), extents.end(), hsize_t{0}) == extents.end() ? *claimed : 0;
+  if (layout == H5D_CHUNKED) {
+    if (std::string wrong = chunks(properties.get(), extents, element.bytes); !wrong.empty()) return wrong;
   }
-  if (!bytes) return report_.issue(path, IssueCode::dataspace, 0, "it claims more elements than a file can have");
-  if (is_empty) bytes = 0;
+
+  // An empty dataset may have storage that nobody needs; one that was never written has none.
+  const std::uint64_t stored = bytes == 0 ? 0 : H5Dget_storage_size(id);
+  const haddr_t offset = layout == H5D_CONTIGUOUS && stored != 0 ? H5Dget_offset(id) : HADDR_UNDEF;
+  H5Eclear2(H5E_DEFAULT);
+  // libhdf5 does not look, and would read past its own header.
+  if ((layout == H5D_COMPACT || (layout == H5D_CONTIGUOUS && stored != 0)) && stored != bytes)
+    return damaged_dataset("its storage is not as large as its shape");
+  if (layout == H5D_CONTIGUOUS && stored != 0 && offset == HADDR_UNDEF)
+    return damaged_dataset("its storage is nowhere");
 
   RecordBytes record(ForeignRecord::tensor);
-  record.text(path).number(static_cast<std::uint64_t>(*element.dtype)).number(element.is_big_endian ? 1 : 0);
-  record.number(extents.size());
+  record.text(more.path).number(static_cast<std::uint64_t>(*element.dtype)).number(extents.size());
   for (const hsize_t extent : extents) record.number(extent);
-
-  std::array<char, most_fill_bytes> fill{};
-  H5D_fill_value_t defined = H5D_FILL_VALUE_UNDEFINED;
-  std::size_t fill_bytes = 0;
-  if (H5Pfill_value_defined(properties.get(), &defined) >= 0 && defined == H5D_FILL_VALUE_USER_DEFINED &&
-      element.bytes <= fill.size()) {
-    // In the dataset's own type: nothing to convert.
-    if (H5Pget_fill_value(properties.get(), type.get(), fill.data()) < 0) return damaged();
-    fill_bytes = element.bytes;
-  }
-  record.text({fill.data(), fill_bytes});
-
-  if (layout == H5D_CONTIGUOUS) {
-    const haddr_t offset = H5Dget_offset(id);
-    const hsize_t stored = H5Dget_storage_size(id);
-    H5Eclear2(H5E_DEFAULT);
-    // What was never written has no storage; its offset is not always told as undefined, a user block may be added to
-    // it.
-    const bool is_written = stored != 0 && *bytes != 0;
-    if (is_written && (stored != *bytes || offset == HADDR_UNDEF))
-      return report_.issue(path, IssueCode::dataset_damaged, stored, "its storage is not as large as its shape");
-    record.number(static_cast<std::uint64_t>(StorageLayout::contiguous));
-    record.number(is_written ? offset : 0).number(is_written ? *bytes : 0);
-  } else if (layout == H5D_COMPACT) {
-    const hsize_t stored = H5Dget_storage_size(id);
-    if (stored != *bytes)
-      return report_.issue(path, IssueCode::dataset_damaged, stored, "its storage is not as large as its shape");
-    record.number(static_cast<std::uint64_t>(StorageLayout::compact));
-    more.is_compact = *bytes != 0;
-    more.bytes = *bytes;
-  } else {
-    record.number(static_cast<std::uint64_t>(StorageLayout::chunked));
-    if (!chunked(id, properties.get(), path, extents, element.bytes, record)) return;
-  }
+  record.number(more.address).number(stored);
+  record.number(offset == HADDR_UNDEF || element.is_big_endian ? 0 : offset);
   report_.record(record);
-  more.item_bytes = element.bytes;
   more.tensor = tensors_++;
+  return {};
 }
 
-bool ForeignListing::chunked(hid_t id, hid_t properties, const std::string& path, const std::vector<hsize_t>& extents,
-                             std::uint64_t item_bytes, RecordBytes& record) {
+std::string ForeignListing::chunks(hid_t properties, const std::vector<hsize_t>& extents, std::uint64_t item_bytes) {
   std::array<hsize_t, most_rank> chunk{};
   const int rank = H5Pget_chunk(properties, most_rank, chunk.data());
-  if (rank <= 0 || static_cast<std::size_t>(rank) != extents.size()) {
-    report_.issue(path, IssueCode::dataset_damaged, 0, "its chunks have other dimensions than itself");
-    return false;
-  }
-  const std::vector<hsize_t> sizes(chunk.begin(), chunk.begin() + rank);
+  if (rank <= 0 || static_cast<std::size_t>(rank) != extents.size())
+    return damaged_dataset("its chunks have other dimensions than itself");
   std::optional<std::uint64_t> bytes = item_bytes;
-  for (const hsize_t size : sizes) {
-    record.number(size);
-    bytes = bytes && size != 0 ? product(*bytes, size) : std::nullopt;
-  }
-  if (!bytes || *bytes > most_chunk_bytes) {
-    report_.issue(path, IssueCode::chunk_bytes, bytes.value_or(std::numeric_limits<std::uint64_t>::max()));
-    return false;
-  }
-  return filters(properties, path, record) && chunk_places(id, path, extents, sizes, record);
-}
-
-bool ForeignListing::filters(hid_t properties, const std::string& path, RecordBytes& record) {
-  const int count = H5Pget_nfilters(properties);
-  if (count < 0 || count > most_filters) {
-    report_.issue(path, IssueCode::dataset_damaged, 0, "it has too many filters");
-    return false;
-  }
-  record.number(static_cast<std::uint64_t>(count));
-  for (int i = 0; i < count; ++i) {
-    constexpr std::size_t most_parameters = 8;
-    std::array<unsigned, most_parameters> parameters{};
-    std::size_t parameter_count = parameters.size();
-    std::array<char, 64> name{};
-    unsigned flags = 0;
-    unsigned configuration = 0;
-    const H5Z_filter_t filter = H5Pget_filter2(properties, static_cast<unsigned>(i), &flags, &parameter_count,
-                                               parameters.data(), name.size() - 1, name.data(), &configuration);
-    if (filter < 0) {
-      report_.issue(path, IssueCode::dataset_damaged, 0, last_failure());
-      return false;
-    }
-    const auto number = static_cast<std::uint64_t>(filter);
-    if (number != filter_deflate && number != filter_shuffle && number != filter_fletcher32 && number != filter_zstd) {
-      report_.issue(path, IssueCode::filter, number, name.data());
-      return false;
-    }
-    record.number(number).number(parameter_count == 0 ? 0 : parameters[0]);
-  }
-  return true;
-}
-
-bool ForeignListing::chunk_places(hid_t id, const std::string& path, const std::vector<hsize_t>& extents,
-                                  const std::vector<hsize_t>& chunk, RecordBytes& record) {
-  std::uint64_t flags = 0;
-  const PropertiesId properties(H5Dget_create_plist(id));
-  unsigned options = 0;
-  if (properties && H5Pget_chunk_opts(properties.get(), &options) >= 0 &&
-      (options & H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) != 0)
-    flags |= chunk_partial_unfiltered;
   std::uint64_t places = 1;
-  for (std::size_t i = 0; i < chunk.size(); ++i) {
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    bytes = bytes && chunk[i] != 0 ? product(*bytes, chunk[i]) : std::nullopt;
+    if (!bytes) return "its chunks are larger than any memory";
     const std::uint64_t here = extents[i] / chunk[i] + (extents[i] % chunk[i] != 0 ? 1 : 0);
     if (__builtin_mul_overflow(places, here, &places)) places = std::numeric_limits<std::uint64_t>::max();
   }
-  // Before anything is counted: some indices have a place for every chunk, written or not.
-  if (places > most_chunks - chunks_) {
-    report_.issue(path, IssueCode::chunk_count, places);
-    return false;
+  if (*bytes > most_chunk_bytes)
+    return "its chunks have " + std::to_string(*bytes) + " bytes, more than the " + std::to_string(most_chunk_bytes) +
+           " that are read";
+  if (*bytes > largest_chunk(file_bytes_))
+    return "its chunks have " + std::to_string(*bytes) + " bytes, more than " + std::to_string(most_chunk_expansion) +
+           " times the " + std::to_string(file_bytes_) + " of the file: refused";
+
+  const int filters = H5Pget_nfilters(properties);
+  if (filters < 0 || filters > most_filters) return damaged_dataset("it has too many filters");
+  int compressions = 0;
+  for (int i = 0; i < filters; ++i) {
+    std::array<char, 64> name{};
+    std::size_t no_parameters = 0;
+    unsigned flags = 0;
+    unsigned configuration = 0;
+    const H5Z_filter_t filter = H5Pget_filter2(properties, static_cast<unsigned>(i), &flags, &no_parameters, nullptr,
+                                               name.size() - 1, name.data(), &configuration);
+    if (filter < 0) return damaged_dataset(last_failure());
+    if (filter == H5Z_FILTER_DEFLATE || filter == zstd_filter)
+      ++compressions;
+    else if (filter != H5Z_FILTER_SHUFFLE && filter != H5Z_FILTER_FLETCHER32)
+      return "went through " + filter_name(filter, name.data()) +
+             ", which is not undone here: h5repack -f GZIP=1 makes it readable";
   }
+  if (compressions > 1) return "went through more than one compression";
+
+  // Some indices have a place for every chunk, written or not.
+  if (places > most_chunks - chunks_)
+    return "it is in " + std::to_string(places) + " chunks; more than " + std::to_string(most_chunks) +
+           " in a file are not read";
   chunks_ += places;
-  hsize_t stored = 0;
-  const SpaceId space(H5Dget_space(id));
-  if (!space || H5Dget_num_chunks(id, space.get(), &stored) < 0) {
-    report_.issue(path, IssueCode::dataset_damaged, 0, last_failure());
-    return false;
-  }
-  RecordBytes list;
-  std::uint64_t found = 0;
-  if (stored != 0) {
-    RawProbe probe;
-    std::vector<hsize_t> at(chunk.size(), 0);
-    std::uint64_t last_index = std::numeric_limits<std::uint64_t>::max();
-    std::uint64_t last_end = 0;
-    for (std::uint64_t index = 0; index < places; ++index) {
-      std::uint32_t mask = 0;
-      // The driver only notes the place: not a byte is put there.
-      char nowhere = 0;
-      const herr_t result = H5Dread_chunk(id, H5P_DEFAULT, at.data(), &mask, &nowhere);
-      if (const std::optional<RawPlace> place = probe.take(); result >= 0 && place) {
-        list.number(index - last_index).signed_number(static_cast<std::int64_t>(place->offset - last_end));
-        list.number(place->bytes).number(mask);
-        last_index = index;
-        last_end = place->offset + place->bytes;
-        if (++found == stored) break;
-      }
-      for (std::size_t i = at.size(); i-- > 0;) {
-        at[i] += chunk[i];
-        if (at[i] < extents[i]) break;
-        at[i] = 0;
-      }
-    }
-    H5Eclear2(H5E_DEFAULT);
-  }
-  if (found != stored) {
-    report_.issue(path, IssueCode::dataset_damaged, 0,
-                  "its index counts " + std::to_string(stored) + " chunks and has " + std::to_string(found));
-    return false;
-  }
-  record.number(flags).number(found).append(list);
-  return true;
+  return {};
 }
 
 }  // namespace muster::hdf5

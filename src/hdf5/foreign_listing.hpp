@@ -5,7 +5,7 @@
 // 1. Hard links alone are followed, each object once (by its address), 32 groups deep.
 // 2. A dataset's layout is asked for before its extents: asking a virtual one for its extents opens its sources.
 // 3. Types, extents, filters, chunks: what is not known here, or larger than a limit, is an issue and goes no further.
-// 4. No element goes through libhdf5, but those of compact datasets, which stand in the header that it has read.
+// 4. No element is read here (foreign_elements.hpp does that when it is asked).
 // 5. Text comes last: reading it is the most that libhdf5 is made to do, and all tensors are told by then.
 
 #include <hdf5.h>
@@ -24,17 +24,16 @@ namespace muster::hdf5 {
 struct ObjectToRead {
   haddr_t address = HADDR_UNDEF;
   std::string path;
-  std::int64_t tensor = -1;      ///< its number in the report
-  std::uint64_t item_bytes = 0;  ///< of its elements
-  std::uint64_t bytes = 0;       ///< of all of them, where is_compact
-  bool is_compact = false;
+  std::int64_t tensor = -1;  ///< its number in the report
   bool is_text = false;
   bool has_attributes = false;
 };
 
 class ForeignListing {
  public:
-  ForeignListing(hid_t file, ReportWriter& report) : file_(file), report_(report) {}
+  /// `file_bytes` is the file's length.
+  ForeignListing(hid_t file, std::uint64_t file_bytes, ReportWriter& report)
+      : file_(file), file_bytes_(file_bytes), report_(report) {}
   /// Throws ReportFull, std::bad_alloc.
   void run();
   [[nodiscard]] const std::vector<ObjectToRead>& to_read() const noexcept { return to_read_; }
@@ -46,22 +45,24 @@ class ForeignListing {
   void unfollowed(hid_t group, const char* name, const H5L_info_t& info, const std::string& path);
   void object(hid_t object, const std::string& path, int depth);
   void group(hid_t group, const std::string& path, int depth);
-  void dataset(hid_t dataset, const std::string& path, ObjectToRead& more);
-  bool chunked(hid_t dataset, hid_t properties, const std::string& path, const std::vector<hsize_t>& extents,
-               std::uint64_t item_bytes, RecordBytes& record);
-  bool filters(hid_t properties, const std::string& path, RecordBytes& record);
-  bool chunk_places(hid_t dataset, const std::string& path, const std::vector<hsize_t>& extents,
-                    const std::vector<hsize_t>& chunk, RecordBytes& record);
+  /// What is wrong with a dataset, in words; empty where it is a tensor or text.
+  std::string dataset(hid_t dataset, ObjectToRead& more);
+  std::string chunks(hid_t properties, const std::vector<hsize_t>& extents, std::uint64_t item_bytes);
 
   hid_t file_;
+  std::uint64_t file_bytes_;
   ReportWriter& report_;
   std::uint64_t objects_ = 0;
   std::uint64_t chunks_ = 0;
   std::int64_t tensors_ = 0;
   bool is_full_ = false;
+  bool has_too_many_texts_ = false;
   std::unordered_map<haddr_t, std::string> seen_;
   std::vector<ObjectToRead> to_read_;
 };
+
+/// The second pass (foreign_text.cpp): attributes and datasets of text. Throws ReportFull, std::bad_alloc.
+void report_texts(hid_t file, const std::vector<ObjectToRead>& objects, ReportWriter& report);
 
 /// libhdf5's own words for its last failure: the innermost ones. Clears them.
 std::string last_failure();

@@ -9,7 +9,6 @@ namespace muster::hdf5 {
 namespace {
 
 constexpr std::size_t held_at_most = std::size_t{64} << 10;
-constexpr std::size_t longest_words = 300;
 // For the last record.
 constexpr std::uint64_t spare = 1024;
 
@@ -24,19 +23,9 @@ RecordBytes& RecordBytes::number(std::uint64_t value) {
   return *this;
 }
 
-RecordBytes& RecordBytes::signed_number(std::int64_t value) {
-  const auto bits = static_cast<std::uint64_t>(value);
-  return number(value < 0 ? ~(bits << 1U) : bits << 1U);
-}
-
 RecordBytes& RecordBytes::text(std::string_view value) {
   number(value.size());
   bytes_ += value;
-  return *this;
-}
-
-RecordBytes& RecordBytes::append(const RecordBytes& other) {
-  bytes_ += other.bytes_;
   return *this;
 }
 
@@ -48,12 +37,8 @@ void ReportWriter::record(const RecordBytes& record) {
   if (held_.size() >= held_at_most) flush();
 }
 
-void ReportWriter::issue(std::string_view path, IssueCode code, std::uint64_t number, std::string_view words) {
-  record(RecordBytes(ForeignRecord::issue)
-             .text(path)
-             .number(static_cast<std::uint64_t>(code))
-             .number(number)
-             .text(words.substr(0, longest_words)));
+void ReportWriter::issue(std::string_view path, std::string_view words) {
+  record(RecordBytes(ForeignRecord::issue).text(path).text(words.substr(0, longest_words)));
 }
 
 void ReportWriter::flush() {

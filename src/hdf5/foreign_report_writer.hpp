@@ -21,9 +21,7 @@ class RecordBytes {
   RecordBytes() = default;
   explicit RecordBytes(ForeignRecord tag) { bytes_.push_back(static_cast<char>(tag)); }
   RecordBytes& number(std::uint64_t value);
-  RecordBytes& signed_number(std::int64_t value);
   RecordBytes& text(std::string_view value);
-  RecordBytes& append(const RecordBytes& other);
   [[nodiscard]] const std::string& bytes() const noexcept { return bytes_; }
 
  private:
@@ -35,7 +33,8 @@ class ReportWriter {
  public:
   explicit ReportWriter(int descriptor);
   void record(const RecordBytes& record);
-  void issue(std::string_view path, IssueCode code, std::uint64_t number = 0, std::string_view words = {});
+  /// `words` may have the file's own in them: they are escaped when they are printed.
+  void issue(std::string_view path, std::string_view words);
   /// What is held back goes out; the last word, whatever room is left.
   void finish(const RecordBytes& last) noexcept;
   void flush();

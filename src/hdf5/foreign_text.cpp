@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/hdf5/foreign_text.hpp"
+// The second pass over a foreign file: attributes and datasets of text.
 
+#include <hdf5.h>
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <string_view>
 
 #include "src/hdf5/foreign_id.hpp"
+#include "src/hdf5/foreign_listing.hpp"
 #include "src/hdf5/foreign_types.hpp"
 
 namespace muster::hdf5 {
@@ -49,28 +51,24 @@ std::string json_string(std::string_view text) {
   return out + '"';
 }
 
+std::string text_damaged(const std::string& why) {
+  return "an attribute or text that cannot be read: " + why;
+}
+
+std::string text_length(std::string_view attribute) {
+  std::string words = "a text that is too long to be shown";
+  if (!attribute.empty()) words.append(", the attribute \"").append(attribute).append("\"");
+  return words;
+}
+
 class TextReader {
  public:
   TextReader(hid_t file, ReportWriter& report) : file_(file), report_(report) {}
 
-  void compact(const ObjectToRead& object) {
-    const ObjectId id(open(object));
-    const TypeId type(id ? H5Dget_type(id.get()) : hid_t{-1});
-    std::string elements(static_cast<std::size_t>(object.bytes), '\0');
-    // The size was held against the shape: libhdf5 itself does not, and would read past its own header.
-    if (!type || H5Tget_size(type.get()) != object.item_bytes || H5Dget_storage_size(id.get()) != elements.size() ||
-        H5Dread(id.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, elements.data()) < 0) {
-      report_.issue(object.path, IssueCode::dataset_damaged, 0, last_failure());
-      return;
-    }
-    report_.record(
-        RecordBytes(ForeignRecord::compact).number(static_cast<std::uint64_t>(object.tensor)).text(elements));
-  }
-
   void texts(const ObjectToRead& object) {
     const ObjectId id(open(object));
     if (!id) {
-      report_.issue(object.path, IssueCode::text_damaged, 0, last_failure());
+      report_.issue(object.path, text_damaged(last_failure()));
       return;
     }
     if (object.is_text) dataset(id.get(), object.path);
@@ -83,7 +81,7 @@ class TextReader {
   void tell(const std::string& path, std::string_view attribute, std::string_view value) {
     told_ += value.size();
     if (told_ > most_texts_bytes) {
-      report_.issue(path, IssueCode::text_length, told_, attribute);
+      report_.issue(path, text_length(attribute));
       return;
     }
     report_.record(RecordBytes(ForeignRecord::text).text(path).text(attribute).text(value));
@@ -96,18 +94,21 @@ class TextReader {
                                      Read read) {
     const hssize_t count = H5Sget_simple_extent_npoints(space);
     const bool is_scalar = H5Sget_simple_extent_type(space) == H5S_SCALAR;
-    const auto problem = [&](IssueCode code, std::uint64_t number) {
-      const std::string why = code == IssueCode::text_damaged ? ": " + last_failure() : "";
-      report_.issue(path, code, number, std::string(attribute) + why);
+    const auto damaged = [&] {
+      report_.issue(path, text_damaged(std::string(attribute) + ": " + last_failure()));
       return std::nullopt;
     };
-    if (count < 0) return problem(IssueCode::text_damaged, 0);
+    const auto too_long = [&] {
+      report_.issue(path, text_length(attribute));
+      return std::nullopt;
+    };
+    if (count < 0) return damaged();
     const auto elements = static_cast<std::uint64_t>(count);
-    if (elements > most_elements) return problem(IssueCode::text_length, elements);
+    if (elements > most_elements) return too_long();
     if (elements == 0) return is_scalar ? "" : "[]";
     const std::size_t bytes = H5Tget_size(type);
     const htri_t is_variable = H5Tis_variable_str(type);
-    if (is_variable < 0 || bytes == 0) return problem(IssueCode::text_damaged, 0);
+    if (is_variable < 0 || bytes == 0) return damaged();
     std::vector<std::string> all;
     if (is_variable > 0) {
       const TypeId memory(H5Tcopy(type));
@@ -121,13 +122,13 @@ class TextReader {
         total += length;
         if (total <= most_text_bytes) all.emplace_back(text, length);
       }
-      if (!is_read) return problem(IssueCode::text_damaged, 0);
-      if (total > most_text_bytes) return problem(IssueCode::text_length, total);
+      if (!is_read) return damaged();
+      if (total > most_text_bytes) return too_long();
       all.resize(elements);
     } else {
-      if (bytes > most_text_bytes / elements) return problem(IssueCode::text_length, bytes * elements);
+      if (bytes > most_text_bytes / elements) return too_long();
       std::string buffer(bytes * elements, '\0');
-      if (read(type, buffer.data()) < 0) return problem(IssueCode::text_damaged, 0);
+      if (read(type, buffer.data()) < 0) return damaged();
       const H5T_str_t padding = H5Tget_strpad(type);
       for (std::uint64_t i = 0; i < elements; ++i) {
         std::string text = buffer.substr(i * bytes, bytes);
@@ -150,13 +151,13 @@ class TextReader {
     const TypeId type(H5Dget_type(id));
     const SpaceId space(H5Dget_space(id));
     if (!type || !space) {
-      report_.issue(path, IssueCode::text_damaged, 0, last_failure());
+      report_.issue(path, text_damaged(last_failure()));
       return;
     }
     // What is compressed or in chunks would go through libhdf5's filters.
     const PropertiesId properties(H5Dget_create_plist(id));
     if (!properties || H5Pget_nfilters(properties.get()) != 0) {
-      report_.issue(path, IssueCode::element_type, 0, "text that is compressed");
+      report_.issue(path, "no tensor: its elements are text that is compressed");
       return;
     }
     const std::optional<std::string> value = strings(type.get(), space.get(), path, "", [&](hid_t as, void* to) {
@@ -240,10 +241,13 @@ class TextReader {
     // One visit: asking for them one by one lets libhdf5 sort all of them each time.
     const herr_t result = H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_attribute, &here);
     if (here.failure) std::rethrow_exception(here.failure);
-    if (result < 0) report_.issue(object.path, IssueCode::text_damaged, 0, last_failure());
-    if (result > 0) report_.issue(object.path, IssueCode::attribute_count, most_attributes);
+    if (result < 0) report_.issue(object.path, text_damaged(last_failure()));
+    if (result > 0)
+      report_.issue(object.path, "more than " + std::to_string(most_attributes) + " attributes: the rest is not shown");
     H5Eclear2(H5E_DEFAULT);
-    if (here.skipped != 0) report_.issue(object.path, IssueCode::attributes_skipped, here.skipped);
+    if (here.skipped != 0)
+      report_.issue(object.path,
+                    std::to_string(here.skipped) + " of its attributes are neither text nor one number: not shown");
   }
 
   /// False where it is of a kind that is not shown.
@@ -252,7 +256,7 @@ class TextReader {
     const TypeId type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});
     const SpaceId space(attribute ? H5Aget_space(attribute.get()) : hid_t{-1});
     if (!type || !space) {
-      report_.issue(object.path, IssueCode::text_damaged, 0, std::string(name) + ": " + last_failure());
+      report_.issue(object.path, text_damaged(std::string(name) + ": " + last_failure()));
       return true;
     }
     if (H5Tget_class(type.get()) == H5T_STRING) {
@@ -277,9 +281,6 @@ class TextReader {
 
 void report_texts(hid_t file, const std::vector<ObjectToRead>& objects, ReportWriter& report) {
   TextReader reader(file, report);
-  for (const ObjectToRead& object : objects)
-    if (object.is_compact && object.tensor >= 0) reader.compact(object);
-  report.flush();
   for (const ObjectToRead& object : objects)
     if (object.is_text || object.has_attributes) reader.texts(object);
 }

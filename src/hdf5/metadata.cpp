@@ -15,7 +15,6 @@
 #include "src/hdf5/ids.hpp"
 #include "src/hdf5/metadata_driver.hpp"
 #include "src/hdf5/metadata_plan.hpp"
-#include "src/hdf5/zstd_filter.hpp"
 
 namespace muster::hdf5 {
 
@@ -34,6 +33,46 @@ CallFailed::CallFailed(const char* call)
       }()) {}
 
 namespace {
+
+constexpr H5Z_filter_t zstd_filter = 32015;
+
+// 0 is how a filter says that it failed.
+size_t refuse(unsigned, size_t, const unsigned*, size_t, size_t*, void**) {
+  return 0;
+}
+
+/// Filter 32015 in libhdf5's table, because a dataset with a mandatory filter needs an entry there. It never runs:
+/// chunks come compressed. What was registered here goes with this, and plugins are not looked for meanwhile.
+class RegisteredZstd {
+ public:
+  RegisteredZstd() {
+    checked(H5PLget_loading_state(&plugins_), "H5PLget_loading_state");
+    checked(H5PLset_loading_state(0), "H5PLset_loading_state");
+    if (H5Zfilter_avail(zstd_filter) > 0) return;
+    H5Z_class2_t filter{};
+    filter.version = H5Z_CLASS_T_VERS;
+    filter.id = zstd_filter;
+    filter.encoder_present = 1;
+    filter.decoder_present = 1;
+    filter.name = "zstd";
+    filter.filter = &refuse;
+    if (H5Zregister(&filter) < 0) {
+      H5PLset_loading_state(plugins_);
+      throw CallFailed("H5Zregister");
+    }
+    is_ours_ = true;
+  }
+  RegisteredZstd(const RegisteredZstd&) = delete;
+  RegisteredZstd& operator=(const RegisteredZstd&) = delete;
+  ~RegisteredZstd() {
+    if (is_ours_) H5Zunregister(zstd_filter);
+    H5PLset_loading_state(plugins_);
+  }
+
+ private:
+  unsigned plugins_ = 0;
+  bool is_ours_ = false;
+};
 
 // Small groups keep their links in their header; from the first link on beyond that, the index for many is the smaller.
 constexpr std::size_t few_links = 8;

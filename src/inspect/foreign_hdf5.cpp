@@ -10,13 +10,15 @@
 #include <csignal>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
 #include "muster/error.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/chunked_reader.hpp"
 #include "src/inspect/foreign_report.hpp"
+#include "src/inspect/printable.hpp"
 #include "src/inspect/reader_place.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
@@ -27,7 +29,6 @@ namespace {
 
 constexpr std::string_view signature("\x89HDF\r\n\x1a\n", 8);
 constexpr std::uint64_t first_user_block = 512;
-constexpr std::uint64_t cached_bytes = std::uint64_t{16} << 20;
 constexpr int slower_by = 5;
 constexpr std::string_view program_name = "muster-hdf5-reader";
 
@@ -69,55 +70,104 @@ std::chrono::milliseconds usual_deadline() {
   return std::chrono::milliseconds(std::max<std::int64_t>(static_cast<std::int64_t>(seconds * 1000), 1));
 }
 
-/// Elements from big to little endian: of the halves, where they are complex.
-void swap_bytes(std::span<std::byte> bytes, std::size_t width) {
-  const auto swap = [&bytes]<std::size_t Width>() {
-    for (std::size_t at = 0; at + Width <= bytes.size(); at += Width)
-      std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(at),
-                   bytes.begin() + static_cast<std::ptrdiff_t>(at + Width));
-  };
-  if (width == 2) swap.operator()<2>();
-  if (width == 4) swap.operator()<4>();
-  if (width == 8) swap.operator()<8>();
-}
-
 }  // namespace
 
 struct ForeignHdf5::Contents {
-  explicit Contents(os::ReadableFile opened) : file(std::move(opened)), cache(cached_bytes) {}
+  Contents(os::ReadableFile opened, const ForeignHdf5Options& options);
   os::ReadableFile file;
+  std::string program;
+  std::chrono::milliseconds deadline;
+  bool insists_on_seccomp;
   std::vector<ForeignTensor> tensors;
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string_view, std::size_t> index;
   std::map<std::string, std::string> texts;
   std::vector<ForeignIssue> issues;
   ForeignListingCost cost;
-  mutable ChunkCache cache;
 
-  void list(const ForeignHdf5Options& options);
+  [[noreturn]] void fail(ErrorKind kind, const std::string& words) const {
+    throw Error(kind, fmt::format("listing {}: {}", file.path(), words), {.path = file.path()});
+  }
+  [[nodiscard]] std::vector<std::string> command(const char* wanted) const {
+    const auto seconds = std::chrono::ceil<std::chrono::seconds>(deadline).count() + 1;
+    return {program, std::to_string(seconds), insists_on_seccomp ? "insist" : "accept", wanted};
+  }
+  void list(std::uint64_t largest_expansion);
   void take(ForeignReport report);
+  void ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const;
+
+ private:
+  /// Processes that wait for questions: as many as there were threads that asked at once.
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<os::Subprocess>> idle_;
 };
 
-void ForeignHdf5::Contents::list(const ForeignHdf5Options& options) {
-  const std::string& path = file.path();
-  const auto fail = [&path](ErrorKind kind, const std::string& words) {
-    throw Error(kind, fmt::format("listing {}: {}", path, words), {.path = path});
-  };
+ForeignHdf5::Contents::Contents(os::ReadableFile opened, const ForeignHdf5Options& options)
+    : file(std::move(opened)),
+      program(options.reader.empty() ? hdf5_reader_program() : options.reader),
+      deadline(options.deadline.value_or(usual_deadline())),
+      insists_on_seccomp(options.insist_on_seccomp) {
   if (!has_signature(file)) fail(ErrorKind::corrupt, "it is no HDF5 file (HDF5's signature is nowhere in it)");
-  const std::string program = options.reader.empty() ? hdf5_reader_program() : options.reader;
   if (program.empty())
     fail(ErrorKind::unsupported,
          "the program muster-hdf5-reader, which reads HDF5 files of others, is not there: install it (it comes with "
          "Muster's HDF5 part), or name it by MUSTER_HDF5_READER");
-  const std::chrono::milliseconds deadline = options.deadline.value_or(usual_deadline());
-  const auto seconds = std::chrono::ceil<std::chrono::seconds>(deadline).count() + 1;
+  list(std::max<std::uint64_t>(options.largest_expansion, 1));
+}
+
+/// Elements of one question, from a process that waits or a new one.
+void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const {
+  const hdf5::ElementsQuestion question{tensor.address, tensor.item_bytes, first, target.size() / tensor.item_bytes};
+  const auto refuse = [&](ErrorKind kind, const std::string& words) {
+    throw Error(kind, fmt::format("the tensor {} of {}: {}", in_quotes(tensor.name), file.path(), words),
+                {.path = file.path()});
+  };
+  for (;;) {
+    std::unique_ptr<os::Subprocess> reader;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (!idle_.empty()) {
+        reader = std::move(idle_.back());
+        idle_.pop_back();
+      }
+    }
+    const bool is_new = !reader;
+    if (is_new) reader = std::make_unique<os::Subprocess>(command("read"), file.descriptor());
+    reader->begin({deadline, slower_by * deadline});
+    reader->send(std::as_bytes(std::span(&question, 1)));
+    std::uint64_t length = 0;
+    bool is_answered = reader->receive(std::as_writable_bytes(std::span(&length, 1))) == sizeof length;
+    std::string refusal(std::min(length, hdf5::longest_words), '\0');
+    const std::span<std::byte> rest = length == 0 ? target : std::as_writable_bytes(std::span(refusal));
+    is_answered = is_answered && reader->receive(rest) == rest.size();
+    if (!is_answered) {
+      const os::SubprocessResult result = reader->finish();
+      // It has answered others: its time was theirs.
+      if (!is_new && result.end == os::SubprocessEnd::signalled && result.status == SIGXCPU) continue;
+      if (result.end == os::SubprocessEnd::timed_out)
+        refuse(
+            ErrorKind::timeout,
+            fmt::format("libhdf5 did not read {} bytes of it within {} ms of work (MUSTER_HDF5_TIMEOUT=SECONDS gives "
+                        "it more time)",
+                        target.size(), deadline.count()));
+      refuse(ErrorKind::corrupt, fmt::format("libhdf5 does not survive it: {}", how_it_ended(result)));
+    }
+    {
+      const std::scoped_lock lock(mutex_);
+      idle_.push_back(std::move(reader));
+    }
+    if (length != 0) refuse(ErrorKind::corrupt, printable(refusal));
+    return;
+  }
+}
+
+void ForeignHdf5::Contents::list(std::uint64_t largest_expansion) {
   const os::SubprocessResult result =
-      os::run_subprocess({program, std::to_string(seconds), options.insist_on_seccomp ? "insist" : "accept"},
-                         file.descriptor(), {deadline, slower_by * deadline, hdf5::most_report_bytes});
+      os::run_subprocess(command("list"), file.descriptor(), {deadline, slower_by * deadline, hdf5::most_report_bytes});
   cost = {result.wall, result.output.size(), result.peak_bytes, false};
   ForeignReport report;
   try {
-    report = parse_foreign_report(result.output, {file.bytes(), std::max<std::uint64_t>(options.largest_expansion, 1)});
+    report = parse_foreign_report(result.output, {file.bytes(), largest_expansion});
   } catch (const Error& error) {
     fail(error.kind(), error.what());
   }
@@ -184,8 +234,7 @@ ForeignHdf5::ForeignHdf5(std::unique_ptr<Contents> contents) noexcept : contents
 ForeignHdf5::~ForeignHdf5() = default;
 
 std::unique_ptr<ForeignHdf5> ForeignHdf5::open(const std::string& path, const ForeignHdf5Options& options) {
-  auto contents = std::make_unique<Contents>(os::ReadableFile::open(path));
-  contents->list(options);
+  auto contents = std::make_unique<Contents>(os::ReadableFile::open(path), options);
   return std::unique_ptr<ForeignHdf5>(new ForeignHdf5(std::move(contents)));
 }
 
@@ -204,26 +253,23 @@ std::unique_ptr<PieceBytes> ForeignHdf5::read(std::size_t tensor, std::uint64_t 
   if (offset > from.bytes || length > from.bytes - offset)
     throw Error(ErrorKind::argument, fmt::format("reading {} bytes at {} of the tensor {}, which has {}", length,
                                                  offset, in_quotes(from.name), from.bytes));
+  std::vector<std::byte> bytes(length);
+  if (from.offset != 0) {
+    contents_->file.read_at(from.offset + offset, bytes);
+    return std::make_unique<PieceBytes>(std::move(bytes));
+  }
   // Whole stored elements around what is wanted.
   const std::uint64_t first = offset / from.item_bytes;
-  const std::uint64_t skipped = offset % from.item_bytes;
   const std::uint64_t end = (offset + length + from.item_bytes - 1) / from.item_bytes;
-  std::vector<std::byte> bytes(length == 0 ? 0 : (end - first) * from.item_bytes);
-  if (from.layout == hdf5::StorageLayout::chunked) {
-    read_chunked(contents_->file, from, tensor, first, bytes, contents_->cache);
-  } else if (from.layout == hdf5::StorageLayout::compact) {
-    std::copy_n(from.compact.begin() + static_cast<std::ptrdiff_t>(first * from.item_bytes), bytes.size(),
-                bytes.begin());
-  } else if (from.offset == 0) {
-    fill_elements(from, bytes);
-  } else {
-    contents_->file.read_at(from.offset + first * from.item_bytes, bytes);
-  }
-  if (from.is_big_endian) swap_bytes(bytes, from.dtype == DType::complex64 ? sizeof(float) : from.item_bytes);
-  if (skipped != 0 || bytes.size() != length) {
-    bytes.erase(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(skipped));
-    bytes.resize(length);
-  }
+  bytes.resize(length == 0 ? 0 : (end - first) * from.item_bytes);
+  const std::uint64_t most = hdf5::most_question_bytes / from.item_bytes;
+  for (std::uint64_t at = 0; at < bytes.size() / from.item_bytes; at += most)
+    contents_->ask(from, first + at,
+                   std::span(bytes)
+                       .subspan(at * from.item_bytes)
+                       .first(std::min(most * from.item_bytes, bytes.size() - at * from.item_bytes)));
+  bytes.erase(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(offset - first * from.item_bytes));
+  bytes.resize(length);
   return std::make_unique<PieceBytes>(std::move(bytes));
 }
 
@@ -236,12 +282,7 @@ const std::vector<ForeignIssue>& ForeignHdf5::issues() const noexcept {
 }
 
 std::uint64_t ForeignHdf5::stored_bytes(std::size_t tensor) const {
-  const ForeignTensor& from = contents_->tensors.at(tensor);
-  if (from.layout == hdf5::StorageLayout::compact) return from.bytes;
-  if (from.layout == hdf5::StorageLayout::contiguous) return from.offset == 0 ? 0 : from.bytes;
-  std::uint64_t bytes = 0;
-  for (const StoredChunk& chunk : from.chunks) bytes += chunk.bytes;
-  return bytes;
+  return contents_->tensors.at(tensor).stored_bytes;
 }
 
 const ForeignListingCost& ForeignHdf5::cost() const noexcept {

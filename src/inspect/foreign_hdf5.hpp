@@ -5,9 +5,10 @@
 //
 // 1. The file is opened here, and its descriptor given to another program, muster-hdf5-reader, which shuts itself off
 //    from everything else and lists the file with libhdf5.
-// 2. Its report says where plain bytes lie. It is read up to a limit and until a deadline, then the program is killed.
-// 3. Every number of the report is held against the file's length here: the other program is not trusted.
-// 4. Elements are read here, by pread and by decoders of our own.
+// 2. Its listing is read up to a limit and until a deadline, then the program is killed.
+// 3. Every number of the listing is held against the file's length here: the other program is not trusted.
+// 4. Elements that lie in the file as they are, are read here. For others the program is started once more, behind the
+//    same fence: it reads what it is asked for and sends it.
 
 #include <chrono>
 #include <cstddef>
@@ -24,8 +25,9 @@
 namespace muster::inspect {
 
 struct ForeignHdf5Options {
-  /// Of the other program, in CPU time; on the clock it may take five times as long, where the machine is busy or the
-  /// file on a slow server. It is killed then. None: MUSTER_HDF5_TIMEOUT, in seconds, or 2 s.
+  /// Of the other program for a listing or up to 8 MiB of elements, in CPU time; on the clock it may take five times as
+  /// long, where the machine is busy or the file on a slow server. It is killed then. None: MUSTER_HDF5_TIMEOUT, in
+  /// seconds, or 2 s.
   std::optional<std::chrono::milliseconds> deadline = {};
   /// Refuse to go on where the kernel offers no seccomp; else that is one of the issues, and limits alone have to do.
   bool insist_on_seccomp = false;
@@ -50,7 +52,8 @@ struct ForeignListingCost {
 };
 
 /// Names of tensors are their paths without the leading slash, sorted. Elements are little endian, whatever the file
-/// has. Bytes that were never written read as the fill value. Immutable; thread-safe: reads keep the last chunks.
+/// has. Bytes that were never written read as the fill value. Immutable; thread-safe: threads that read at once have a
+/// process each.
 class ForeignHdf5 : public TensorSource {
  public:
   /// Lists a file. Throws Error(not_found | io); Error(argument) where it is no regular file; Error(corrupt) where it
@@ -62,7 +65,8 @@ class ForeignHdf5 : public TensorSource {
 
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override;
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept override;
-  /// Throws also Error(corrupt) on a chunk that does not decode to exactly its size, Error(argument) past the end.
+  /// Throws also Error(corrupt) where libhdf5 refuses or does not survive it, Error(timeout) past the deadline,
+  /// Error(argument) past the end.
   [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
                                                  std::uint64_t length) const override;
   /// Attributes that are text or one number, as "path@name" ("@name" of the root), and small datasets of text by their

@@ -11,9 +11,7 @@
 
 #include "muster/error.hpp"
 #include "src/core/utf8.hpp"
-#include "src/inspect/foreign_words.hpp"
 #include "src/inspect/printable.hpp"
-#include "src/inspect/report_cursor.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -24,15 +22,53 @@ using hdf5::ForeignRecord;
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;
 // Smaller tensors need no justification by the file's length.
 constexpr std::uint64_t least_suspicious = std::uint64_t{64} << 20;
-// Decoding takes memory of two chunks at once. Larger ones are for files that are large themselves.
-constexpr std::uint64_t least_suspicious_chunk = std::uint64_t{16} << 20;
-constexpr std::uint64_t largest_chunk_expansion = 8;
 
-std::vector<std::byte> bytes_of(std::string_view text) {
-  std::vector<std::byte> bytes(text.size());
-  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
+/// Throws Error(corrupt).
+[[noreturn]] void throw_report(const std::string& what) {
+  throw Error(ErrorKind::corrupt, "the report of muster-hdf5-reader contradicts its format (" + what + ")");
 }
+
+/// Numbers and texts of a report, one after the other. Throws Error(corrupt) on what no writer makes, Cut where the
+/// report ends in their midst. As long-lived as the report.
+class ReportCursor {
+ public:
+  explicit ReportCursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  [[nodiscard]] bool is_at_end() const noexcept { return bytes_.empty(); }
+  std::uint8_t byte() {
+    if (bytes_.empty()) throw Cut{};
+    const auto value = std::to_integer<std::uint8_t>(bytes_.front());
+    bytes_ = bytes_.subspan(1);
+    return value;
+  }
+  std::uint64_t number() {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0;; shift += 7) {
+      const std::uint64_t next = byte();
+      if (shift == 63 && next > 1) throw_report("a number of more than 64 bits");
+      value |= (next & 0x7fU) << shift;
+      if (next < 0x80) return value;
+    }
+  }
+  std::uint64_t number_below(std::uint64_t limit, const char* what) {
+    const std::uint64_t value = number();
+    if (value >= limit) throw_report(fmt::format("{} {}", what, value));
+    return value;
+  }
+  std::string_view text(std::uint64_t most) {
+    const std::uint64_t length = number();
+    if (length > most) throw_report(fmt::format("a text of {} bytes", length));
+    if (length > bytes_.size()) throw Cut{};
+    const std::string_view value(reinterpret_cast<const char*>(bytes_.data()), length);
+    bytes_ = bytes_.subspan(length);
+    return value;
+  }
+
+  /// The report ends inside a record.
+  struct Cut {};
+
+ private:
+  std::span<const std::byte> bytes_;
+};
 
 class Parser {
  public:
@@ -58,12 +94,11 @@ class Parser {
  private:
   void record(ReportCursor& cursor) {
     const auto tag = static_cast<ForeignRecord>(cursor.byte());
-    const bool is_text = tag == ForeignRecord::compact || tag == ForeignRecord::shape || tag == ForeignRecord::text ||
-                         tag == ForeignRecord::end;
+    const bool is_text = tag == ForeignRecord::shape || tag == ForeignRecord::text || tag == ForeignRecord::end;
     if (is_text && !report_.is_listed) throw_report("text before the tensors");
     switch (tag) {
       case ForeignRecord::fence:
-        report_.fence = cursor.byte();
+        report_.fence = cursor.number();
         return;
       case ForeignRecord::tensor:
         if (report_.is_listed) throw_report("a tensor after the last");
@@ -72,21 +107,22 @@ class Parser {
       case ForeignRecord::listed:
         report_.is_listed = true;
         return;
-      case ForeignRecord::compact:
-        compact(cursor);
+      case ForeignRecord::shape: {
+        const std::uint64_t number = cursor.number_below(report_.tensors.size(), "the tensor");
+        shapes_[number] = extents(cursor);
         return;
-      case ForeignRecord::shape:
-        shape(cursor);
-        return;
+      }
       case ForeignRecord::text:
         text(cursor);
         return;
-      case ForeignRecord::issue:
-        issue(cursor);
+      case ForeignRecord::issue: {
+        const std::string path(cursor.text(hdf5::most_path_bytes));
+        issue(path, printable(cursor.text(hdf5::longest_words)));
         return;
+      }
       case ForeignRecord::fatal: {
         const std::uint64_t code = cursor.number();
-        report_.fatal = {static_cast<hdf5::FatalCode>(code), printable(cursor.text(longest_words))};
+        report_.fatal = {static_cast<hdf5::FatalCode>(code), printable(cursor.text(hdf5::longest_words))};
         is_over_ = true;
         return;
       }
@@ -98,10 +134,10 @@ class Parser {
     throw_report(fmt::format("a record of the unknown kind {}", static_cast<unsigned>(tag)));
   }
 
-  Shape extents(ReportCursor& cursor, std::uint64_t rank) {
-    Shape shape;
-    for (std::uint64_t i = 0; i < rank; ++i)
-      shape.push_back(static_cast<std::int64_t>(cursor.number_below(most_bytes, "an extent of")));
+  static Shape extents(ReportCursor& cursor) {
+    Shape shape(cursor.number_below(hdf5::most_rank + 1, "a rank of"));
+    for (std::int64_t& extent : shape)
+      extent = static_cast<std::int64_t>(cursor.number_below(most_bytes, "an extent of"));
     return shape;
   }
 
@@ -123,91 +159,20 @@ class Parser {
     if (!dtype || is_packed(*dtype)) throw_report("a dtype that is none");
     tensor.dtype = *dtype;
     tensor.item_bytes = itemsize(*dtype);
-    tensor.is_big_endian = cursor.number_below(2, "a byte order of") == 1;
-    tensor.stored_shape = extents(cursor, cursor.number_below(hdf5::most_rank + 1, "a rank of"));
-    tensor.shape = tensor.stored_shape;
+    tensor.shape = extents(cursor);
     const std::uint64_t claimed = product(tensor.shape, tensor.item_bytes);
     const bool is_empty = std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end();
     tensor.bytes = is_empty ? 0 : claimed;
-    tensor.fill = bytes_of(cursor.text(hdf5::most_fill_bytes));
-    if (!tensor.fill.empty() && tensor.fill.size() != tensor.item_bytes) throw_report("a fill value of another size");
-    tensor.layout = static_cast<hdf5::StorageLayout>(cursor.number_below(3, "a layout of"));
-    if (tensor.layout == hdf5::StorageLayout::contiguous) {
-      tensor.offset = cursor.number();
-      const std::uint64_t stored = cursor.number();
-      if (stored != (tensor.offset == 0 ? 0 : tensor.bytes)) throw_report("elements of another size than the shape");
-      if (!is_inside(tensor.offset, stored)) outside(tensor);
-    } else if (tensor.layout == hdf5::StorageLayout::chunked) {
-      chunked(cursor, tensor);
-    }
+    tensor.address = cursor.number();
+    tensor.stored_bytes = cursor.number();
+    tensor.offset = cursor.number();
+    if (tensor.offset != 0 && tensor.stored_bytes != tensor.bytes)
+      throw_report("elements of another size than the shape");
+    if (tensor.stored_bytes > limits_.file_bytes || tensor.offset > limits_.file_bytes - tensor.stored_bytes)
+      hide(report_.tensors.size(), tensor,
+           fmt::format("a damaged dataset: elements past the file's end at {}", limits_.file_bytes));
     // Numbers of later records count what was told, whatever becomes of it.
     report_.tensors.push_back(std::move(tensor));
-  }
-
-  void chunked(ReportCursor& cursor, ForeignTensor& tensor) {
-    if (tensor.stored_shape.empty()) throw_report("a scalar in chunks");
-    tensor.chunk_shape = extents(cursor, tensor.stored_shape.size());
-    if (std::find(tensor.chunk_shape.begin(), tensor.chunk_shape.end(), 0) != tensor.chunk_shape.end())
-      throw_report("chunks of no elements");
-    tensor.chunk_bytes = product(tensor.chunk_shape, tensor.item_bytes);
-    if (tensor.chunk_bytes > hdf5::most_chunk_bytes) throw_report("chunks that are too large");
-    const std::uint64_t filters = cursor.number_below(hdf5::most_filters + 1, "a number of filters of");
-    for (std::uint64_t i = 0; i < filters; ++i) {
-      const std::uint64_t id = cursor.number();
-      tensor.filters.push_back({id, cursor.number()});
-    }
-    if (tensor.chunk_bytes > least_suspicious_chunk &&
-        tensor.chunk_bytes / largest_chunk_expansion > limits_.file_bytes)
-      problem(tensor, fmt::format("its chunks have {} bytes, more than {} times the {} of the file: refused",
-                                  tensor.chunk_bytes, largest_chunk_expansion, limits_.file_bytes));
-    if (!can_decode(tensor.filters)) problem(tensor, "went through more than one compression");
-    tensor.partial_chunks_unfiltered = (cursor.number() & hdf5::chunk_partial_unfiltered) != 0;
-    const std::uint64_t count = cursor.number_below(hdf5::most_chunks + 1, "a number of chunks of");
-    chunks_ += count;
-    if (chunks_ > hdf5::most_chunks) throw_report("too many chunks");
-    std::uint64_t places = 1;
-    for (std::size_t i = 0; i < tensor.chunk_shape.size(); ++i) {
-      const auto extent = static_cast<std::uint64_t>(tensor.stored_shape[i]);
-      const auto size = static_cast<std::uint64_t>(tensor.chunk_shape[i]);
-      const std::uint64_t here = extent / size + (extent % size != 0 ? 1 : 0);
-      if (__builtin_mul_overflow(places, here, &places)) places = most_bytes;
-    }
-    if (count != 0 && (places > hdf5::most_chunks || count > places))
-      throw_report("more chunks than there is room for");
-    tensor.chunks.reserve(count);
-    std::uint64_t index = ~std::uint64_t{0};
-    std::uint64_t end = 0;
-    // What a compressor may add to what it cannot compress, and some checksums.
-    const std::uint64_t longest = tensor.chunk_bytes + tensor.chunk_bytes / 64 + 4096;
-    bool is_outside = false;
-    bool is_long = false;
-    for (std::uint64_t i = 0; i < count; ++i) {
-      index += cursor.number();
-      const std::uint64_t offset = end + static_cast<std::uint64_t>(cursor.signed_number());
-      const std::uint64_t bytes = cursor.number();
-      const std::uint64_t mask = cursor.number();
-      if (index >= places || (!tensor.chunks.empty() && index <= tensor.chunks.back().index))
-        throw_report("chunks out of order");
-      is_outside = is_outside || bytes == 0 || !is_inside(offset, bytes);
-      is_long = is_long || bytes > longest || mask > 0xff;
-      end = offset + bytes;
-      tensor.chunks.push_back({offset, static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(index & 0xffffffU),
-                               static_cast<std::uint32_t>(mask & 0xffU)});
-    }
-    if (is_outside) outside(tensor);
-    if (is_long) problem(tensor, "a damaged dataset: a chunk takes more bytes in the file than it can have");
-  }
-
-  void compact(ReportCursor& cursor) {
-    ForeignTensor& tensor = tensor_of(cursor);
-    tensor.compact = bytes_of(cursor.text(std::uint64_t{1} << 17));
-    if (tensor.layout != hdf5::StorageLayout::compact || tensor.compact.size() != tensor.bytes)
-      throw_report("compact elements of another size than the shape");
-  }
-
-  void shape(ReportCursor& cursor) {
-    const std::size_t number = number_of_tensor(cursor);
-    shapes_[number] = extents(cursor, cursor.number_below(hdf5::most_rank + 1, "a rank of"));
   }
 
   void text(ReportCursor& cursor) {
@@ -225,36 +190,11 @@ class Parser {
     report_.texts[key] = value;
   }
 
-  void issue(ReportCursor& cursor) {
-    const std::string path(cursor.text(hdf5::most_path_bytes));
-    const std::uint64_t code = cursor.number_below(256, "an issue of the kind");
-    const std::uint64_t number = cursor.number();
-    const std::string_view words = cursor.text(longest_words);
-    issue(path, issue_words(static_cast<hdf5::IssueCode>(code), number, words));
-  }
-
   void issue(const std::string& path, std::string words) {
     report_.issues.push_back({core::is_utf8(path) ? path : printable(path), std::move(words)});
   }
 
-  std::size_t number_of_tensor(ReportCursor& cursor) const {
-    return cursor.number_below(report_.tensors.size(), "the tensor");
-  }
-  ForeignTensor& tensor_of(ReportCursor& cursor) { return report_.tensors[number_of_tensor(cursor)]; }
-
-  [[nodiscard]] bool is_inside(std::uint64_t offset, std::uint64_t bytes) const noexcept {
-    return offset <= limits_.file_bytes && bytes <= limits_.file_bytes - offset;
-  }
-
-  void outside(const ForeignTensor& tensor) {
-    problem(tensor, fmt::format("a damaged dataset: elements past the file's end at {}", limits_.file_bytes));
-  }
-
-  /// The tensor that is being read will not be shown.
-  void problem(const ForeignTensor& tensor, std::string words) {
-    hide(report_.tensors.size(), tensor, std::move(words));
-  }
-  /// One word for each is enough.
+  /// The tensor will not be shown. One word for each is enough.
   void hide(std::size_t number, const ForeignTensor& tensor, std::string words) {
     is_hidden_.resize(std::max(is_hidden_.size(), number + 1));
     if (is_hidden_[number]) return;
@@ -267,11 +207,9 @@ class Parser {
   void name_dtype(std::size_t number, ForeignTensor& tensor);
   void find_overlaps();
 
-  static constexpr std::uint64_t longest_words = 300;
   ForeignReportLimits limits_;
   ForeignReport report_;
   bool is_over_ = false;
-  std::uint64_t chunks_ = 0;
   std::uint64_t texts_ = 0;
   std::map<std::size_t, Shape> shapes_;  ///< that attributes tell
   std::vector<bool> is_hidden_;          ///< by a tensor's number
@@ -317,31 +255,18 @@ void Parser::name_dtype(std::size_t number, ForeignTensor& tensor) {
 
 /// A small file could claim to be large by having the same bytes in many places.
 void Parser::find_overlaps() {
-  struct Extent {
-    std::uint64_t begin;
-    std::uint64_t end;
-    std::uint32_t tensor;
-  };
-  std::vector<Extent> extents;
-  std::size_t count = 0;
-  for (const ForeignTensor& tensor : report_.tensors) count += tensor.chunks.size() + (tensor.offset != 0 ? 1 : 0);
-  extents.reserve(count);
-  for (std::size_t i = 0; i < report_.tensors.size(); ++i) {
-    if (is_hidden_[i]) continue;
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < report_.tensors.size(); ++i)
+    if (report_.tensors[i].offset != 0 && !is_hidden_[i]) order.push_back(i);
+  std::sort(order.begin(), order.end(),
+            [this](std::size_t a, std::size_t b) { return report_.tensors[a].offset < report_.tensors[b].offset; });
+  const ForeignTensor* before = nullptr;
+  for (const std::size_t i : order) {
     const ForeignTensor& tensor = report_.tensors[i];
-    const auto number = static_cast<std::uint32_t>(i);
-    if (tensor.offset != 0) extents.push_back({tensor.offset, tensor.offset + tensor.bytes, number});
-    for (const StoredChunk& chunk : tensor.chunks)
-      extents.push_back({chunk.offset, chunk.offset + chunk.bytes, number});
-  }
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  const Extent* before = nullptr;
-  for (const Extent& extent : extents) {
-    if (before != nullptr && extent.begin < before->end)
-      hide(extent.tensor, report_.tensors[extent.tensor],
-           fmt::format("a damaged dataset: some of its bytes are those of \"{}\" too",
-                       printable(report_.tensors[before->tensor].name)));
-    if (before == nullptr || extent.end > before->end) before = &extent;
+    if (before != nullptr && tensor.offset < before->offset + before->bytes)
+      hide(i, tensor,
+           fmt::format("a damaged dataset: some of its bytes are those of \"{}\" too", printable(before->name)));
+    if (before == nullptr || tensor.offset + tensor.bytes > before->offset + before->bytes) before = &tensor;
   }
 }
 
@@ -363,8 +288,6 @@ void Parser::finish() {
       hide(i, tensor,
            fmt::format("claims {} bytes, more than {} times the {} of the file: refused", tensor.bytes,
                        limits_.largest_expansion, limits_.file_bytes));
-    else if (tensor.layout == hdf5::StorageLayout::compact && tensor.compact.size() != tensor.bytes)
-      hide(i, tensor, "its elements, which stand in its header, could not be read");
     else if (!shown.empty() && shown.back().name == tensor.name)
       hide(i, tensor, "a damaged group: two datasets have this name");
     if (!is_hidden_[i]) shown.push_back(std::move(tensor));

@@ -9,6 +9,7 @@
 #include <spawn.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -109,7 +110,7 @@ Fd moved_up(int fd) {
   return copy;
 }
 
-pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& output) {
+pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& socket) {
   std::vector<std::string> words = command;
   std::vector<char*> arguments;
   arguments.reserve(words.size() + 1);
@@ -134,7 +135,7 @@ pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& 
   ::posix_spawnattr_setsigdefault(&settings.attributes, &all);
   ::posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   int failure = ::posix_spawn_file_actions_adddup2(&settings.actions, input.get(), subprocess_input);
-  if (failure == 0) failure = ::posix_spawn_file_actions_adddup2(&settings.actions, output.get(), subprocess_output);
+  if (failure == 0) failure = ::posix_spawn_file_actions_adddup2(&settings.actions, socket.get(), subprocess_socket);
   for (int standard = 0; failure == 0 && standard < (is_sanitized ? 2 : 3); ++standard)
     failure = ::posix_spawn_file_actions_addopen(&settings.actions, standard, "/dev/null", O_RDWR, 0);
   pid_t pid = -1;
@@ -151,10 +152,10 @@ pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& 
 /// When a program has had its time.
 class Deadline {
  public:
-  Deadline(const SubprocessLimits& limits, Clock::time_point began)
-      : cpu_(limits.deadline),
-        end_(began + std::max(limits.deadline, limits.longest)),
-        next_(began + limits.deadline) {}
+  Deadline(const SubprocessLimits& limits, const RunningChild& child)
+      : cpu_(child.cpu_time().value_or(std::chrono::nanoseconds(0)) + limits.deadline),
+        end_(Clock::now() + std::max(limits.deadline, limits.longest)),
+        next_(Clock::now() + limits.deadline) {}
 
   /// Waits until there is something to read, or the process has ended. False at the deadline.
   bool wait_for(const Fd& what, const RunningChild& child) {
@@ -186,56 +187,98 @@ class Deadline {
   Clock::time_point next_;
 };
 
-/// True at the end of what the program says; false at the deadline, or where it says too much.
-bool read_all(const Fd& pipe, const RunningChild& child, Deadline& deadline, std::uint64_t most,
-              SubprocessResult& result) {
-  constexpr std::size_t piece = std::size_t{64} << 10;
-  for (;;) {
-    if (!deadline.wait_for(pipe, child)) {
-      result.end = SubprocessEnd::timed_out;
-      return false;
-    }
-    const std::size_t had = result.output.size();
-    result.output.resize(had + piece);
-    const ssize_t got = ::read(pipe.get(), result.output.data() + had, piece);
-    result.output.resize(had + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-    if (got == 0) return true;
-    if (got < 0 && errno != EINTR) throw errno_error("reading a program's report");
-    if (result.output.size() > most) {
-      result.end = SubprocessEnd::too_much;
-      return false;
-    }
-  }
+struct SocketPair {
+  Fd near_end;
+  Fd far_end;
+};
+
+SocketPair make_sockets(const std::string& program) {
+  std::array<int, 2> ends{};
+  const int injected = fault("socketpair", program);
+  if (injected != 0 || ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw errno_error("making a socket to a program", injected != 0 ? injected : errno);
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+RunningChild start_with(const std::vector<std::string>& command, const Fd& input, Fd far_end) {
+  const Fd file = moved_up(input.get());
+  const Fd socket = moved_up(far_end.get());
+  return RunningChild(start(command, file, socket));
 }
 
 }  // namespace
 
+struct Subprocess::Running {
+  Running(const std::vector<std::string>& command, const Fd& input, SocketPair sockets)
+      : socket(std::move(sockets.near_end)), child(start_with(command, input, std::move(sockets.far_end))) {}
+  Fd socket;
+  Clock::time_point began = Clock::now();
+  RunningChild child;
+  Deadline deadline{{}, child};
+  bool is_late = false;
+};
+
+Subprocess::Subprocess(const std::vector<std::string>& command, const Fd& input)
+    : running_(std::make_unique<Running>(command, input, make_sockets(command[0]))) {}
+Subprocess::~Subprocess() = default;
+
+void Subprocess::begin(const SubprocessLimits& limits) {
+  running_->deadline = Deadline(limits, running_->child);
+}
+
+void Subprocess::send(std::span<const std::byte> question) noexcept {
+  // The peer's end is told when the answer is read.
+  (void)::send(running_->socket.get(), question.data(), question.size(), MSG_NOSIGNAL);
+}
+
+std::size_t Subprocess::receive(std::span<std::byte> target) {
+  std::size_t done = 0;
+  while (done < target.size() && !running_->is_late) {
+    if (!running_->deadline.wait_for(running_->socket, running_->child)) {
+      running_->is_late = true;
+      break;
+    }
+    const ssize_t got = ::recv(running_->socket.get(), target.data() + done, target.size() - done, 0);
+    // A reset is an end with a question that was not read.
+    if (got == 0 || (got < 0 && errno == ECONNRESET)) break;
+    if (got < 0 && errno != EINTR) throw errno_error("reading what a program says");
+    done += static_cast<std::size_t>(std::max<ssize_t>(got, 0));
+  }
+  return done;
+}
+
+void Subprocess::stop() noexcept {
+  running_->is_late = true;
+}
+
+SubprocessResult Subprocess::finish() {
+  RunningChild& child = running_->child;
+  const bool is_over = !running_->is_late && (!child.process() || running_->deadline.wait_for(child.process(), child));
+  if (!is_over) child.kill();
+  SubprocessResult result;
+  child.take(result);
+  if (!is_over) result.end = SubprocessEnd::timed_out;
+  result.wall = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - running_->began);
+  return result;
+}
+
 SubprocessResult run_subprocess(const std::vector<std::string>& command, const Fd& input,
                                 const SubprocessLimits& limits) {
-  const auto began = Clock::now();
-  Deadline deadline(limits, began);
-  std::array<int, 2> ends{};
-  const int injected = fault("pipe", command[0]);
-  if (injected != 0 || ::pipe2(ends.data(), O_CLOEXEC) != 0)
-    throw errno_error("making a pipe for a program's report", injected != 0 ? injected : errno);
-  const Fd near_end(ends[0]);
-  Fd far_end(ends[1]);
-  SubprocessResult result;
-  {
-    const Fd file = moved_up(input.get());
-    Fd report = moved_up(far_end.get());
-    far_end.reset();
-    RunningChild child(start(command, file, report));
-    // Ours, or the pipe never ends.
-    report.reset();
-    const bool has_ended = read_all(near_end, child, deadline, limits.output_bytes, result);
-    const SubprocessEnd why = result.end;
-    const bool is_over = has_ended && (!child.process() || deadline.wait_for(child.process(), child));
-    if (!is_over) child.kill();
-    child.take(result);
-    if (!is_over) result.end = has_ended ? SubprocessEnd::timed_out : why;
+  constexpr std::size_t piece = std::size_t{64} << 10;
+  Subprocess program(command, input);
+  program.begin(limits);
+  std::vector<std::byte> output;
+  std::size_t got = piece;
+  while (got == piece && output.size() <= limits.output_bytes) {
+    output.resize(output.size() + piece);
+    got = program.receive(std::span(output).last(piece));
+    output.resize(output.size() - piece + got);
   }
-  result.wall = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - began);
+  const bool is_too_much = got == piece;
+  if (is_too_much) program.stop();
+  SubprocessResult result = program.finish();
+  if (is_too_much) result.end = SubprocessEnd::too_much;
+  result.output = std::move(output);
   return result;
 }
 

@@ -35,7 +35,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t most_memory = std::uint64_t{64} << 20;
+constexpr std::uint64_t most_memory = std::uint64_t{128} << 20;
 constexpr double most_seconds = 3.5;      // of CPU time, of both processes: other work of the machine does not count
 constexpr double most_wall_seconds = 30;  // the reader is killed after 10, whatever CPU time it had
 constexpr std::chrono::milliseconds deadline{2'000};

@@ -27,7 +27,7 @@ using namespace muster::test;
 namespace {
 
 constexpr int input = 3;
-constexpr int output = 4;
+constexpr int peer = 4;
 constexpr int no_seccomp = 77;
 
 /// Exit status of an attempt inside the fence: errno, 0 where it worked; or minus the signal that ended it.
@@ -36,15 +36,16 @@ int inside(Attempt attempt) {
   const TemporaryDirectory folder;
   write_text(folder / "file", "0123456789");
   std::array<int, 2> ends{};
-  REQUIRE(::pipe(ends.data()) == 0);
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     const int file = ::open((folder / "file").c_str(), O_RDWR);
     const int up = ::fcntl(ends[1], F_DUPFD, 20);
+    ::send(ends[0], "question", 8, 0);
     ::dup2(::fcntl(file, F_DUPFD, 20), input);
-    ::dup2(up, output);
-    const FenceOptions options{.input = input, .output = output};
+    ::dup2(up, peer);
+    const FenceOptions options{.input = input, .socket = peer};
     drop_inheritance(options);
     const std::uint8_t flags = raise_fence(options);
     if ((flags & fence_seccomp) == 0) ::_exit(no_seccomp);
@@ -68,7 +69,8 @@ TEST_CASE("what the reader needs works") {
   if (!has_seccomp()) return;
   std::array<char, 4> four{};
   CHECK(inside([&] { return ::pread(input, four.data(), four.size(), 2) == 4; }) == 0);
-  CHECK(inside([] { return ::write(output, "x", 1) == 1; }) == 0);
+  CHECK(inside([] { return ::write(peer, "x", 1) == 1; }) == 0);
+  CHECK(inside([&] { return ::read(peer, four.data(), four.size()) == 4; }) == 0);
   CHECK(inside([] { return std::string(100'000, 'x').size() == 100'000; }) == 0);
   CHECK(inside([] {
           return ::mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
@@ -88,6 +90,7 @@ TEST_CASE("nothing else of the machine can be reached") {
   CHECK(inside([] { return ::lseek(input, 0, SEEK_SET) == 0; }) == EPERM);
   CHECK(inside([&] { return ::read(input, four.data(), 1) == 1; }) == EPERM);
   CHECK(inside([&] { return ::pread(0, four.data(), 1, 0) == 1; }) == EPERM);
+  CHECK(inside([&] { return ::recv(peer, four.data(), 1, 0) == 1; }) == EPERM);
   // Not even the file that it may read, whatever the descriptor would allow.
   CHECK(inside([] { return ::pwrite(input, "x", 1, 0) == 1; }) == EPERM);
   CHECK(inside([] { return ::ftruncate(input, 0) == 0; }) == EPERM);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes HDF5 files with libhdf5, in a process of its own so that whoever looks at them has never loaded it.
 //   make_foreign_hdf5 gallery FOLDER   files that attack their reader (foreign_hdf5_test.cpp says what is wrong in
-//   each) make_foreign_hdf5 samples FOLDER   honest ones with everything that HDF5 has a structure for, to be mutated
+//   each)
+//   make_foreign_hdf5 samples FOLDER   honest ones with everything that HDF5 has a structure for, to be mutated
+//   make_foreign_hdf5 chunks FOLDER    honest ones with chunks of all shapes through all filters; one with damaged
+//   chunks
 
 #include <hdf5.h>
 #include <zlib.h>
+#include <zstd.h>
 
 #include <array>
 #include <cstdint>
@@ -103,7 +107,7 @@ std::string deflated(std::size_t zeros) {
   const std::string raw(zeros, '\0');
   std::string out(::compressBound(zeros), '\0');
   uLongf size = out.size();
-  ::compress2(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(raw.data()), raw.size(), 9);
+  ::compress2(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(raw.data()), raw.size(), 6);
   out.resize(size);
   return out;
 }
@@ -200,6 +204,15 @@ void storage(const std::string& folder) {
     const std::string zeros = deflated(4 * chunk);
     for (hsize_t at = 0; at < 4 * chunk; at += chunk)
       MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
+  }
+  {
+    const Maker file(folder + "endless_bomb.h5", H5F_LIBVER_V110);
+    const hsize_t chunk = hsize_t{8} << 20;
+    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {chunk}, with_deflate(Maker::chunked({chunk})));
+    // Says 8 MiB, has more than the reader may have.
+    const std::string zeros = deflated(std::size_t{256} << 20);
+    const hsize_t at = 0;
+    MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
   }
   {
     const Maker file(folder + "huge_chunk.h5", H5F_LIBVER_V110);
@@ -347,6 +360,113 @@ void samples(const std::string& folder) {
   }
 }
 
+constexpr H5Z_filter_t zstd_filter = 32015;
+
+/// Leaves out some chunks, which have a bit in their filter mask then.
+size_t compress_zstd(unsigned, size_t, const unsigned*, size_t bytes, size_t* room, void** buffer) {
+  static int calls = 0;
+  if (++calls % 3 == 0) return 0;
+  const std::size_t most = ::ZSTD_compressBound(bytes);
+  void* out = H5allocate_memory(most, false);
+  const std::size_t made = ::ZSTD_compress(out, most, *buffer, bytes, 3);
+  H5free_memory(*buffer);
+  *buffer = out;
+  *room = most;
+  return made;
+}
+
+hid_t with_filters(hid_t create, std::string_view filters) {
+  if (filters.find("shuffle") != std::string_view::npos) MUST(H5Pset_shuffle(create));
+  if (filters.find("sums first") != std::string_view::npos) MUST(H5Pset_fletcher32(create));
+  if (filters.find("deflate") != std::string_view::npos) with_deflate(create);
+  if (filters.find("zstd") != std::string_view::npos)
+    MUST(H5Pset_filter(create, zstd_filter, H5Z_FLAG_OPTIONAL, 0, nullptr));
+  if (filters.find("sums last") != std::string_view::npos) MUST(H5Pset_fletcher32(create));
+  return create;
+}
+
+std::string in_words(const Extents& extents) {
+  std::string words;
+  for (const hsize_t extent : extents) words += (words.empty() ? "" : "x") + std::to_string(extent);
+  return words;
+}
+
+void chunks(const std::string& folder) {
+  H5Z_class2_t zstd{H5Z_CLASS_T_VERS, zstd_filter, 1, 1, "zstd", nullptr, nullptr, &compress_zstd};
+  MUST(H5Zregister(&zstd));
+  const std::vector<std::array<Extents, 2>> shapes = {
+      {{{1}, {1}}},
+      {{{10}, {3}}},
+      {{{6, 7}, {2, 3}}},
+      {{{6, 7}, {6, 7}}},
+      {{{6, 7}, {1, 7}}},
+      {{{6, 7}, {4, 7}}},
+      {{{5, 4, 6}, {2, 3, 4}}},
+      {{{3, 1, 4, 5}, {2, 1, 3, 2}}},
+      {{{2, 3, 2, 2, 3}, {1, 2, 2, 1, 2}}},
+      {{{500, 400}, {100, 100}}},
+  };
+  for (const H5F_libver_t version : {H5F_LIBVER_EARLIEST, H5F_LIBVER_V110}) {
+    const Maker file(folder + (version == H5F_LIBVER_EARLIEST ? "old.h5" : "new.h5"), version);
+    for (const auto& [extents, chunk] : shapes) {
+      for (const char* filters : {"plain", "shuffle deflate", "deflate, sums last", "sums first, deflate",
+                                  "shuffle zstd", "shuffle, sums first, zstd"}) {
+        const std::string name = std::string(filters) + " " + in_words(extents) + " in " + in_words(chunk);
+        file.filled(name.c_str(), H5T_STD_U16LE, extents, with_filters(Maker::chunked(chunk), filters));
+      }
+      // The first half of its rows; elements are big endian.
+      const hid_t create = with_filters(Maker::chunked(chunk), "shuffle deflate");
+      const std::uint16_t fill = 7;
+      MUST(H5Pset_fill_value(create, H5T_NATIVE_UINT16, &fill));
+      const std::string name = "sparse " + in_words(extents) + " in " + in_words(chunk);
+      const hid_t id = file.dataset(name.c_str(), H5T_STD_U16BE, extents, create);
+      Extents half = extents;
+      half[0] /= 2;
+      if (half[0] == 0) continue;
+      const hid_t space = Maker::space(extents);
+      const Extents begin(extents.size(), 0);
+      MUST(H5Sselect_hyperslab(space, H5S_SELECT_SET, begin.data(), nullptr, half.data(), nullptr));
+      std::vector<std::uint16_t> values(static_cast<std::size_t>(H5Sget_select_npoints(space)));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i % 1000);
+      MUST(H5Dwrite(id, H5T_NATIVE_UINT16, Maker::space(half), space, H5P_DEFAULT, values.data()));
+    }
+  }
+  // Of a dataset that may grow, chunks may be larger than itself.
+  {
+    const Maker file(folder + "growing.h5", H5F_LIBVER_V110);
+    const Extents extents = {7, 5};
+    const Extents most = {H5S_UNLIMITED, 5};
+    const hid_t space = MUST(H5Screate_simple(2, extents.data(), most.data()));
+    const hid_t id = MUST(H5Dcreate2(file.id(), "growing", H5T_STD_U16LE, space, H5P_DEFAULT,
+                                     with_filters(Maker::chunked({20, 3}), "shuffle deflate"), H5P_DEFAULT));
+    std::vector<std::uint16_t> values(35);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
+    MUST(H5Dwrite(id, H5T_NATIVE_UINT16, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
+  }
+  const std::string path = folder + "damaged.h5";
+  std::vector<haddr_t> places;
+  {
+    const Maker file(path, H5F_LIBVER_EARLIEST);
+    const hid_t sums = file.filled("sums", H5T_STD_U16LE, {64}, with_filters(Maker::chunked({16}), "sums last"));
+    const hid_t packed = file.filled("zstd", H5T_STD_U16LE, {64}, with_filters(Maker::chunked({16}), "zstd"));
+    MUST(H5Fflush(file.id(), H5F_SCOPE_GLOBAL));
+    for (const hid_t id : {sums, packed}) {
+      hsize_t at = 0;
+      unsigned mask = 0;
+      hsize_t bytes = 0;
+      // The third; of zstd the one behind it, if that went unfiltered.
+      for (hsize_t chunk = 2; chunk < 4; ++chunk) {
+        MUST(H5Dget_chunk_info(id, H5Dget_space(id), chunk, &at, &mask, &places.emplace_back(), &bytes));
+        if (mask == 0) break;
+        places.pop_back();
+      }
+    }
+  }
+  std::string bytes = read_all(path);
+  for (const haddr_t place : places) bytes[place + 5] = static_cast<char>(bytes[place + 5] ^ 0x55);
+  write_all(path, bytes);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -355,6 +475,10 @@ int main(int argc, char** argv) {
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   if (std::string_view(argv[1]) == "samples") {
     samples(folder);
+    return 0;
+  }
+  if (std::string_view(argv[1]) == "chunks") {
+    chunks(folder);
     return 0;
   }
   links(folder);

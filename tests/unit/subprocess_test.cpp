@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -35,7 +37,7 @@ std::string text_of(const os::SubprocessResult& result) {
   return {reinterpret_cast<const char*>(result.output.data()), result.output.size()};
 }
 
-TEST_CASE("a program has the file, the pipe and nothing else") {
+TEST_CASE("a program has the file, the socket and nothing else") {
   ::setenv("MUSTER_SECRET", "told", 1);
   const os::SubprocessResult result =
       shell("cat <&3 >&4; echo \"[$MUSTER_SECRET]\" >&4; ls /proc/self/fd | wc -l >&4; exit 7");
@@ -61,7 +63,7 @@ TEST_CASE("one that does not end is killed, and what it said until then is kept"
   const os::SubprocessResult silent = shell("echo some >&4; exec sleep 100", {.deadline = 200ms});
   CHECK(silent.end == os::SubprocessEnd::timed_out);
   CHECK(text_of(silent) == "some\n");
-  // It has closed the pipe and goes on.
+  // It has closed the socket and goes on.
   CHECK(shell("exec 4>&-; exec sleep 100", {.deadline = 200ms}).end == os::SubprocessEnd::timed_out);
   // It never stops talking.
   const os::SubprocessResult talking = shell("while :; do echo word; sleep 0.01; done >&4", {.deadline = 200ms});
@@ -89,6 +91,42 @@ TEST_CASE("one that says too much is killed") {
   CHECK(result.output.size() < (1 << 20) + (1 << 17));
 }
 
+TEST_CASE("a program that answers questions until it is asked no more") {
+  const TemporaryDirectory folder;
+  write_text(folder / "input", "");
+  const auto file = os::ReadableFile::open(folder / "input");
+  os::Subprocess program({"/bin/sh", "-c", "while read word <&4; do echo \"<$word>\" >&4; done"}, file.descriptor());
+  const auto answer = [&program](std::string_view question, std::size_t length) {
+    program.begin({.deadline = 200ms, .longest = 20s});
+    program.send(std::as_bytes(std::span(question)));
+    std::string text(length, ' ');
+    text.resize(program.receive(std::as_writable_bytes(std::span(text))));
+    return text;
+  };
+  CHECK(answer("one\n", 6) == "<one>\n");
+  CHECK(answer("two\n", 6) == "<two>\n");
+  // It has no more to say to this one, and is killed at the end.
+  program.begin({.deadline = 100ms});
+  std::array<std::byte, 1> nothing{};
+  CHECK(program.receive(nothing) == 0);
+  CHECK(program.finish().end == os::SubprocessEnd::timed_out);
+}
+
+TEST_CASE("a program that ends before it answers") {
+  const TemporaryDirectory folder;
+  write_text(folder / "input", "");
+  const auto file = os::ReadableFile::open(folder / "input");
+  os::Subprocess program({"/bin/sh", "-c", "echo so >&4; exit 3"}, file.descriptor());
+  program.begin({.deadline = 5s});
+  program.send(std::as_bytes(std::span("question")));
+  std::string text(100, ' ');
+  text.resize(program.receive(std::as_writable_bytes(std::span(text))));
+  CHECK(text == "so\n");
+  const os::SubprocessResult result = program.finish();
+  CHECK(result.end == os::SubprocessEnd::exited);
+  CHECK(result.status == 3);
+}
+
 TEST_CASE("a host program that takes its children's ends itself does no harm") {
   ::signal(SIGCHLD, SIG_IGN);
   const os::SubprocessResult result = shell("echo said >&4");
@@ -106,7 +144,7 @@ TEST_CASE("a program that cannot be started is told in words") {
   CHECK(has(words_of(ErrorKind::unsupported, [&] { run(folder / "input"); }), "EACCES"));
   os::set_fault_hook([](std::string_view call, std::string_view) { return call == "spawn" ? EAGAIN : 0; });
   CHECK(has(words_of(ErrorKind::io, [&] { run("/bin/true"); }), "EAGAIN"));
-  os::set_fault_hook([](std::string_view call, std::string_view) { return call == "pipe" ? EMFILE : 0; });
+  os::set_fault_hook([](std::string_view call, std::string_view) { return call == "socketpair" ? EMFILE : 0; });
   CHECK(has(words_of(ErrorKind::io, [&] { run("/bin/true"); }), "EMFILE"));
   os::set_fault_hook(nullptr);
 }

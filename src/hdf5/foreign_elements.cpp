@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/hdf5/foreign_elements.hpp"
+
+#include <unistd.h>
+#include <zstd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "src/hdf5/foreign_id.hpp"
+#include "src/hdf5/foreign_listing.hpp"
+#include "src/hdf5/foreign_report.hpp"
+#include "src/hdf5/foreign_types.hpp"
+
+namespace muster::hdf5 {
+namespace {
+
+// What checksums may add to a chunk.
+constexpr std::size_t checksums = 64;
+/// How many bytes a chunk of the dataset that is being read has at most when it leaves the filter.
+std::size_t zstd_room = checksums;
+
+size_t undo_zstd(unsigned flags, size_t, const unsigned*, size_t bytes, size_t* room, void** buffer) {
+  if ((flags & H5Z_FLAG_REVERSE) == 0) return 0;
+  void* decoded = H5allocate_memory(zstd_room, false);
+  const std::size_t made = decoded == nullptr ? 0 : ::ZSTD_decompress(decoded, zstd_room, *buffer, bytes);
+  if (decoded == nullptr || ::ZSTD_isError(made) != 0 || made < zstd_room - checksums) {
+    if (decoded != nullptr) H5free_memory(decoded);
+    return 0;
+  }
+  H5free_memory(*buffer);
+  *buffer = decoded;
+  *room = zstd_room;
+  return made;
+}
+
+class ElementsReader {
+ public:
+  explicit ElementsReader(hid_t file) : file_(file) {}
+
+  /// The elements that were asked for. Throws Refusal.
+  std::vector<std::byte> read(const ElementsQuestion& question) {
+    if (question.address != address_ || !dataset_) open(question.address);
+    if (question.item_bytes != item_bytes_ || question.count > most_question_bytes / item_bytes_ ||
+        question.first > elements_ || question.count > elements_ - question.first)
+      throw Refusal{"it has changed since it was listed"};
+    // Zeros, as what was never written may have no fill value.
+    std::vector<std::byte> elements(question.count * item_bytes_);
+    // A run of elements is a few boxes, one after the other: the largest that begins at `at` and does not pass the end.
+    std::uint64_t at = question.first;
+    const std::uint64_t end = question.first + question.count;
+    while (at != end) {
+      std::size_t dim = 0;
+      while (dim + 1 < extents_.size() && (at % inner_[dim] != 0 || end - at < inner_[dim])) ++dim;
+      at += box(at, dim, end - at, elements.data() + (at - question.first) * item_bytes_);
+    }
+    return elements;
+  }
+
+  struct Refusal {
+    std::string words;
+  };
+
+ private:
+  void open(std::uint64_t address) {
+    dataset_ = ObjectId(H5Oopen_by_addr(file_, address));
+    address_ = address;
+    const TypeId type(dataset_ ? H5Dget_type(dataset_.get()) : hid_t{-1});
+    memory_type_ = TypeId(type ? H5Tcopy(type.get()) : hid_t{-1});
+    space_ = SpaceId(memory_type_ ? H5Dget_space(dataset_.get()) : hid_t{-1});
+    const int rank = space_ ? H5Sget_simple_extent_ndims(space_.get()) : -1;
+    if (rank < 0 || rank > most_rank) throw_last();
+    const ElementType element = element_type(memory_type_.get());
+    if (!element.dtype || (element.is_big_endian && H5Tset_order(memory_type_.get(), H5T_ORDER_LE) < 0)) throw_last();
+    item_bytes_ = element.bytes;
+    extents_.assign(static_cast<std::size_t>(rank), 0);
+    if (rank != 0 && H5Sget_simple_extent_dims(space_.get(), extents_.data(), nullptr) < 0) throw_last();
+    inner_.assign(extents_.size(), 1);
+    elements_ = 1;
+    for (std::size_t dim = extents_.size(); dim-- > 0;) {
+      inner_[dim] = elements_;
+      if (__builtin_mul_overflow(elements_, extents_[dim], &elements_)) refuse("its shape overflows");
+    }
+    const PropertiesId properties(H5Dget_create_plist(dataset_.get()));
+    std::array<hsize_t, most_rank> chunk{};
+    const int chunk_rank = properties && H5Pget_layout(properties.get()) == H5D_CHUNKED
+                               ? H5Pget_chunk(properties.get(), most_rank, chunk.data())
+                               : 0;
+    std::uint64_t chunk_bytes = item_bytes_;
+    for (int dim = 0; dim < chunk_rank; ++dim)
+      if (__builtin_mul_overflow(chunk_bytes, chunk[static_cast<std::size_t>(dim)], &chunk_bytes)) chunk_bytes = 0;
+    if (chunk_bytes == 0 || chunk_bytes > most_chunk_bytes) refuse("its chunks have changed since it was listed");
+    zstd_room = chunk_bytes + checksums;
+  }
+
+  /// Reads up to `most` elements from `at` on: whole steps of one dimension. How many they are.
+  std::uint64_t box(std::uint64_t at, std::size_t dim, std::uint64_t most, std::byte* target) {
+    std::vector<hsize_t> begin(extents_.size());
+    std::vector<hsize_t> size(extents_.size(), 1);
+    for (std::size_t i = 0; i < extents_.size(); ++i) {
+      begin[i] = at / inner_[i] % extents_[i];
+      if (i == dim) size[i] = std::min(most / inner_[i], extents_[i] - begin[i]);
+      if (i > dim) size[i] = extents_[i];
+    }
+    // Of the box's own shape: for another libhdf5 would go through it element by element.
+    const SpaceId memory(extents_.empty() ? H5Screate(H5S_SCALAR)
+                                          : H5Screate_simple(static_cast<int>(size.size()), size.data(), nullptr));
+    if (!memory || (!extents_.empty() &&
+                    H5Sselect_hyperslab(space_.get(), H5S_SELECT_SET, begin.data(), nullptr, size.data(), nullptr) < 0))
+      throw_last();
+    if (H5Dread(dataset_.get(), memory_type_.get(), memory.get(), space_.get(), H5P_DEFAULT, target) < 0) throw_last();
+    return extents_.empty() ? 1 : size[dim] * inner_[dim];
+  }
+
+  [[noreturn]] void refuse(std::string words) {
+    dataset_ = ObjectId();
+    throw Refusal{std::move(words)};
+  }
+  [[noreturn]] void throw_last() { refuse("libhdf5 cannot read it: " + last_failure()); }
+
+  hid_t file_;
+  std::uint64_t address_ = HADDR_UNDEF;
+  ObjectId dataset_;  ///< stays open, and with it the chunks that were decoded last
+  TypeId memory_type_;
+  SpaceId space_;
+  std::uint64_t item_bytes_ = 1;
+  std::uint64_t elements_ = 0;
+  std::vector<hsize_t> extents_;
+  std::vector<hsize_t> inner_;  ///< elements of one step of each dimension
+};
+
+bool read_question(int socket, ElementsQuestion& question) {
+  std::size_t done = 0;
+  while (done < sizeof question) {
+    const ssize_t got = ::read(socket, reinterpret_cast<std::byte*>(&question) + done, sizeof question - done);
+    if (got <= 0 && !(got < 0 && errno == EINTR)) return false;
+    done += static_cast<std::size_t>(std::max<ssize_t>(got, 0));
+  }
+  return true;
+}
+
+bool write_all(int socket, const void* from, std::size_t bytes) {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const ssize_t put = ::write(socket, static_cast<const std::byte*>(from) + done, bytes - done);
+    if (put <= 0 && !(put < 0 && errno == EINTR)) return false;
+    done += static_cast<std::size_t>(std::max<ssize_t>(put, 0));
+  }
+  return true;
+}
+
+}  // namespace
+
+void register_zstd() {
+  H5Z_class2_t filter{};
+  filter.version = H5Z_CLASS_T_VERS;
+  filter.id = zstd_filter;
+  filter.encoder_present = 1;
+  filter.decoder_present = 1;
+  filter.name = "zstd";
+  filter.filter = &undo_zstd;
+  H5Zregister(&filter);
+}
+
+void keep_chunks(hid_t access) {
+  constexpr std::size_t slots = 12'421;
+  constexpr std::size_t bytes = std::size_t{16} << 20;
+  constexpr double read_ones_first = 0.75;
+  H5Pset_cache(access, 0, slots, bytes, read_ones_first);
+}
+
+void answer_questions(hid_t file, const std::string& refusal, int socket) {
+  ElementsReader reader(file);
+  ElementsQuestion question;
+  while (read_question(socket, question)) {
+    std::vector<std::byte> elements;
+    std::string words = refusal;
+    try {
+      if (words.empty()) elements = reader.read(question);
+    } catch (const ElementsReader::Refusal& caught) {
+      words = caught.words;
+    } catch (const std::bad_alloc&) {
+      words = "it takes more memory than muster-hdf5-reader may have";
+    }
+    words.resize(std::min<std::size_t>(words.size(), longest_words));
+    const std::uint64_t length = words.size();
+    if (!write_all(socket, &length, sizeof length) || !write_all(socket, words.data(), words.size()) ||
+        !write_all(socket, elements.data(), elements.size()))
+      return;
+  }
+}
+
+}  // namespace muster::hdf5

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Elements of a foreign file, read by libhdf5 inside the fence. What went through zstd is undone by a filter of this
+// program's; no plugin is ever loaded.
+
+#include <hdf5.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace muster::hdf5 {
+
+inline constexpr H5Z_filter_t zstd_filter = 32015;
+
+inline constexpr std::uint64_t most_chunk_bytes = std::uint64_t{64} << 20;  ///< of one, before compression
+inline constexpr std::uint64_t most_chunk_expansion = 8;
+
+/// Chunks are decoded in memory: beyond 16 MiB they are for files that are large themselves.
+constexpr std::uint64_t largest_chunk(std::uint64_t file_bytes) noexcept {
+  constexpr std::uint64_t always = std::uint64_t{16} << 20;
+  return std::clamp(std::min(file_bytes, most_chunk_bytes) * most_chunk_expansion, always, most_chunk_bytes);
+}
+
+/// What answers need beyond a listing's memory: the elements, the chunks that are kept, and a chunk between its
+/// filters.
+constexpr std::uint64_t answer_memory(std::uint64_t file_bytes) noexcept {
+  constexpr std::uint64_t elements_and_kept = std::uint64_t{24} << 20;
+  return elements_and_kept + 4 * largest_chunk(file_bytes);
+}
+
+/// Registers the filter. Before the file is opened.
+void register_zstd();
+
+/// Lets a file keep chunks that were decoded last, for whoever reads on piece by piece.
+void keep_chunks(hid_t access);
+
+/// Answers questions from the socket until it is closed. Where the file could not be opened, `refusal` answers all.
+void answer_questions(hid_t file, const std::string& refusal, int socket);
+
+}  // namespace muster::hdf5
