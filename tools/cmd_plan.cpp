@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -49,24 +50,28 @@ Trial try_plan(const MergePlan& plan, const std::string& model_dir) {
   Trial trial;
   std::vector<NamedSpec> specs;
   std::set<const MergeRule*> used;
+  std::vector<std::string> unmatched;
+  // What is wrong with a rule is the same for the tensors of all layers, and said once.
   const auto attempt = [&](const auto& step) {
     try {
       step();
     } catch (const Error& error) {
-      trial.problems.emplace_back(error.what());
+      if (std::ranges::find(trial.problems, error.what()) == trial.problems.end())
+        trial.problems.emplace_back(error.what());
     }
   };
   for (const TensorEntry& entry : model.tensors()) {
     const NamedSpec& tensor = specs.emplace_back(NamedSpec{entry.name, {entry.dtype, entry.shape}});
     attempt([&] {
       const std::optional<MergePlan::Origin> origin = plan.origin(tensor.name);
-      if (!origin) throw Error(ErrorKind::argument, fmt::format("no rule takes the tensor {}", in_quotes(tensor.name)));
+      if (!origin) return unmatched.push_back(tensor.name);
       used.insert(origin->rule);
       trial.taken.push_back({tensor, origin->name, origin->rule});
       if (!std::holds_alternative<DropAction>(origin->rule->action))
         (void)plan.resolve(*origin->rule, origin->name, std::span(&tensor.spec, 1), true);
     });
   }
+  if (!unmatched.empty()) trial.problems.push_back(no_rule_words(plan, unmatched));
   for (const MergeRule& rule : plan.rules())
     if (!used.contains(&rule) && !is_builtin_rule(rule)) trial.unused.push_back(&rule);
   attempt([&] { check_against_config(plan, specs); });

@@ -78,8 +78,8 @@ class TensorPattern {
   /// `*` stands for any characters, dots too; `{a,b}` for one of several words. Throws Error(argument) where braces do
   /// not pair, nest, or mean more than 256 patterns, and beyond 1024 characters.
   static TensorPattern glob(std::string text);
-  /// A regular expression of at most 1024 characters in ECMAScript's syntax, without back-references and look-ahead, so
-  /// that matching takes linear time. Throws Error(argument) where it is not one.
+  /// A regular expression of at most 1024 characters in RE2's syntax, without back-references and look-ahead, so that
+  /// matching takes linear time. Throws Error(argument) where it is not one.
   static TensorPattern regex(std::string text);
 
   [[nodiscard]] bool matches(std::string_view name) const;
