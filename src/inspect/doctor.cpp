@@ -11,9 +11,10 @@
 #include "muster/state.hpp"
 #include "muster/version.hpp"
 #include "src/base/escaped.hpp"
-#include "src/inspect/doctor_devices.hpp"
+#include "src/device/device_report.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/printable.hpp"
+#include "src/os/library.hpp"
 #include "src/os/machine.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
@@ -210,6 +211,25 @@ Finding hdf5_plugin() {
           "hdf5plugin"};
 }
 
+Finding devices() {
+  const std::string file = fmt::format("libmuster-cuda.so.{}", version());
+  const os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&examine_machine), file);
+  void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
+  if (symbol == nullptr)
+    return {"CUDA", Health::note, fmt::format("{} is not here", file),
+            "tensors on devices have to be copied to host memory before they are gathered, or install that library "
+            "beside libmuster"};
+  CudaReport report;
+  if (!reinterpret_cast<cuda::MakeReport>(symbol)(report))
+    return {"CUDA", Health::warning, "a driver that does not answer", report.obstacle};
+  if (!report.obstacle.empty()) return {"CUDA", Health::note, "no devices", report.obstacle};
+  std::string value = fmt::format("driver for CUDA {}", report.driver);
+  for (const std::string& device : report.devices) value += "; " + device;
+  if (!report.nccl.empty()) return {"CUDA", Health::good, fmt::format("{}; NCCL {}", value, report.nccl)};
+  return {"CUDA", Health::good, fmt::format("{}; no NCCL", value),
+          fmt::format("between devices of several hosts tensors go through host memory: {}", report.nccl_obstacle)};
+}
+
 std::string_view state_text(Health health) {
   switch (health) {
     case Health::good:
@@ -273,7 +293,7 @@ std::vector<Finding> examine_machine() {
   for (Finding (*examine)() : {memory, memfd, posix_memory, limits, processes, pidfd, seccomp, job})
     findings.push_back(examine());
   findings.push_back(mpi());
-  findings.push_back(examine_devices());
+  findings.push_back(devices());
   for (Finding (*examine)() : {hdf5, hdf5_reader, hdf5_plugin}) findings.push_back(examine());
   findings.push_back({"zstd", Health::good, ZSTD_versionString()});
   return findings;
