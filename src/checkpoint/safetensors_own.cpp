@@ -19,7 +19,7 @@
 namespace muster {
 namespace {
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+[[noreturn]] void refuse_to_write(const std::string& path, const std::string& what) {
   throw Error(ErrorKind::argument, fmt::format("writing {}: {}", in_quotes(path), what), {.path = path});
 }
 
@@ -99,10 +99,12 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   std::uint64_t end = 0;
   for (TensorEntry& entry : tensors) {
     if (entry.name == safetensors_metadata_key)
-      refuse(path, fmt::format("no tensor can have the name {}, which is kept for metadata", in_quotes(entry.name)));
-    if (!core::is_utf8(entry.name)) refuse(path, fmt::format("the name {} is not UTF-8", in_quotes(entry.name)));
+      refuse_to_write(path,
+                      fmt::format("no tensor can have the name {}, which is kept for metadata", in_quotes(entry.name)));
+    if (!core::is_utf8(entry.name))
+      refuse_to_write(path, fmt::format("the name {} is not UTF-8", in_quotes(entry.name)));
     if (!names.insert(entry.name).second)
-      refuse(path, fmt::format("two tensors have the name {}", in_quotes(entry.name)));
+      refuse_to_write(path, fmt::format("two tensors have the name {}", in_quotes(entry.name)));
     try {
       entry.bytes = byte_size(entry.dtype, entry.shape);
     } catch (const Error& error) {
@@ -110,7 +112,7 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
     }
     entry.offset = end;
     if (__builtin_add_overflow(end, entry.bytes, &end) || end > INT64_MAX)
-      refuse(path, "its tensors together are larger than a file can be");
+      refuse_to_write(path, "its tensors together are larger than a file can be");
     if (is_own(entry)) metadata[std::string(safetensors_dtype_key) + entry.name] = own_text(entry);
   }
 
@@ -121,7 +123,7 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
     char separator = '{';
     for (const auto& [key, value] : metadata) {
       if (!core::is_utf8(key) || !core::is_utf8(value))
-        refuse(path, fmt::format("the metadata {} is not UTF-8", in_quotes(key)));
+        refuse_to_write(path, fmt::format("the metadata {} is not UTF-8", in_quotes(key)));
       json += separator;
       append_string(json, key);
       json += ':';
@@ -142,8 +144,9 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   json += '}';
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > max_safetensors_header)
-    refuse(path, fmt::format("its header would have {} bytes, more than the {} that are allowed; write several files",
-                             json.size(), max_safetensors_header));
+    refuse_to_write(
+        path, fmt::format("its header would have {} bytes, more than the {} that are allowed; write several files",
+                          json.size(), max_safetensors_header));
   const std::uint64_t data_begin = safetensors_prefix + json.size();
   for (TensorEntry& entry : tensors) entry.offset += data_begin;
   std::string whole;

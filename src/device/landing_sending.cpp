@@ -20,7 +20,7 @@
 namespace muster::cuda {
 namespace {
 
-constexpr const char* phase = "gather: offering device memory";
+constexpr const char* offer_phase = "gather: offering device memory";
 
 void send_message(const gather::Call& call, OfferHeader header, std::span<const Export> exports,
                   std::span<const std::uint64_t> gone, std::span<const std::byte> body) {
@@ -34,7 +34,7 @@ void send_message(const gather::Call& call, OfferHeader header, std::span<const 
   for (const Export& exported : exports) append(message, exported);
   for (const std::uint64_t buffer : gone) append(message, buffer);
   message.insert(message.end(), body.begin(), body.end());
-  call.group->send(call.first(), message, call.wait(phase), Subject::exchange);
+  call.group->send(call.first(), message, call.wait(offer_phase), Subject::exchange);
 }
 
 /// The CPU waits for what the caller has queued: whoever copies next is in another process.
@@ -47,7 +47,7 @@ void wait_for_caller(const gather::Call& call, const std::set<int>& devices) {
     }
     wait_for_device(
         *call.group, [&] { return event.has_passed(); },
-        fmt::format("the work that its caller has queued on cuda:{}", device), call.wait(phase));
+        fmt::format("the work that its caller has queued on cuda:{}", device), call.wait(offer_phase));
   }
 }
 

@@ -12,23 +12,23 @@
 namespace muster::gather {
 namespace {
 
-constexpr std::uint64_t piece_bytes = 4 << 20;    // between two signs of progress
-constexpr std::uint64_t staging_bytes = 1 << 20;  // strided elements at a time
+constexpr std::uint64_t merged_at_once = 4 << 20;  // between two signs of progress
+constexpr std::uint64_t staged_at_once = 1 << 20;  // strided elements at a time
 
 XXH128_hash_t hash_of(const TensorView& tensor, SyncGroup& group) {
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
   if (tensor.is_contiguous()) {
     for (auto left = tensor.bytes(); !left.empty();) {
-      const auto piece = left.first(std::min<std::uint64_t>(left.size(), piece_bytes));
+      const auto piece = left.first(std::min<std::uint64_t>(left.size(), merged_at_once));
       XXH3_128bits_update(&state, piece.data(), piece.size());
       left = left.subspan(piece.size());
       group.progress();
     }
   } else {
     const std::size_t item = itemsize(tensor.dtype());
-    const auto at_once = static_cast<std::int64_t>(staging_bytes / item);
-    std::vector<std::byte> staging(std::min<std::uint64_t>(tensor.nbytes(), staging_bytes));
+    const auto at_once = static_cast<std::int64_t>(staged_at_once / item);
+    std::vector<std::byte> staging(std::min<std::uint64_t>(tensor.nbytes(), staged_at_once));
     for (std::int64_t done = 0; done < tensor.elements(); done += at_once) {
       const std::int64_t end = std::min(done + at_once, tensor.elements());
       core::copy_elements(tensor, done, end, staging.data());

@@ -11,15 +11,15 @@
 namespace muster::gather {
 namespace {
 
-constexpr std::uint64_t page = 4096;
-static_assert(shm::header_bytes == page);
+constexpr std::uint64_t page_bytes = 4096;
+static_assert(shm::header_bytes == page_bytes);
 
 std::uint64_t senders_of(std::uint32_t length) {
   return std::max<std::uint32_t>(length, 2) - 1;
 }
 
 std::uint64_t least_budget(std::uint32_t length, std::uint32_t depth) {
-  return (shm::header_bytes + page) * depth * senders_of(length);
+  return (shm::header_bytes + page_bytes) * depth * senders_of(length);
 }
 
 /// What one list may have, and what of it would have to be taken.
@@ -47,9 +47,9 @@ StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t d
                             budget, senders_of(length), depth, least_budget(length, depth)));
   StreamShare share;
   share.budget = budget / senders_of(length);
-  share.part_bytes = share.budget / depth / page * page - shm::header_bytes;
+  share.part_bytes = share.budget / depth / page_bytes * page_bytes - shm::header_bytes;
   // Sizes of tensors are counted in 63 bits, and so are a part's.
-  share.part_bytes = std::min<std::uint64_t>(share.part_bytes, INT64_MAX / page * page);
+  share.part_bytes = std::min<std::uint64_t>(share.part_bytes, INT64_MAX / page_bytes * page_bytes);
   return share;
 }
 

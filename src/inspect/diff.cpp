@@ -25,7 +25,7 @@ namespace muster::inspect {
 namespace {
 
 // Large enough that a call per piece costs nothing, small enough that two threads share one large tensor.
-constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
+constexpr std::uint64_t compared_at_once = std::uint64_t{8} << 20;
 constexpr std::uint64_t longest_json = std::uint64_t{256} << 20;
 
 struct Pair {
@@ -34,7 +34,7 @@ struct Pair {
   ValueDifference values = {};
 };
 
-struct Piece {
+struct ComparedPiece {
   std::size_t pair = 0;
   std::uint64_t offset = 0;
 };
@@ -42,7 +42,7 @@ struct Piece {
 ValueDifference compare_piece(const TensorSource& source_a, const TensorSource& source_b, const Pair& pair,
                               std::uint64_t offset) {
   const TensorEntry& entry = source_a.tensors()[pair.a];
-  const std::uint64_t length = std::min(piece_bytes, entry.bytes - offset);
+  const std::uint64_t length = std::min(compared_at_once, entry.bytes - offset);
   const std::unique_ptr<PieceBytes> a = source_a.read(pair.a, offset, length);
   const std::unique_ptr<PieceBytes> b = source_b.read(pair.b, offset, length);
   if (std::memcmp(a->bytes().data(), b->bytes().data(), length) == 0) return {};
@@ -50,14 +50,14 @@ ValueDifference compare_piece(const TensorSource& source_a, const TensorSource& 
 }
 
 void compare_pairs(const TensorSource& a, const TensorSource& b, std::vector<Pair>& pairs) {
-  std::vector<Piece> pieces;
+  std::vector<ComparedPiece> pieces;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const std::uint64_t bytes = a.tensors()[pairs[i].a].bytes;
-    for (std::uint64_t offset = 0; offset < bytes; offset += piece_bytes) pieces.push_back({i, offset});
+    for (std::uint64_t offset = 0; offset < bytes; offset += compared_at_once) pieces.push_back({i, offset});
   }
   std::mutex mutex;
   parallel_for(pieces.size(), copy_workers(), [&](std::size_t index, std::size_t) {
-    const Piece& piece = pieces[index];
+    const ComparedPiece& piece = pieces[index];
     const ValueDifference difference = compare_piece(a, b, pairs[piece.pair], piece.offset);
     if (difference.elements == 0) return;
     const std::lock_guard lock(mutex);
@@ -196,7 +196,7 @@ void diff_files(DiffReport& report) {
 }
 
 /// What stands for a source's config beside a state's.
-std::optional<Config> config_of(const TensorSource& source) {
+std::optional<Config> comparable_config(const TensorSource& source) {
   if (source.kind() == "safetensors" || source.kind() == "hdf5") return config_from_metadata(source.metadata());
   const std::optional<std::string> text = source.config_text();
   if (!text) return std::nullopt;
@@ -208,8 +208,8 @@ void diff_configs(const TensorSource& a, const TensorSource& b, DiffReport& repo
     return source.kind() == "state" || source.kind() == "workspace";
   };
   if (!is_state(a) && !is_state(b)) return;
-  const std::optional<Config> left = config_of(a);
-  const std::optional<Config> right = left ? config_of(b) : std::nullopt;
+  const std::optional<Config> left = comparable_config(a);
+  const std::optional<Config> right = left ? comparable_config(b) : std::nullopt;
   if (!right) return;
   report.has_configs = true;
   report.config_differences = find_places(*left, *right, "", most_config_diffs, report.config_diffs);

@@ -24,14 +24,14 @@
 namespace muster::inspect {
 namespace {
 
-constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
+constexpr std::uint64_t counted_at_once = std::uint64_t{8} << 20;
 constexpr std::size_t block = 4096;
 
 bool is_narrow(DType dtype) noexcept {
   return bits(dtype) <= 16;
 }
 
-struct Piece {
+struct CountedPiece {
   std::size_t place = 0;  // of the tensor in the result
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
@@ -42,7 +42,7 @@ std::uint64_t values_of(const TensorEntry& entry) {
 }
 
 /// The last byte of a packed tensor may be half used.
-std::uint64_t values_of(const TensorEntry& entry, const Piece& piece) {
+std::uint64_t values_of(const TensorEntry& entry, const CountedPiece& piece) {
   return std::min(values_in(entry.dtype, piece.bytes), values_of(entry) - values_in(entry.dtype, piece.offset));
 }
 
@@ -175,9 +175,9 @@ class Work {
       const TensorEntry& entry = source.tensors()[tensor];
       const std::size_t place = out_.size();
       out_.push_back({.tensor = entry, .values = values_of(entry)});
-      std::vector<Piece>& pieces = is_narrow(entry.dtype) ? narrow_ : wide_;
-      for (std::uint64_t at = 0; at < entry.bytes; at += piece_bytes)
-        pieces.push_back({place, at, std::min(piece_bytes, entry.bytes - at)});
+      std::vector<CountedPiece>& pieces = is_narrow(entry.dtype) ? narrow_ : wide_;
+      for (std::uint64_t at = 0; at < entry.bytes; at += counted_at_once)
+        pieces.push_back({place, at, std::min(counted_at_once, entry.bytes - at)});
       total += entry.bytes * (is_narrow(entry.dtype) ? 1 : 2);
     }
     ends_.resize(out_.size());
@@ -193,9 +193,9 @@ class Work {
 
  private:
   template <class Use>
-  void for_each(const std::vector<Piece>& pieces, Use&& use) {
+  void for_each(const std::vector<CountedPiece>& pieces, Use&& use) {
     parallel_for(pieces.size(), workers_, [&](std::size_t index, std::size_t worker) {
-      const Piece& piece = pieces[index];
+      const CountedPiece& piece = pieces[index];
       use(index, worker, source_.read(tensors_[piece.place], piece.offset, piece.bytes)->bytes());
       progress_->add(piece.bytes);
     });
@@ -203,10 +203,10 @@ class Work {
 
   void count_narrow() {
     std::vector<std::size_t> pieces(out_.size());
-    for (const Piece& piece : narrow_) ++pieces[piece.place];
+    for (const CountedPiece& piece : narrow_) ++pieces[piece.place];
     PatternCounting counting(out_, std::move(pieces), workers_, bins_);
     for_each(narrow_, [&](std::size_t index, std::size_t worker, std::span<const std::byte> bytes) {
-      const Piece& piece = narrow_[index];
+      const CountedPiece& piece = narrow_[index];
       counting.count(piece.place, bytes, values_of(out_[piece.place].tensor, piece), worker);
     });
     counting.finish();
@@ -281,8 +281,8 @@ class Work {
   std::vector<TensorStatistics> out_;
   /// Bits of the smallest and the largest value of each wide tensor that has two.
   std::vector<std::optional<std::pair<std::uint64_t, std::uint64_t>>> ends_;
-  std::vector<Piece> narrow_;
-  std::vector<Piece> wide_;
+  std::vector<CountedPiece> narrow_;
+  std::vector<CountedPiece> wide_;
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 // Ranks of another host that are told of a failure: one must listen, and all are where they are few.
 constexpr std::size_t most_told = 64;
 constexpr std::chrono::microseconds nap{200};
-constexpr milliseconds between_looks{1};
+constexpr milliseconds longest_unpumped{1};
 
 }  // namespace
 
@@ -131,7 +131,7 @@ std::optional<Error> MpiGroup::known_failure() const {
 
 std::optional<Error> MpiGroup::failure() const {
   auto known = known_failure();
-  if (!known && has_other_hosts() && family_->since_pumped() > between_looks) {
+  if (!known && has_other_hosts() && family_->since_pumped() > longest_unpumped) {
     // Who only asks has to hear of other hosts, too.
     try {
       family_->pump();

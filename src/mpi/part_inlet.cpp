@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // Of the attendant, where nothing moves: short against a part's time on any link.
-constexpr auto nap = 200us;
+constexpr auto part_nap = 200us;
 
 [[noreturn]] void refuse(int sender) {
   throw Error(ErrorKind::corrupt, fmt::format("the head of a part from rank {} is garbled", sender), {.rank = sender});
@@ -114,7 +114,7 @@ void MpiInlet::attend(const std::stop_token& stop) {
     eagerness.begin();
     const bool has_moved = try_step();
     lock.unlock();
-    if (!eagerness.again(has_moved)) std::this_thread::sleep_for(nap);
+    if (!eagerness.again(has_moved)) std::this_thread::sleep_for(part_nap);
     lock.lock();
   }
 }

@@ -10,7 +10,7 @@
 namespace muster::shm {
 namespace {
 
-constexpr std::uint64_t header_bytes = 4096;
+constexpr std::uint64_t ring_header_bytes = 4096;
 constexpr std::uint64_t ring_magic = 0x31474e49'5254534dULL;  // "MSTRING1"
 
 void wait_for_word(const std::atomic<std::uint32_t>& word, const std::function<bool(std::uint32_t)>& is_good,
@@ -38,11 +38,11 @@ struct WindowRing::Header {
 };
 
 WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, os::Backing backing)
-    : memory_(os::create_shared_memory(header_bytes + depth * window_bytes, backing)),
-      mapping_(memory_, os::Access::read_write, 0, header_bytes + depth * window_bytes),
+    : memory_(os::create_shared_memory(ring_header_bytes + depth * window_bytes, backing)),
+      mapping_(memory_, os::Access::read_write, 0, ring_header_bytes + depth * window_bytes),
       depth_(depth),
       window_bytes_(window_bytes) {
-  static_assert(sizeof(Header) <= header_bytes);
+  static_assert(sizeof(Header) <= ring_header_bytes);
   os::reserve(memory_, 0, mapping_.size());
   header().magic = ring_magic;
   header().window_bytes = window_bytes;
@@ -51,12 +51,13 @@ WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, os::Back
 
 WindowRing::WindowRing(const os::Fd& memory) {
   const std::uint64_t bytes = os::shared_memory_size(memory);
-  if (bytes < header_bytes) throw Error(ErrorKind::corrupt, "another rank's shared memory is too small for windows");
+  if (bytes < ring_header_bytes)
+    throw Error(ErrorKind::corrupt, "another rank's shared memory is too small for windows");
   mapping_ = os::Mapping(memory, os::Access::read_write, 0, bytes);
   depth_ = header().depth;
   window_bytes_ = header().window_bytes;
   if (header().magic != ring_magic || depth_ > most_depth ||
-      (depth_ != 0 && window_bytes_ > (bytes - header_bytes) / depth_))
+      (depth_ != 0 && window_bytes_ > (bytes - ring_header_bytes) / depth_))
     throw Error(ErrorKind::corrupt, "another rank's shared memory has no windows");
 }
 
@@ -69,7 +70,7 @@ std::uint64_t WindowRing::window_bytes() const noexcept {
 }
 
 std::span<std::byte> WindowRing::window(std::uint32_t turn) const {
-  return {mapping_.data() + header_bytes + turn % depth_ * window_bytes_, window_bytes_};
+  return {mapping_.data() + ring_header_bytes + turn % depth_ * window_bytes_, window_bytes_};
 }
 
 void WindowRing::claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const {
