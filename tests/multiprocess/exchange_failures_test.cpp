@@ -100,6 +100,7 @@ struct Operation {
   std::string name;
   std::function<void(SyncGroup&)> prepare;             // before the shortage begins; may be empty
   std::function<void(SyncGroup&, const Around&)> run;  // collective; looks at every byte
+  bool keeps_group = false;                            // even where it is short of memory
 };
 
 std::vector<int> list_of(const SyncGroup& group) {
@@ -149,6 +150,13 @@ void stream(std::uint64_t layers, SyncGroup& group, const Around& around) {
   RANK_CHECK(taken == (group.rank() == list.front() ? layers : 0));
 }
 
+/// Another group of the same ranks, which must work.
+void duplicate(bool tied, SyncGroup& group, const Around& around) {
+  std::shared_ptr<SyncGroup> copy;
+  around([&] { copy = tied ? group.companion() : group.duplicate(); });
+  copy->barrier();
+}
+
 std::vector<Operation> operations_of(const Tensor& lent) {
   const auto own = [](SyncGroup& group, const Around& around) { gather(tensor_of(group.rank()), group, around); };
   const auto lend = [&lent](SyncGroup& group, const Around& around) { gather(lent, group, around); };
@@ -160,6 +168,8 @@ std::vector<Operation> operations_of(const Tensor& lent) {
       {"concat", {}, [](SyncGroup& group, const Around& around) { merge(concat(0), group, around); }},
       {"sum", {}, [](SyncGroup& group, const Around& around) { merge(sum(), group, around); }},
       {"stream", {}, [](SyncGroup& group, const Around& around) { stream(2, group, around); }},
+      {"duplicate", {}, [](SyncGroup& group, const Around& around) { duplicate(false, group, around); }, true},
+      {"companion", {}, [](SyncGroup& group, const Around& around) { duplicate(true, group, around); }, true},
   };
 }
 
@@ -211,7 +221,7 @@ bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& s
   };
   for (const End& end : all) expect(end.milliseconds < 2000, "it took longer than two seconds");
   if (const auto failure = fresh->failure()) {
-    expect(shortage.may_fail_group, "the group has failed");
+    expect(shortage.may_fail_group && !operation.keeps_group, "the group has failed");
     expect(failure->rank() == origin && std::string(failure->what()).find(shortage.words) != std::string::npos,
            "the group has failed with another cause");
     return true;
@@ -243,9 +253,11 @@ void operator delete(void* memory, std::size_t) noexcept {
 }
 
 TEST_CASE("a rank is short of descriptors or memory at each step: all have the cause within two seconds, and go on") {
-  for (const int size : {2, 3}) {
+  for (std::size_t which = 0; which < 2 * operations_of(Tensor()).size(); ++which) {
+    const int size = which % 2 == 0 ? 2 : 3;
     CAPTURE(size);
-    const auto ended = try_ranks(size, [&](SyncGroup& group) {
+    CAPTURE(operations_of(Tensor())[which / 2].name);
+    const auto fail_at_each_step = [&](SyncGroup& group) {
       SharedArena arena(1 << 20);
       Tensor lent = arena.allocate(DType::u32, {elements});
       std::memcpy(lent.mutable_data(), tensor_of(group.rank()).data(), lent.nbytes());
@@ -255,11 +267,12 @@ TEST_CASE("a rank is short of descriptors or memory at each step: all have the c
         shortages.push_back(of_calls("ENOMEM", ENOMEM));
         shortages.push_back(size == 2 ? of_calls("ENFILE", ENFILE) : of_allocations());
       }
-      for (const Operation& operation : operations_of(lent))
-        for (const Shortage& shortage : shortages)
-          for (int origin = 0; origin < size; ++origin)
-            for (int step = 0; fails_alike(group, operation, shortage, origin, step); ++step) RANK_CHECK(step < 2000);
-    });
-    for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.signal, one.words);
+      const Operation operation = operations_of(lent)[which / 2];
+      for (const Shortage& shortage : shortages)
+        for (int origin = 0; origin < size; ++origin)
+          for (int step = 0; fails_alike(group, operation, shortage, origin, step); ++step) RANK_CHECK(step < 2000);
+    };
+    // Some hundred failures, one after the other.
+    check_ended(try_ranks(size, fail_at_each_step, std::chrono::seconds(200)));
   }
 }

@@ -19,7 +19,6 @@
 #include "src/workspace/group_names.hpp"
 #include "src/workspace/names.hpp"
 #include "tests/support/forked_ranks.hpp"
-#include "tests/support/kills.hpp"
 #include "tests/support/shared_words.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -29,14 +28,6 @@ using namespace muster::test;
 using namespace std::chrono_literals;
 
 namespace {
-
-void all_well(const std::vector<Ended>& all) {
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const Ended& ended = all[rank];
-    CHECK_MESSAGE(ended.ok(), "rank ", rank, ": status ", ended.exit_status, ", signal ", ended.signal, ": ",
-                  ended.words);
-  }
-}
 
 FileGroupOptions options_of(const TemporaryDirectory& directory, int rank, int size) {
   return {.directory = directory.path().string(),
@@ -109,7 +100,7 @@ TEST_CASE("rounds, messages and duplicates; nothing is left") {
       }
       copy->barrier();
     });
-    all_well(ranks.wait());
+    check_ended(ranks.wait());
     CHECK(is_clean(directory));
   }
 }
@@ -119,7 +110,7 @@ TEST_CASE("one job after the other in one directory, with one key") {
   Ranks ranks(3, [&](int rank) {
     for (int turn = 0; turn < 5; ++turn) file_group(options_of(directory, rank, 3))->barrier();
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 
@@ -131,7 +122,7 @@ TEST_CASE("two jobs with their own keys do not meet") {
     const auto group = file_group(options);
     for (const int theirs : gather(*group, process / 3)) RANK_CHECK(theirs == process / 3);
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 
@@ -139,7 +130,7 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
   const TemporaryDirectory directory;
   // A first job makes the meeting's name known.
   Ranks first(2, [&](int rank) { file_group(options_of(directory, rank, 2))->barrier(); });
-  all_well(first.wait());
+  check_ended(first.wait());
   using Kind = workspace::MeetingName::Kind;
   const std::string key = "test";
   std::string meeting;
@@ -150,7 +141,7 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
       options.timeout = 100ms;
       RANK_CHECK(words_of(ErrorKind::timeout, [&] { file_group(options); }).find("rank 1") != std::string::npos);
     });
-    all_well(alone.wait());
+    check_ended(alone.wait());
     for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
       if (entry.path().filename().string().starts_with("meeting-")) meeting = entry.path().string();
   }
@@ -171,7 +162,7 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
     const auto group = file_group(options_of(directory, rank, 2));
     for (int other = 0; other < 2; ++other) RANK_CHECK(group->info(other).host != "elsewhere");
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
 }
 
 TEST_CASE("a link where the ranks would meet is refused, and nothing is written behind it") {
@@ -180,7 +171,7 @@ TEST_CASE("a link where the ranks would meet is refused, and nothing is written 
   options.timeout = 100ms;
   // What a rank that waits in vain leaves tells the meeting's name.
   Ranks alone(1, [&](int) { words_of(ErrorKind::timeout, [&] { file_group(options); }); });
-  all_well(alone.wait());
+  check_ended(alone.wait());
   std::filesystem::path meeting;
   for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
     if (entry.path().filename().string().starts_with("meeting-")) meeting = entry.path();
@@ -200,16 +191,11 @@ TEST_CASE("who never came is named; double ranks and other sizes are errors on a
     Ranks ranks(2, [&](int process) {
       FileGroupOptions options = options_of(directory, 2 * process, 4);
       options.timeout = 400ms;
-      try {
-        (void)file_group(options);
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::timeout);
-        RANK_CHECK(std::strstr(error.what(), "rank 1, rank 3 never came") != nullptr);
-        return;
-      }
-      throw RankFailure("joined");
+      const Error error = error_of([&] { (void)file_group(options); });
+      RANK_CHECK(error.kind() == ErrorKind::timeout);
+      RANK_CHECK(says(error, "rank 1, rank 3 never came"));
     });
-    all_well(ranks.wait());
+    check_ended(ranks.wait());
   }
   SUBCASE("rank 0 missing") {
     const TemporaryDirectory directory;
@@ -223,74 +209,35 @@ TEST_CASE("who never came is named; double ranks and other sizes are errors on a
     Ranks ranks(4, [&](int process) {
       FileGroupOptions options = options_of(directory, std::min(process, 2), 4);
       options.timeout = 2s;
-      try {
-        (void)file_group(options);
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-        RANK_CHECK(std::strstr(error.what(), "rank 2 is there twice") != nullptr);
-        return;
-      }
-      throw RankFailure("joined");
+      const Error error = error_of([&] { (void)file_group(options); });
+      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+      RANK_CHECK(says(error, "rank 2 is there twice"));
     });
-    all_well(ranks.wait());
+    check_ended(ranks.wait());
   }
   SUBCASE("sizes") {
     const TemporaryDirectory directory;
     Ranks ranks(3, [&](int rank) {
       FileGroupOptions options = options_of(directory, rank, rank == 2 ? 5 : 3);
       options.timeout = 2s;
-      try {
-        (void)file_group(options);
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-        RANK_CHECK(std::strstr(error.what(), "one of 5 ranks") != nullptr);
-        return;
-      }
-      throw RankFailure("joined");
+      const Error error = error_of([&] { (void)file_group(options); });
+      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+      RANK_CHECK(says(error, "one of 5 ranks"));
     });
-    all_well(ranks.wait());
+    check_ended(ranks.wait());
   }
 }
 
-TEST_CASE("a rank that is killed is named by all others within a second") {
+TEST_CASE("the last survivor removes what a killed rank has left") {
   const TemporaryDirectory directory;
-  SharedWords pids;
-  for (const char* phase : {"barrier", "receive", "wait"}) {
-    CAPTURE(phase);
-    Ranks ranks(3, [&](int rank) {
-      pids[rank] = static_cast<std::uint64_t>(::getpid());
-      const auto group = file_group(options_of(directory, rank, 3));
-      group->barrier();
-      const auto since = std::chrono::steady_clock::now();
-      if (rank == 1) {
-        std::this_thread::sleep_for(100ms);
-        ::kill(::getpid(), SIGKILL);
-      }
-      try {
-        if (std::strcmp(phase, "barrier") == 0) group->barrier();
-        if (std::strcmp(phase, "receive") == 0) (void)group->receive(1, 100);
-        const int on[] = {1};
-        if (std::strcmp(phase, "wait") == 0)
-          group->wait_until([] { return false; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on);
-      } catch (const Error& error) {
-        check_named(error, since, 1, static_cast<pid_t>(pids[1].load()), 1100ms);
-        // From now on every call throws it.
-        RANK_CHECK(group->failure().has_value());
-        try {
-          group->barrier();
-        } catch (const Error& again) {
-          RANK_CHECK(again.kind() == ErrorKind::peer_lost && again.rank() == 1);
-          return;
-        }
-      }
-      throw RankFailure("nothing was thrown");
-    });
-    const auto all = ranks.wait();
-    CHECK(all[1].signal == SIGKILL);
-    for (const int rank : {0, 2})
-      CHECK_MESSAGE(all[static_cast<std::size_t>(rank)].ok(), all[static_cast<std::size_t>(rank)].words);
-  }
-  // The last survivor has removed what the dead rank left.
+  Ranks ranks(3, [&](int rank) {
+    const auto group = file_group(options_of(directory, rank, 3));
+    group->barrier();
+    if (rank == 1) ::raise(SIGKILL);
+    const Error error = error_of([&] { group->barrier(); });
+    RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 1);
+  });
+  check_ended(ranks.wait(), {1});
   CHECK(is_clean(directory));
 }
 
@@ -300,15 +247,10 @@ TEST_CASE("a rank that leaves, one that is stopped and one that is late are told
     Ranks ranks(2, [&](int rank) {
       auto group = file_group(options_of(directory, rank, 2));
       if (rank == 1) return;
-      try {
-        group->barrier();
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::peer_lost && std::strstr(error.what(), "left the group") != nullptr);
-        return;
-      }
-      throw RankFailure("nothing was thrown");
+      const Error error = error_of([&] { group->barrier(); });
+      RANK_CHECK(error.kind() == ErrorKind::peer_lost && says(error, "left the group"));
     });
-    all_well(ranks.wait());
+    check_ended(ranks.wait());
     CHECK(is_clean(directory));
   }
   SUBCASE("stopped") {
@@ -316,24 +258,19 @@ TEST_CASE("a rank that leaves, one that is stopped and one that is late are told
     Ranks ranks(2, [&](int rank) {
       auto group = file_group(options_of(directory, rank, 2));
       if (rank == 1) ::kill(::getpid(), SIGSTOP);
-      try {
-        group->barrier({.timeout = 300ms, .stop = {}, .phase = "the end"});
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 1);
-        RANK_CHECK(std::strstr(error.what(), "stopped") != nullptr);
-        return;
-      }
-      throw RankFailure("nothing was thrown");
+      const Error error = error_of([&] { group->barrier({.timeout = 300ms, .stop = {}, .phase = "the end"}); });
+      RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 1);
+      RANK_CHECK(says(error, "stopped"));
     });
     std::this_thread::sleep_for(1500ms);
     ranks.signal(1, SIGCONT);
-    all_well(ranks.wait());
+    check_ended(ranks.wait());
   }
   SUBCASE("late, with its phase") {
     const TemporaryDirectory directory;
     Ranks ranks(3, [&](int rank) {
       auto group = file_group(options_of(directory, rank, 3));
-      try {
+      const Error error = error_of([&] {
         if (rank == 2) {
           const int on[] = {0};
           group->wait_until([] { return false; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on,
@@ -341,14 +278,11 @@ TEST_CASE("a rank that leaves, one that is stopped and one that is late are told
         } else {
           group->barrier({.timeout = 400ms, .stop = {}, .phase = "the end"});
         }
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 2);
-        RANK_CHECK(std::strstr(error.what(), "rank 2") != nullptr);
-        return;
-      }
-      throw RankFailure("nothing was thrown");
+      });
+      RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 2);
+      RANK_CHECK(says(error, "rank 2"));
     });
-    all_well(ranks.wait());
+    check_ended(ranks.wait());
   }
 }
 
@@ -363,7 +297,7 @@ TEST_CASE("progress keeps a wait alive; without it the deadline comes") {
       }
     group->barrier({.timeout = 250ms, .stop = {}, .phase = "slow work"});
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
 }
 
 TEST_CASE("different calls are an error on all ranks, and so is what one rank poisons") {
@@ -371,27 +305,21 @@ TEST_CASE("different calls are an error on all ranks, and so is what one rank po
   Ranks ranks(3, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 3));
     const auto copy = group->duplicate();
-    try {
+    const Error error = error_of([&] {
       if (rank == 1)
         group->barrier();
       else
         (void)gather(*group, rank);
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-    }
+    });
+    RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
     copy->barrier();
     if (rank == 2)
       copy->poison(Error(ErrorKind::io, "the disk \"x\" is broken", {.rank = 2, .path = "/x", .os_error = EIO}));
-    try {
-      copy->barrier();
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::io && error.rank() == 2 && error.path() == "/x" && error.os_error() == EIO);
-      RANK_CHECK(std::strcmp(error.what(), "the disk \"x\" is broken") == 0);
-    }
+    const Error heard = error_of([&] { copy->barrier(); });
+    RANK_CHECK(heard.kind() == ErrorKind::io && heard.rank() == 2 && heard.path() == "/x" && heard.os_error() == EIO);
+    RANK_CHECK(std::strcmp(heard.what(), "the disk \"x\" is broken") == 0);
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 
@@ -400,7 +328,7 @@ TEST_CASE("a rank that reads nothing for a while hears of a failure; one that ca
   Ranks ranks(2, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 2));
     std::stop_source stop;
-    try {
+    const Error error = error_of([&] {
       if (rank == 0) {
         std::thread later([&] {
           std::this_thread::sleep_for(50ms);
@@ -412,12 +340,10 @@ TEST_CASE("a rank that reads nothing for a while hears of a failure; one that ca
         std::this_thread::sleep_for(300ms);
         group->send(0, {});
       }
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::cancelled && error.rank() == 0);
-    }
+    });
+    RANK_CHECK(error.kind() == ErrorKind::cancelled && error.rank() == 0);
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
 }
 
 TEST_CASE("world() is a file group where ranks of other hosts belong to the job") {
@@ -429,18 +355,14 @@ TEST_CASE("world() is a file group where ranks of other hosts belong to the job"
     ::setenv("LOCAL_WORLD_SIZE", "1", 1);
     ::setenv("MUSTER_JOB", "some word", 1);
     set_world(nullptr);
-    try {
-      (void)world();
-      throw RankFailure("a world without a workspace");
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::unsupported && std::strstr(error.what(), "MUSTER_WORKSPACE") != nullptr);
-    }
+    const Error error = error_of([&] { (void)world(); });
+    RANK_CHECK(error.kind() == ErrorKind::unsupported && says(error, "MUSTER_WORKSPACE"));
     ::setenv("MUSTER_WORKSPACE", (directory / "ws").c_str(), 1);
     RANK_CHECK(world()->kind() == "file" && world()->size() == 2);
     world()->barrier();
     set_world(nullptr);
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
 }
 
 TEST_CASE("a forked child does not take part, and takes nothing along") {
@@ -463,7 +385,7 @@ TEST_CASE("a forked child does not take part, and takes nothing along") {
     RANK_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     group->barrier();
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 
@@ -499,16 +421,11 @@ TEST_CASE("a rank whose process cannot be seen from here is lost when it is sile
     }
     group->barrier();
     const auto since = std::chrono::steady_clock::now();
-    try {
-      group->barrier();
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 1);
-      RANK_CHECK(std::strstr(error.what(), "has been silent for") != nullptr);
-      const auto waited = std::chrono::steady_clock::now() - since;
-      RANK_CHECK(waited > 900ms && waited < 4s);
-      return;
-    }
-    throw RankFailure("nothing was thrown");
+    const Error error = error_of([&] { group->barrier(); });
+    RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 1);
+    RANK_CHECK(says(error, "has been silent for"));
+    const auto waited = std::chrono::steady_clock::now() - since;
+    RANK_CHECK(waited > 900ms && waited < 4s);
   });
   const auto all = ranks.wait();
   if (words[2] != 0)

@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank is killed or stopped in each phase of an exchange: the others leave in bounded time with an error that names
-// it, nothing stays behind, and what was delivered can still be read.
+// One rank is killed, stops or leaves, wherever ranks wait for each other: the others leave in bounded time with an
+// error that names it, nothing stays behind, and what was delivered can still be read. The table of places is run over
+// every kind of group, and under a profiler's timer, which ends every sleep after 5 ms (MUSTER_TEST_TIMER).
 
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <list>
+#include <string_view>
 #include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/merge_gather.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/kills.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/shared_words.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -24,71 +34,321 @@ using Clock = std::chrono::steady_clock;
 constexpr int size = 4;
 const std::vector<int> all_ranks = {0, 1, 2, 3};
 
-enum class Phase { before_barrier, in_round_1, in_copy, while_reading, at_release };
-constexpr Phase phases[] = {Phase::before_barrier, Phase::in_round_1, Phase::in_copy, Phase::while_reading,
-                            Phase::at_release};
+/// How the victim's part in a job ends. It tells the others when.
+class End {
+ public:
+  /// Killed; or it does nothing more for a while, and is killed then.
+  explicit End(std::chrono::milliseconds hangs = 0ms) : hangs_(hangs) {}
 
-void run_victim_and_others(SyncGroup& group, int victim, Phase phase) {
-  const pid_t victim_pid = static_cast<pid_t>(group.info(victim).pid);
-  const bool is_victim = group.rank() == victim;
-  const Shape shape{48 << 20};
-  // Delivered before anything happens: must outlive the victim.
-  const Tensor early = pattern(DType::u8, {100000}, static_cast<std::uint64_t>(group.rank()));
-  GatheredTensors delivered = get_tensors_parallel(early, all_ranks, group);
-  const Tensor mine = Tensor::allocate(DType::u8, shape);
-  fill(mine.mutable_data(), mine.nbytes(), 7);
-  group.barrier();
-  const Clock::time_point begin = Clock::now();
-  try {
-    if (is_victim && phase == Phase::before_barrier) ::raise(SIGKILL);
-    group.barrier();
-    if (is_victim && phase == Phase::in_round_1) ::raise(SIGKILL);
-    if (is_victim && phase == Phase::in_copy) kill_self_after(4ms);
+  void now() {
+    moment_[0] = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+    std::this_thread::sleep_for(hangs_);
+    ::raise(SIGKILL);
+  }
+  void after(std::chrono::microseconds delay) {
+    std::thread([this, delay] {
+      std::this_thread::sleep_for(delay);
+      now();
+    }).detach();
+  }
+  [[nodiscard]] Clock::time_point moment() {
+    return Clock::time_point(Clock::duration(static_cast<Clock::rep>(moment_[0].load())));
+  }
+
+ private:
+  std::chrono::milliseconds hangs_;
+  SharedWords moment_;
+};
+
+/// What a rank needs to know at a place.
+struct Part {
+  SyncGroup& group;
+  int victim;
+  WaitOptions options;
+  End& end;
+  [[nodiscard]] bool is_victim() const { return group.rank() == victim; }
+};
+
+struct Place {
+  std::string name;
+  std::function<void(const Part&)> run;  // on every rank; the victim ends in it, or soon after
+  std::vector<int> victims = {0, 1, 2, 3};
+  bool only_waits = false;  // the others do nothing but wait for it
+};
+
+void wait_in_stream(const Part& part) {
+  int layers = 0;
+  const LayerSource source = [&]() -> std::optional<Config> {
+    if (part.is_victim() && layers == 3) part.end.now();
+    if (++layers == 50) return std::nullopt;
+    return Config::object({{"w", pattern(DType::u8, {100'000}, 1)}});
+  };
+  gather_each(source, all_ranks, part.group, [](LayerPart&) {}, {.timeout = part.options.timeout});
+}
+
+/// A stream without an end, of a list that rank 3 is not in and whose first rank is 1.
+void stream(const Part& part, std::int64_t bytes, const std::function<void(std::uint64_t layer)>& in_source,
+            const std::function<void(std::uint64_t layer)>& in_consumer) {
+  const Tensor& layer = *new Tensor(pattern(DType::u8, {bytes}, 1));
+  std::uint64_t given = 0;
+  const LayerSource source = [&]() -> std::optional<Config> {
+    if (part.is_victim() && in_source) in_source(given);
+    ++given;
+    return Config::object({{"w", layer}});
+  };
+  const LayerConsumer consume = [&](LayerPart& taken) {
+    if (part.is_victim() && in_consumer) in_consumer(taken.layer);
+    std::this_thread::sleep_for(1ms);
+  };
+  gather_each(source, std::vector<int>{1, 0, 2}, part.group, consume);
+}
+
+/// Exchanges without a pause, so that a kill after some time meets them anywhere.
+void merge_for_ever(const Part& part, const Merge& merge, bool is_first, std::chrono::microseconds delay) {
+  // What is being sent stays until the process ends, as the error of a failed exchange over MPI asks.
+  const Tensor& mine = *new Tensor(pattern(DType::u8, {4096, 4096}, 7));
+  if (!is_first) {
+    for (int i = 0; i < 2; ++i) (void)merge_tensor_parallel(mine, merge, all_ranks, part.group);
+    part.group.barrier();
+  }
+  if (part.is_victim()) part.end.after(delay);
+  for (;;) {
+    const Merged merged = merge_tensor_parallel(mine, merge, all_ranks, part.group);
+    if (merged.tensor()) RANK_CHECK(merged.tensor()->data()[0] == mine.data()[0] || merge == sum());
+  }
+}
+
+void gather_for_ever(const Part& part, std::chrono::microseconds delay, bool while_reading, bool at_release) {
+  const Tensor& mine = *new Tensor(pattern(DType::u8, {16 << 20}, 7));
+  if (part.is_victim() && delay.count() != 0) part.end.after(delay);
+  for (;;) {
     {
-      const GatheredTensors result = get_tensors_parallel(mine, all_ranks, group);
-      if (is_victim && phase == Phase::while_reading) ::raise(SIGKILL);
+      const GatheredTensors result = get_tensors_parallel(mine, all_ranks, part.group);
+      if (part.is_victim() && while_reading) part.end.now();
       for (const auto& [rank, tensor] : result.present())
         RANK_CHECK(tensor.data()[tensor.nbytes() - 1] == mine.data()[mine.nbytes() - 1]);
     }
-    if (is_victim && phase == Phase::at_release) ::raise(SIGKILL);
-    for (;;) {
-      std::this_thread::sleep_for(1ms);
-      group.barrier();
-    }
-  } catch (const Error& error) {
-    check_named(error, begin, victim, victim_pid, 2s);
+    if (part.is_victim() && at_release) part.end.now();
   }
-  for (const auto& [rank, tensor] : delivered.present())
-    RANK_CHECK(is_pattern(tensor, DType::u8, {100000}, static_cast<std::uint64_t>(rank)));
-  // Everyone hears the first cause again, at once.
-  bool again = false;
+}
+
+const Place places[] = {
+    {"barrier",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.now();
+       part.group.barrier(part.options);
+     },
+     all_ranks, true},
+    {"all-gather",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.now();
+       const std::array<std::byte, 8> mine{};
+       std::array<std::byte, 8 * size> all{};
+       part.group.all_gather(mine, all, part.options);
+     },
+     {1},
+     true},
+    {"receive",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.now();
+       (void)part.group.receive(part.victim, 100, part.options);
+     },
+     {1},
+     true},
+    {"send",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.now();
+       // Files are not bounded: there the victim's word is missing.
+       part.group.send(part.victim, std::vector<std::byte>(8 << 20), part.options);
+       (void)part.group.receive(part.victim, 100, part.options);
+     },
+     {1},
+     true},
+    {"messages in a circle",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.after(10ms);
+       for (const int other = (part.group.rank() + 2) % size;;) {
+         part.group.send(other, std::vector<std::byte>(1), part.options);
+         (void)part.group.receive(other, 1, part.options);
+         part.group.barrier(part.options);
+       }
+     }},
+    {"wait_until",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.now();
+       const int on[] = {part.victim};
+       part.group.wait_until([] { return false; }, [](auto longest) { ::usleep(static_cast<unsigned>(longest / 1us)); },
+                             on, part.options);
+     },
+     {1},
+     true},
+    {"gather, round 1",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.now();
+       (void)get_tensors_parallel(pattern(DType::u8, {1000}, 1), all_ranks, part.group,
+                                  {.timeout = part.options.timeout});
+     },
+     all_ranks, true},
+    {"gather, copying", [](const Part& part) { gather_for_ever(part, 4ms, false, false); }},
+    {"gather, reading", [](const Part& part) { gather_for_ever(part, 0us, true, false); }},
+    {"gather, at the release", [](const Part& part) { gather_for_ever(part, 0us, false, true); }},
+    {"concat, the first", [](const Part& part) { merge_for_ever(part, concat(1), true, 6ms); }},
+    {"concat, a later one", [](const Part& part) { merge_for_ever(part, concat(1), false, 15ms); }},
+    {"sum, the first", [](const Part& part) { merge_for_ever(part, sum(), true, 6ms); }},
+    {"sum, a later one", [](const Part& part) { merge_for_ever(part, sum(), false, 15ms); }},
+    {"merge, round 1",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.now();
+       (void)merge_tensor_parallel(pattern(DType::f32, {1000}, 1), sum(), all_ranks, part.group,
+                                   {.timeout = part.options.timeout});
+     },
+     all_ranks, true},
+    {"stream", wait_in_stream, {1}, true},
+    {"stream, in its source",
+     [](const Part& part) {
+       stream(part, 100'000,
+              [&](auto layer) {
+                if (layer == 3) part.end.now();
+              },
+              {});
+     },
+     {0, 1, 2}},
+    {"stream, in a copy",
+     [](const Part& part) {
+       stream(part, 24 << 20,
+              [&](auto layer) {
+                if (layer == 2) part.end.after(1500us);
+              },
+              {});
+     },
+     {0, 1, 2}},
+    {"stream, in its consumer",
+     [](const Part& part) {
+       stream(part, 100'000, {}, [&](auto layer) {
+         if (layer == 3) part.end.now();
+       });
+     },
+     {1}},
+    {"stream, outside of all lists",
+     [](const Part& part) {
+       if (part.is_victim()) part.end.after(20ms);
+       stream(part, 100'000, {}, {});
+     },
+     {3}},
+};
+
+/// A job whose victim ends at a place. `expect` looks at the survivors' errors, and how long they came after both the
+/// wait's beginning and the victim's end.
+using Expect = std::function<void(const Error&, const Part&, Clock::duration waited)>;
+void take_part(SyncGroup& group, const Place& place, int victim, End& end, const WaitOptions& options,
+               const Expect& expect) {
+  const Part part{group, victim, options, end};
+  // Delivered before anything happens: outlives the victim.
+  const auto seed = [](int rank) { return static_cast<std::uint64_t>(rank); };
+  const Tensor early = pattern(DType::u8, {100000}, seed(group.rank()));
+  const GatheredTensors gathered = get_tensors_parallel(early, all_ranks, group);
+  const Merged merged = merge_tensor_parallel(early, stack(), all_ranks, group);
+  const Clock::time_point since = Clock::now();
   try {
+    // The others may hear of the victim's end in here.
     group.barrier();
+    place.run(part);
+    throw RankFailure("nothing was thrown");
   } catch (const Error& error) {
-    again = error.rank() == victim;
+    expect(error, part, Clock::now() - std::max(since, end.moment()));
+    // Everybody hears the same again, at once.
+    try {
+      group.barrier();
+      throw RankFailure("the group works again");
+    } catch (const Error& again) {
+      RANK_CHECK(again.kind() == error.kind() && again.rank() == error.rank());
+    }
   }
-  RANK_CHECK(again);
+  for (const auto& [rank, tensor] : gathered.present()) RANK_CHECK(is_pattern(tensor, DType::u8, {100000}, seed(rank)));
+  for (int rank = 0; merged.tensor() && rank < size; ++rank)
+    RANK_CHECK(is_pattern(merged.tensor()->view().slice(0, rank, rank + 1), DType::u8, {1, 100000}, seed(rank)));
+}
+
+bool over_hosts() {
+  const char* kind = std::getenv("MUSTER_TEST_GROUP");
+  return kind != nullptr && std::string_view(kind).starts_with("mpi-");
+}
+
+/// Every victim of these places: all others name it, with its pid, in time.
+void kill_at(bool where_others_wait) {
+  for (const Place& place : places) {
+    if (place.only_waits != where_others_wait) continue;
+    for (const int victim : place.victims) {
+      CAPTURE(place.name);
+      CAPTURE(victim);
+      End end;
+      const auto ended = try_ranks(
+          size,
+          [&](SyncGroup& group) {
+            take_part(group, place, victim, end, {}, [](const Error& error, const Part& part, Clock::duration waited) {
+              RANK_CHECK(says(error, part.group.info(part.victim).host));
+              check_named(error, Clock::now() - waited, part.victim,
+                          static_cast<pid_t>(part.group.info(part.victim).pid), over_hosts() ? 2s : 1s);
+            });
+          },
+          20s);
+      check_ended(ended, {victim});
+    }
+  }
+  CHECK(shared_memory_names().empty());
 }
 
 }  // namespace
 
-TEST_CASE("every rank of four killed in every phase: the others name rank and pid within two seconds") {
-  for (const Phase phase : phases) {
-    for (int victim = 0; victim < size; ++victim) {
-      CAPTURE(static_cast<int>(phase));
-      CAPTURE(victim);
-      const auto ended = try_ranks(
-          size, [&](SyncGroup& group) { run_victim_and_others(group, victim, phase); }, 20s);
-      for (int rank = 0; rank < size; ++rank) {
-        const Ended& one = ended[static_cast<std::size_t>(rank)];
-        if (rank == victim)
-          CHECK(one.signal == SIGKILL);
-        else
-          CHECK_MESSAGE(one.ok(), "rank ", rank, ": ", one.words);
-      }
-    }
+TEST_CASE("a rank killed where others wait for it: they name rank and pid within a second") {
+  kill_at(true);
+}
+
+TEST_CASE("every rank killed in the middle of its work: the others name rank and pid within a second") {
+  kill_at(false);
+}
+
+TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s comes within 3.5 s and names it") {
+  // Beside rank 0 on its host, where there are two.
+  constexpr int victim = 1;
+  std::list<GroupOf> groups;
+  std::list<End> ends;
+  std::list<Ranks> jobs;  // all at the same time
+  for (const Place& place : places) {
+    if (!place.only_waits) continue;
+    const GroupOf& group = groups.emplace_back(size);
+    End& end = ends.emplace_back(4500ms);
+    jobs.emplace_back(size, [&](int rank) {
+      const auto expect = [](const Error& error, const Part& part, Clock::duration waited) {
+        if (error.kind() != ErrorKind::timeout || error.rank() != part.victim) throw RankFailure(error.what());
+        if (waited < 3s || waited > 3500ms)
+          throw RankFailure("after " + std::to_string(waited / 1ms) + " ms: " + error.what());
+      };
+      take_part(*group.join(rank), place, victim, end, {.timeout = 3s, .stop = {}, .phase = place.name.c_str()},
+                expect);
+    });
   }
-  CHECK(shared_memory_names().empty());
+  for (Ranks& job : jobs) check_ended(job.wait(20s), {victim});
+}
+
+TEST_CASE("wake-ups by others do not switch the watchdog off: a killed rank is named within a second") {
+  const auto ended = try_ranks(3, [](SyncGroup& group) {
+    const pid_t victim_pid = static_cast<pid_t>(group.info(1).pid);
+    group.barrier();
+    if (group.rank() == 1) ::raise(SIGKILL);
+    const Clock::time_point since = Clock::now();
+    try {
+      if (group.rank() == 0) (void)group.receive(1, 100);
+      // Rings for rank 0 more often than it looks.
+      for (;;) {
+        group.send(0, std::vector<std::byte>(1));
+        std::this_thread::sleep_for(1ms);
+      }
+    } catch (const Error& error) {
+      check_named(error, since, 1, victim_pid, 1s);
+    }
+  });
+  check_ended(ended, {1});
 }
 
 TEST_CASE("a rank hangs alive: a stopped rank ends in a timeout that names it") {
@@ -98,23 +358,15 @@ TEST_CASE("a rank hangs alive: a stopped rank ends in a timeout that names it") 
     const pid_t stopped = static_cast<pid_t>(mine->info(2).pid);
     if (rank == 2) ::raise(SIGSTOP);
     const Tensor tensor = pattern(DType::u8, {1000}, 1);
-    try {
+    const Error error = error_of([&] {
       (void)get_tensors_parallel(tensor, std::vector<int>{0, 1, 2}, *mine, {.timeout = 300ms});
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::timeout);
-      RANK_CHECK(error.rank() == 2);
-      const std::string words = error.what();
-      RANK_CHECK(words.find("pid " + std::to_string(stopped)) != std::string::npos);
-      RANK_CHECK(words.find("stopped") != std::string::npos);
-      RANK_CHECK(words.find("gather: round 1") != std::string::npos);
-      ::kill(stopped, SIGKILL);
-      return;
-    }
-    throw RankFailure("no timeout");
+    });
+    RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 2);
+    RANK_CHECK(says(error, "pid " + std::to_string(stopped)));
+    RANK_CHECK(says(error, "stopped") && says(error, "gather: round 1"));
+    ::kill(stopped, SIGKILL);
   });
-  const auto ended = ranks.wait(20s);
-  CHECK_MESSAGE(ended[0].ok(), ended[0].words);
-  CHECK_MESSAGE(ended[1].ok(), ended[1].words);
+  check_ended(ranks.wait(20s), {2});
 }
 
 TEST_CASE("a rank that leaves in order is named as one that left") {
@@ -126,16 +378,10 @@ TEST_CASE("a rank that leaves in order is named as one that left") {
       std::this_thread::sleep_for(1s);
       return;
     }
-    try {
-      mine->barrier();
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::peer_lost);
-      RANK_CHECK(std::string(error.what()).find("left the group") != std::string::npos);
-      return;
-    }
-    throw RankFailure("no error");
+    const Error error = error_of([&] { mine->barrier(); });
+    RANK_CHECK(error.kind() == ErrorKind::peer_lost && says(error, "left the group"));
   });
-  for (const Ended& ended : ranks.wait(20s)) CHECK_MESSAGE(ended.ok(), ended.words);
+  check_ended(ranks.wait(20s));
 }
 
 TEST_CASE("a slow rank that makes progress is not a timeout") {
@@ -166,22 +412,17 @@ TEST_CASE("a cancelled wait ends at once and tells the others") {
         source.request_stop();
       });
     const auto begin = Clock::now();
-    try {
+    const Error error = error_of([&] {
       (void)get_tensors_parallel(tensor, std::vector<int>{0, 1, 2}, group, {.stop = source.get_token()});
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::cancelled);
-      RANK_CHECK(error.rank() == 0);
-      RANK_CHECK(Clock::now() - begin < 2s);
-      return;
-    }
-    throw RankFailure("not cancelled");
+    });
+    RANK_CHECK(error.kind() == ErrorKind::cancelled && error.rank() == 0);
+    RANK_CHECK(Clock::now() - begin < 2s);
   });
 }
 
 TEST_CASE("a second thread in one group is detected, a duplicate serves it") {
   run_ranks(2, [](SyncGroup& group) {
     auto copy = group.duplicate();
-    bool detected = false;
     {
       std::jthread waiting([&] {
         if (group.rank() == 1) std::this_thread::sleep_for(500ms);
@@ -192,12 +433,7 @@ TEST_CASE("a second thread in one group is detected, a duplicate serves it") {
       });
       if (group.rank() == 0) {
         std::this_thread::sleep_for(100ms);
-        try {
-          group.barrier();
-        } catch (const Error& error) {
-          detected = error.kind() == ErrorKind::argument;
-        }
-        RANK_CHECK(detected);
+        RANK_CHECK(error_of([&] { group.barrier(); }).kind() == ErrorKind::argument);
       }
       copy->barrier();
     }
@@ -209,13 +445,7 @@ TEST_CASE("a forked child cannot take part, and its end changes nothing") {
     const Tensor tensor = pattern(DType::u8, {5000}, static_cast<std::uint64_t>(group.rank()));
     GatheredTensors all = get_tensors_parallel(tensor, std::vector<int>{0, 1}, group, {.own = Own::copy});
     Ranks child(1, [&](int) {
-      bool refused = false;
-      try {
-        group.barrier();
-      } catch (const Error& error) {
-        refused = error.kind() == ErrorKind::unsupported;
-      }
-      RANK_CHECK(refused);
+      RANK_CHECK(error_of([&] { group.barrier(); }).kind() == ErrorKind::unsupported);
       all.release();  // unmaps only: the parent still holds it
     });
     RANK_CHECK(child.wait(10s).front().ok());
@@ -231,29 +461,18 @@ TEST_CASE("ranks that never come are named at the deadline") {
   const GroupOf group(4);
   Ranks ranks(4, [&](int rank) {
     if (rank == 2) return;
-    try {
-      (void)group.join(rank, 500ms);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::timeout);
-      RANK_CHECK(std::string(error.what()).find("rank 2") != std::string::npos);
-      return;
-    }
-    throw RankFailure("joined without rank 2");
+    const Error error = error_of([&] { (void)group.join(rank, 500ms); });
+    RANK_CHECK(error.kind() == ErrorKind::timeout && says(error, "rank 2"));
   });
-  for (const Ended& ended : ranks.wait(20s)) CHECK_MESSAGE(ended.ok(), ended.words);
+  check_ended(ranks.wait(20s));
 }
 
 TEST_CASE("two processes of one rank, and ranks of differently large worlds, are refused on all") {
   const std::string key = unique_key();
   Ranks ranks(3, [&](int process) {
     const int rank = process == 2 ? 1 : process;
-    try {
-      (void)local_group({.key = key, .rank = rank, .size = 3, .timeout = 5s});
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-      return;
-    }
-    throw RankFailure("joined");
+    const Error error = error_of([&] { (void)local_group({.key = key, .rank = rank, .size = 3, .timeout = 5s}); });
+    RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
   });
-  for (const Ended& ended : ranks.wait(20s)) CHECK_MESSAGE(ended.ok(), ended.words);
+  check_ended(ranks.wait(20s));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of a stream throws, is killed, hangs, is cancelled or has fewer layers: all ranks, also those in no list, hear
-// of it at once, in the same words, and the group goes on where that is promised.
+// A rank of a stream throws, hangs, is cancelled or has fewer layers: all ranks, also those in no list, hear of it at
+// once, in the same words, and the group goes on where that is promised.
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -56,49 +56,24 @@ void expect_usable(SyncGroup& group) {
 
 /// Runs a stream that must fail on every rank alike; each rank says the words. Returns them.
 std::string fail_alike(const std::function<void(SyncGroup&)>& stream, const std::function<void(const Error&)>& check,
-                       bool is_usable, const std::vector<int>& killed = {}) {
+                       bool is_usable) {
   const auto ended = try_ranks(
       size,
       [&](SyncGroup& group) {
         expect_usable(group);
         group.barrier();
-        bool failed = false;
-        try {
-          stream(group);
-        } catch (const Error& error) {
-          failed = true;
-          say(error.what());
-          check(error);
-        }
-        RANK_CHECK(failed);
-        if (is_usable) {
-          expect_usable(group);
-          return;
-        }
+        const Error error = error_of([&] { stream(group); });
+        say(error.what());
+        check(error);
+        if (is_usable) return expect_usable(group);
         // The first cause again, at once.
-        bool again = false;
-        try {
-          group.barrier();
-        } catch (const Error& error) {
-          again = true;
-          check(error);
-        }
-        RANK_CHECK(again);
+        check(error_of([&] { group.barrier(); }));
       },
       20s);
-  std::string words;
-  for (int rank = 0; rank < size; ++rank) {
-    const Ended& one = ended[static_cast<std::size_t>(rank)];
-    if (std::ranges::find(killed, rank) != killed.end()) {
-      CHECK(one.signal == SIGKILL);
-      continue;
-    }
-    CHECK_MESSAGE(one.ok(), "rank ", rank, ": ", one.words);
-    if (words.empty()) words = one.words;
-    CHECK(one.words == words);
-  }
+  check_ended(ended);
+  for (const Ended& one : ended) CHECK(one.words == ended[0].words);
   CHECK(shared_memory_names().empty());
-  return words;
+  return ended[0].words;
 }
 
 std::size_t open_descriptors() {
@@ -200,76 +175,16 @@ TEST_CASE("failures over and over leave no descriptors behind") {
   run_ranks(size, [](SyncGroup& group) {
     std::size_t after_two = 0;
     for (int round = 0; round < 8; ++round) {
-      bool failed = false;
-      try {
-        const auto boom = [&](std::uint64_t layer) {
-          if (group.rank() == round % 3 && layer == 2) throw std::runtime_error("boom");
-        };
-        gather_each(layers_of(endless, 100000, boom), list, group, [](LayerPart&) {});
-      } catch (const Error&) {
-        failed = true;
-      }
-      RANK_CHECK(failed);
+      const auto boom = [&](std::uint64_t layer) {
+        if (group.rank() == round % 3 && layer == 2) throw std::runtime_error("boom");
+      };
+      (void)error_of([&] { gather_each(layers_of(endless, 100000, boom), list, group, [](LayerPart&) {}); });
       group.barrier();
       if (round == 1) after_two = open_descriptors();
     }
     RANK_CHECK(open_descriptors() == after_two);
     expect_usable(group);
   });
-}
-
-namespace {
-
-enum class Where { in_source, in_copy, in_consume, in_closing };
-
-/// Rank `victim` is killed there; all others must name it within a second.
-void kill_in_stream(int victim, Where where) {
-  SharedWords moment;
-  const auto now = [] { return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()); };
-  const auto die = [&] {
-    moment[0] = now();
-    ::raise(SIGKILL);
-  };
-  const auto die_after = [&](std::chrono::microseconds delay) {
-    std::thread([&, delay] {
-      std::this_thread::sleep_for(delay);
-      die();
-    }).detach();
-  };
-  fail_alike(
-      [&](SyncGroup& group) {
-        const bool is_victim = group.rank() == victim;
-        if (is_victim && where == Where::in_closing) die_after(20ms);
-        const std::int64_t bytes = where == Where::in_copy ? 24 << 20 : 100000;
-        const Tensor layer = pattern(DType::u8, {bytes}, 1);
-        std::uint64_t given = 0;
-        const auto source = [&]() -> std::optional<Config> {
-          ++given;
-          if (is_victim && where == Where::in_source && given == 4) die();
-          if (is_victim && where == Where::in_copy && given == 3) die_after(1500us);
-          return Config::object({{"w", layer}});
-        };
-        const auto consume = [&](LayerPart& part) {
-          if (is_victim && where == Where::in_consume && part.layer == 3) die();
-          std::this_thread::sleep_for(1ms);
-        };
-        gather_each(source, list, group, consume);
-      },
-      [&](const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::peer_lost);
-        RANK_CHECK(error.rank() == victim);
-        RANK_CHECK(now() - moment[0] < 1'000'000'000);
-      },
-      false, {victim});
-}
-
-}  // namespace
-
-TEST_CASE("a rank is killed in its source, in a copy, in its consumer, or outside all lists") {
-  for (const int victim : list) kill_in_stream(victim, Where::in_source);
-  for (const int victim : list) kill_in_stream(victim, Where::in_copy);
-  kill_in_stream(first, Where::in_consume);
-  kill_in_stream(outsider, Where::in_closing);
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -81,10 +82,12 @@ void say(const std::string& words) {
   if (::write(words_pipe, words.data(), words.size()) < 0) std::perror("say");
 }
 
-void start_timer(Timer timer) {
+namespace {
+
+void start_timer(bool interrupts) {
   struct sigaction action {};
   action.sa_handler = [](int) {};
-  action.sa_flags = timer == Timer::restart ? SA_RESTART : 0;
+  action.sa_flags = interrupts ? 0 : SA_RESTART;
   sigevent event{};
   event.sigev_notify = SIGEV_SIGNAL;
   event.sigev_signo = SIGPROF;
@@ -94,6 +97,8 @@ void start_timer(Timer timer) {
       ::timer_settime(id, 0, &every, nullptr) != 0)
     throw std::runtime_error("no timer");
 }
+
+}  // namespace
 
 Ranks::Ranks(int count, const Body& body) {
   if (const GroupKind kind = chosen_kind(); kind.started != nullptr && !is_rank) {
@@ -116,7 +121,7 @@ Ranks::Ranks(int count, const Body& body) {
       int status = 0;
       try {
         if (const char* timer = std::getenv("MUSTER_TEST_TIMER"))
-          start_timer(std::string_view(timer) == "interrupt" ? Timer::interrupt : Timer::restart);
+          start_timer(std::string_view(timer) == "interrupt" || (std::string_view(timer) == "mixed" && rank % 2 == 1));
         body(rank);
       } catch (const std::exception& error) {
         say(error.what());
@@ -167,6 +172,15 @@ std::vector<Ended> Ranks::wait(std::chrono::milliseconds deadline) {
     all[rank].words += drain(pipes_[rank]);
   }
   return all;
+}
+
+void check_ended(const std::vector<Ended>& ended, const std::vector<int>& killed) {
+  for (int rank = 0; rank < static_cast<int>(ended.size()); ++rank) {
+    const Ended& one = ended[static_cast<std::size_t>(rank)];
+    const bool is_killed = std::ranges::find(killed, rank) != killed.end();
+    CHECK_MESSAGE((is_killed ? one.signal == SIGKILL : one.ok()), "rank ", rank, " of ", ended.size(), ": status ",
+                  one.exit_status, ", signal ", one.signal, ": ", one.words);
+  }
 }
 
 std::string unique_key() {
@@ -240,12 +254,7 @@ std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& b
 }
 
 void run_ranks(int count, const std::function<void(SyncGroup&)>& body) {
-  const std::vector<Ended> all = try_ranks(count, body);
-  for (int rank = 0; rank < count; ++rank) {
-    const Ended& ended = all[static_cast<std::size_t>(rank)];
-    CHECK_MESSAGE(ended.ok(), "rank ", rank, " of ", count, ": status ", ended.exit_status, ", signal ", ended.signal,
-                  ": ", ended.words);
-  }
+  check_ended(try_ranks(count, body));
 }
 
 std::vector<std::string> shared_memory_names() {

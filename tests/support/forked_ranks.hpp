@@ -3,7 +3,9 @@
 // Real processes as ranks: forks N children, gives each its group, and says how each ended. Where a launcher has
 // started the test program itself several times (StartedRanks), nothing is forked: each process plays its rank of every
 // case.
-// MUSTER_TEST_TIMER=restart|interrupt: every forked rank has a profiler's timer from its beginning.
+// MUSTER_TEST_TIMER=restart|interrupt|mixed: every forked rank has a timer from its beginning, as profilers of
+// wall-clock time have it: SIGPROF every 5 ms, with a handler that does nothing. Calls of the kernel are restarted
+// after it (SA_RESTART) or interrupted; mixed: interrupted in odd ranks.
 
 #include <sys/types.h>
 
@@ -12,8 +14,10 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 
 namespace muster::test {
@@ -41,11 +45,6 @@ struct Ended {
 /// Called in a rank: puts words into its Ended.
 void say(const std::string& words);
 
-/// A timer as profilers of wall-clock time have it: from now on this process gets SIGPROF every 5 ms, and a handler
-/// that does nothing. Calls of the kernel are restarted after it (SA_RESTART) or interrupted.
-enum class Timer { restart, interrupt };
-void start_timer(Timer timer);
-
 /// A running set of ranks: a test may kill or stop those it has forked. Whoever still lives when it goes is killed.
 class Ranks {
  public:
@@ -70,6 +69,23 @@ class Ranks {
   std::vector<int> pipes_;
   std::vector<Ended> played_;  // by started ranks
 };
+
+/// CHECKs that those who were to be killed were, and that all others ended well.
+void check_ended(const std::vector<Ended>& ended, const std::vector<int>& killed = {});
+
+/// In a rank: the Error that the call must throw.
+template <class Call>
+Error error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  throw RankFailure("nothing was thrown");
+}
+inline bool says(const Error& error, std::string_view words) {
+  return std::string_view(error.what()).find(words) != std::string_view::npos;
+}
 
 /// A key that no other test has.
 std::string unique_key();
