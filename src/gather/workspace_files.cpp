@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Before the file's name.
-struct MessageHeader {
+struct FileMessageHeader {
   std::uint64_t exchange = 0;
   std::uint32_t is_written = 0;
   std::uint32_t reserved = 0;
@@ -80,8 +80,8 @@ void SentFile::offer(Record& record) {
 void SentFile::send() {
   const bool is_kept = call_.options->keep_files;
   // The first rank waits for this, so it needs no memory: whatever fails before it is said by it.
-  std::array<std::byte, sizeof(MessageHeader) + longest_name> message;
-  MessageHeader header{.exchange = call_.number};
+  std::array<std::byte, sizeof(FileMessageHeader) + longest_name> message;
+  FileMessageHeader header{.exchange = call_.number};
   std::size_t length = sizeof header;
   const auto tell = [&] {
     std::memcpy(message.data(), &header, sizeof header);
@@ -154,7 +154,7 @@ std::unique_ptr<Obligation> SentFile::obligation() {
 }
 
 std::string ReceivedFiles::take_name(int sender) const {
-  MessageHeader header;
+  FileMessageHeader header;
   std::vector<std::byte> message;
   do {
     message =
