@@ -30,7 +30,7 @@ std::string bash_action(const OptionDescription& option) {
   return "_muster_paths \"$current\"" + (option.words().empty() ? "" : "; " + words);
 }
 
-std::string escaped(const std::string& text, std::string_view characters) {
+std::string with_backslashes(const std::string& text, std::string_view characters) {
   std::string out;
   for (const char c : text) {
     if (characters.find(c) != std::string_view::npos) out += '\\';
@@ -60,8 +60,8 @@ std::string zsh_action(const OptionDescription& option) {
 void append_zsh_options(std::string& out, const std::vector<OptionDescription>& options, std::string_view indent) {
   std::size_t position = 0;
   for (const OptionDescription& option : options) {
-    const std::string help = escaped(option.help, "[]:\\");
-    const std::string message = escaped(option.type.empty() ? option.positional : option.type, ":\\");
+    const std::string help = with_backslashes(option.help, "[]:\\");
+    const std::string message = with_backslashes(option.type.empty() ? option.positional : option.type, ":\\");
     if (option.is_positional()) {
       const std::string place = option.is_repeated ? "*" : fmt::to_string(++position);
       fmt::format_to(std::back_inserter(out), "{}{} \\\n", indent,
@@ -135,7 +135,8 @@ std::string zsh_completion(const AppDescription& app) {
       "  local -a commands=(\n",
       app.name);
   for (const CommandDescription& command : app.commands)
-    fmt::format_to(std::back_inserter(out), "    {}\n", zsh_quoted(command.name + ":" + escaped(command.help, ":\\")));
+    fmt::format_to(std::back_inserter(out), "    {}\n",
+                   zsh_quoted(command.name + ":" + with_backslashes(command.help, ":\\")));
   out += "  )\n  _arguments -C \\\n";
   append_zsh_options(out, app.options, "    ");
   out +=

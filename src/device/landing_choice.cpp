@@ -50,12 +50,12 @@ bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts
       ErrorKind::unsupported,
       fmt::format("MUSTER_DEVICE_WAY is {}, which the rank at place {} of the list cannot: {}; unset it, or set it "
                   "to staging",
-                  to_string(way), position, why));
+                  way_name(way), position, why));
 }
 
 }  // namespace
 
-std::string_view to_string(Way way) noexcept {
+std::string_view way_name(Way way) noexcept {
   switch (way) {
     case Way::nothing:
       return "nothing";
@@ -142,7 +142,7 @@ std::optional<Way> forced_way() {
   const auto name = os::environment("MUSTER_DEVICE_WAY");
   if (!name) return std::nullopt;
   for (const Way way : {Way::staging, Way::ipc, Way::nccl})
-    if (*name == to_string(way)) return way;
+    if (*name == way_name(way)) return way;
   throw Error(ErrorKind::argument, "MUSTER_DEVICE_WAY is '" + *name + "': it must be staging, ipc or nccl");
 }
 

@@ -20,7 +20,7 @@ enum class Way : std::uint8_t {
   ipc,      ///< the first rank's device copies from the sender's (CUDA IPC)
   nccl,     ///< NCCL between devices
 };
-std::string_view to_string(Way way) noexcept;
+std::string_view way_name(Way way) noexcept;
 
 /// What a rank knows of itself before round 1. Travels in Record::facts.
 struct DeviceFacts {

@@ -56,7 +56,7 @@ class StreamStaging final : public gather::HostStaging {
   [[nodiscard]] std::uint64_t bytes(SyncGroup& group) const override { return staging_state_of(group)->bytes(); }
 };
 
-const bool is_registered = [] {
+const bool is_staging_registered = [] {
   gather::RouteTable::instance().set_staging(std::make_unique<StreamStaging>());
   return true;
 }();

@@ -153,7 +153,7 @@ int ranks() {
   return is_running() && MPI_Comm_size(MPI_COMM_WORLD, &size) == MPI_SUCCESS ? size : 0;
 }
 
-[[maybe_unused]] const bool is_registered = [] {
+[[maybe_unused]] const bool is_world_registered = [] {
   sync::set_mpi_support({.ranks = ranks, .make_world = make_world, .describe = library_version});
   return true;
 }();
