@@ -160,7 +160,7 @@ TEST_CASE("an error of MPI on one rank fails the group: nobody waits to the dead
       if (group.rank() == 0) std::this_thread::sleep_for(300ms);
       group.barrier();
     } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::io);
+      RANK_CHECK(error.kind() == ErrorKind::peer_lost);
       RANK_CHECK(std::chrono::steady_clock::now() - begin < 3s);
       RANK_CHECK(group.failure().has_value());
       say(error.what());
