@@ -31,7 +31,7 @@ inline void spin_pause() noexcept {
 /// is time to sleep, and to look at the clock.
 template <class Done>
 bool comes_soon(const Done& done) {
-  constexpr int spins = 100;
+  constexpr int spins = 150;
   constexpr int yields = 50;
   constexpr std::chrono::microseconds late{50};
   for (int turn = 0; turn < spins; ++turn) {
