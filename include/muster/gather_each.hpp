@@ -100,16 +100,16 @@ struct StreamReport {
 /// rank() and the like); another one, made by duplicate(), they may.
 ///
 /// Senders run ahead by pipeline_depth parts and then wait until the first rank has given the oldest back. What the
-/// consumer keeps (copies of a Tensor) keeps the memory of that part: a consumer that keeps pipeline_depth parts of one
-/// sender stops it until it lets one go, on any thread. Parts without bytes in shared memory (no tensors, absent
-/// configs) are not counted and bounded by the message buffer (some 256 KiB); from other hosts they count as well. A
-/// sender's tensors are its own again when it is asked for the next layer, those in a SharedArena when their leases end
-/// (on the first rank's host they move as names and are never cut). A strided tensor whose rows do not fit into a part
-/// costs one part of ordinary memory more. Tensors on devices (muster/cuda.hpp) are brought to the host part by part,
-/// after what is queued on this thread's stream; on the first rank, on senders of other hosts and where a layer has
-/// tensors of both kinds that takes one part of page-locked memory more, which the budget does not count. Other hosts'
-/// parts come in beside the consumer where any thread may call MPI (MPI_THREAD_MULTIPLE), else between its calls and
-/// inside of group.progress().
+/// consumer keeps (copies of a Tensor) keeps the memory of that part: its sender stops pipeline_depth parts later,
+/// until the consumer lets it go, on any thread. Parts without bytes in shared memory (no tensors, absent configs) are
+/// not counted and bounded by the message buffer (some 256 KiB); from other hosts they count as well. A sender's
+/// tensors are its own again when it is asked for the next layer, those in a SharedArena when their leases end (on the
+/// first rank's host they move as names and are never cut). A strided tensor whose rows do not fit into a part costs
+/// one part of ordinary memory more. Tensors on devices (muster/cuda.hpp) are brought to the host part by part, after
+/// what is queued on this thread's stream; on the first rank, on senders of other hosts and where a layer has tensors
+/// of both kinds that takes one part of page-locked memory more, which the budget does not count. Other hosts' parts
+/// come in beside the consumer where any thread may call MPI (MPI_THREAD_MULTIPLE), else between its calls and inside
+/// of group.progress().
 ///
 /// Where less memory is available than the budgets of all lists together, the budgets are cut to what there is.
 /// Memory is kept for the next stream of this group; trim() gives it back. What a consumer has kept of an earlier

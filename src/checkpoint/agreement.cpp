@@ -45,7 +45,11 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
   for (int rank = 0; rank < group.size(); ++rank) {
     const Record& record = all[static_cast<std::size_t>(rank)];
     if (record.failed == 0) continue;
-    if (rank == group.rank()) throw Error(*failure);
+    if (rank == group.rank()) {
+      ErrorDetails details = failure->details();
+      if (!details.rank) details.rank = rank;
+      throw Error(failure->kind(), failure->what(), std::move(details));
+    }
     const std::string words(record.words.data(), std::min<std::size_t>(record.length, record.words.size()));
     const bool is_named = record.origin >= 0 && record.origin < group.size();
     const RankInfo& info = group.info(is_named ? record.origin : rank);

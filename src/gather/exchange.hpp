@@ -3,17 +3,17 @@
 // The exchange: one gather, whatever it gathers and however it travels.
 //
 //  1. Prepare, locally: check the arguments, let the route see what it needs. A failure here becomes this rank's
-//  status.
+//     status.
 //  2. Round 1: all ranks of the group give their records. Every rank draws the same conclusions from them (record.hpp).
-//  Where one has failed or they disagree, a further round
-//     carries everyone's words, and all throw the same error; the group stays usable.
-//     Where a route has something to show first (route.hpp: Proof), a round follows that says whether all ranks saw it.
+//     If one has failed or they disagree, a further round carries everyone's words, and all throw the same error; the
+//     group stays usable. If a route has something to show first (route.hpp: Proof), a round follows that says whether
+//     all ranks saw it.
 //  3. Move: the route carries bytes from the senders to the first rank of each list. A failure becomes the status of
-//  round 2.
-//  4. Round 2, where bytes of any list moved after round 1: as round 1. From here on the result counts. Without it,
-//  what
+//     round 2.
+//  4. Round 2, if bytes of any list moved after round 1: as round 1. From here on the result counts. Without it, what
 //     the first rank still fails with is the failure of the group: the others have returned by then.
 //  5. The first rank puts its own value among the entries (of a merge: what came of all values is the first entry).
+//
 // A wait that fails (deadline, lost peer, cancellation) poisons the group and ends the exchange at once. So does a rank
 // that is out of memory where it can tell nobody else: between those steps.
 
