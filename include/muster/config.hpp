@@ -74,6 +74,7 @@ class Config {
   Config(std::nullptr_t) noexcept {}
   template <std::same_as<bool> Boolean>
   Config(Boolean value) noexcept : value_(value) {}
+  Config(std::vector<bool>::reference value) noexcept : value_(static_cast<bool>(value)) {}
   template <ConfigInteger Integer>
   Config(Integer value) noexcept {
     if (std::in_range<std::int64_t>(value))
@@ -119,12 +120,16 @@ class Config {
   [[nodiscard]] T as() const;
   /// The member of an object as a T; `otherwise` where the key is not there. Throws as as() and as_object().
   template <class T>
-  [[nodiscard]] T value_or(std::string_view key, T otherwise) const {
+  requires(!std::convertible_to<T, std::string_view> || std::same_as<T, std::string>) [[nodiscard]] T
+      value_or(std::string_view key, T otherwise) const {
     const Config* found = as_object().find(key);
     return found == nullptr ? std::move(otherwise) : found->as<T>();
   }
-  [[nodiscard]] std::string value_or(std::string_view key, const char* otherwise) const {
+  [[nodiscard]] std::string value_or(std::string_view key, std::string_view otherwise) const {
     return value_or(key, std::string(otherwise));
+  }
+  [[nodiscard]] std::string value_or(std::string_view key, const char* otherwise) const {
+    return value_or(key, Config(otherwise).as_string());
   }
 
   /// Whether this is an object that has the member.

@@ -33,6 +33,8 @@ std::string to_string(const Shape& shape);
 namespace detail {
 /// Throws Error(argument): a shape does not have that number of elements.
 [[noreturn]] void refuse_count(std::size_t elements, const Shape& shape);
+/// Throws Error(argument) if elements of the dtype are not so large.
+void check_element_size(DType dtype, std::size_t size);
 }  // namespace detail
 
 /// What a tensor is, without its elements.
@@ -70,13 +72,13 @@ class TensorView {
   /// not one for a T (tensors of mapped files may begin at any byte: copy those).
   template <class T>
   [[nodiscard]] const T* data() const {
-    check_elements(dtype_of<T>, alignof(T));
+    check_elements(dtype_of<T>, sizeof(T), alignof(T));
     return reinterpret_cast<const T*>(data_);
   }
   /// All elements of a contiguous view. Throws as data(), and Error(argument) on a strided one.
   template <class T>
   [[nodiscard]] std::span<const T> values() const {
-    check_elements(dtype_of<T>, alignof(T));
+    check_elements(dtype_of<T>, sizeof(T), alignof(T));
     return {reinterpret_cast<const T*>(bytes().data()), static_cast<std::size_t>(elements_)};
   }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
@@ -95,7 +97,7 @@ class TensorView {
 
  private:
   [[noreturn]] void refuse_to_read() const;
-  void check_elements(DType wanted, std::size_t alignment) const;
+  void check_elements(DType wanted, std::size_t size, std::size_t alignment) const;
 
   DType dtype_ = DType::u8;
   Device device_;
@@ -107,10 +109,12 @@ class TensorView {
 };
 
 /// Looks at the elements of a vector or a span, of the dtype of its type (dtype_of): one dimension, or the shape that
-/// is given. Throws Error(argument) if that has another number of elements.
+/// is given; valid as long as they are. Throws Error(argument) if that has another number of elements, or if a T has
+/// not the size of its dtype's elements.
 template <class T, std::size_t N>
 TensorView view_of(std::span<T, N> elements, Shape shape) {
   if (element_count(shape) != static_cast<std::int64_t>(elements.size())) detail::refuse_count(elements.size(), shape);
+  detail::check_element_size(dtype_of<std::remove_cv_t<T>>, sizeof(T));
   return {dtype_of<std::remove_cv_t<T>>, std::move(shape), elements.data()};
 }
 template <class T, std::size_t N>
@@ -156,6 +160,7 @@ class Tensor {
   /// Keeps the vector, whose elements it has: one dimension, or the shape that is given, as for view_of. Writable.
   template <class T>
   static Tensor take(std::vector<T> elements, Shape shape) {
+    if (elements.empty()) return allocate(dtype_of<T>, view_of(std::as_const(elements), std::move(shape)).shape());
     const auto owner = std::make_shared<std::vector<T>>(std::move(elements));
     return {view_of(std::as_const(*owner), std::move(shape)), owner, reinterpret_cast<std::byte*>(owner->data())};
   }

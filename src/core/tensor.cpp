@@ -196,7 +196,15 @@ void TensorView::refuse_to_read() const {
                                        "the device route (muster/cuda.hpp, libmuster-cuda)");
 }
 
-void TensorView::check_elements(DType wanted, std::size_t alignment) const {
+void detail::check_element_size(DType dtype, std::size_t size) {
+  if (8 * size != static_cast<std::size_t>(bits(dtype)))
+    throw Error(ErrorKind::argument, "a type of " + std::to_string(size) + " bytes cannot be of dtype " +
+                                         std::string(to_string(dtype)) + ", whose elements have " +
+                                         std::to_string(bits(dtype)) + " bits (DTypeOf)");
+}
+
+void TensorView::check_elements(DType wanted, std::size_t size, std::size_t alignment) const {
+  detail::check_element_size(wanted, size);
   if (wanted != dtype_)
     throw Error(ErrorKind::argument, "a tensor of dtype " + std::string(to_string(dtype_)) + " is not of " +
                                          std::string(to_string(wanted)) + ", as which it was asked for");

@@ -235,7 +235,9 @@ class Run {
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge) {
-  Outcome outcome = Run(operation, value, ranks, group, options, merge)();
+  Run run(operation, value, ranks, group, options, merge);
+  // While it still has what it lends: whether that is taken back depends on whether the group has failed.
+  Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(); });
   if (log_enabled(LogLevel::debug)) {
     const ExchangeReport& report = outcome.state->report;
     log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),

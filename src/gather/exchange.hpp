@@ -11,7 +11,7 @@
 //  3. Move: the route carries bytes from the senders to the first rank of each list. A failure becomes the status of
 //     round 2.
 //  4. Round 2, if bytes of any list moved after round 1: as round 1. From here on the result counts. Without it, what
-//     the first rank still fails with is the failure of the group: the others have returned by then.
+//     a rank still fails with is the failure of the group: the others have returned by then.
 //  5. The first rank puts its own value among the entries (of a merge: what came of all values is the first entry).
 //
 // A wait that fails (deadline, lost peer, cancellation) poisons the group and ends the exchange at once. So does a rank

@@ -7,7 +7,7 @@
 //     What is small goes at once, if there is a free slot that the first rank has read before and whose memory is
 //     there: bytes and, behind them, the message are written, and the record says that it is complete. The first rank
 //     then has all of it when round 1 is over; 2 and 3 are not needed, nor is round 2. Nobody looks at the slot if
-//     round 1 ends otherwise.
+//     round 1 ends otherwise for the first rank.
 //  2. move, sender: the message (arenas, descriptor) goes to the first rank; then, for each segment that is new to it,
 //     the file descriptor and a note; then the bytes into the slot.
 //  3. move, first rank: takes every message and every note, even when one of them is bad (else a sender could

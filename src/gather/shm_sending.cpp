@@ -76,13 +76,22 @@ ShmSending::ShmSending(const Call& call, ShmState& state) : call_(call), state_(
 
 ShmSending::~ShmSending() {
   if (committed_) return;
-  for (const Lent& lent : lent_) lent.arena->take_back(lent.lease);
-  if (!slot_) return;
-  if (is_written_ && call_.group->failure())
-    // The first rank may have come through the round that failed here: the slot is its, whether it knows or not.
+  if (is_written_ && has_failed()) {
+    // The first rank may have come through the round that failed here: slot and leases are its, whether it knows or
+    // not.
     slot_->publish();
-  else
-    state_.pool.discard(call_.first(), slot_);
+    return;
+  }
+  for (const Lent& lent : lent_) lent.arena->take_back(lent.lease);
+  if (slot_) state_.pool.discard(call_.first(), slot_);
+}
+
+bool ShmSending::has_failed() const noexcept {
+  try {
+    return call_.group->failure().has_value();
+  } catch (const std::exception&) {
+    return true;
+  }
 }
 
 void ShmSending::offer(Record& record) {

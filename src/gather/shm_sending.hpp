@@ -38,6 +38,7 @@ class ShmSending {
   [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> body) const;
   void hand_over();
   void write();
+  [[nodiscard]] bool has_failed() const noexcept;
 
   const Call& call_;
   ShmState& state_;

@@ -48,12 +48,13 @@ Shared& shared() {
   return the_file;
 }
 
-/// Up to the file's end; what is behind it reads as zeros, as libhdf5 wants it.
-bool read_through(std::uint64_t offset, std::byte* target, std::size_t bytes) {
+/// What is behind the file's end reads as zeros, as libhdf5 wants it of structures. Elements must be there.
+bool read_through(std::uint64_t offset, std::byte* target, std::size_t bytes, bool are_elements) {
   while (bytes != 0) {
     const ssize_t got = ::pread(shared().descriptor, target, bytes, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return false;
+    if (got == 0 && are_elements) return false;
     if (got == 0) {
       std::memset(target, 0, bytes);
       return true;
@@ -74,7 +75,7 @@ bool read_block(std::uint64_t number, std::size_t from, std::byte* target, std::
                              [](const Block& a, const Block& b) { return a.used < b.used; });
     found->number = ~std::uint64_t{0};
     found->data.resize(block_bytes);
-    if (!read_through(number * block_bytes, found->data.data(), block_bytes)) return false;
+    if (!read_through(number * block_bytes, found->data.data(), block_bytes, false)) return false;
     found->number = number;
   }
   found->used = ++file.clock;
@@ -123,7 +124,8 @@ herr_t driver_read(H5FD_t* /*file*/, H5FD_mem_t kind, hid_t /*transfer*/, haddr_
   if (offset > static_cast<haddr_t>(INT64_MAX) || bytes > static_cast<haddr_t>(INT64_MAX) - offset) return -1;
   auto* target = static_cast<std::byte*>(buffer);
   // Large pieces would only push out what is worth keeping.
-  if (kind == H5FD_MEM_DRAW || bytes > block_bytes) return read_through(offset, target, bytes) ? 0 : -1;
+  const bool are_elements = kind == H5FD_MEM_DRAW;
+  if (are_elements || bytes > block_bytes) return read_through(offset, target, bytes, are_elements) ? 0 : -1;
   while (bytes != 0) {
     const auto from = static_cast<std::size_t>(offset % block_bytes);
     const std::size_t piece = std::min(bytes, block_bytes - from);

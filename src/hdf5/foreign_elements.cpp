@@ -2,12 +2,14 @@
 #include "src/hdf5/foreign_elements.hpp"
 
 #include <unistd.h>
+#include <zlib.h>
 #include <zstd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <new>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,26 +18,46 @@
 #include "src/hdf5/foreign_report.hpp"
 #include "src/hdf5/foreign_types.hpp"
 
+// What H5Zregister calls, which itself refuses filters that libhdf5 brings along.
+extern "C" herr_t H5Z_register(const H5Z_class2_t* filter) __attribute__((weak));
+
 namespace muster::hdf5 {
 namespace {
 
-// What checksums may add to a chunk.
-constexpr std::size_t checksums = 64;
-/// How many bytes a chunk of the dataset that is being read has at most when it leaves the filter.
-std::size_t zstd_room = checksums;
+/// libhdf5's own decoder of deflate is replaced by one that knows how long a chunk is.
+bool undoes_deflate = false;
+constexpr std::size_t checksum_bytes = 4;
 
-size_t undo_zstd(unsigned flags, size_t, const unsigned*, size_t bytes, size_t* room, void** buffer) {
+/// What a chunk of the dataset that is being read has when its compression is undone. libhdf5 does not look: it would
+/// take what lies behind a shorter one in memory for elements.
+std::size_t decoded_bytes = 0;
+
+/// How many bytes a decoder makes of a chunk, at most so many; another number if it is damaged or has more.
+using Decode = std::size_t (*)(std::byte* target, std::size_t most, const void* from, std::size_t bytes);
+
+std::size_t decode_zstd(std::byte* target, std::size_t most, const void* from, std::size_t bytes) {
+  return ::ZSTD_decompress(target, most, from, bytes);
+}
+
+std::size_t decode_deflate(std::byte* target, std::size_t most, const void* from, std::size_t bytes) {
+  uLongf made = most;
+  const int result = ::uncompress(reinterpret_cast<Bytef*>(target), &made, static_cast<const Bytef*>(from), bytes);
+  return result == Z_OK ? made : most + 1;
+}
+
+template <Decode decode>
+size_t undo(unsigned flags, size_t, const unsigned*, size_t bytes, size_t* room, void** buffer) {
   if ((flags & H5Z_FLAG_REVERSE) == 0) return 0;
-  void* decoded = H5allocate_memory(zstd_room, false);
-  const std::size_t made = decoded == nullptr ? 0 : ::ZSTD_decompress(decoded, zstd_room, *buffer, bytes);
-  if (decoded == nullptr || ::ZSTD_isError(made) != 0 || made < zstd_room - checksums) {
-    if (decoded != nullptr) H5free_memory(decoded);
+  void* decoded = H5allocate_memory(decoded_bytes, false);
+  if (decoded == nullptr) return 0;
+  if (decode(static_cast<std::byte*>(decoded), decoded_bytes, *buffer, bytes) != decoded_bytes) {
+    H5free_memory(decoded);
     return 0;
   }
   H5free_memory(*buffer);
   *buffer = decoded;
-  *room = zstd_room;
-  return made;
+  *room = decoded_bytes;
+  return decoded_bytes;
 }
 
 class ElementsReader {
@@ -94,7 +116,45 @@ class ElementsReader {
     for (int dim = 0; dim < chunk_rank; ++dim)
       if (__builtin_mul_overflow(chunk_bytes, chunk[static_cast<std::size_t>(dim)], &chunk_bytes)) chunk_bytes = 0;
     if (chunk_bytes == 0 || chunk_bytes > most_chunk_bytes) refuse("its chunks have changed since it was listed");
-    zstd_room = chunk_bytes + checksums;
+    chunk_.assign(chunk.begin(), chunk.begin() + std::max(chunk_rank, 0));
+    decoded_bytes = chunk_bytes;
+    stored_bytes_ = 0;
+    const int filters = chunk_rank > 0 ? H5Pget_nfilters(properties.get()) : 0;
+    for (int i = 0; i < filters; ++i) {
+      unsigned flags = 0;
+      std::size_t parameters = 0;
+      const H5Z_filter_t filter =
+          H5Pget_filter2(properties.get(), static_cast<unsigned>(i), &flags, &parameters, nullptr, 0, nullptr, nullptr);
+      if (filter == H5Z_FILTER_DEFLATE || filter == zstd_filter) {
+        if (filter == H5Z_FILTER_DEFLATE && !undoes_deflate)
+          refuse("this libhdf5 does not tell how long its chunks are");
+        // What comes before it in the pipeline adds to what it undoes; its own result tells whether that is there.
+        chunk_.clear();
+        return;
+      }
+      if (filter == H5Z_FILTER_FLETCHER32) decoded_bytes += checksum_bytes;
+    }
+    if (filters > 0) stored_bytes_ = decoded_bytes;
+  }
+
+  /// Chunks that are stored as they are, with their checksums, have one length. libhdf5 does not look.
+  void check_chunks(std::span<const hsize_t> begin, std::span<const hsize_t> size) {
+    if (stored_bytes_ == 0) return;
+    std::vector<hsize_t> at(begin.size());
+    for (std::size_t i = 0; i < at.size(); ++i) at[i] = begin[i] / chunk_[i] * chunk_[i];
+    for (;;) {
+      hsize_t stored = 0;
+      if (H5Dget_chunk_storage_size(dataset_.get(), at.data(), &stored) < 0) throw_last();
+      // 0: never written.
+      if (stored != 0 && stored != stored_bytes_) refuse("a chunk of it has not the length that it must have");
+      std::size_t dim = at.size();
+      while (dim-- > 0) {
+        at[dim] += chunk_[dim];
+        if (at[dim] < begin[dim] + size[dim]) break;
+        at[dim] = begin[dim] / chunk_[dim] * chunk_[dim];
+      }
+      if (dim == static_cast<std::size_t>(-1)) return;
+    }
   }
 
   /// Reads up to `most` elements from `at` on: whole steps of one dimension. How many they are.
@@ -109,6 +169,7 @@ class ElementsReader {
     // Of the box's own shape: for another libhdf5 would go through it element by element.
     const SpaceId memory(extents_.empty() ? H5Screate(H5S_SCALAR)
                                           : H5Screate_simple(static_cast<int>(size.size()), size.data(), nullptr));
+    check_chunks(begin, size);
     if (!memory || (!extents_.empty() &&
                     H5Sselect_hyperslab(space_.get(), H5S_SELECT_SET, begin.data(), nullptr, size.data(), nullptr) < 0))
       throw_last();
@@ -130,7 +191,9 @@ class ElementsReader {
   std::uint64_t item_bytes_ = 1;
   std::uint64_t elements_ = 0;
   std::vector<hsize_t> extents_;
-  std::vector<hsize_t> inner_;  ///< elements of one step of each dimension
+  std::vector<hsize_t> inner_;      ///< elements of one step of each dimension
+  std::vector<hsize_t> chunk_;      ///< shape of a chunk, if its stored length is known
+  std::uint64_t stored_bytes_ = 0;  ///< that length; 0: it is not
 };
 
 bool read_question(int socket, ElementsQuestion& question) {
@@ -155,15 +218,19 @@ bool write_all(int socket, const void* from, std::size_t bytes) {
 
 }  // namespace
 
-void register_zstd() {
+void register_decoders() {
   H5Z_class2_t filter{};
   filter.version = H5Z_CLASS_T_VERS;
   filter.id = zstd_filter;
   filter.encoder_present = 1;
   filter.decoder_present = 1;
   filter.name = "zstd";
-  filter.filter = &undo_zstd;
+  filter.filter = &undo<decode_zstd>;
   H5Zregister(&filter);
+  filter.id = H5Z_FILTER_DEFLATE;
+  filter.name = "deflate";
+  filter.filter = &undo<decode_deflate>;
+  undoes_deflate = H5Z_register != nullptr && H5open() >= 0 && H5Z_register(&filter) >= 0;
 }
 
 void keep_chunks(hid_t access) {

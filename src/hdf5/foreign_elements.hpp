@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Elements of a foreign file, read by libhdf5 inside the fence. What went through zstd is undone by a filter of this
-// program's; no plugin is ever loaded.
+// Elements of a foreign file, read by libhdf5 inside the fence. What went through zstd or deflate is undone by decoders
+// of this program's, which know how long a chunk must be; no plugin is ever loaded.
 
 #include <hdf5.h>
 
@@ -29,8 +29,8 @@ constexpr std::uint64_t answer_memory(std::uint64_t file_bytes) noexcept {
   return elements_and_kept + 4 * largest_chunk(file_bytes);
 }
 
-/// Registers the filter. Before the file is opened.
-void register_zstd();
+/// Registers the decoders of zstd and deflate. Before the file is opened.
+void register_decoders();
 
 /// Lets a file keep chunks that were decoded last, for whoever reads on piece by piece.
 void keep_chunks(hid_t access);

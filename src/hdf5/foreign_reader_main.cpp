@@ -43,7 +43,7 @@ void tame_libhdf5() {
   H5open();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   H5PLset_loading_state(0);
-  register_zstd();
+  register_decoders();
   constexpr int global = 4 << 20;
   constexpr int each = 1 << 20;
   H5set_free_list_limits(global, each, global, each, global, each);

@@ -84,9 +84,9 @@ void Family::resign(int number) noexcept {
   if (groups_.empty()) retire();
 }
 
-void Family::adopt(Pending send) {
+void Family::adopt(int to, Pending send) {
   const auto hold = lock();
-  adopted_.push_back(std::move(send));
+  adopted_.push_back({to, std::move(send)});
 }
 
 void Family::retire() noexcept {
@@ -132,6 +132,8 @@ bool Family::reach(int rank, const Call& call) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::io) throw;
   }
+  // At the end there are no groups: then it does not wait for long.
+  if (groups_.empty()) has_failed();
   Control notice;
   notice.kind = ControlKind::died;
   notice.from = rank_;
@@ -146,8 +148,8 @@ void Family::pump() {
   if (has_ended()) return;
   pumped_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   for (const auto& [rank, control] : std::exchange(outbox_, {})) tell(rank, control);
-  std::erase_if(sends_, [&](Sent& sent) { return reach(sent.to, [&] { return sent.message.test(); }); });
-  std::erase_if(adopted_, [](Pending& send) { return send.test(); });
+  for (std::vector<Sent>* const sends : {&sends_, &adopted_})
+    std::erase_if(*sends, [&](Sent& sent) { return reach(sent.to, [&] { return sent.message.test(); }); });
   // Taken back at the end.
   while (inbox_.is_open() && inbox_.test()) {
     const Control control = *inbox_memory_;

@@ -78,7 +78,7 @@ class Family : public std::enable_shared_from_this<Family> {
   void retire() noexcept;
 
   /// A send of a group, which may be gone before it has finished: MPI goes on with it whenever the family does.
-  void adopt(Pending send);
+  void adopt(int to, Pending send);
   /// Sent at once where MPI may be called, else by the thread that may.
   void tell(int rank, const Control& control);
   /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).
@@ -134,8 +134,9 @@ class Family : public std::enable_shared_from_this<Family> {
     Pending message;
   };
   void open_inbox();
-  /// Runs a call of MPI for a control message to `rank`. Where MPI cannot reach it any more, the groups hear that it
-  /// has died, and nobody else is kept from hearing the message. Returns what the call does; true where it failed.
+  /// Runs a call of MPI for a message to `rank` that nobody waits for. Where MPI cannot reach it any more, the groups
+  /// hear that it has died, and nobody else is kept from hearing the message. Returns what the call does; true where it
+  /// failed.
   template <class Call>
   bool reach(int rank, const Call& call);
   void take(const Control& control);
@@ -168,7 +169,7 @@ class Family : public std::enable_shared_from_this<Family> {
   std::map<const void*, std::function<void()>> hooks_;  // by owner
   std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
   std::vector<Sent> sends_;                             // of control messages
-  std::vector<Pending> adopted_;                        // of groups
+  std::vector<Sent> adopted_;                           // of groups
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;

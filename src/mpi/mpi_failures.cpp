@@ -83,7 +83,8 @@ void MpiGroup::pass_on_local_failure() noexcept {
 }
 
 Error MpiGroup::origin_of(const Error& cause) const {
-  if (cause.kind() != ErrorKind::peer_lost || !cause.rank() || hosts_.is_here(*cause.rank())) return cause;
+  const int lost = cause.rank().value_or(-1);
+  if (cause.kind() != ErrorKind::peer_lost || lost < 0 || lost >= size() || hosts_.is_here(lost)) return cause;
   for (const int mate : hosts_.members[static_cast<std::size_t>(hosts_.mine)]) {
     if (mate == rank() || !liveness(mate)->is_dead()) continue;
     const RankInfo& dead = info(mate);

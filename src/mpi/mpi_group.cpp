@@ -221,14 +221,15 @@ std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<c
     *answer = with_head(head, all);
   } else {
     const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    or_fail(parent, options, [&] { family_->adopt(send_copy(comm(), parent, tag(Tag::up), below)); });
+    or_fail(parent, options, [&] { family_->adopt(parent, send_copy(comm(), parent, tag(Tag::up), below)); });
     *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
                    (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
     if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
   }
   for (const int child : children)
-    or_fail(hosts_.leader(child), options,
-            [&] { family_->adopt(start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer)); });
+    or_fail(hosts_.leader(child), options, [&] {
+      family_->adopt(hosts_.leader(child), start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer));
+    });
   return answer;
 }
 

@@ -88,7 +88,7 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
     if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
       const std::span<const std::byte> bytes = part->bytes;
-      family_->adopt(start_send(comm(), to, tag, bytes, std::move(part), finished));
+      family_->adopt(to, start_send(comm(), to, tag, bytes, std::move(part), finished));
       wait([&] { return untaken->load() <= most_untaken; }, {}, on, options, std::chrono::milliseconds(0));
     });
     progress();

@@ -208,7 +208,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   Clock::time_point looked = begin;
   Clock::time_point logged = begin;
   const auto pump = [&] {
-    or_fail(on.empty() ? rank() : on.front(), options, [&] {
+    sync::or_fail(*this, [&] {
       throw_if_resting();
       family_->pump();
     });
@@ -254,7 +254,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
         const auto hold = family_->lock();
         const View& view = views_[static_cast<std::size_t>(on[i])];
         if (view.has_left && !may_have_left && now - view.heard > last_messages) end = "left the group";
-        if (view.is_dead) end = "died";
+        if (view.is_dead && !view.has_left) end = "died";
       }
       if (end != nullptr && !done())
         sync::fail(*this, Error(ErrorKind::peer_lost,

@@ -129,7 +129,7 @@ bool MpiInlet::try_step() noexcept {
 }
 
 bool MpiInlet::step() {
-  std::erase_if(words_, [](Pending& word) { return word.test(); });
+  std::erase_if(words_, [&](auto& word) { return group_.towards(word.first, [&] { return word.second.test(); }); });
   bool has_moved = false;
   for (Sender& from : senders_) has_moved = group_.towards(from.rank, [&] { return step_sender(from); }) || has_moved;
   return has_moved;
@@ -215,7 +215,7 @@ void MpiInlet::receive_pieces(const Sender& from, Part& part, const std::vector<
 }
 
 void MpiInlet::tell(int rank, const PartWord& word) {
-  words_.push_back(send_copy(group_.comm(), rank, group_.data_tag() + 2, std::as_bytes(std::span(&word, 1))));
+  words_.emplace_back(rank, send_copy(group_.comm(), rank, group_.data_tag() + 2, std::as_bytes(std::span(&word, 1))));
 }
 
 // Step 6.

@@ -157,8 +157,8 @@ class MpiInlet final : public gather::PartInlet {
   std::condition_variable_any changed_;
   bool is_unattended_ = false;
   bool is_settling_ = false;
-  std::vector<Pending> words_;  // on their way
-  std::exception_ptr failure_;  // of a step that nobody waited for
+  std::vector<std::pair<int, Pending>> words_;  // on their way, and to whom
+  std::exception_ptr failure_;                  // of a step that nobody waited for
   std::jthread attendant_;
 };
 

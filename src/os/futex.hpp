@@ -25,10 +25,10 @@ inline void spin_pause() noexcept {
 #endif
 }
 
-/// How every wait begins: asks `done` for some microseconds, and returns whether it has become true. A few turns keep
-/// the core, because what another core does comes soonest so. Then each turn offers the core to others: the process
-/// that is waited for may need this very one. Whoever gets it back late shares it with work that does not wait: then it
-/// is time to sleep, and to look at the clock.
+/// How waits in shared memory begin: asks `done` for some microseconds (2.5 ms if every offer of the core takes long),
+/// and returns whether it has become true. A few turns keep the core, because what another core does comes soonest so.
+/// Then each turn offers the core to others: the process that is waited for may need this very one. Whoever gets it
+/// back late shares it with work that does not wait: then it is time to sleep, and to look at the clock.
 template <class Done>
 bool comes_soon(const Done& done) {
   constexpr int spins = 150;

@@ -189,7 +189,9 @@ bool publish_first(const std::string& path, std::span<const std::byte> bytes, co
   if (try_call("link", path, [&] { return ::link(file.temporary().c_str(), path.c_str()); }) != 0) {
     const bool has_links = errno != EPERM && errno != EMLINK && errno != EOPNOTSUPP && errno != ENOSYS;
     if (has_links && errno != EEXIST) throw errno_error("making a second name", errno, path);
-    is_first = has_links ? is_at(path, ours) : create_first(path, bytes, durability);
+    // A look that fails throws: nobody must take another's file for its own, or its own for another's.
+    const std::optional<FileStatus> there = has_links ? file_status(path) : std::nullopt;
+    is_first = has_links ? there && there->identity == ours : create_first(path, bytes, durability);
   }
   file.discard();
   if (durability == Durability::synced) sync_directory(directory_of(path));

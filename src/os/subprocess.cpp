@@ -227,8 +227,8 @@ void Subprocess::begin(const SubprocessLimits& limits) {
 }
 
 void Subprocess::send(std::span<const std::byte> question) noexcept {
-  // The peer's end is told when the answer is read.
-  (void)::send(running_->socket.get(), question.data(), question.size(), MSG_NOSIGNAL);
+  // The peer's end, and that it does not read, is told when the answer is read.
+  (void)::send(running_->socket.get(), question.data(), question.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 std::size_t Subprocess::receive(std::span<std::byte> target) {
@@ -274,7 +274,7 @@ SubprocessResult run_subprocess(const std::vector<std::string>& command, const F
     got = program.receive(std::span(output).last(piece));
     output.resize(output.size() - piece + got);
   }
-  const bool is_too_much = got == piece;
+  const bool is_too_much = output.size() > limits.output_bytes;
   if (is_too_much) program.stop();
   SubprocessResult result = program.finish();
   if (is_too_much) result.end = SubprocessEnd::too_much;

@@ -2,11 +2,13 @@
 #include "src/statefile/chunk_codec.hpp"
 
 #include <zstd.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
 
-#include <emmintrin.h>
 #include "muster/error.hpp"
 
 namespace muster::statefile {
@@ -109,12 +111,6 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
   return true;
 }
 
-}  // namespace muster::statefile
-
-#ifdef __SSE2__
-#endif
-
-namespace muster::statefile {
 namespace {
 
 // Elements of a block: its bytes stay in the first-level cache while one after the other of their columns is taken.

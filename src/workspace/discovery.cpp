@@ -103,6 +103,8 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
     } catch (const Error& error) {
       // A directory that is gone takes all that is in it along.
       if (error.kind() == ErrorKind::not_found && Clock::now() >= patience.deadline) throw;
+      // No descriptor left: the listing only refreshes caches.
+      if (error.os_error() == EMFILE || error.os_error() == ENFILE) continue;
       if (!may_be_a_cache(error)) throw;
     }
   }

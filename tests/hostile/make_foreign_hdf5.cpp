@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes HDF5 files with libhdf5, in a process of its own so that whoever looks at them has never loaded it.
 //   make_foreign_hdf5 gallery FOLDER   files that attack their reader (foreign_hdf5_test.cpp says what is wrong in
-//   each)
 //   make_foreign_hdf5 samples FOLDER   honest ones with everything that HDF5 has a structure for, to be mutated
 //   make_foreign_hdf5 chunks FOLDER    honest ones with chunks of all shapes through all filters; one with damaged
 //   chunks
@@ -204,6 +203,18 @@ void storage(const std::string& folder) {
     const std::string zeros = deflated(4 * chunk);
     for (hsize_t at = 0; at < 4 * chunk; at += chunk)
       MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
+  }
+  {
+    const Maker file(folder + "short_chunks.h5", H5F_LIBVER_V110);
+    const hsize_t chunk = hsize_t{64} << 10;
+    const hsize_t at = 0;
+    const std::string packed = deflated(100);
+    const hid_t with_short = file.dataset("deflated", H5T_STD_U8LE, {chunk}, with_deflate(Maker::chunked({chunk})));
+    MUST(H5Dwrite_chunk(with_short, H5P_DEFAULT, 0, &at, packed.size(), packed.data()));
+    const hid_t create = Maker::chunked({chunk});
+    MUST(H5Pset_shuffle(create));
+    const hid_t shuffled = file.dataset("shuffled", H5T_STD_U8LE, {chunk}, create);
+    MUST(H5Dwrite_chunk(shuffled, H5P_DEFAULT, 0, &at, packed.size(), packed.data()));
   }
   {
     const Maker file(folder + "endless_bomb.h5", H5F_LIBVER_V110);

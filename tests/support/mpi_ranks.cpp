@@ -60,7 +60,8 @@ void link_networks(const os::Fd& one, const os::Fd& other) {
            "/24 dev link0 && ip link set link0 up'";
   };
   const auto is_up = [&](const os::Fd& network) {
-    return "until nsenter --net=" + path(network) + " ip link show link0 | grep -q 'state UP'; do :; done";
+    return "timeout 5 sh -c 'until nsenter --net=" + path(network) +
+           " ip link show link0 | grep -q \"state UP\"; do sleep 0.01; done'";
   };
   const std::string command = "nsenter --net=" + path(one) + " ip link add link0 type veth peer name link0 netns " +
                               path(other) + " && " + up(one, "10.78.0.1") + " && " + up(other, "10.78.0.2") + " && " +
@@ -91,7 +92,8 @@ class MpiMaker final : public GroupMaker {
  public:
   MpiMaker(int size, int hosts) : size_(size), hosts_(hosts), server_(size) {
     for (int host = 0; host < hosts; ++host) networks_.push_back(fresh_network());
-    if (hosts == 2 && goes_by_tcp()) link_networks(networks_[0], networks_[1]);
+    if (goes_by_tcp() && hosts != 2) throw std::runtime_error("MUSTER_TEST_MPI_LINK=tcp is for two hosts");
+    if (goes_by_tcp()) link_networks(networks_[0], networks_[1]);
   }
 
   [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
