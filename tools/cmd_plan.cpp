@@ -67,13 +67,14 @@ Trial try_plan(const MergePlan& plan, const std::string& model_dir) {
       if (!origin) return unmatched.push_back(tensor.name);
       used.insert(origin->rule);
       trial.taken.push_back({tensor, origin->name, origin->rule});
-      if (!std::holds_alternative<DropAction>(origin->rule->action))
-        (void)plan.resolve(*origin->rule, origin->name, std::span(&tensor.spec, 1), true);
+      (void)plan.resolve(*origin->rule, origin->name, std::span(&tensor.spec, 1), true);
     });
   }
   if (!unmatched.empty()) trial.problems.push_back(no_rule_words(plan, unmatched));
   for (const MergeRule& rule : plan.rules())
-    if (!used.contains(&rule) && !is_builtin_rule(rule)) trial.unused.push_back(&rule);
+    // Read backwards, nothing comes of what a rule drops.
+    if (!used.contains(&rule) && !is_builtin_rule(rule) && !std::holds_alternative<DropAction>(rule.action))
+      trial.unused.push_back(&rule);
   attempt([&] { check_against_config(plan, specs); });
   return trial;
 }
@@ -105,7 +106,7 @@ Config trial_json(const MergePlan& plan, const Trial& trial) {
   for (const MergeRule* rule : trial.unused) unused.emplace_back(static_cast<std::int64_t>(rule->number));
   ConfigArray problems;
   for (const std::string& problem : trial.problems) problems.emplace_back(inspect::json_text(problem));
-  return Config::object({{"plan", plan.name()},
+  return Config::object({{"plan", inspect::json_text(plan.name())},
                          {"tensors", std::move(tensors)},
                          {"unused_rules", std::move(unused)},
                          {"problems", std::move(problems)}});

@@ -84,7 +84,10 @@ class Carrying {
  public:
   Carrying(const std::string& directory, const std::string& carry) : carry_(carry) {
     for (std::size_t at = 0; at <= carry.size();) {
-      const std::size_t end = std::min(carry.find(',', at), carry.size());
+      // Commas in braces are the glob's.
+      std::size_t end = at;
+      for (int braces = 0; end < carry.size() && (carry[end] != ',' || braces > 0); ++end)
+        braces += carry[end] == '{' ? 1 : carry[end] == '}' ? -1 : 0;
       globs_.push_back(TensorPattern::glob(carry.substr(at, end - at)));
       at = end + 1;
     }

@@ -30,8 +30,10 @@ void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectan
 
 void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t begin, const merge::Rectangle& rows,
                std::span<std::byte> target) {
+  if (tensor >= source.tensors().size())
+    throw Error(ErrorKind::corrupt, "rows are to be copied of a tensor that there is none of");
   begin += rows.from;
-  check_extent(begin, rows.from_stride, rows, tensor < source.tensors().size() ? source.tensors()[tensor].bytes : 0);
+  check_extent(begin, rows.from_stride, rows, source.tensors()[tensor].bytes);
   check_extent(rows.to, rows.to_stride, rows, target.size());
   std::byte* to = target.data() + rows.to;
   if (rows.from_stride == rows.bytes && rows.to_stride == rows.bytes) {

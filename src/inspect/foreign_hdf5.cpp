@@ -138,6 +138,7 @@ void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first
     std::uint64_t length = 0;
     bool is_answered = reader->receive(std::as_writable_bytes(std::span(&length, 1))) == sizeof length;
     std::string refusal(std::min(length, hdf5::longest_words), '\0');
+    is_answered = is_answered && length <= hdf5::longest_words;
     const std::span<std::byte> rest = length == 0 ? target : std::as_writable_bytes(std::span(refusal));
     is_answered = is_answered && reader->receive(rest) == rest.size();
     if (!is_answered) {

@@ -168,3 +168,17 @@ TEST_CASE("leaves are visited in order, and replaced one by one") {
   for (int i = 0; i <= max_config_depth; ++i) deep = Config::array({deep});
   CHECK_FALSE(words_of(ErrorKind::argument, [&] { visit_leaves(deep, [](const Config&) {}); }).empty());
 }
+
+TEST_CASE("a member or text of any kind in its place; bits of a vector are booleans") {
+  using namespace std::string_view_literals;
+  const Config config = Config::object({{"there", "here"}});
+  const char name[] = "else";
+  CHECK(config.value_or("there", "no") == "here");
+  CHECK(config.value_or("k", name) == "else");
+  CHECK(config.value_or("k", "view"sv) == "view");
+  const char* nothing = nullptr;
+  CHECK_THROWS_AS((void)config.value_or("k", nothing), Error);
+  std::vector<bool> flags{true, false};
+  CHECK(Config(flags[0]).as_bool());
+  CHECK(!Config(flags[1]).as_bool());
+}

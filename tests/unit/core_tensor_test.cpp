@@ -308,3 +308,23 @@ TEST_CASE("elements of a C++ type are looked at, written and kept") {
     (void)TensorView(DType::f32, {1}, reinterpret_cast<const void*>(64), {}, {Device::Kind::cuda, 0}).data<float>();
   }));
 }
+
+namespace {
+struct PairOfFours {
+  std::uint8_t bits;
+};
+}  // namespace
+template <>
+struct muster::DTypeOf<PairOfFours> {
+  static constexpr DType value = DType::f4_e2m1;
+};
+
+TEST_CASE("a type whose size is not its dtype's is refused; of no elements a tensor is writable, too") {
+  const Tensor packed = Tensor::allocate(DType::f4_e2m1, {8});
+  CHECK_THROWS_AS((void)packed.view().values<PairOfFours>(), Error);
+  const std::vector<PairOfFours> pairs(4);
+  CHECK_THROWS_AS((void)view_of(pairs), Error);
+  Tensor none = Tensor::take(std::vector<float>{});
+  CHECK(none.shape() == Shape{0});
+  CHECK(none.mutable_values<float>().empty());
+}
