@@ -308,7 +308,8 @@ void MpiGroup::look_for_the_dead(const WaitOptions& options) {
                               {.rank = rank, .pid = info(rank).pid, .host = info(rank).host}));
     const auto hold = family_->lock();
     View& view = views_[static_cast<std::size_t>(rank)];
-    if (std::exchange(view.is_dead, true)) continue;
+    view.is_dead = true;
+    if (std::exchange(view.is_told, true)) continue;
     Control notice;
     notice.kind = ControlKind::died;
     notice.from = this->rank();
