@@ -103,7 +103,7 @@ class MpiGroup final : public SyncGroup, private Listener {
     int waits_for = -1;
     bool has_left = false;
     bool is_dead = false;
-    bool is_told = false;  // that it is dead, by this rank, to the other hosts
+    bool is_told = false;   // that it is dead, by this rank, to the other hosts
     bool is_asked = false;  // and has not answered yet
     std::string phase;
     std::chrono::steady_clock::time_point asked{};
