@@ -240,8 +240,11 @@ bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& s
 }  // namespace
 
 // The library's own allocations come here, too.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return counts_allocations && uses_left-- == 0 ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+}
 void* operator new(std::size_t bytes) {
-  void* memory = counts_allocations && uses_left-- == 0 ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  void* memory = operator new(bytes, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
