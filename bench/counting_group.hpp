@@ -26,8 +26,8 @@ class CountingGroup final : public muster::SyncGroup {
   [[nodiscard]] std::string_view kind() const noexcept override { return inner_->kind(); }
   [[nodiscard]] bool shares_memory(int rank) const override { return inner_->shares_memory(rank); }
   [[nodiscard]] int host_of(int rank) const override { return inner_->host_of(rank); }
-  [[nodiscard]] muster::DescriptorChannel* descriptor_channel() noexcept override {
-    return inner_->descriptor_channel();
+  [[nodiscard]] std::shared_ptr<muster::sync::Region> region_of(int rank) const override {
+    return inner_->region_of(rank);
   }
   [[nodiscard]] std::shared_ptr<const muster::PeerLiveness> liveness(int rank) const override {
     return inner_->liveness(rank);

@@ -56,7 +56,9 @@ class PeerLiveness {
   [[nodiscard]] virtual bool is_dead() const noexcept = 0;
 };
 
-class DescriptorChannel;  // src/sync/descriptor_channel.hpp: passes file descriptors between ranks that share memory
+namespace sync {
+class Region;  // src/sync/region.hpp: shared memory of a rank
+}
 
 /// A group is used by one thread at a time: a second one is detected and gets Error(argument). duplicate() makes
 /// another group. After fork, calls in the child throw Error(unsupported) and destructors only unmap. Destroying a
@@ -85,8 +87,11 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// The host that `rank` is on, by a number that is the same on all ranks: those that have it in common share memory.
   /// Local.
   [[nodiscard]] virtual int host_of(int rank) const = 0;
-  /// Null where no rank but this one shares memory.
-  [[nodiscard]] virtual DescriptorChannel* descriptor_channel() noexcept { return nullptr; }
+  /// The shared memory of `rank`; null where it shares none with this one, and in a group of one. Local.
+  [[nodiscard]] virtual std::shared_ptr<sync::Region> region_of(int rank) const {
+    (void)rank;
+    return nullptr;
+  }
   /// Of a rank that shares memory with this one; another one is never known to be dead here. Local.
   [[nodiscard]] virtual std::shared_ptr<const PeerLiveness> liveness(int rank) const = 0;
 

@@ -26,7 +26,6 @@
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/shm/window_ring.hpp"
-#include "src/sync/descriptor_channel.hpp"
 
 namespace muster {
 namespace {
@@ -156,7 +155,7 @@ class Assembling {
         mail_(group, source, settings.window_bytes),
         settings_(settings),
         finish_(finish),
-        ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, os::default_backing()),
+        ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, near_ranks(group)),
         files_(files, work, group.rank(), settings.on_written,
                [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -170,7 +169,7 @@ class Assembling {
   }
 
   std::vector<TensorHash> run(const std::function<void(std::uint64_t)>& progress) {
-    hand_out_windows();
+    find_windows();
     std::optional<std::jthread> reporter;
     if (progress && group_.rank() == 0) reporter.emplace([&](const std::stop_token& stop) { report(stop, progress); });
     if (group_.size() == 1)
@@ -183,15 +182,25 @@ class Assembling {
   }
 
  private:
-  void hand_out_windows() {
-    rings_.resize(static_cast<std::size_t>(group_.size()));
-    if (others_.empty()) return;
-    DescriptorChannel* channel = group_.descriptor_channel();
-    const WaitOptions wait{.phase = "export: handing out windows"};
-    const std::byte note{1};
-    for (const int rank : others_) channel->send(rank, std::span(&note, 1), ring_.memory().get(), wait);
+  static std::size_t near_ranks(const SyncGroup& group) {
+    std::size_t count = 0;
+    for (int rank = 0; rank < group.size(); ++rank)
+      if (rank != group.rank() && group.shares_memory(rank)) ++count;
+    return count;
+  }
+
+  /// Of all ranks of this host.
+  void find_windows() {
+    const auto ranks = static_cast<std::size_t>(group_.size());
+    rings_.resize(ranks);
+    if (ranks == 1) return;
+    const std::uint64_t own = ring_.place();
+    std::vector<std::uint64_t> places(ranks);
+    group_.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(places)),
+                      {.phase = "export: finding windows"});
     for (const int rank : others_)
-      rings_[static_cast<std::size_t>(rank)].emplace(channel->receive(rank, wait).descriptor);
+      rings_[static_cast<std::size_t>(rank)] = std::make_unique<shm::WindowRing>(
+          *group_.region_of(rank), places[static_cast<std::size_t>(rank)]);
   }
 
   [[nodiscard]] const shm::WindowRing& ring(std::uint32_t rank) const {
@@ -420,7 +429,7 @@ class Assembling {
   std::uint32_t settled_ = 0;     // files that are known to be complete on all hosts
   std::vector<const Step*> own_;  // its windows' items, by turn
   std::uint32_t file_count_ = 0;
-  std::vector<std::optional<shm::WindowRing>> rings_;
+  std::vector<std::unique_ptr<shm::WindowRing>> rings_;
   std::vector<TensorHash> hashes_;
   std::uint32_t finished_ = 0;
 

@@ -10,7 +10,6 @@
 #include "src/device/pitched.hpp"
 #include "src/device/stream_staging.hpp"
 #include "src/gather/opening.hpp"
-#include "src/sync/descriptor_channel.hpp"
 
 namespace muster::cuda {
 
@@ -27,7 +26,7 @@ Call call_underneath(const Call& call) {
 }
 
 bool shares_memory_with_first(const Call& call) {
-  return call.group->descriptor_channel() != nullptr && call.group->shares_memory(call.first());
+  return call.group->region_of(call.first()) != nullptr;
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record>
 }
 
 bool is_warm(const Record& first, const MergeArea& area) noexcept {
-  return first.segment_id != 0 && first.facts[fact_taken] >= area.total && first.facts[fact_capacity] >= area.total;
+  return first.segment != 0 && first.facts[fact_taken] >= area.total && first.facts[fact_capacity] >= area.total;
 }
 
 std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const Record> records) {

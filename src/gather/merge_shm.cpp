@@ -5,9 +5,8 @@
 //     which has a lane for each list, for what it expects, and puts it into its record. Nothing is allocated.
 //  2. move: all ranks compute the same layout from the records. Where the slot that was offered has all the memory that
 //     is needed ("warm"), every rank of the list has it mapped, and begins to write at once.
-//  3. Else the first rank makes a slot, or takes more memory for the one it has, and tells the others: a note with the
-//     segment's number and, where it is new, its descriptor (shm_protocol.hpp). Number 0: there is none, round 2 says
-//     why.
+//  3. Else the first rank makes a slot, or takes more memory for the one it has, and tells the others its place
+//     (shm_protocol.hpp). 0: there is none, round 2 says why.
 //  4. Where ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
 //     have mapped it, and the first rank says whether all have (merge_reduce.hpp).
 //  5. Every rank copies its pieces into their places, or reduces its share.
@@ -74,21 +73,19 @@ class ShmMerge final : public Transfer {
   }
   void lay_out(std::span<const Record> records);
   void hand_out();
-  void find(std::uint64_t segment);
+  void find(std::uint64_t place);
   void take_in();
   bool start();
   void copy_pieces();
   void copy_range(std::uint64_t begin, std::uint64_t end, const std::byte* from);
-  void write_range(const merge::Rectangle& part, const std::byte* from) const;
+  void write_range(const merge::Rectangle& part, const std::byte* from);
   void populate(const merge::Rectangle& part);
   void populate(std::uint64_t begin, std::uint64_t end);
-  [[nodiscard]] const os::Fd& memory() const { return slot_ ? slot_->segment().memory() : memory_; }
 
   const Call& call_;
   std::shared_ptr<ShmState> state_;
   const TensorView& source_;
   shm::LaneId lane_;
-  os::Backing backing_ = os::default_backing();
   merge::Layout layout_;
   merge::Rows rows_;
   MergeArea area_;
@@ -100,7 +97,6 @@ class ShmMerge final : public Transfer {
   // The others'.
   std::shared_ptr<shm::RemoteSegment> remote_;
   std::byte* data_ = nullptr;  // of the segment, null where there is none
-  os::Fd memory_;              // where the segment came in this exchange
   bool is_known_ = false;      // its memory has been written before
   bool writes_ = false;        // by pwrite
   bool committed_ = false;
@@ -120,19 +116,19 @@ void ShmMerge::offer(Record& record) {
   if (!reduces_ && (__builtin_mul_overflow(target, ranks, &target) || target > INT64_MAX / 4)) target = 0;
   const MergeArea expected = merge_area(reduces_, target, ranks);
   try {
-    plan_ = state_->pool.plan(lane_, expected.total, limits(), backing_);
+    plan_ = state_->pool.plan(lane_, expected.total, limits());
   } catch (const Error&) {
     // What the others bring may be less than this rank's; if it is not, the plan made then says so to all.
     plan_ = {};
   }
   record.held = state_->pool.held(lane_);
   if (plan_.slot) {
-    record.segment_id = plan_.slot->segment().id();
+    record.segment = plan_.slot->segment().place();
     record.facts[fact_capacity] = plan_.slot->segment().capacity();
     record.facts[fact_taken] = plan_.slot->is_taken(0) ? plan_.slot->backed() : 0;
   }
   if (!plan_.slot || plan_.fresh_bytes != 0) {
-    const os::MemoryHeadroom room = os::memory_headroom(backing_);
+    const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
     record.available_bytes = room.bytes;
     record.limit = room.limit;
   }
@@ -151,14 +147,14 @@ void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
   const Record& first = records[static_cast<std::size_t>(call_.first())];
   is_known_ = is_warm(first, area_);
   if (is_known_)
-    find(first.segment_id);
+    find(first.segment);
   else if (call_.is_first())
     hand_out();
   else
     take_in();
   if (data_ == nullptr) return;
   try {
-    if (call_.is_first() && is_known_) slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
+    if (call_.is_first() && is_known_) slot_ = state_->pool.carry_out(lane_, std::move(plan_));
     if (slot_ && !lease_) lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
     if (reduces_) {
       if (!is_known_ && !start()) return;
@@ -177,78 +173,57 @@ void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
 }
 
 void ShmMerge::hand_out() {
-  bool is_new = false;
   std::exception_ptr failure;
   try {
     const bool is_enough = plan_.slot && plan_.slot->segment().capacity() >= area_.total;
     if (!is_enough || !plan_.slot->is_taken(area_.total))
-      plan_ = state_->pool.plan(lane_, area_.total, limits(), backing_);
-    const os::MemoryHeadroom room = os::memory_headroom(backing_);
+      plan_ = state_->pool.plan(lane_, area_.total, limits());
+    const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
     if (plan_.fresh_bytes > room.bytes)
       throw Error(
           ErrorKind::no_space,
           fmt::format("too little shared memory: needed {} bytes for the merged tensor, available {} ({}): merge "
                       "less at a time, release earlier results, or give the job more memory",
                       plan_.fresh_bytes, room.bytes, os::to_string(room.limit)));
-    is_new = plan_.slot == nullptr;
-    slot_ = state_->pool.carry_out(lane_, std::move(plan_), backing_);
+    slot_ = state_->pool.carry_out(lane_, std::move(plan_));
     slot_->take(area_.total);
     data_ = slot_->segment().data();
   } catch (...) {
     failure = std::current_exception();
   }
   // All of them wait for a note, whatever becomes of this rank.
-  for (const int rank : call_.list) {
-    if (rank == call_.first()) continue;
-    try {
-      if (!failure) {
-        const shm::OwnedSegment& segment = slot_->segment();
-        tell(call_, rank, segment.id(), is_new ? segment.memory().get() : -1, handing_out);
-        continue;
-      }
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    tell_nothing(call_, rank, handing_out);
-  }
-  if (!failure) return;
-  // Those who were told of the segment may wait in it.
-  if (reduces_ && data_ != nullptr) MergeWords(call_, data_).give_up();
-  std::rethrow_exception(failure);
+  for (const int rank : call_.list)
+    if (rank != call_.first()) tell(call_, rank, failure ? 0 : slot_->segment().place(), handing_out);
+  if (failure) std::rethrow_exception(failure);
 }
 
-void ShmMerge::find(std::uint64_t segment) {
+void ShmMerge::find(std::uint64_t place) {
   if (call_.is_first()) {
     data_ = plan_.slot->segment().data();
     return;
   }
-  const auto known = state_->remotes.find({call_.first(), segment});
+  const auto known = state_->remotes.find({call_.first(), place});
   if (known != state_->remotes.end() && known->second->capacity() >= area_.total) {
     remote_ = known->second;
     data_ = remote_->mapping().data();
     return;
   }
   // The ranks no longer agree on what they share, and some may already wait for this one.
-  sync::fail(*call_.group,
-             Error(ErrorKind::corrupt, "the first rank of a merge uses a segment that was never handed over"));
+  sync::fail(*call_.group, Error(ErrorKind::corrupt, "the first rank of a merge uses a segment that it never told of"));
 }
 
 void ShmMerge::take_in() {
   try {
-    Heard heard = hear(call_, call_.first(), handing_out);
-    if (heard.segment == 0) return;
-    std::shared_ptr<shm::RemoteSegment>& known = state_->remotes[{call_.first(), heard.segment}];
-    if (heard.descriptor) known = std::make_shared<shm::RemoteSegment>(heard.descriptor, os::Access::read_write);
-    if (!known || known->capacity() < area_.total)
-      throw Error(ErrorKind::corrupt, "the first rank names a segment that it never handed over, or that is too small");
+    const std::uint64_t place = hear(call_, call_.first(), handing_out);
+    if (place == 0) return;
+    remote_ = segment_of(*state_, *call_.group, call_.first(), place, os::Access::read_write);
+    if (remote_->capacity() < area_.total)
+      throw Error(ErrorKind::corrupt, "the first rank names a segment that is too small");
     // Its memory may have been given back since it was last used.
-    known->populated().forget();
-    remote_ = known;
-    memory_ = std::move(heard.descriptor);
+    remote_->populated().forget();
     data_ = remote_->mapping().data();
   } catch (...) {
-    std::erase_if(state_->remotes, [](const auto& item) { return item.second == nullptr; });
-    if (reduces_) tell_nothing(call_, call_.first(), handing_out);
+    if (reduces_) tell(call_, call_.first(), 0, handing_out);
     throw;
   }
 }
@@ -256,12 +231,12 @@ void ShmMerge::take_in() {
 /// Step 4.
 bool ShmMerge::start() {
   if (!call_.is_first()) {
-    tell(call_, call_.first(), remote_->id(), -1, handing_out);
+    tell(call_, call_.first(), 1, handing_out);
     return MergeWords(call_, data_).wait_for_start();
   }
   bool all_are_well = true;
   for (const int rank : call_.list)
-    if (rank != call_.first() && hear(call_, rank, handing_out).segment == 0) all_are_well = false;
+    if (rank != call_.first() && hear(call_, rank, handing_out) == 0) all_are_well = false;
   MergeWords(call_, data_).start(all_are_well);
   return all_are_well;
 }
@@ -269,8 +244,7 @@ bool ShmMerge::start() {
 void ShmMerge::copy_pieces() {
   const std::uint64_t bytes = source_.nbytes();
   if (bytes == 0) return;
-  writes_ = !is_known_ && memory() &&
-            std::min<int>(os::usable_cores(), static_cast<int>(call_.list.size())) <= writers_at_once;
+  writes_ = !is_known_ && std::min<int>(os::usable_cores(), static_cast<int>(call_.list.size())) <= writers_at_once;
   const bool is_strided = !source_.is_contiguous();
   const std::uint64_t item = is_strided ? itemsize(source_.dtype()) : 1;
   const std::uint64_t at_once = is_strided ? staging_bytes / item * item : piece_bytes;
@@ -305,10 +279,15 @@ void ShmMerge::copy_range(std::uint64_t begin, std::uint64_t end, const std::byt
   }
 }
 
-void ShmMerge::write_range(const merge::Rectangle& part, const std::byte* from) const {
-  for (std::uint64_t row = 0; row < part.rows; ++row)
-    os::write_at(memory(), shm::header_bytes + area_.target_at + part.to + row * part.to_stride,
-                 {from + part.from + row * part.from_stride, part.bytes});
+void ShmMerge::write_range(const merge::Rectangle& part, const std::byte* from) {
+  for (std::uint64_t row = 0; row < part.rows; ++row) {
+    const std::uint64_t offset = area_.target_at + part.to + row * part.to_stride;
+    const std::span bytes(from + part.from + row * part.from_stride, part.bytes);
+    if (slot_)
+      slot_->segment().write(offset, bytes);
+    else
+      remote_->write(offset, bytes);
+  }
 }
 
 void ShmMerge::populate(const merge::Rectangle& part) {

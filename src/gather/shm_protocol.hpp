@@ -8,14 +8,12 @@
 //     there: bytes and, behind them, the message are written, and the record says that it is complete. The first rank
 //     then has all of it when round 1 is over; 2 and 3 are not needed, nor is round 2. Nobody looks at the slot if
 //     round 1 ends otherwise for the first rank.
-//  2. move, sender: the message (arenas, descriptor) goes to the first rank; then, for each segment that is new to it,
-//     the file descriptor and a note; then the bytes into the slot.
-//  3. move, first rank: takes every message and every note, even when one of them is bad (else a sender could
-//     wait for room), maps what is new, decodes, and, while the senders copy, puts known pages into its page table.
+//  2. move, sender: makes a slot where it needs one. The message (arenas, slot, descriptor) goes to the first rank, or
+//     says that there is none; then the bytes into the slot.
+//  3. move, first rank: takes every message, even when one of them is bad (else a sender could wait for room), maps
+//     what is new to it, decodes, and, while the senders copy, puts known pages into its page table.
 //  4. commit: the sender publishes the use of the slot, the first rank's leases begin to count.
-// Notes go by the group's messages, behind the file descriptor that they are about: a rank that cannot make, send or
-// take one can still say so, and nobody waits for what does not come. Messages and notes carry the number of the
-// exchange: what a failed one left behind is passed over.
+// Messages carry the number of the exchange: what a failed one left behind is passed over.
 
 #include <cstdint>
 #include <map>
@@ -24,7 +22,6 @@
 
 #include "muster/sync_group.hpp"
 #include "src/gather/route.hpp"
-#include "src/os/fd.hpp"
 #include "src/shm/arena_core.hpp"
 #include "src/shm/slot.hpp"
 
@@ -42,9 +39,13 @@ constexpr std::uint64_t message_place(std::uint64_t moving_bytes) noexcept {
 /// What the route keeps with a group.
 struct ShmState {
   shm::SenderPool pool;
-  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by owner and segment
-  std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and segment
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by owner and place
+  std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and place
 };
+/// The segment at that place of another rank's region, mapped when it is first asked for. Throws as
+/// shm::RemoteSegment.
+std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const SyncGroup& group, int owner, std::uint64_t place,
+                                               os::Access access = os::Access::read_only);
 
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
 /// Unmaps what its owner has dropped and nobody holds: the mapping is the last that keeps it.
@@ -52,35 +53,22 @@ void forget_retired(ShmState& state);
 
 struct MessageHeader {
   std::uint64_t exchange = 0;
+  std::uint64_t slot = 0;  // its place; 0: none
   std::uint32_t arenas = 0;
-  std::uint32_t checks_leases = 0;
+  std::uint16_t checks_leases = 0;
+  std::uint16_t is_well = 0;  // else nothing follows, and the next round says why
 };
 
 struct ArenaEntry {
   std::uint64_t segment = 0;
   detail::ArenaCore::Lease lease;
-  std::uint32_t is_new = 0;
-  std::uint32_t reserved = 0;
   std::uint64_t hash = 0;  // of this exchange's tensors in it, where leases are checked
 };
 
-struct Note {
-  std::uint64_t exchange = 0;
-  std::uint64_t segment = 0;  // 0: there is none
-  std::uint64_t has_descriptor = 0;
-};
-
-/// Tells another rank of a segment of this one, and hands over its descriptor where that is not negative. Throws where
-/// it cannot: then the other still waits for a note.
-void tell(const Call& call, int to, std::uint64_t segment, int descriptor, const char* phase);
-/// Tells it that there is none; the next round says why.
-void tell_nothing(const Call& call, int to, const char* phase);
-struct Heard {
-  std::uint64_t segment = 0;
-  os::Fd descriptor;
-};
+/// Tells another rank of a segment of this one; 0: there is none, and the next round says why.
+void tell(const Call& call, int to, std::uint64_t segment, const char* phase);
 /// What a rank tells next in this exchange.
-Heard hear(const Call& call, int from, const char* phase);
+std::uint64_t hear(const Call& call, int from, const char* phase);
 /// A rank's next message of this exchange.
 std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase);
 

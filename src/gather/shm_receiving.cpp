@@ -27,8 +27,8 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report,
     const Record& record = records[static_cast<std::size_t>(sender)];
     if (!record.has_value || (takes && !takes(sender))) continue;
     std::optional<Error> trouble = attempt(*call_.group, [&] {
-      const Parcel parcel = take(sender, record);
-      if (!failure && parcel.is_whole) unpack(position, record, parcel, report);
+      const std::vector<std::byte> message = take(sender, record);
+      if (!failure) unpack(position, record, message, report);
     });
     if (trouble && !failure) failure = trouble->with_context(fmt::format("taking in what rank {} sent", sender));
   }
@@ -46,84 +46,57 @@ std::vector<std::optional<Config>> ShmReceiving::deliver() {
   return std::move(entries_);
 }
 
-ShmReceiving::Parcel ShmReceiving::take(int sender, const Record& record) {
-  constexpr const char* receiving = "gather: receiving";
+std::vector<std::byte> ShmReceiving::take(int sender, const Record& record) {
   constexpr std::uint64_t most_before_body = sizeof(MessageHeader) + 65536 * sizeof(ArenaEntry);
-  Parcel parcel;
-  parcel.message = record.complete ? written_message(sender, record)
-                                   : receive_of(call_, sender, record.descriptor_bytes + most_before_body, receiving);
-  MessageHeader header;
-  if (parcel.message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
-  std::memcpy(&header, parcel.message.data(), sizeof header);
-  const std::uint64_t before_body = sizeof header + header.arenas * sizeof(ArenaEntry);
-  if (parcel.message.size() != before_body + record.descriptor_bytes)
-    throw Error(ErrorKind::corrupt, "a message of a rank has not the length it announced");
-  std::size_t expected = record.new_segment ? 1 : 0;
-  for (std::uint32_t i = 0; i < header.arenas; ++i) expected += arena_entry(parcel, i).is_new != 0 ? 1 : 0;
-  while (parcel.is_whole && parcel.segments.size() < expected) {
-    Heard heard = hear(call_, sender, receiving);
-    parcel.is_whole = heard.segment != 0;
-    parcel.segments.push_back(std::move(heard.descriptor));
-  }
-  return parcel;
+  if (record.complete) return written_message(sender, record);
+  return receive_of(call_, sender, record.descriptor_bytes + most_before_body, "gather: receiving");
 }
 
 /// What stands behind the bytes of a slot. It is copied before it is judged.
-std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& record) const {
-  const auto segment = known(sender, record.segment_id);
+std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& record) {
+  const auto slot = segment(sender, record.segment);
   const std::uint64_t begin = message_place(record.moving_bytes);
-  const std::uint64_t room = segment->capacity() - std::min(begin, segment->capacity());
+  const std::uint64_t room = slot->capacity() - std::min(begin, slot->capacity());
   MessageHeader header;
-  if (room >= sizeof header) std::memcpy(&header, segment->data() + begin, sizeof header);
+  if (room >= sizeof header) std::memcpy(&header, slot->data() + begin, sizeof header);
   const std::uint64_t bytes = sizeof header + header.arenas * sizeof(ArenaEntry) + record.descriptor_bytes;
   if (header.exchange != call_.number || bytes > room || record.descriptor_bytes > room)
     throw Error(ErrorKind::corrupt, "a slot has not the message that was announced");
-  return {segment->data() + begin, segment->data() + begin + bytes};
+  return {slot->data() + begin, slot->data() + begin + bytes};
 }
 
-ArenaEntry ShmReceiving::arena_entry(const Parcel& parcel, std::uint32_t index) {
-  ArenaEntry entry;
-  std::memcpy(&entry, parcel.message.data() + sizeof(MessageHeader) + index * sizeof entry, sizeof entry);
-  return entry;
+std::shared_ptr<shm::RemoteSegment> ShmReceiving::segment(int sender, std::uint64_t place) {
+  return segment_of(state_, *call_.group, sender, place);
 }
 
-std::shared_ptr<shm::RemoteSegment> ShmReceiving::map(int sender, const os::Fd& memory) {
-  auto segment = std::make_shared<shm::RemoteSegment>(memory);
-  // An arena may be here already, from an exchange that failed later on: then the old mapping goes with its last
-  // lease.
-  state_.remotes[{sender, segment->id()}] = segment;
-  return segment;
-}
-
-std::shared_ptr<shm::RemoteSegment> ShmReceiving::known(int sender, std::uint64_t id) const {
-  const auto found = state_.remotes.find({sender, id});
-  if (found == state_.remotes.end())
-    throw Error(ErrorKind::corrupt, "the sender uses a segment that was never handed over");
-  return found->second;
-}
-
-void ShmReceiving::unpack(std::size_t position, const Record& record, const Parcel& parcel, ExchangeReport& report) {
+void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<const std::byte> message,
+                          ExchangeReport& report) {
   const int sender = call_.list[position];
   MessageHeader header;
-  std::memcpy(&header, parcel.message.data(), sizeof header);
-  std::size_t next = 0;
+  if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+  std::memcpy(&header, message.data(), sizeof header);
+  // The sender's failure comes with the next round, in its own words.
+  if (header.is_well == 0) return;
+  if (message.size() != sizeof header + header.arenas * sizeof(ArenaEntry) + record.descriptor_bytes)
+    throw Error(ErrorKind::corrupt, "a message of a rank has not the length it announced");
+  std::vector<ArenaEntry> entries(header.arenas);
+  if (!entries.empty())
+    std::memcpy(entries.data(), message.data() + sizeof header, entries.size() * sizeof(ArenaEntry));
   std::vector<std::shared_ptr<shm::ArenaLease>> arenas;
-  for (std::uint32_t i = 0; i < header.arenas; ++i) {
-    const ArenaEntry entry = arena_entry(parcel, i);
+  for (const ArenaEntry& entry : entries) {
     if (entry.lease.word >= shm::lease_words) throw Error(ErrorKind::corrupt, "a lease has no place");
-    auto segment = entry.is_new != 0 ? map(sender, parcel.segments[next++]) : known(sender, entry.segment);
-    arenas.push_back(std::make_shared<shm::ArenaLease>(std::move(segment), entry.lease));
+    arenas.push_back(std::make_shared<shm::ArenaLease>(segment(sender, entry.segment), entry.lease));
   }
   std::shared_ptr<shm::SlotLease> slot;
   if (record.moving_bytes != 0) {
-    auto segment = record.new_segment ? map(sender, parcel.segments[next]) : known(sender, record.segment_id);
-    if (record.moving_bytes > segment->capacity())
+    auto moved = segment(sender, record.complete ? record.segment : header.slot);
+    if (record.moving_bytes > moved->capacity())
       throw Error(ErrorKind::corrupt, "more bytes than the segment has room for");
-    slot = std::make_shared<shm::SlotLease>(segment, record.use);
+    slot = std::make_shared<shm::SlotLease>(moved, record.use);
     slot_leases_.push_back(slot);
-    in_use_.emplace_back(std::move(segment), record.moving_bytes);
+    in_use_.emplace_back(std::move(moved), record.moving_bytes);
   }
-  const auto body = std::span(parcel.message).last(record.descriptor_bytes);
+  const auto body = message.last(record.descriptor_bytes);
   if (XXH3_64bits(body.data(), body.size()) != record.descriptor_hash)
     throw Error(ErrorKind::corrupt, "the descriptor is not the one that was announced");
   std::vector<std::vector<std::span<const std::byte>>> leased(arenas.size());
@@ -154,7 +127,7 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, const Parc
   const RankInfo& info = call_.group->info(sender);
   for (std::uint32_t i = 0; i < header.arenas; ++i)
     if (!leased[i].empty())
-      arenas[i]->watch(std::move(leased[i]), arena_entry(parcel, i).hash,
+      arenas[i]->watch(std::move(leased[i]), entries[i].hash,
                        fmt::format("rank {} (host {}, pid {})", sender, info.host, info.pid));
 }
 

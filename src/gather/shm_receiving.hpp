@@ -24,18 +24,10 @@ class ShmReceiving {
   std::vector<std::optional<Config>> deliver();
 
  private:
-  /// All that one sender hands over, taken before any of it is judged.
-  struct Parcel {
-    std::vector<std::byte> message;
-    std::vector<os::Fd> segments;  // arenas first, then the slot's
-    bool is_whole = true;          // else the sender's failure comes with the next round, in its own words
-  };
-  Parcel take(int sender, const Record& record);
-  [[nodiscard]] std::vector<std::byte> written_message(int sender, const Record& record) const;
-  static ArenaEntry arena_entry(const Parcel& parcel, std::uint32_t index);
-  std::shared_ptr<shm::RemoteSegment> map(int sender, const os::Fd& memory);
-  std::shared_ptr<shm::RemoteSegment> known(int sender, std::uint64_t id) const;
-  void unpack(std::size_t position, const Record& record, const Parcel& parcel, ExchangeReport& report);
+  [[nodiscard]] std::vector<std::byte> take(int sender, const Record& record);
+  [[nodiscard]] std::vector<std::byte> written_message(int sender, const Record& record);
+  std::shared_ptr<shm::RemoteSegment> segment(int sender, std::uint64_t place);
+  void unpack(std::size_t position, const Record& record, std::span<const std::byte> message, ExchangeReport& report);
 
   const Call& call_;
   ShmState& state_;

@@ -13,7 +13,6 @@
 #include "src/gather/shm_receiving.hpp"
 #include "src/gather/shm_sending.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/descriptor_channel.hpp"
 
 namespace muster::gather {
 namespace {
@@ -38,30 +37,35 @@ void forget_retired(ShmState& state) {
   });
 }
 
-void tell(const Call& call, int to, std::uint64_t segment, int descriptor, const char* phase) {
-  const WaitOptions wait = call.wait(phase);
-  const Note note{call.number, segment, descriptor >= 0 ? 1U : 0U};
-  const auto bytes = std::as_bytes(std::span(&note, 1));
-  if (descriptor >= 0) call.group->descriptor_channel()->send(to, bytes, descriptor, wait);
-  call.group->send(to, bytes, wait, Subject::exchange);
+std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const SyncGroup& group, int owner, std::uint64_t place,
+                                               os::Access access) {
+  const auto known = state.remotes.find({owner, place});
+  if (known != state.remotes.end()) return known->second;
+  auto segment = std::make_shared<shm::RemoteSegment>(*group.region_of(owner), place, access);
+  state.remotes[{owner, place}] = segment;
+  return segment;
 }
 
-void tell_nothing(const Call& call, int to, const char* phase) {
-  tell(call, to, 0, -1, phase);
+namespace {
+
+struct Note {
+  std::uint64_t exchange = 0;
+  std::uint64_t segment = 0;
+};
+
+}  // namespace
+
+void tell(const Call& call, int to, std::uint64_t segment, const char* phase) {
+  const Note note{call.number, segment};
+  call.group->send(to, std::as_bytes(std::span(&note, 1)), call.wait(phase), Subject::exchange);
 }
 
-Heard hear(const Call& call, int from, const char* phase) {
+std::uint64_t hear(const Call& call, int from, const char* phase) {
   Note note;
   const std::vector<std::byte> message = receive_of(call, from, most_passed_over, phase);
   if (message.size() != sizeof note) throw Error(ErrorKind::corrupt, "a note of a rank has a wrong length");
   std::memcpy(&note, message.data(), sizeof note);
-  Heard heard{note.segment, {}};
-  while (note.has_descriptor != 0 && !heard.descriptor) {
-    DescriptorChannel::Received received = call.group->descriptor_channel()->receive(from, call.wait(phase));
-    // An exchange that failed may have left some.
-    if (std::ranges::equal(received.note, message)) heard.descriptor = std::move(received.descriptor);
-  }
-  return heard;
+  return note.segment;
 }
 
 std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase) {
@@ -113,11 +117,10 @@ class ShmRoute final : public RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::shm; }
   [[nodiscard]] bool is_usable(const Call& call) const override {
-    return call.group->descriptor_channel() != nullptr &&
-           std::ranges::all_of(call.list, [&](int rank) { return call.group->shares_memory(rank); });
+    return std::ranges::all_of(call.list, [&](int rank) { return call.group->region_of(rank) != nullptr; });
   }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
-    if (call.group->descriptor_channel() == nullptr)
+    if (call.group->region_of(call.group->rank()) == nullptr)
       return fmt::format("ranks of a '{}' group share no memory", call.group->kind());
     const auto apart = std::ranges::find_if(call.list, [&](int rank) { return !call.group->shares_memory(rank); });
     return fmt::format("shares no memory with rank {} (host {})", *apart, call.group->info(*apart).host);
@@ -136,7 +139,8 @@ class ShmRoute final : public RouteDriver {
     for (int rank = 0; rank < group.size(); ++rank) {
       if (rank == group.rank() || !group.liveness(rank)->is_dead()) continue;
       state->pool.drop(rank);
-      // What nobody looks at any more goes with its last mapping.
+      // Its memory goes with what somebody still looks at.
+      if (const auto region = group.region_of(rank)) region->let_go();
       std::erase_if(state->remotes, [&](const auto& item) { return item.first.first == rank; });
     }
   }

@@ -5,6 +5,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 
 #include "src/os/futex.hpp"
 
@@ -108,23 +110,18 @@ void ShmSending::offer(Record& record) {
   is_small_ = with_message <= most_eager && call_.filler == nullptr && !call_.stage && !call_.is_part && is_eager();
   const GatherOptions& options = *call_.options;
   plan_ = state_.pool.plan(call_.first(), is_small_ ? with_message : layout_.size(),
-                           {options.pipeline_depth, options.memory_budget, options.pool_limit}, backing_);
+                           {options.pipeline_depth, options.memory_budget, options.pool_limit});
   record.held = plan_.held;
   record.fresh_bytes = plan_.fresh_bytes;
   if (plan_.fresh_bytes != 0) {
-    const os::MemoryHeadroom room = os::memory_headroom(backing_);
+    const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
     record.available_bytes = room.bytes;
     record.limit = room.limit;
   }
-  record.new_segment = plan_.slot == nullptr;
-  if (plan_.slot) {
-    record.segment_id = plan_.slot->segment().id();
-    record.use = plan_.slot->next_use();
-  } else {
-    record.use = 1;
-  }
+  record.use = plan_.slot ? plan_.slot->next_use() : 1;
   if (!is_small_ || record.closes || !plan_.slot || !plan_.slot->is_taken(with_message)) return;
-  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_), backing_);
+  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_));
+  record.segment = slot_->segment().place();
   write();
   record.complete = is_written_ = true;
 }
@@ -132,19 +129,28 @@ void ShmSending::offer(Record& record) {
 void ShmSending::move(ExchangeReport& report) {
   report.arena_bytes = arena_payload_;
   if (is_written_) return;
-  call_.group->send(call_.first(), message_, call_.wait(copying), Subject::exchange);
-  try {
-    hand_over();
-  } catch (...) {
-    tell_nothing(call_, call_.first(), copying);
-    throw;
+  if (layout_.size() != 0) {
+    try {
+      slot_ = state_.pool.carry_out(call_.first(), std::move(plan_));
+    } catch (...) {
+      const MessageHeader nothing{.exchange = call_.number};
+      send(std::as_bytes(std::span(&nothing, 1)));
+      throw;
+    }
+    const std::uint64_t place = slot_->segment().place();
+    std::memcpy(message_.data() + offsetof(MessageHeader, slot), &place, sizeof place);
   }
+  send(message_);
   if (layout_.size() == 0) return;
   if (call_.filler != nullptr) {
     call_.filler->fill(slot_, layout_.size(), moving_);
     return;
   }
   write();
+}
+
+void ShmSending::send(std::span<const std::byte> message) const {
+  call_.group->send(call_.first(), message, call_.wait(copying), Subject::exchange);
 }
 
 void ShmSending::write() {
@@ -155,24 +161,11 @@ void ShmSending::write() {
   writer.finish();
 }
 
-/// All segments that are new to the first rank: it waits for them.
-void ShmSending::hand_over() {
-  const auto hand = [&](const shm::OwnedSegment& segment) {
-    tell(call_, call_.first(), segment.id(), segment.memory().get(), copying);
-  };
-  for (const Lent& lent : lent_)
-    if (lent.is_new) hand(lent.arena->segment());
-  if (layout_.size() == 0) return;
-  const bool is_new = plan_.slot == nullptr;
-  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_), backing_);
-  if (is_new) hand(slot_->segment());
-}
-
 void ShmSending::commit() noexcept {
   committed_ = true;
   if (slot_) slot_->publish();
   if (lent_.empty()) return;
-  for (const Lent& lent : lent_) state_.arenas_sent[{call_.first(), lent.arena->segment().id()}] = lent.arena;
+  for (const Lent& lent : lent_) state_.arenas_sent[{call_.first(), lent.arena->segment().place()}] = lent.arena;
   std::erase_if(state_.arenas_sent, [](const auto& sent) { return sent.second.expired(); });
 }
 
@@ -203,7 +196,7 @@ std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
   for (std::size_t i = 0; i < lent_.size(); ++i)
     if (lent_[i].arena == arena) return static_cast<std::uint32_t>(i + 1);
   // The entry is made now, because commit() must not fail.
-  const bool is_new = state_.arenas_sent[{call_.first(), arena->segment().id()}].expired();
+  const bool is_new = state_.arenas_sent[{call_.first(), arena->segment().place()}].expired();
   lent_.push_back({arena, {}, {}, is_new});
   lent_.back().lease = arena->lend(call_.group->liveness(call_.first()));
   return static_cast<std::uint32_t>(lent_.size());
@@ -211,11 +204,12 @@ std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
 
 std::vector<std::byte> ShmSending::message(std::span<const std::byte> body) const {
   std::vector<std::byte> bytes;
-  append(bytes,
-         MessageHeader{call_.number, static_cast<std::uint32_t>(lent_.size()), call_.options->check_leases ? 1U : 0U});
+  append(bytes, MessageHeader{.exchange = call_.number,
+                              .arenas = static_cast<std::uint32_t>(lent_.size()),
+                              .checks_leases = call_.options->check_leases ? std::uint16_t{1} : std::uint16_t{0},
+                              .is_well = 1});
   for (const Lent& lent : lent_)
-    append(bytes,
-           ArenaEntry{lent.arena->segment().id(), lent.lease, lent.is_new ? 1U : 0U, 0, shm::hash_parts(lent.watched)});
+    append(bytes, ArenaEntry{lent.arena->segment().place(), lent.lease, shm::hash_parts(lent.watched)});
   bytes.insert(bytes.end(), body.begin(), body.end());
   return bytes;
 }

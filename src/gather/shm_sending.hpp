@@ -36,13 +36,12 @@ class ShmSending {
   std::optional<core::Place> place(const Tensor& tensor);
   std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
   [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> body) const;
-  void hand_over();
+  void send(std::span<const std::byte> message) const;
   void write();
   [[nodiscard]] bool has_failed() const noexcept;
 
   const Call& call_;
   ShmState& state_;
-  os::Backing backing_ = os::default_backing();
   std::vector<std::byte> message_;
   core::SlotLayout layout_;
   std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;  // into the caller's tree, which stays during the call

@@ -37,7 +37,7 @@ class WorkspaceProof final : public Proof {
                          .writer = os::own_identity()};
     token_ = PassingFile(directory.path + "/" + workspace::file_name(name));
     os::write_new_file(token_.path(), {});
-    std::from_chars(name.random.data(), name.random.data() + name.random.size(), record.segment_id, 16);
+    std::from_chars(name.random.data(), name.random.data() + name.random.size(), record.segment, 16);
   }
 
   void check(std::span<const Record> records) override {
@@ -50,7 +50,7 @@ class WorkspaceProof final : public Proof {
                               "before: change the path on all ranks, or on none",
                               call_.group->rank(), in_quotes(path_), call_.first()));
     }
-    find(fmt::format("{:016x}", first.segment_id));
+    find(fmt::format("{:016x}", first.segment));
   }
 
   void commit() noexcept override {

@@ -7,10 +7,10 @@ namespace muster::mpi {
 
 MergeRing& MergeRings::give(int sender, std::uint64_t known, std::uint64_t window_bytes) {
   MergeRing& ring = own_[sender];
-  if (ring.windows && ring.number == known && ring.windows->window_bytes() >= window_bytes) return ring;
+  if (ring.windows && ring.place == known && ring.windows->window_bytes() >= window_bytes) return ring;
   ring = {};
-  ring.windows = std::make_shared<shm::WindowRing>(depth, window_bytes, os::default_backing());
-  ring.number = next_++;
+  ring.windows = std::make_shared<shm::WindowRing>(depth, window_bytes, 1);
+  ring.place = ring.windows->place();
   return ring;
 }
 

@@ -17,7 +17,7 @@ namespace muster::mpi {
 
 /// One ring as either side sees it.
 struct MergeRing {
-  std::uint64_t number = 0;  ///< told by its owner; 0: none
+  std::uint64_t place = 0;  ///< in the first rank's region; 0: none
   std::shared_ptr<shm::WindowRing> windows;
   std::uint32_t turn = 0;  ///< the next
 };
@@ -27,7 +27,7 @@ class MergeRings {
  public:
   static constexpr std::uint32_t depth = 2;
 
-  /// First rank: the ring of `sender`, who knows the one of that number; a new one where that is another or too small.
+  /// First rank: the ring of `sender`, who knows the one at that place; a new one where that is another or too small.
   /// Throws Error(no_space).
   MergeRing& give(int sender, std::uint64_t known, std::uint64_t window_bytes);
   /// Sender: the ring of this first rank, perhaps none.
@@ -42,7 +42,6 @@ class MergeRings {
  private:
   std::map<int, MergeRing> own_;     // by sender
   std::map<int, MergeRing> theirs_;  // by first rank
-  std::uint64_t next_ = 1;
 };
 
 std::shared_ptr<MergeRings> merge_rings_of(SyncGroup& group);

@@ -38,12 +38,6 @@ class Elsewhere final : public PeerLiveness {
   [[nodiscard]] bool is_dead() const noexcept override { return false; }
 };
 
-/// The deadline of the whole group, which may have been set after the local one was made.
-WaitOptions with_deadline(const SyncGroup& group, WaitOptions options) {
-  if (!options.timeout) options.timeout = group.timeout();
-  return options;
-}
-
 std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byte> records) {
   std::vector<std::byte> bytes(sizeof head + records.size());
   std::memcpy(bytes.data(), &head, sizeof head);
@@ -52,35 +46,6 @@ std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byt
 }
 
 }  // namespace
-
-void HostChannel::send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) {
-  DescriptorChannel& channel = channel_to(to);
-  try {
-    channel.send(hosts_.place_of[static_cast<std::size_t>(to)], note, descriptor, with_deadline(group_, options));
-  } catch (const Error&) {
-    group_.pass_on_local_failure();
-    if (const auto cause = group_.failure()) throw *cause;
-    throw;
-  }
-}
-
-DescriptorChannel::Received HostChannel::receive(int from, const WaitOptions& options) {
-  DescriptorChannel& channel = channel_to(from);
-  try {
-    return channel.receive(hosts_.place_of[static_cast<std::size_t>(from)], with_deadline(group_, options));
-  } catch (const Error&) {
-    group_.pass_on_local_failure();
-    if (const auto cause = group_.failure()) throw *cause;
-    throw;
-  }
-}
-
-DescriptorChannel& HostChannel::channel_to(int rank) const {
-  DescriptorChannel* channel = hosts_.is_here(rank) ? hosts_.local->descriptor_channel() : nullptr;
-  if (channel == nullptr)
-    throw Error(ErrorKind::unsupported, fmt::format("rank {} shares no memory with this one", rank), {.rank = rank});
-  return *channel;
-}
 
 MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
                    std::shared_ptr<Standing> parent)
@@ -122,8 +87,8 @@ int MpiGroup::host_of(int rank) const {
   return hosts_.host_of[static_cast<std::size_t>(rank)];
 }
 
-DescriptorChannel* MpiGroup::descriptor_channel() noexcept {
-  return local().descriptor_channel() == nullptr ? nullptr : &channel_;
+std::shared_ptr<sync::Region> MpiGroup::region_of(int rank) const {
+  return shares_memory(rank) ? local().region_of(place_of(rank)) : nullptr;
 }
 
 std::shared_ptr<const PeerLiveness> MpiGroup::liveness(int rank) const {

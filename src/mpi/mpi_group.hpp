@@ -31,24 +31,8 @@
 #include "src/mpi/host_tree.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/mpi/standing.hpp"
-#include "src/sync/descriptor_channel.hpp"
 
 namespace muster::mpi {
-
-class MpiGroup;
-
-/// The local group's channel, by the numbers of the whole group.
-class HostChannel final : public DescriptorChannel {
- public:
-  HostChannel(MpiGroup& group, const Hosts& hosts) : group_(group), hosts_(hosts) {}
-  void send(int to, std::span<const std::byte> note, int descriptor, const WaitOptions& options) override;
-  Received receive(int from, const WaitOptions& options) override;
-
- private:
-  [[nodiscard]] DescriptorChannel& channel_to(int rank) const;
-  MpiGroup& group_;
-  const Hosts& hosts_;
-};
 
 class MpiGroup final : public SyncGroup, private Listener {
  public:
@@ -59,7 +43,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] std::string_view kind() const noexcept override { return "mpi"; }
   [[nodiscard]] bool shares_memory(int rank) const override;
   [[nodiscard]] int host_of(int rank) const override;
-  [[nodiscard]] DescriptorChannel* descriptor_channel() noexcept override;
+  [[nodiscard]] std::shared_ptr<sync::Region> region_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> failure() const override;
@@ -179,7 +163,6 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::shared_ptr<Family> family_;
   int number_;
   Hosts hosts_;
-  HostChannel channel_{*this, hosts_};
   std::shared_ptr<Standing> parent_;  // of a companion
   std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;

@@ -20,7 +20,6 @@
 #include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
 #include "src/shm/stream_copy.hpp"
-#include "src/sync/descriptor_channel.hpp"
 #include "src/sync/failing.hpp"
 
 namespace muster::mpi {
@@ -81,7 +80,7 @@ const std::byte* elements_of(const TensorView& tensor, std::uint64_t begin, std:
 /// The first rank's answer to a sender.
 struct MergeWord {
   std::uint64_t is_well = 0;
-  std::uint64_t ring = 0;  ///< of a near one: comes by the descriptor channel where the sender does not know it
+  std::uint64_t ring = 0;  ///< of a near one: its place
 };
 
 /// Steps 2 to 5 on the first rank.
@@ -96,7 +95,7 @@ class Receiving final : public Inflow::Sink {
  private:
   void take_memory();
   bool take_heads();
-  void hand_out_rings(const WaitOptions& wait);
+  void make_rings();
   void answer(bool is_well);
   [[nodiscard]] bool takes(std::size_t lane, std::size_t piece) const override {
     return piece < (plan_.reduces() ? reduced_ : done_[lane]) + most_open;
@@ -148,7 +147,7 @@ void Receiving::run() {
   heads_.resize(call_.list.size() - 1);
   std::optional<Error> failure = gather::attempt(group_, [&] { take_memory(); });
   const bool all_are_well = take_heads();
-  if (all_are_well && !failure) failure = gather::attempt(group_, [&] { hand_out_rings(wait); });
+  if (all_are_well && !failure) failure = gather::attempt(group_, [&] { make_rings(); });
   const bool goes_on = all_are_well && !failure;
   std::optional<Inflow> inflow;
   // Where only some receives are open they would take pieces of the next exchange.
@@ -207,16 +206,11 @@ bool Receiving::take_heads() {
 }
 
 /// Before any sender is told to send: it may fail.
-void Receiving::hand_out_rings(const WaitOptions& wait) {
+void Receiving::make_rings() {
   for (std::size_t source = 1; source < call_.list.size(); ++source) {
     if (!plan_.is_near[source] || plan_.bytes[source] == 0) continue;
-    const std::uint64_t known = heads_[source - 1].ring;
-    MergeRing& ring = merge_rings_of(group_)->give(call_.list[source], known, plan_.window_piece);
-    rings_[source - 1] = &ring;
-    const gather::Note note{call_.number, ring.number};
-    if (ring.number != known)
-      group_.descriptor_channel()->send(call_.list[source], std::as_bytes(std::span(&note, 1)),
-                                        ring.windows->memory().get(), wait);
+    rings_[source - 1] =
+        &merge_rings_of(group_)->give(call_.list[source], heads_[source - 1].ring, plan_.window_piece);
   }
 }
 
@@ -226,7 +220,7 @@ void Receiving::answer(bool is_well) {
     // One that cannot send does not wait for the word, and would find it in its next exchange.
     if (plan_.bytes[source] == 0 || heads_[source - 1].is_well == 0) continue;
     const MergeRing* ring = rings_[source - 1];
-    const MergeWord word{is_well ? 1U : 0U, is_well && ring != nullptr ? ring->number : 0};
+    const MergeWord word{is_well ? 1U : 0U, is_well && ring != nullptr ? ring->place : 0};
     group_.send(call_.list[source], std::as_bytes(std::span(&word, 1)), wait, Subject::exchange);
   }
 }
@@ -330,7 +324,7 @@ class MpiMerge final : public gather::Transfer {
     const bool is_near = plan.is_near[call_.position];
     MergeRing& ring = merge_rings_of(group_)->of(call_.first());
     Outflow flow(group_, call_.first());
-    ParcelHead head{call_.number, 1, is_near ? ring.number : 0};
+    ParcelHead head{call_.number, 1, is_near ? ring.place : 0};
     const auto say = [&] { group_.send(call_.first(), std::as_bytes(std::span(&head, 1)), wait, Subject::exchange); };
     try {
       if (!own_.is_contiguous() && !is_near)
@@ -366,13 +360,8 @@ class MpiMerge final : public gather::Transfer {
 
   /// The same through the windows of the first rank.
   void write_pieces(const Plan& plan, MergeRing& ring, const MergeWord& word, const WaitOptions& wait) {
-    while (word.ring != ring.number) {
-      // What a failed merge has handed out comes first.
-      const DescriptorChannel::Received received = group_.descriptor_channel()->receive(call_.first(), wait);
-      gather::Note note;
-      if (received.note.size() == sizeof note) std::memcpy(&note, received.note.data(), sizeof note);
-      if (note.exchange == call_.number) ring = {word.ring, std::make_shared<shm::WindowRing>(received.descriptor), 0};
-    }
+    if (word.ring != ring.place)
+      ring = {word.ring, std::make_shared<shm::WindowRing>(*group_.region_of(call_.first()), word.ring), 0};
     const std::uint64_t size = plan.window_piece;
     if (ring.windows->window_bytes() < size)
       throw Error(ErrorKind::corrupt, "the first rank of a merge gives windows that are too small");

@@ -9,7 +9,7 @@ namespace muster::mpi {
 struct ParcelHead {
   std::uint64_t exchange = 0;  ///< Call::number: an earlier one, that failed, may have left a message behind
   std::uint64_t is_well = 0;   ///< else the sender cannot send, and round 2 says why
-  std::uint64_t ring = 0;      ///< of a merge: the ring that a sender of the first rank's host knows
+  std::uint64_t ring = 0;      ///< of a merge: the place of the ring that a sender of the first rank's host knows
 };
 
 }  // namespace muster::mpi

@@ -28,7 +28,7 @@ using gather::Record;
 class MpiTransfer final : public gather::Transfer {
  public:
   MpiTransfer(const Call& call, MpiGroup& group) : call_(call), group_(group) {
-    const bool has_shm = group.descriptor_channel() != nullptr;
+    const bool has_shm = group.region_of(group.rank()) != nullptr;
     if (has_shm) shm_ = gather::shm_state_of(*call.group);
     if (call_.is_first()) {
       receiving_.emplace(call_, group_, [this](int rank) { return goes_by_mpi(call_, group_, rank); });

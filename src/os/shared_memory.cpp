@@ -50,7 +50,7 @@ Fd create_anonymous(std::uint64_t bytes) {
   return memory;
 }
 
-Fd create_posix(std::uint64_t bytes, std::uint64_t reserved) {
+Fd create_posix(std::uint64_t bytes) {
   // A file that never has a name cannot be left behind, whoever is killed.
   Fd memory(
       try_call("open", seam_path, [] { return ::open(posix_mount, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600); }));
@@ -63,8 +63,7 @@ Fd create_posix(std::uint64_t bytes, std::uint64_t reserved) {
     if (!memory) throw errno_error(ErrorKind::unsupported, "making POSIX shared memory in", errno, posix_mount);
     ::shm_unlink(name.c_str());
   }
-  reserve(memory, 0, reserved);
-  if (reserved < bytes && ::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0)
+  if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
     throw errno_error(ErrorKind::no_space, "setting the length of POSIX shared memory in", errno, posix_mount);
   return memory;
 }
@@ -144,20 +143,8 @@ std::string to_string(Backing backing) {
   return backing == Backing::anonymous ? "memfd" : "POSIX shared memory";
 }
 
-void check_file_size(std::uint64_t bytes) {
-  if (bytes > largest_file())
-    throw Error(ErrorKind::no_space, "needed " + std::to_string(bytes) +
-                                         " bytes of shared memory, RLIMIT_FSIZE allows " +
-                                         std::to_string(largest_file()) + " a file: raise it (ulimit -f)");
-}
-
 Fd create_shared_memory(std::uint64_t bytes, Backing backing) {
-  return create_shared_memory(bytes, backing, bytes);
-}
-
-Fd create_shared_memory(std::uint64_t bytes, Backing backing, std::uint64_t reserved) {
-  check_file_size(bytes);
-  return backing == Backing::anonymous ? create_anonymous(bytes) : create_posix(bytes, reserved);
+  return backing == Backing::anonymous ? create_anonymous(bytes) : create_posix(bytes);
 }
 
 std::uint64_t shared_memory_size(const Fd& memory) {

@@ -21,12 +21,10 @@ enum class Backing : std::uint8_t {
 Backing default_backing();
 std::string to_string(Backing backing);
 
-/// Memory of `bytes` that nobody can open by a name and that is gone with its last descriptor and mapping. Anonymous
-/// memory is taken as it is touched and is sealed against another size; POSIX memory is reserved at once (the first
-/// `reserved` bytes, where the rest is reserved later), so that a full mount is an error and not a SIGBUS. Throws
-/// Error(no_space | unsupported).
+/// Memory of `bytes` that nobody can open by a name and that is gone with its last descriptor and mapping. It is taken
+/// as it is touched; POSIX memory has to be reserved before, so that a full mount is an error and not a SIGBUS. Anonymous
+/// memory is sealed against another size. Throws Error(no_space | unsupported).
 Fd create_shared_memory(std::uint64_t bytes, Backing backing);
-Fd create_shared_memory(std::uint64_t bytes, Backing backing, std::uint64_t reserved);
 /// Size of a shared memory file. Throws Error(io).
 std::uint64_t shared_memory_size(const Fd& memory);
 
@@ -34,7 +32,7 @@ std::uint64_t shared_memory_size(const Fd& memory);
 void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noexcept;
 /// Takes memory for [offset, offset + bytes) now. Throws Error(no_space).
 void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes);
-/// Writes all of it. Throws Error(no_space | io).
+/// Writes all of it by a call, which takes fresh memory faster than a store to a mapping. Throws Error(no_space | io).
 void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes);
 
 /// How much more shared memory the ranks of this host can take together, as far as this process can know: what the
@@ -47,10 +45,9 @@ struct MemoryHeadroom {
   MemoryLimit limit = MemoryLimit::machine;
 };
 MemoryHeadroom memory_headroom(Backing backing);
-/// RLIMIT_FSIZE: a larger shared memory file ends the process by SIGXFSZ.
+/// RLIMIT_FSIZE: making a larger file ends the process by SIGXFSZ, and so does writing beyond it, but not a store to
+/// a mapping.
 std::uint64_t largest_file() noexcept;
-/// Throws Error(no_space) where a shared memory file of `bytes` would.
-void check_file_size(std::uint64_t bytes);
 
 enum class Access : std::uint8_t { read_only, read_write };
 

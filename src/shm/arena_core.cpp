@@ -40,12 +40,12 @@ Registry& registry() {
 
 ArenaCore::ArenaCore(std::uint64_t capacity)
     : capacity_(capacity),
-      segment_(os::whole_pages(capacity + capacity / 64 + bookkeeping_bytes, os::page_size()), os::Backing::anonymous),
+      segment_(os::whole_pages(capacity + capacity / 64 + bookkeeping_bytes, os::page_size())),
       buffer_(boost::interprocess::create_only, segment_.data(), segment_.capacity()),
       lent_(shm::lease_words) {}
 
 std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
-  const os::MemoryHeadroom room = os::memory_headroom(os::Backing::anonymous);
+  const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
   if (capacity > room.bytes)
     throw Error(ErrorKind::no_space, fmt::format("SharedArena: needed {} bytes, available {} ({})", capacity,
                                                  room.bytes, os::to_string(room.limit)));
@@ -58,7 +58,8 @@ std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
 }
 
 ArenaCore::~ArenaCore() {
-  // What was delivered stays readable there, and goes with the first rank's mapping.
+  // What was delivered stays readable there, and goes with the last lease.
+  segment_.retire();
   if (segment_.is_owner_process() && is_lent()) segment_.keep_memory();
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
@@ -207,7 +208,8 @@ ArenaLease::~ArenaLease() {
     log(LogLevel::error, owner_ + " wrote arena tensors while they were leased: what the first rank read may be torn");
   std::atomic<std::uint32_t>& word = segment_->header().leases[lease_.word];
   std::uint32_t stamp = lease_.stamp;
-  if (word.compare_exchange_strong(stamp, 0, std::memory_order_acq_rel)) os::futex_wake_all(word);
+  if (word.compare_exchange_strong(stamp, 0, std::memory_order_seq_cst)) os::futex_wake_all(word);
+  segment_->lease_ended();
 }
 
 }  // namespace shm

@@ -2,21 +2,27 @@
 #include "src/shm/segment.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "muster/error.hpp"
 #include "src/os/futex.hpp"
+#include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::shm {
 namespace {
 
-std::uint64_t fresh_id() {
-  // Unique for the owner as long as it lives, which is as long as anybody asks.
-  static std::atomic<std::uint64_t> next{1};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
-
 constexpr std::uint64_t block_bytes = 64 << 10;
+
+/// `data`: the mapping of what begins at `place`.
+void write_fresh(const os::Fd& memory, std::uint64_t place, std::byte* data, std::uint64_t offset,
+                 std::span<const std::byte> bytes) {
+  // The place is another process's, which may have had no limit.
+  if (place + offset + bytes.size() > os::largest_file())
+    std::memcpy(data + offset, bytes.data(), bytes.size());
+  else
+    os::write_at(memory, place + offset, bytes);
+}
 
 }  // namespace
 
@@ -36,33 +42,73 @@ void PopulatedBlocks::ensure(const os::Mapping& mapping, std::uint64_t data_offs
   }
 }
 
-OwnedSegment::OwnedSegment(std::uint64_t capacity, os::Backing backing)
-    : memory_(os::create_shared_memory(header_bytes + capacity, backing)),
-      mapping_(memory_, os::Access::read_write, 0, header_bytes + capacity),
-      owner_pid_(os::process_id()) {
+OwnedSegment::OwnedSegment(std::uint64_t capacity) : owner_pid_(os::process_id()) {
+  const std::shared_ptr<sync::Region> region = sync::Region::own();
+  memory_ = region->memory();
+  place_ = region->take(header_bytes + capacity);
+  if (region->backing() == os::Backing::posix) os::reserve(*memory_, place_, header_bytes + capacity);
+  mapping_ = os::Mapping(*memory_, os::Access::read_write, place_, header_bytes + capacity);
   header().magic = segment_magic;
-  header().id = fresh_id();
+  header().capacity = capacity;
+  header().users.store(1, std::memory_order_relaxed);
 }
 
 OwnedSegment::~OwnedSegment() {
   attachment_.reset();
   if (!is_owner_process()) return;
-  header().retired.store(1, std::memory_order_release);
-  if (give_back_) os::punch_hole(memory_, header_bytes, capacity());
+  retire();
+  if (give_back_) punch();
+  if (header().users.fetch_sub(1, std::memory_order_acq_rel) == 1) os::punch_hole(*memory_, place_, mapping_.size());
 }
 
 bool OwnedSegment::is_owner_process() const noexcept {
   return os::process_id() == owner_pid_;
 }
 
-RemoteSegment::RemoteSegment(const os::Fd& memory, os::Access access) : owner_pid_(os::process_id()) {
-  const std::uint64_t bytes = os::shared_memory_size(memory);
-  if (bytes <= header_bytes)
-    throw Error(ErrorKind::corrupt, "another rank's shared memory is too small to be a segment");
-  words_ = os::Mapping(memory, os::Access::read_write, 0, header_bytes);
-  data_ = os::Mapping(memory, access, header_bytes, bytes - header_bytes);
-  id_ = header().id;
-  if (header().magic != segment_magic) throw Error(ErrorKind::corrupt, "another rank's shared memory is no segment");
+void OwnedSegment::reserve() {
+  os::reserve(*memory_, place_ + header_bytes, capacity());
+}
+
+void OwnedSegment::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  write_fresh(*memory_, place_ + header_bytes, data(), offset, bytes);
+}
+
+void OwnedSegment::punch() noexcept {
+  os::punch_hole(*memory_, place_ + header_bytes, capacity());
+}
+
+void OwnedSegment::retire() noexcept {
+  if (is_owner_process()) header().retired.store(1, std::memory_order_seq_cst);
+}
+
+RemoteSegment::RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access)
+    : memory_(region.memory()), place_(place), owner_pid_(os::process_id()) {
+  const auto is_inside = [&](std::uint64_t bytes) { return bytes < region.size() && place <= region.size() - bytes; };
+  if (place == 0 || place % os::page_size() != 0 || !is_inside(header_bytes))
+    throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");
+  words_ = os::Mapping(*memory_, os::Access::read_write, place, header_bytes);
+  const std::uint64_t capacity = header().capacity;
+  if (header().magic != segment_magic || capacity == 0 || capacity > region.size() - header_bytes ||
+      !is_inside(header_bytes + capacity))
+    throw Error(ErrorKind::corrupt, "another rank's shared memory has no segment where it names one");
+  data_ = os::Mapping(*memory_, access, place + header_bytes, capacity);
+  header().users.fetch_add(1, std::memory_order_relaxed);
+}
+
+RemoteSegment::~RemoteSegment() {
+  if (is_owner_process() && header().users.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    os::punch_hole(*memory_, place_, header_bytes + capacity());
+}
+
+void RemoteSegment::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  write_fresh(*memory_, place_ + header_bytes, data_.data(), offset, bytes);
+}
+
+void RemoteSegment::lease_ended() const noexcept {
+  if (header().retired.load(std::memory_order_seq_cst) == 0) return;
+  const bool is_lent = std::ranges::any_of(
+      header().leases, [](const auto& lease) { return lease.load(std::memory_order_seq_cst) != 0; });
+  if (!is_lent) os::punch_hole(*memory_, place_ + header_bytes, capacity());
 }
 
 bool RemoteSegment::is_owner_process() const noexcept {
@@ -78,8 +124,9 @@ void RemoteSegment::populate_known() noexcept {
 SlotLease::~SlotLease() {
   if (!armed_ || !segment_->is_owner_process()) return;
   std::atomic<std::uint32_t>& released = segment_->header().released;
-  released.store(use_, std::memory_order_release);
+  released.store(use_, std::memory_order_seq_cst);
   os::futex_wake_all(released);
+  segment_->lease_ended();
 }
 
 }  // namespace muster::shm

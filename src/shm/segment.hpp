@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Segments: pieces of shared memory as their owner and as the first rank see them. A page with a few words, then the
-// data.
+// Segments: places in a rank's region as their owner and as the first rank see them. A page with a few words, then the
+// data. The memory of a segment goes when its owner has dropped it and nobody looks at it any more: who sees that last
+// gives it back.
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "src/os/shared_memory.hpp"
+#include "src/sync/region.hpp"
 
 namespace muster::shm {
 
@@ -20,7 +23,8 @@ inline constexpr std::uint64_t segment_magic = 0x31474553'5453554dULL;  // "MUST
 /// The first page. The owner writes it once; the first rank writes only the words that say what it no longer holds.
 struct SegmentHeader {
   std::uint64_t magic;
-  std::uint64_t id;                     // unique for its owner
+  std::uint64_t capacity;
+  std::atomic<std::uint32_t> users;     // processes that have it mapped
   std::atomic<std::uint32_t> released;  // slot: the last use that the first rank has given back; futex
   std::atomic<std::uint32_t> retired;   // the owner has dropped the segment
   std::array<std::atomic<std::uint32_t>, lease_words>
@@ -42,25 +46,33 @@ class PopulatedBlocks {
   std::vector<bool> blocks_;
 };
 
-/// A segment that this process made: its own mapping covers header and data.
+/// A segment that this process made, in its region: its own mapping covers header and data.
 class OwnedSegment {
  public:
   /// Room for `capacity` bytes of data. Throws Error(no_space | unsupported).
-  OwnedSegment(std::uint64_t capacity, os::Backing backing);
-  /// Marks the segment as retired and gives its memory back, whoever still maps it.
+  explicit OwnedSegment(std::uint64_t capacity);
+  /// Retires the segment, and gives its memory back unless it is kept.
   ~OwnedSegment();
   OwnedSegment(const OwnedSegment&) = delete;
   OwnedSegment& operator=(const OwnedSegment&) = delete;
 
-  [[nodiscard]] std::uint64_t id() const noexcept { return header().id; }
+  [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return mapping_.size() - header_bytes; }
-  [[nodiscard]] const os::Fd& memory() const noexcept { return memory_; }
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
   [[nodiscard]] std::byte* data() const noexcept { return mapping_.data() + header_bytes; }
   [[nodiscard]] const os::Mapping& mapping() const noexcept { return mapping_; }
   /// This process made it (a forked child did not, and must not write into it).
   [[nodiscard]] bool is_owner_process() const noexcept;
-  /// Keeps the memory where others still read it, when this object goes.
+
+  /// Memory for all of the data, where a full mount could refuse it later. Throws Error(no_space).
+  void reserve();
+  /// Writes into fresh memory. Throws Error(no_space | io).
+  void write(std::uint64_t offset, std::span<const std::byte> bytes);
+  /// Gives the data's memory back; it reads as zero after it.
+  void punch() noexcept;
+  /// From now on whoever ends a lease on it gives the data's memory back. Those that are out are asked for after this.
+  void retire() noexcept;
+  /// Somebody will.
   void keep_memory() noexcept { give_back_ = false; }
   /// Something that has to go before the memory is given back or unmapped: a lock on its pages. One of them; a later
   /// one takes its place.
@@ -68,7 +80,8 @@ class OwnedSegment {
   [[nodiscard]] const std::shared_ptr<void>& attachment() const noexcept { return attachment_; }
 
  private:
-  os::Fd memory_;
+  std::shared_ptr<const os::Fd> memory_;
+  std::uint64_t place_;
   os::Mapping mapping_;
   std::int64_t owner_pid_;
   bool give_back_ = true;
@@ -79,10 +92,13 @@ class OwnedSegment {
 /// words to write.
 class RemoteSegment {
  public:
-  /// Throws Error(corrupt) where it is no segment, Error(no_space) where it cannot be mapped.
-  explicit RemoteSegment(const os::Fd& memory, os::Access access = os::Access::read_only);
+  /// At a place in its owner's region. Throws Error(corrupt) where no segment is there, Error(no_space) where it cannot
+  /// be mapped, Error(peer_lost).
+  RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access = os::Access::read_only);
+  ~RemoteSegment();
+  RemoteSegment(const RemoteSegment&) = delete;
+  RemoteSegment& operator=(const RemoteSegment&) = delete;
 
-  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return data_.size(); }
   [[nodiscard]] const std::byte* data() const noexcept { return data_.data(); }
   /// The data's mapping; to write where the segment was mapped so.
@@ -90,15 +106,20 @@ class RemoteSegment {
   [[nodiscard]] PopulatedBlocks& populated() noexcept { return blocks_; }
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(words_.data()); }
   [[nodiscard]] bool is_owner_process() const noexcept;
+  /// Writes into fresh memory of one that is mapped to write. Throws Error(no_space | io).
+  void write(std::uint64_t offset, std::span<const std::byte> bytes);
+  /// A lease has ended: the memory goes with the last one if the owner has dropped the segment.
+  void lease_ended() const noexcept;
 
   /// The first `bytes` of data have been written by an earlier use: puts them into the page table, once.
   void populate_known() noexcept;
   void note_written(std::uint64_t bytes) noexcept { written_ = std::max(written_, bytes); }
 
  private:
+  std::shared_ptr<const os::Fd> memory_;
+  std::uint64_t place_;
   os::Mapping words_;
   os::Mapping data_;
-  std::uint64_t id_ = 0;
   std::uint64_t written_ = 0;
   std::uint64_t populated_ = 0;
   PopulatedBlocks blocks_;

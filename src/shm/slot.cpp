@@ -18,23 +18,24 @@ constexpr std::uint64_t small_bytes = 64 << 10;
 
 /// Room to grow where that costs nothing: untouched anonymous memory is only a number. POSIX memory is reserved, so it
 /// is asked for exactly.
-std::uint64_t capacity_for(std::uint64_t bytes, os::Backing backing) {
+std::uint64_t capacity_for(std::uint64_t bytes, const sync::Region& region) {
   const std::uint64_t exact = os::whole_pages(std::max<std::uint64_t>(bytes, 1), os::page_size());
-  if (backing == os::Backing::posix) return exact;
+  if (region.backing() == os::Backing::posix) return exact;
   const std::uint64_t roomy = std::bit_ceil(std::max<std::uint64_t>(exact, 1 << 20));
-  return roomy + header_bytes <= os::largest_file() ? roomy : exact;
+  return roomy <= region.room() / 4 ? roomy : exact;
 }
 
 }  // namespace
 
 Slot::~Slot() {
-  // Held by the first rank: what was delivered stays readable there, and goes with its mapping.
+  // Held by the first rank: what was delivered stays readable there, and goes with its lease.
+  segment_.retire();
   if (!is_free()) segment_.keep_memory();
 }
 
 void Slot::give_back() noexcept {
   segment_.attach(nullptr);
-  os::punch_hole(segment_.memory(), header_bytes, segment_.capacity());
+  segment_.punch();
   backed_ = ready_ = 0;
   reserved_ = false;
   populated_.forget();
@@ -42,7 +43,7 @@ void Slot::give_back() noexcept {
 
 void Slot::take(std::uint64_t bytes) {
   if (must_reserve_ && !reserved_) {
-    os::reserve(segment_.memory(), header_bytes, segment_.capacity());
+    segment_.reserve();
     reserved_ = true;
   }
   backed_ = std::max(backed_, bytes);
@@ -56,7 +57,7 @@ OwnSlotLease::~OwnSlotLease() {
 
 SlotWriter::SlotWriter(Slot& slot, std::function<void()> progress) : slot_(slot), progress_(std::move(progress)) {
   if (slot_.must_reserve_ && !slot_.reserved_) {
-    os::reserve(slot_.segment_.memory(), header_bytes, slot_.segment_.capacity());
+    slot_.segment_.reserve();
     slot_.reserved_ = true;
   }
   if (slot_.ready_ < slot_.backed_) {
@@ -109,7 +110,7 @@ void SlotWriter::write_fresh(std::uint64_t offset, std::span<const std::byte> by
   flush();
   while (!bytes.empty()) {
     const auto piece = bytes.first(std::min<std::uint64_t>(bytes.size(), piece_bytes));
-    os::write_at(slot_.segment_.memory(), header_bytes + offset, piece);
+    slot_.segment_.write(offset, piece);
     offset += piece.size();
     bytes = bytes.subspan(piece.size());
     progress_();
@@ -118,7 +119,7 @@ void SlotWriter::write_fresh(std::uint64_t offset, std::span<const std::byte> by
 
 void SlotWriter::flush() {
   if (staged_.empty()) return;
-  os::write_at(slot_.segment_.memory(), header_bytes + staged_at_, staged_);
+  slot_.segment_.write(staged_at_, staged_);
   staged_.clear();
   progress_();
 }
@@ -152,7 +153,7 @@ std::uint32_t SenderPool::held(LaneId id) const noexcept {
       std::ranges::count_if(lane->slots, [](const auto& slot) { return !slot->is_free(); }));
 }
 
-SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits, os::Backing backing) {
+SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) {
   Lane& lane = this->lane(id);
   SlotPlan plan;
   plan.held = held(id);
@@ -169,9 +170,10 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits, 
   if (plan.slot) {
     plan.fresh_bytes = bytes - std::min(bytes, plan.slot->backed());
   } else {
-    plan.capacity = capacity_for(bytes, backing);
-    plan.fresh_bytes = header_bytes + (backing == os::Backing::posix ? plan.capacity : bytes);
-    os::check_file_size(header_bytes + plan.capacity);
+    const std::shared_ptr<sync::Region> region = sync::Region::own();
+    plan.capacity = capacity_for(bytes, *region);
+    plan.fresh_bytes = header_bytes + (region->backing() == os::Backing::posix ? plan.capacity : bytes);
+    region->check(header_bytes + plan.capacity);
   }
   // What is free beyond the limit goes back, the coldest first; so does whatever is free when the budget is short.
   std::uint64_t pool = this->bytes();
@@ -200,7 +202,7 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits, 
   return plan;
 }
 
-std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan, os::Backing backing) {
+std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan) {
   Lane& lane = this->lane(id);
   std::shared_ptr<Slot> slot = plan.slot;
   if (slot) {
@@ -208,7 +210,7 @@ std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan, os::Backin
   } else {
     if (plan.replaces) std::erase(lane.slots, plan.replaces);
     plan.replaces = nullptr;  // its memory goes back before more is taken
-    slot = std::make_shared<Slot>(plan.capacity, backing);
+    slot = std::make_shared<Slot>(plan.capacity);
   }
   lane.slots.push_back(slot);
   return slot;

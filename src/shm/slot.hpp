@@ -18,8 +18,10 @@ namespace muster::shm {
 
 class Slot {
  public:
-  Slot(std::uint64_t capacity, os::Backing backing)
-      : segment_(capacity, backing), must_reserve_(backing == os::Backing::posix), reserved_(must_reserve_) {}
+  explicit Slot(std::uint64_t capacity)
+      : segment_(capacity),
+        must_reserve_(sync::Region::own()->backing() == os::Backing::posix),
+        reserved_(must_reserve_) {}
   ~Slot();
 
   [[nodiscard]] OwnedSegment& segment() noexcept { return segment_; }
@@ -131,13 +133,13 @@ class SenderPool {
 
   /// Chooses a slot for `bytes` to `first`; nothing is allocated yet. Throws Error(no_space) where `first` holds so
   /// much that the budget does not allow another segment.
-  SlotPlan plan(LaneId id, std::uint64_t bytes, const Limits& limits, os::Backing backing);
+  SlotPlan plan(LaneId id, std::uint64_t bytes, const Limits& limits);
   /// The slot that plan() would choose.
   [[nodiscard]] std::shared_ptr<Slot> candidate(LaneId id, std::uint64_t bytes) const;
   /// Slots that are not free.
   [[nodiscard]] std::uint32_t held(LaneId id) const noexcept;
   /// Makes the plan's new slot, where it has one. Throws Error(no_space).
-  std::shared_ptr<Slot> carry_out(LaneId id, SlotPlan plan, os::Backing backing);
+  std::shared_ptr<Slot> carry_out(LaneId id, SlotPlan plan);
   /// The exchange failed: a slot that was made for it goes, because the others may not have it.
   void discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept;
   /// Data bytes of memory held.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/shm/window_ring.hpp"
 
+#include <algorithm>
 #include <array>
 
 #include "muster/error.hpp"
 #include "src/os/futex.hpp"
+#include "src/os/process.hpp"
 #include "src/shm/stream_copy.hpp"
 
 namespace muster::shm {
@@ -31,34 +33,47 @@ struct WindowRing::Header {
   std::uint64_t magic;
   std::uint64_t window_bytes;
   std::uint32_t depth;
+  std::atomic<std::uint32_t> users;     // processes that have it or have been told of it
   std::atomic<std::uint32_t> released;  // turns that are through; futex
   std::atomic<std::uint32_t> stage;     // futex
   std::atomic<std::uint64_t> progress;
   std::array<std::atomic<std::uint32_t>, most_depth> arrived;  // of each window; futexes
 };
 
-WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, os::Backing backing)
-    : memory_(os::create_shared_memory(ring_header_bytes + depth * window_bytes, backing)),
-      mapping_(memory_, os::Access::read_write, 0, ring_header_bytes + depth * window_bytes),
+WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others)
+    : memory_(sync::Region::own()->memory()),
+      place_(sync::Region::own()->take(ring_header_bytes + depth * window_bytes)),
+      is_own_(true),
+      pid_(os::process_id()),
+      mapping_(*memory_, os::Access::read_write, place_, ring_header_bytes + depth * window_bytes),
       depth_(depth),
       window_bytes_(window_bytes) {
   static_assert(sizeof(Header) <= ring_header_bytes);
-  os::reserve(memory_, 0, mapping_.size());
+  os::reserve(*memory_, place_, mapping_.size());
   header().magic = ring_magic;
   header().window_bytes = window_bytes;
   header().depth = depth;
+  header().users.store(static_cast<std::uint32_t>(others) + 1, std::memory_order_relaxed);
 }
 
-WindowRing::WindowRing(const os::Fd& memory) {
-  const std::uint64_t bytes = os::shared_memory_size(memory);
-  if (bytes < ring_header_bytes)
-    throw Error(ErrorKind::corrupt, "another rank's shared memory is too small for windows");
-  mapping_ = os::Mapping(memory, os::Access::read_write, 0, bytes);
+WindowRing::WindowRing(const sync::Region& region, std::uint64_t place)
+    : memory_(region.memory()), place_(place), is_own_(false), pid_(os::process_id()) {
+  const std::uint64_t room = region.size() - std::min(place, region.size());
+  if (room < ring_header_bytes)
+    throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");
+  mapping_ = os::Mapping(*memory_, os::Access::read_write, place, ring_header_bytes);
   depth_ = header().depth;
   window_bytes_ = header().window_bytes;
   if (header().magic != ring_magic || depth_ > most_depth ||
-      (depth_ != 0 && window_bytes_ > (bytes - ring_header_bytes) / depth_))
-    throw Error(ErrorKind::corrupt, "another rank's shared memory has no windows");
+      (depth_ != 0 && window_bytes_ > (room - ring_header_bytes) / depth_))
+    throw Error(ErrorKind::corrupt, "another rank's shared memory has no windows where it names some");
+  mapping_ = os::Mapping(*memory_, os::Access::read_write, place, ring_header_bytes + depth_ * window_bytes_);
+}
+
+WindowRing::~WindowRing() {
+  if (os::process_id() != pid_) return;
+  if (is_own_) os::punch_hole(*memory_, place_ + ring_header_bytes, depth_ * window_bytes_);
+  if (header().users.fetch_sub(1, std::memory_order_acq_rel) == 1) os::punch_hole(*memory_, place_, mapping_.size());
 }
 
 WindowRing::Header& WindowRing::header() const noexcept {

@@ -11,11 +11,13 @@
 // dead.
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "muster/sync_group.hpp"
-#include "src/os/shared_memory.hpp"
+#include "src/sync/region.hpp"
 
 namespace muster::shm {
 
@@ -23,13 +25,17 @@ class WindowRing {
  public:
   static constexpr std::uint32_t most_depth = 16;
 
-  /// The owner's. `depth` windows of `window_bytes` each (none: a ring that only counts progress). Takes the memory
-  /// now. Throws Error(no_space | unsupported).
-  WindowRing(std::uint32_t depth, std::uint64_t window_bytes, os::Backing backing);
-  /// Another process's. Throws Error(corrupt) where it is no ring.
-  explicit WindowRing(const os::Fd& memory);
+  /// The owner's, in its region. `depth` windows of `window_bytes` each (none: a ring that only counts progress), for
+  /// `others` processes. Takes the memory now. Throws Error(no_space | unsupported).
+  WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others);
+  /// At a place in another process's. Throws Error(corrupt) where it is no ring.
+  WindowRing(const sync::Region& region, std::uint64_t place);
+  /// The windows' memory goes with the owner, and the rest with the last of all that have it.
+  ~WindowRing();
+  WindowRing(const WindowRing&) = delete;
+  WindowRing& operator=(const WindowRing&) = delete;
 
-  [[nodiscard]] const os::Fd& memory() const noexcept { return memory_; }
+  [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
   [[nodiscard]] std::uint64_t window_bytes() const noexcept;
   [[nodiscard]] std::span<std::byte> window(std::uint32_t turn) const;
 
@@ -57,7 +63,10 @@ class WindowRing {
  private:
   struct Header;
   [[nodiscard]] Header& header() const noexcept;
-  os::Fd memory_;
+  std::shared_ptr<const os::Fd> memory_;
+  std::uint64_t place_;
+  bool is_own_;
+  std::int64_t pid_;
   os::Mapping mapping_;
   std::uint32_t depth_ = 0;
   std::uint64_t window_bytes_ = 0;

@@ -152,27 +152,44 @@ void Ring::take(std::uint64_t bytes) noexcept {
   head().read.fetch_add(bytes, std::memory_order_release);
 }
 
-ControlBlock::ControlBlock(os::Fd memory, int size)
-    : memory_(std::move(memory)), size_(size), mapping_(memory_, os::Access::read_write, 0, mapped_bytes(size)) {}
+ControlBlock::ControlBlock(std::shared_ptr<const os::Fd> memory, std::uint64_t place, int size)
+    : memory_(std::move(memory)),
+      place_(place),
+      size_(size),
+      mapping_(*memory_, os::Access::read_write, place, mapped_bytes(size)) {}
 
-std::shared_ptr<ControlBlock> ControlBlock::create(int size) {
+std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
   // Fresh shared memory is zero, and zero is the first state of every word in it.
-  const os::Backing backing = os::default_backing();
-  std::shared_ptr<ControlBlock> block(
-      new ControlBlock(os::create_shared_memory(block_bytes(size), backing, rings_offset(size)), size));
+  const std::uint64_t place = region.take(block_bytes(size));
+  const bool reserves = region.backing() == os::Backing::posix;
+  if (reserves) os::reserve(*region.memory(), place, rings_offset(size));
+  std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
   block->header().size = static_cast<std::uint32_t>(size);
-  block->header().reserves_rings = backing == os::Backing::posix ? 1 : 0;
+  block->header().reserves_rings = reserves ? 1 : 0;
   return block;
 }
 
-std::shared_ptr<ControlBlock> ControlBlock::open(os::Fd memory, int size) {
-  if (os::shared_memory_size(memory) != block_bytes(size))
-    throw Error(ErrorKind::corrupt, "the group's control block has not the size that " + std::to_string(size) +
+std::shared_ptr<ControlBlock> ControlBlock::open(const Region& region, std::uint64_t place, int size) {
+  const std::uint64_t bytes = block_bytes(size);
+  if (bytes > region.size() || place > region.size() - bytes)
+    throw Error(ErrorKind::corrupt, "the group's control block has not the room that " + std::to_string(size) +
                                         " ranks need: are all ranks of one build?");
-  std::shared_ptr<ControlBlock> block(new ControlBlock(std::move(memory), size));
+  std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
   if (block->header().size != static_cast<std::uint32_t>(size))
     throw Error(ErrorKind::corrupt, "the group's control block is for another number of ranks");
   return block;
+}
+
+void ControlBlock::leave(int self, const Peers& peers) noexcept {
+  const bool has_failed = has_failure();
+  cell(self).left.store(1, std::memory_order_seq_cst);
+  for (int rank = 0; rank < size_; ++rank)
+    if (cell(rank).left.load(std::memory_order_seq_cst) == 0 && !(has_failed && peers.has_ended(rank))) return;
+  give_back();
+}
+
+void ControlBlock::give_back() noexcept {
+  os::punch_hole(*memory_, place_, block_bytes(size_));
 }
 
 ControlHeader& ControlBlock::header() const noexcept {
@@ -202,7 +219,7 @@ bool ControlBlock::has_ring(int from, int to, Subject subject) const noexcept {
 Ring ControlBlock::ring(int from, int to, Subject subject, bool reserves) const {
   const Extent extent = ring_extent(size_, from, to, subject);
   std::byte* const mapped = extent.at < mapping_.size() ? mapping_.data() + extent.at : nullptr;
-  return {memory_, extent.at, extent.bytes, mapped, reserves};
+  return {*memory_, place_ + extent.at, extent.bytes, mapped, reserves};
 }
 
 Ring ControlBlock::make_ring(int from, int to, Subject subject) const {

@@ -16,6 +16,7 @@
 #include "muster/sync_group.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/sync/pulse.hpp"
+#include "src/sync/region.hpp"
 
 namespace muster::sync {
 
@@ -102,12 +103,17 @@ class Ring {
 /// are many of them a mapping, too. Of few, all are mapped at once, so that no message fails for want of that.
 class ControlBlock final : public Pulse {
  public:
-  /// Fresh memory for `size` ranks; give `memory()` to the others.
-  static std::shared_ptr<ControlBlock> create(int size);
+  /// A new one for `size` ranks, in a region that this process has made; tell the others its place. Throws
+  /// Error(no_space).
+  static std::shared_ptr<ControlBlock> create(Region& region, int size);
   /// Maps what another rank made. Throws Error(corrupt) where it cannot be for `size` ranks.
-  static std::shared_ptr<ControlBlock> open(os::Fd memory, int size);
+  static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);
 
-  [[nodiscard]] const os::Fd& memory() const noexcept { return memory_; }
+  [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
+  /// This rank has left the group. Who sees that all others have left or are dead gives the memory back.
+  void leave(int self, const Peers& peers) noexcept;
+  /// Nobody uses it.
+  void give_back() noexcept;
   [[nodiscard]] ControlHeader& header() const noexcept;
   [[nodiscard]] RankCell& cell(int rank) const noexcept;
   /// Records of a round lie at a distance that their own length gives: those of all ranks are few pages, whatever the
@@ -143,11 +149,12 @@ class ControlBlock final : public Pulse {
   [[nodiscard]] std::string phase(int rank) const override;
 
  private:
-  ControlBlock(os::Fd memory, int size);
+  ControlBlock(std::shared_ptr<const os::Fd> memory, std::uint64_t place, int size);
   /// A bit a subject.
   [[nodiscard]] std::atomic<std::uint8_t>& rings_in_use(int from, int to) const noexcept;
   [[nodiscard]] Ring ring(int from, int to, Subject subject, bool reserves) const;
-  os::Fd memory_;
+  std::shared_ptr<const os::Fd> memory_;
+  std::uint64_t place_;
   int size_;
   os::Mapping mapping_;
 };

@@ -50,16 +50,14 @@ LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
     : SyncGroup(membership.rank, membership.peers->ranks, membership.nonce, timeout),
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
-      parent_(std::move(membership.parent)),
-      channel_(membership.rank, std::move(membership.listener), std::move(membership.addresses), membership.nonce,
-               channel_wait()) {
+      parent_(std::move(membership.parent)) {
   control_->set_phase(rank(), "its own work");
 }
 
 LocalGroup::~LocalGroup() {
   // A forked child's copy goes silently: its parent is still in the group.
   if (!is_owner_process()) return;
-  control_->cell(rank()).left.store(1, std::memory_order_release);
+  control_->leave(rank(), *peers_);
 }
 
 std::chrono::milliseconds LocalGroup::timeout_of(const WaitOptions& options) const {
@@ -115,14 +113,6 @@ void LocalGroup::wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std
     os::futex_wait(word, seen, longest);
     waiting.fetch_sub(1, std::memory_order_seq_cst);
   });
-}
-
-LocalChannel::Wait LocalGroup::channel_wait() {
-  return [this](int peer, const std::function<bool()>& done, const std::function<void()>& sleep,
-                const WaitOptions& options) {
-    const auto is_peer = [peer](int rank) { return rank == peer; };
-    wait(options, done, is_peer, is_peer, [&](std::chrono::nanoseconds) { sleep(); });
-  };
 }
 
 std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOptions& options) {
@@ -244,46 +234,35 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
 }
 
 std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, Tie tie) {
-  // Each rank opens a socket of its own; rank 0 makes the new control block and hands it out over those sockets: what
-  // is left of a failure goes with them.
   struct Card {
-    std::array<char, 64> address;
-    Nonce nonce;  // rank 0's is the new group's
+    Nonce nonce;
+    std::uint64_t place;  // of the new control block
   };
-  Membership membership;
-  Card mine{};
+  Card mine{};  // rank 0's counts
   std::vector<Card> cards;
+  Membership membership;
+  // What is in no group in the end has nobody who gives it back.
+  struct GiveBack {
+    const std::shared_ptr<ControlBlock>& block;
+    ~GiveBack() {
+      if (block) block->give_back();
+    }
+  } const unless_made{membership.control};
   together(options, [&] {
-    const std::string address = LocalChannel::fresh_address();
-    membership.listener = os::listen_abstract(address);
-    put_text(mine.address, address);
-    os::random_bytes(mine.nonce);
     cards.resize(static_cast<std::size_t>(size()));
-    if (rank() == 0) membership.control = ControlBlock::create(size());
+    if (rank() != 0) return;
+    os::random_bytes(mine.nonce);
+    membership.control = ControlBlock::create(*peers_->structure, size());
+    mine.place = membership.control->place();
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  std::optional<LocalChannel> channel;
-  const auto open_channel = [&] {
-    channel.emplace(rank(), std::move(membership.listener), membership.addresses, membership.nonce, channel_wait());
-  };
-  together(options, [&] {
-    for (const Card& card : cards) membership.addresses.push_back(get_text(card.address));
-    membership.nonce = cards.front().nonce;
-    if (rank() != 0) return;
-    open_channel();
-    for (int other = 1; other < size(); ++other)
-      channel->send(other, membership.nonce, membership.control->memory().get(), options);
-  });
   std::shared_ptr<SyncGroup> copy;
   together(options, [&] {
-    if (rank() != 0) {
-      open_channel();
-      membership.control = ControlBlock::open(channel->receive(0, options).descriptor, size());
-    }
+    if (rank() != 0) membership.control = ControlBlock::open(*peers_->structure, cards.front().place, size());
+    membership.nonce = cards.front().nonce;
     membership.rank = rank();
     membership.peers = peers_;
     if (tie == Tie::companion) membership.parent = control_;
-    membership.listener = channel->take_listener();
     copy = std::make_shared<LocalGroup>(std::move(membership), timeout());
   });
   return copy;

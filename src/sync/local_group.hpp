@@ -17,7 +17,6 @@
 #include <memory>
 
 #include "src/sync/control_block.hpp"
-#include "src/sync/local_channel.hpp"
 #include "src/sync/watchdog.hpp"
 
 namespace muster::sync {
@@ -29,8 +28,6 @@ struct Membership {
   std::shared_ptr<ControlBlock> control;
   std::shared_ptr<ControlBlock> parent;  // of a companion: where its ranks' progress is told, and what it fails with
   SyncGroup::Nonce nonce{};
-  os::Fd listener;                     // of this rank's descriptor channel
-  std::vector<std::string> addresses;  // of all ranks' channels
 };
 
 class LocalGroup final : public SyncGroup {
@@ -47,7 +44,10 @@ class LocalGroup final : public SyncGroup {
     (void)info(rank);
     return 0;
   }
-  [[nodiscard]] DescriptorChannel* descriptor_channel() noexcept override { return &channel_; }
+  [[nodiscard]] std::shared_ptr<Region> region_of(int rank) const override {
+    (void)info(rank);
+    return peers_->regions[static_cast<std::size_t>(rank)];
+  }
   [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override { control_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
@@ -88,8 +88,6 @@ class LocalGroup final : public SyncGroup {
   template <class Done, class Needed, class Awaited>
   void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
                const Done& done, const Needed& needed, const Awaited& awaited);
-  /// How a descriptor channel of these ranks waits.
-  LocalChannel::Wait channel_wait();
   void write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options);
   void await_bytes(const Ring& ring, int from, std::uint64_t least, const WaitOptions& options);
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
@@ -102,7 +100,6 @@ class LocalGroup final : public SyncGroup {
   std::map<std::pair<int, Subject>, Ring> outgoing_;
   std::map<std::pair<int, Subject>, Ring> incoming_;
   std::function<std::chrono::nanoseconds()> while_waiting_;
-  LocalChannel channel_;
 };
 
 }  // namespace muster::sync

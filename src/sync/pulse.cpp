@@ -6,9 +6,13 @@
 
 namespace muster::sync {
 
-std::optional<std::string> Peers::end_of(int rank) const {
+bool Peers::has_ended(int rank) const noexcept {
   const os::Fd& pidfd = pidfds[static_cast<std::size_t>(rank)];
-  if (pidfd && os::has_exited(pidfd)) return "died";
+  return pidfd && os::has_exited(pidfd);
+}
+
+std::optional<std::string> Peers::end_of(int rank) const {
+  if (has_ended(rank)) return "died";
   return std::nullopt;
 }
 

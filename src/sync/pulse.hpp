@@ -4,6 +4,7 @@
 // that another has ended. What a watchdog looks at, whatever the group is made of.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "src/os/fd.hpp"
+#include "src/sync/region.hpp"
 
 namespace muster::sync {
 
@@ -37,6 +39,10 @@ class Pulse {
 struct Peers {
   std::vector<RankInfo> ranks;
   std::vector<os::Fd> pidfds;  // of each rank; none where there is no such thing
+  // Of ranks that share memory: each one's, and rank 0's for what groups are made of, which is apart because it stays
+  // as long as the groups do, whoever is dead.
+  std::vector<std::shared_ptr<Region>> regions;
+  std::shared_ptr<Region> structure;
 
   Peers() = default;
   Peers(Peers&&) = default;
@@ -44,6 +50,8 @@ struct Peers {
   virtual ~Peers() = default;
   /// What became of a rank that is no more ("died"); none where it may live. Never waits.
   [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const;
+  /// Of a rank of this host.
+  [[nodiscard]] bool has_ended(int rank) const noexcept;
   /// "alive", "dead", "stopped": for messages.
   [[nodiscard]] virtual std::string state_of(int rank) const;
 };

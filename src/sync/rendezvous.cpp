@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <array>
 #include <cstring>
 #include <thread>
 
@@ -21,9 +22,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Descriptors that a rank of so many may need: pidfds, sockets of the rendezvous, later those of descriptor channels.
+/// Descriptors that a rank of so many may need: pidfds, regions, sockets of the rendezvous.
 std::uint64_t descriptors_of(int size) {
-  return 4 * static_cast<std::uint64_t>(size) + 64;
+  return 3 * static_cast<std::uint64_t>(size) + 64;
 }
 
 /// The other ranks' side.
@@ -32,11 +33,13 @@ class Visitor {
   Visitor(const std::string& key, int rank, int size, Clock::time_point deadline, milliseconds timeout)
       : key_(key), rank_(rank), size_(size), deadline_(deadline), timeout_(timeout) {}
 
-  Membership run(os::Fd own_listener, const std::string& address) {
+  Membership run() {
+    const std::shared_ptr<Region> region = Region::own();
     connect();
     const os::Fd pidfd = os::own_pidfd();
     try {
-      send_until(socket_, bytes_of(own_hello(rank_, size_, address)), pidfd.get(), deadline_, 0);
+      const std::array<int, descriptors_a_card> mine{pidfd.get(), region->memory()->get()};
+      send_until(socket_, bytes_of(own_hello(rank_, size_)), mine, deadline_, 0);
     } catch (const Error& error) {
       // Hung up already: rank 0 may have left word why.
       if (error.kind() != ErrorKind::peer_lost) throw;
@@ -46,20 +49,21 @@ class Visitor {
     Membership membership;
     membership.rank = rank_;
     membership.nonce = answer.nonce;
-    membership.control = ControlBlock::open(std::move(packet.descriptor), size_);
     auto peers = std::make_shared<Peers>();
-    while (peers->ranks.size() < static_cast<std::size_t>(size_)) take_cards(*peers, membership.addresses);
+    peers->structure = std::make_shared<Region>(std::move(packet.descriptor));
+    membership.control = ControlBlock::open(*peers->structure, answer.control_place, size_);
+    while (peers->ranks.size() < static_cast<std::size_t>(size_)) take_cards(*peers);
     membership.peers = std::move(peers);
-    membership.listener = std::move(own_listener);
     return membership;
   }
 
  private:
-  void take_cards(Peers& peers, std::vector<std::string>& addresses) {
+  void take_cards(Peers& peers) {
     os::Packet packet = next("the other ranks' cards");
     const std::size_t count = packet.bytes.size() / sizeof(Hello);
     if (count == 0 || packet.bytes.size() % sizeof(Hello) != 0 ||
-        peers.ranks.size() + count > static_cast<std::size_t>(size_) || packet.further.size() + 1 != count)
+        peers.ranks.size() + count > static_cast<std::size_t>(size_) ||
+        packet.further.size() + 1 != descriptors_a_card * count)
       throw Error(ErrorKind::version,
                   fmt::format("rendezvous: cards of {} bytes with {} descriptors cannot be: the ranks run different "
                               "builds",
@@ -68,8 +72,8 @@ class Visitor {
     std::memcpy(static_cast<void*>(cards.data()), packet.bytes.data(), packet.bytes.size());
     for (std::size_t i = 0; i < count; ++i) {
       peers.ranks.push_back({cards[i].rank, get_text(cards[i].host), cards[i].pid});
-      peers.pidfds.push_back(std::move(i == 0 ? packet.descriptor : packet.further[i - 1]));
-      addresses.push_back(get_text(cards[i].address));
+      peers.pidfds.push_back(std::move(i == 0 ? packet.descriptor : packet.further[descriptors_a_card * i - 1]));
+      peers.regions.push_back(std::make_shared<Region>(std::move(packet.further[descriptors_a_card * i])));
     }
   }
 
@@ -136,10 +140,8 @@ std::string meeting_name(const std::string& key) {
 Membership rendezvous(const std::string& key, int rank, int size, milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
   os::allow_open_files(descriptors_of(size));
-  const std::string address = LocalChannel::fresh_address();
-  os::Fd own_listener = os::listen_abstract(address);
-  if (rank == 0) return host_rendezvous(key, size, deadline, timeout, std::move(own_listener), address);
-  return Visitor(key, rank, size, deadline, timeout).run(std::move(own_listener), address);
+  if (rank == 0) return host_rendezvous(key, size, deadline, timeout);
+  return Visitor(key, rank, size, deadline, timeout).run();
 }
 
 }  // namespace muster::sync

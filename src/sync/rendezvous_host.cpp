@@ -48,10 +48,10 @@ class Host {
     }
   }
 
-  Membership run(os::Fd own_listener, const std::string& address) {
+  Membership run() {
     try {
       collect();
-      return welcome(std::move(own_listener), address);
+      return welcome();
     } catch (const Error& error) {
       refuse_all(error);
       // Some may have got their welcome already and wait in the group.
@@ -64,6 +64,7 @@ class Host {
   struct Guest {
     os::Fd socket;
     os::Fd pidfd;
+    std::shared_ptr<Region> region;
     Hello hello;
   };
 
@@ -137,8 +138,10 @@ class Host {
     if (guest.socket)
       throw Error(ErrorKind::rank_mismatch, fmt::format("two processes (pids {} and {}) say they are rank {}",
                                                         guest.hello.pid, hello.pid, hello.rank));
-    if (!packet.descriptor) throw Error(ErrorKind::corrupt, fmt::format("rank {} came without its pidfd", hello.rank));
-    guest = Guest{std::move(socket), std::move(packet.descriptor), hello};
+    if (packet.further.size() + 1 != descriptors_a_card)
+      throw Error(ErrorKind::corrupt, fmt::format("rank {} came without its pidfd and its memory", hello.rank));
+    guest = Guest{std::move(socket), std::move(packet.descriptor),
+                  std::make_shared<Region>(std::move(packet.further.front())), hello};
     return true;
   }
 
@@ -197,38 +200,43 @@ class Host {
     }
   }
 
-  Membership welcome(os::Fd own_listener, const std::string& address) {
+  Membership welcome() {
     Membership membership;
     auto peers = std::make_shared<Peers>();
-    guests_[0].hello = own_hello(0, size_, address);
+    guests_[0].hello = own_hello(0, size_);
     guests_[0].pidfd = os::own_pidfd();
+    guests_[0].region = Region::own();
     os::random_bytes(membership.nonce);
-    control_ = ControlBlock::create(size_);
+    peers->structure = std::make_shared<Region>(os::default_backing());
+    control_ = ControlBlock::create(*peers->structure, size_);
     membership.control = control_;
-    for (Guest& guest : guests_) {
-      peers->ranks.push_back({guest.hello.rank, get_text(guest.hello.host), guest.hello.pid});
-      membership.addresses.push_back(get_text(guest.hello.address));
-    }
     Answer answer;
     answer.nonce = membership.nonce;
+    answer.control_place = control_->place();
     std::vector<Hello> cards;
-    std::vector<int> pidfds;
+    std::vector<int> descriptors;
     for (const Guest& guest : guests_) {
+      peers->ranks.push_back({guest.hello.rank, get_text(guest.hello.host), guest.hello.pid});
       cards.push_back(guest.hello);
-      pidfds.push_back(guest.pidfd.get());
+      descriptors.push_back(guest.pidfd.get());
+      descriptors.push_back(guest.region->memory()->get());
     }
     for (int rank = 1; rank < size_; ++rank) {
       const os::Fd& socket = guests_[static_cast<std::size_t>(rank)].socket;
-      send_until(socket, bytes_of(answer), membership.control->memory().get(), deadline_, rank);
+      const int structure = peers->structure->memory()->get();
+      send_until(socket, bytes_of(answer), std::span(&structure, 1), deadline_, rank);
       for (std::size_t begin = 0; begin < cards.size(); begin += cards_at_once) {
         const std::size_t count = std::min(cards_at_once, cards.size() - begin);
         send_until(socket, std::as_bytes(std::span(cards).subspan(begin, count)),
-                   std::span(pidfds).subspan(begin, count), deadline_, rank);
+                   std::span(descriptors).subspan(descriptors_a_card * begin, descriptors_a_card * count), deadline_,
+                   rank);
       }
     }
-    for (Guest& guest : guests_) peers->pidfds.push_back(std::move(guest.pidfd));
+    for (Guest& guest : guests_) {
+      peers->pidfds.push_back(std::move(guest.pidfd));
+      peers->regions.push_back(std::move(guest.region));
+    }
     membership.peers = std::move(peers);
-    membership.listener = std::move(own_listener);
     return membership;
   }
 
@@ -244,9 +252,8 @@ class Host {
 
 }  // namespace
 
-Membership host_rendezvous(const std::string& key, int size, Clock::time_point deadline, milliseconds timeout,
-                           os::Fd own_listener, const std::string& address) {
-  return Host(key, size, deadline, timeout).run(std::move(own_listener), address);
+Membership host_rendezvous(const std::string& key, int size, Clock::time_point deadline, milliseconds timeout) {
+  return Host(key, size, deadline, timeout).run();
 }
 
 }  // namespace muster::sync

@@ -10,8 +10,8 @@
 
 namespace muster::sync {
 
-/// `own_listener` is this rank's descriptor channel, at `address`. `timeout` is for messages.
+/// `timeout` is for messages.
 Membership host_rendezvous(const std::string& key, int size, std::chrono::steady_clock::time_point deadline,
-                           std::chrono::milliseconds timeout, os::Fd own_listener, const std::string& address);
+                           std::chrono::milliseconds timeout);
 
 }  // namespace muster::sync

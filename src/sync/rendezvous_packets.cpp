@@ -28,19 +28,14 @@ void send_until(const os::Fd& socket, std::span<const std::byte> bytes, std::spa
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
-void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int descriptor, Clock::time_point deadline,
-                int to) {
-  send_until(socket, bytes, std::span(&descriptor, 1), deadline, to);
-}
 
-Hello own_hello(int rank, int size, const std::string& address) {
+Hello own_hello(int rank, int size) {
   Hello hello;
   put_text(hello.version, version());
   hello.rank = rank;
   hello.size = size;
   hello.pid = os::process_id();
   put_text(hello.host, os::host_name());
-  put_text(hello.address, address);
   return hello;
 }
 

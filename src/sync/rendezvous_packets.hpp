@@ -23,7 +23,7 @@ namespace muster::sync {
 // These packets keep their beginning (magic, protocol, version) in all versions, so that different ones can tell each
 // other so.
 inline constexpr std::uint32_t hello_magic = 0x4d535452;  // "MSTR"
-inline constexpr std::uint32_t protocol = 2;
+inline constexpr std::uint32_t protocol = 3;
 
 struct Hello {
   std::uint32_t magic = hello_magic;
@@ -33,7 +33,6 @@ struct Hello {
   std::int32_t size = 0;
   std::int64_t pid = 0;
   std::array<char, 128> host{};
-  std::array<char, 64> address{};
 };
 
 enum class AnswerKind : std::uint32_t { welcome = 1, refusal = 2 };
@@ -42,15 +41,17 @@ struct Answer {
   std::uint32_t magic = hello_magic;
   AnswerKind kind = AnswerKind::welcome;
   SyncGroup::Nonce nonce{};
+  std::uint64_t control_place = 0;
   std::uint32_t error_kind = 0;
   std::int32_t error_rank = -1;
   std::array<char, 1024> text{};
 };
 
-// Who the ranks are, as rank 0 passes it on: so many hellos a packet, with their pidfds. One a packet would be a system
-// call for every pair of ranks.
+// Who the ranks are, as rank 0 passes it on: so many hellos a packet, with pidfd and region of each. One a packet would
+// be a system call for every pair of ranks.
 inline constexpr std::size_t cards_at_once = 64;
-static_assert(cards_at_once <= os::most_descriptors);
+inline constexpr std::size_t descriptors_a_card = 2;
+static_assert(cards_at_once * descriptors_a_card <= os::most_descriptors);
 static_assert(sizeof(Answer) % sizeof(Hello) != 0, "they are told apart by their lengths");
 
 inline constexpr std::size_t largest_packet = std::max(sizeof(Answer) + 256, cards_at_once * sizeof(Hello));
@@ -75,10 +76,8 @@ T parse(const os::Packet& packet, const char* what) {
 /// Throws Error(peer_lost) where the other side has gone, Error(timeout).
 void send_until(const os::Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors,
                 std::chrono::steady_clock::time_point deadline, int to);
-void send_until(const os::Fd& socket, std::span<const std::byte> bytes, int descriptor,
-                std::chrono::steady_clock::time_point deadline, int to);
 
-Hello own_hello(int rank, int size, const std::string& address);
+Hello own_hello(int rank, int size);
 /// Of a refusal.
 Error from_answer(const Answer& answer);
 

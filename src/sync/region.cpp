@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/sync/region.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "muster/error.hpp"
+#include "src/os/pages.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::sync {
+namespace {
+
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 60;
+
+std::uint64_t whole_pages(std::uint64_t bytes) {
+  return os::whole_pages(bytes, os::page_size());
+}
+
+}  // namespace
+
+std::shared_ptr<Region> Region::own() {
+  struct Own {
+    std::mutex mutex;
+    std::int64_t pid = 0;
+    std::shared_ptr<Region> region;
+  };
+  static auto* const own = new Own;  // arenas may be destroyed after other statics
+  const std::lock_guard lock(own->mutex);
+  if (own->pid != os::process_id() || !own->region) {
+    own->region = std::make_shared<Region>(os::default_backing());
+    own->pid = os::process_id();
+  }
+  return own->region;
+}
+
+Region::Region(os::Backing backing)
+    : backing_(backing),
+      size_(std::min(most_bytes, os::largest_file())),
+      next_(os::page_size()),  // 0 stands for no place
+      memory_(std::make_shared<const os::Fd>(os::create_shared_memory(size_, backing))) {}
+
+Region::Region(os::Fd memory)
+    : size_(os::shared_memory_size(memory)), memory_(std::make_shared<const os::Fd>(std::move(memory))) {}
+
+std::shared_ptr<const os::Fd> Region::memory() const {
+  const std::lock_guard lock(mutex_);
+  if (!memory_) throw Error(ErrorKind::peer_lost, "the rank whose shared memory it is has died");
+  return memory_;
+}
+
+void Region::let_go() noexcept {
+  const std::lock_guard lock(mutex_);
+  memory_ = nullptr;
+}
+
+std::uint64_t Region::room() const noexcept {
+  return size_ - std::min(size_, next_.load(std::memory_order_relaxed));
+}
+
+void Region::check(std::uint64_t bytes) const {
+  if (whole_pages(bytes) > room())
+    throw Error(ErrorKind::no_space,
+                fmt::format("needed {} bytes of shared memory, RLIMIT_FSIZE allows {} in all, of which {} are left: "
+                            "raise it (ulimit -f)",
+                            bytes, size_, room()));
+}
+
+std::uint64_t Region::take(std::uint64_t bytes) {
+  std::uint64_t place = next_.load(std::memory_order_relaxed);
+  do check(bytes);
+  while (!next_.compare_exchange_weak(place, place + whole_pages(bytes), std::memory_order_relaxed));
+  return place;
+}
+
+}  // namespace muster::sync

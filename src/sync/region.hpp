@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Regions: shared memory that is handed to the other ranks of the host when they meet. A region is one sparse file.
+// What ranks share later on is a place in it, told as a number: no operation needs another file descriptor.
+//
+// Places are never used twice, so that whoever looks late at one finds zeros, and giving a place back twice does no
+// harm. There is room for that: memory is taken for what is touched alone.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "src/os/shared_memory.hpp"
+
+namespace muster::sync {
+
+class Region {
+ public:
+  /// This process's, which its slots, arenas and windows lie in. Made when it is first asked for; a forked child makes
+  /// its own. Throws Error(no_space | unsupported).
+  static std::shared_ptr<Region> own();
+  /// A new one. Throws as own().
+  explicit Region(os::Backing backing);
+  /// One that another process has made. Throws Error(io).
+  explicit Region(os::Fd memory);
+
+  /// Throws Error(peer_lost) after let_go().
+  [[nodiscard]] std::shared_ptr<const os::Fd> memory() const;
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  /// Of one that this process has made.
+  [[nodiscard]] os::Backing backing() const noexcept { return backing_; }
+
+  /// The maker's: a place for so many bytes. No memory is taken yet. Throws Error(no_space) where a limit of the size of
+  /// files (RLIMIT_FSIZE) leaves no room.
+  std::uint64_t take(std::uint64_t bytes);
+  /// Throws where take() would.
+  void check(std::uint64_t bytes) const;
+  [[nodiscard]] std::uint64_t room() const noexcept;
+
+  /// The process that has made it is dead: its memory goes with the last part of it that is still mapped somewhere.
+  void let_go() noexcept;
+
+ private:
+  os::Backing backing_ = os::Backing::anonymous;
+  std::uint64_t size_ = 0;
+  std::atomic<std::uint64_t> next_{0};
+  mutable std::mutex mutex_;
+  std::shared_ptr<const os::Fd> memory_;
+};
+
+}  // namespace muster::sync

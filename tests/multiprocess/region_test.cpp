@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory that ranks hand each other by its place: it stays as long as somebody looks at it, and no longer.
+
+#include <sys/stat.h>
+
+#include <csignal>
+#include <filesystem>
+#include <map>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/merge_gather.hpp"
+#include "muster/shared_arena.hpp"
+#include "src/shm/segment.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::int64_t elements = 4 << 20;
+constexpr std::uint64_t a_few_pages = 256 << 10;
+
+struct Regions {
+  std::size_t count = 0;
+  std::uint64_t bytes = 0;  // of memory that they have taken
+};
+
+/// Those that this process has open.
+Regions open_regions() {
+  std::map<ino_t, std::uint64_t> bytes;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (!fs::read_symlink(entry, gone).string().starts_with("/memfd:muster")) continue;
+    struct stat status {};
+    if (::stat(entry.path().c_str(), &status) == 0)
+      bytes[status.st_ino] = static_cast<std::uint64_t>(status.st_blocks) * 512;
+  }
+  Regions all{bytes.size(), 0};
+  for (const auto& [inode, size] : bytes) all.bytes += size;
+  return all;
+}
+
+Tensor tensor_of(int rank) {
+  return pattern(DType::u8, {elements}, static_cast<std::uint64_t>(rank) + 1);
+}
+
+bool is_whole(const GatheredTensors& all) {
+  return bitwise_equal(*all[1], tensor_of(1));
+}
+
+}  // namespace
+
+TEST_CASE("what the first rank holds stays when its sender's group or arena goes, and goes with its last owner") {
+  for (const bool lends : {false, true}) {
+    CAPTURE(lends);
+    run_ranks(2, [lends](SyncGroup& group) {
+      auto copy = group.duplicate();
+      std::optional<SharedArena> arena;
+      Tensor mine = tensor_of(group.rank());
+      if (lends && group.rank() == 1) {
+        arena.emplace(8 << 20);
+        const Tensor lent = arena->allocate(DType::u8, {elements});
+        std::ranges::copy(mine.bytes(), lent.mutable_data());
+        mine = lent;
+      }
+      GatheredTensors all = get_tensors_parallel(mine, std::vector{0, 1}, *copy);
+      mine = {};
+      if (group.rank() == 1) {
+        all = {};
+        copy.reset();
+        arena.reset();
+      }
+      group.barrier();
+      if (group.rank() == 0) {
+        RANK_CHECK(is_whole(all));
+        RANK_CHECK(open_regions().bytes >= elements);
+        all = {};
+        RANK_CHECK(open_regions().bytes < a_few_pages);
+      }
+      group.barrier();
+    });
+  }
+}
+
+TEST_CASE("what was held of a rank that was killed stays, and its memory is kept open by nobody else") {
+  const GroupOf two(2);
+  Ranks ranks(2, [&](int rank) {
+    const auto group = two.join(rank);
+    GatheredTensors all = get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group);
+    const Regions before = open_regions();
+    if (rank == 1) ::raise(SIGKILL);
+    const auto again = [&] { (void)get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group); };
+    RANK_CHECK(error_of(again).kind() == ErrorKind::peer_lost);
+    RANK_CHECK(is_whole(all));
+    all = {};
+    RANK_CHECK(open_regions().count == before.count - 1);
+  });
+  check_ended(ranks.wait(), {1});
+}
+
+TEST_CASE("groups and operations that come and go leave nothing in shared memory") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto once = [&](std::int64_t size) {
+      const auto copy = group.duplicate();
+      const Tensor mine = pattern(DType::u8, {size}, 1);
+      (void)get_tensors_parallel(mine, std::vector{0, 1}, *copy);
+      (void)merge_tensor_parallel(mine, concat(0), std::vector{0, 1}, *copy);
+      const LayerSource source = [&, next = 0]() mutable -> std::optional<Config> {
+        return next++ < 3 ? std::optional<Config>(mine) : std::nullopt;
+      };
+      gather_each(source, std::vector{0, 1}, *copy, [](LayerPart&) {});
+    };
+    once(1000);
+    group.barrier();
+    const std::uint64_t before = open_regions().bytes;
+    // Each larger than the one before: none finds a slot that it could use again.
+    for (int i = 1; i <= 50; ++i) once(i * 100000);
+    group.barrier();
+    RANK_CHECK(open_regions().bytes < before + a_few_pages);
+    group.barrier();
+  });
+}
+
+TEST_CASE("a place where no segment is, is an error") {
+  const auto region = sync::Region::own();
+  const shm::OwnedSegment segment(1 << 20);
+  CHECK(shm::RemoteSegment(*region, segment.place()).capacity() == 1 << 20);
+  for (const std::uint64_t place : {std::uint64_t{0}, std::uint64_t{1}, segment.place() + 4096,
+                                    segment.place() + (1 << 20) + (1 << 16), region->size() - 4096, UINT64_MAX - 4095})
+    try {
+      const shm::RemoteSegment other(*region, place);
+      FAIL("place ", place);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::corrupt);
+    }
+  // What a peer could write into the header of its own.
+  for (const std::uint64_t capacity : {std::uint64_t{0}, region->size(), UINT64_MAX}) {
+    segment.header().capacity = capacity;
+    CHECK_THROWS_AS(shm::RemoteSegment(*region, segment.place()), Error);
+  }
+}
