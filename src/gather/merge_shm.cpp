@@ -10,8 +10,7 @@
 //  4. Where ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
 //     have mapped it, and the first rank says whether all have (merge_reduce.hpp).
 //  5. Every rank copies its pieces into their places, or reduces its share.
-//  6. commit: the first rank publishes the use of the slot; the lease that goes with the tensor begins to count.
-// What a rank writes after another one has failed is never looked at: the slot is free until it is published.
+// The lease on the slot goes with the tensor, or with a failure.
 
 #include <fmt/core.h>
 
@@ -54,15 +53,18 @@ class ShmMerge final : public Transfer {
         lane_(call.first(), hash_list(call.list)) {
     forget_retired(*state_);
   }
+
   ~ShmMerge() override {
-    if (!committed_ && slot_) state_->pool.discard(lane_, slot_);
+    if (slot_) state_->pool.discard(lane_, slot_);
   }
   ShmMerge(const ShmMerge&) = delete;
   ShmMerge& operator=(const ShmMerge&) = delete;
 
   void offer(Record& record) override;
   void move(std::span<const Record> records, ExchangeReport& report) override;
-  void commit() noexcept override;
+  void commit() noexcept override {
+    if (slot_) slot_->set_known();
+  }
   std::vector<std::optional<Config>> deliver() override;
   std::vector<std::unique_ptr<Obligation>> obligations() override { return {}; }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
@@ -99,7 +101,6 @@ class ShmMerge final : public Transfer {
   std::byte* data_ = nullptr;  // of the segment, null where there is none
   bool is_known_ = false;      // its memory has been written before
   bool writes_ = false;        // by pwrite
-  bool committed_ = false;
 };
 
 void ShmMerge::offer(Record& record) {
@@ -306,13 +307,6 @@ void ShmMerge::populate(std::uint64_t begin, std::uint64_t end) {
     slot_->populated().ensure(slot_->segment().mapping(), shm::header_bytes, begin, end);
   else
     remote_->populated().ensure(remote_->mapping(), 0, begin, end);
-}
-
-void ShmMerge::commit() noexcept {
-  committed_ = true;
-  if (!slot_) return;
-  slot_->publish();
-  lease_->arm();
 }
 
 std::vector<std::optional<Config>> ShmMerge::deliver() {

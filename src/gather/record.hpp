@@ -82,7 +82,6 @@ struct Record {
   std::uint8_t merge = 0;        // which kind: 1 + Merge::index()
   bool receives = false;         // this rank takes memory of its own for what others send: receive_need.hpp
   std::uint64_t segment = 0;     // the place of the one that is used; 0: not known yet
-  std::uint32_t use = 0;
   bool closes = false;  // a second round is needed although this rank has nothing to move
   bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
   Residency residency = Residency::none;

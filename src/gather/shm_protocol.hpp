@@ -12,7 +12,8 @@
 //     says that there is none; then the bytes into the slot.
 //  3. move, first rank: takes every message, even when one of them is bad (else a sender could wait for room), maps
 //     what is new to it, decodes, and, while the senders copy, puts known pages into its page table.
-//  4. commit: the sender publishes the use of the slot, the first rank's leases begin to count.
+//     It takes the leases on the slot and on arenas that are in the message.
+//  4. A sender that fails withdraws its leases. Those that the first rank has taken stay: it may have all that it needs.
 // Messages carry the number of the exchange: what a failed one left behind is passed over.
 
 #include <cstdint>
@@ -54,6 +55,7 @@ void forget_retired(ShmState& state);
 struct MessageHeader {
   std::uint64_t exchange = 0;
   std::uint64_t slot = 0;  // its place; 0: none
+  shm::LeaseId lease = {};  // on it
   std::uint32_t arenas = 0;
   std::uint16_t checks_leases = 0;
   std::uint16_t is_well = 0;  // else nothing follows, and the next round says why
@@ -61,7 +63,7 @@ struct MessageHeader {
 
 struct ArenaEntry {
   std::uint64_t segment = 0;
-  detail::ArenaCore::Lease lease;
+  shm::LeaseId lease;
   std::uint64_t hash = 0;  // of this exchange's tensors in it, where leases are checked
 };
 

@@ -37,12 +37,10 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report,
 }
 
 void ShmReceiving::commit() noexcept {
-  for (const auto& lease : slot_leases_) lease->arm();
   for (const auto& [segment, bytes] : in_use_) segment->note_written(bytes);
 }
 
 std::vector<std::optional<Config>> ShmReceiving::deliver() {
-  slot_leases_.clear();
   return std::move(entries_);
 }
 
@@ -82,18 +80,15 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
   std::vector<ArenaEntry> entries(header.arenas);
   if (!entries.empty())
     std::memcpy(entries.data(), message.data() + sizeof header, entries.size() * sizeof(ArenaEntry));
-  std::vector<std::shared_ptr<shm::ArenaLease>> arenas;
-  for (const ArenaEntry& entry : entries) {
-    if (entry.lease.word >= shm::lease_words) throw Error(ErrorKind::corrupt, "a lease has no place");
-    arenas.push_back(std::make_shared<shm::ArenaLease>(segment(sender, entry.segment), entry.lease));
-  }
-  std::shared_ptr<shm::SlotLease> slot;
+  std::vector<std::shared_ptr<shm::Lease>> arenas;
+  for (const ArenaEntry& entry : entries)
+    arenas.push_back(std::make_shared<shm::Lease>(segment(sender, entry.segment), entry.lease));
+  std::shared_ptr<shm::Lease> slot;
   if (record.moving_bytes != 0) {
     auto moved = segment(sender, record.complete ? record.segment : header.slot);
     if (record.moving_bytes > moved->capacity())
       throw Error(ErrorKind::corrupt, "more bytes than the segment has room for");
-    slot = std::make_shared<shm::SlotLease>(moved, record.use);
-    slot_leases_.push_back(slot);
+    slot = std::make_shared<shm::Lease>(moved, header.lease);
     in_use_.emplace_back(std::move(moved), record.moving_bytes);
   }
   const auto body = message.last(record.descriptor_bytes);

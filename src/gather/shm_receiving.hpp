@@ -14,7 +14,6 @@
 
 namespace muster::gather {
 
-/// Keeps the leases of one exchange until commit() makes them count.
 class ShmReceiving {
  public:
   ShmReceiving(const Call& call, ShmState& state);
@@ -32,7 +31,6 @@ class ShmReceiving {
   const Call& call_;
   ShmState& state_;
   std::vector<std::optional<Config>> entries_;
-  std::vector<std::shared_ptr<shm::SlotLease>> slot_leases_;
   std::vector<std::pair<std::shared_ptr<shm::RemoteSegment>, std::uint64_t>> in_use_;
 };
 

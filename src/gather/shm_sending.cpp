@@ -5,7 +5,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 
 #include "src/os/futex.hpp"
@@ -25,50 +24,29 @@ void append(std::vector<std::byte>& bytes, const T& value) {
   bytes.insert(bytes.end(), part.begin(), part.end());
 }
 
-class SlotObligation final : public Obligation {
+class LeaseObligation final : public Obligation {
  public:
-  SlotObligation(std::shared_ptr<shm::Slot> slot, std::uint32_t use, std::shared_ptr<const PeerLiveness> holder)
-      : slot_(std::move(slot)), use_(use), holder_(std::move(holder)) {}
-  [[nodiscard]] bool is_given_back() const noexcept override {
-    return static_cast<std::int32_t>(slot_->released() - use_) >= 0;
-  }
+  /// `keeper` keeps the segment.
+  LeaseObligation(std::shared_ptr<const void> keeper, const shm::OwnedSegment& segment, shm::LeaseId lease,
+                  std::shared_ptr<const PeerLiveness> holder)
+      : keeper_(std::move(keeper)), segment_(segment), lease_(lease), holder_(std::move(holder)) {}
+  [[nodiscard]] bool is_given_back() const noexcept override { return segment_.has_ended(lease_); }
   bool wait(Clock::time_point deadline) const override {
     if (os::comes_soon([&] { return is_given_back(); })) return true;
-    const std::atomic<std::uint32_t>& released = slot_->segment().header().released;
+    const std::atomic<std::uint32_t>& word = segment_.header().leases[lease_.word];
     for (;;) {
-      const std::uint32_t seen = released.load(std::memory_order_acquire);
-      if (static_cast<std::int32_t>(seen - use_) >= 0 || holder_->is_dead()) return true;
+      const std::uint32_t seen = word.load(std::memory_order_acquire);
+      if (is_given_back() || holder_->is_dead()) return true;
       const auto left = deadline - Clock::now();
       if (left <= Clock::duration::zero()) return false;
-      os::futex_wait(released, seen, std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
+      os::futex_wait(word, seen, std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
     }
   }
 
  private:
-  std::shared_ptr<shm::Slot> slot_;
-  std::uint32_t use_;
-  std::shared_ptr<const PeerLiveness> holder_;
-};
-
-class ArenaObligation final : public Obligation {
- public:
-  ArenaObligation(std::shared_ptr<ArenaCore> arena, ArenaCore::Lease lease, std::shared_ptr<const PeerLiveness> holder)
-      : arena_(std::move(arena)), lease_(lease), holder_(std::move(holder)) {}
-  [[nodiscard]] bool is_given_back() const noexcept override { return arena_->has_ended(lease_); }
-  bool wait(Clock::time_point deadline) const override {
-    if (os::comes_soon([&] { return is_given_back(); })) return true;
-    while (!arena_->has_ended(lease_) && !holder_->is_dead()) {
-      const auto left = deadline - Clock::now();
-      if (left <= Clock::duration::zero()) return false;
-      os::futex_wait(arena_->segment().header().leases[lease_.word], lease_.stamp,
-                     std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
-    }
-    return true;
-  }
-
- private:
-  std::shared_ptr<ArenaCore> arena_;
-  ArenaCore::Lease lease_;
+  std::shared_ptr<const void> keeper_;
+  const shm::OwnedSegment& segment_;
+  shm::LeaseId lease_;
   std::shared_ptr<const PeerLiveness> holder_;
 };
 
@@ -78,22 +56,10 @@ ShmSending::ShmSending(const Call& call, ShmState& state) : call_(call), state_(
 
 ShmSending::~ShmSending() {
   if (committed_) return;
-  if (is_written_ && has_failed()) {
-    // The first rank may have come through the round that failed here: slot and leases are its, whether it knows or
-    // not.
-    slot_->publish();
-    return;
-  }
-  for (const Lent& lent : lent_) lent.arena->take_back(lent.lease);
-  if (slot_) state_.pool.discard(call_.first(), slot_);
-}
-
-bool ShmSending::has_failed() const noexcept {
-  try {
-    return call_.group->failure().has_value();
-  } catch (const std::exception&) {
-    return true;
-  }
+  for (const Lent& lent : lent_) lent.arena->segment().withdraw(lent.lease);
+  if (!slot_) return;
+  slot_->withdraw();
+  state_.pool.discard(call_.first(), slot_);
 }
 
 void ShmSending::offer(Record& record) {
@@ -118,9 +84,8 @@ void ShmSending::offer(Record& record) {
     record.available_bytes = room.bytes;
     record.limit = room.limit;
   }
-  record.use = plan_.slot ? plan_.slot->next_use() : 1;
   if (!is_small_ || record.closes || !plan_.slot || !plan_.slot->is_taken(with_message)) return;
-  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_));
+  lend_slot();
   record.segment = slot_->segment().place();
   write();
   record.complete = is_written_ = true;
@@ -131,14 +96,12 @@ void ShmSending::move(ExchangeReport& report) {
   if (is_written_) return;
   if (layout_.size() != 0) {
     try {
-      slot_ = state_.pool.carry_out(call_.first(), std::move(plan_));
+      lend_slot();
     } catch (...) {
       const MessageHeader nothing{.exchange = call_.number};
       send(std::as_bytes(std::span(&nothing, 1)));
       throw;
     }
-    const std::uint64_t place = slot_->segment().place();
-    std::memcpy(message_.data() + offsetof(MessageHeader, slot), &place, sizeof place);
   }
   send(message_);
   if (layout_.size() == 0) return;
@@ -147,6 +110,16 @@ void ShmSending::move(ExchangeReport& report) {
     return;
   }
   write();
+}
+
+/// Makes the slot where there is none, and tells of it in the message.
+void ShmSending::lend_slot() {
+  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_));
+  MessageHeader header;
+  std::memcpy(&header, message_.data(), sizeof header);
+  header.slot = slot_->segment().place();
+  header.lease = slot_lease_ = slot_->lend();
+  std::memcpy(message_.data(), &header, sizeof header);
 }
 
 void ShmSending::send(std::span<const std::byte> message) const {
@@ -163,7 +136,7 @@ void ShmSending::write() {
 
 void ShmSending::commit() noexcept {
   committed_ = true;
-  if (slot_) slot_->publish();
+  if (slot_) slot_->set_known();
   if (lent_.empty()) return;
   for (const Lent& lent : lent_) state_.arenas_sent[{call_.first(), lent.arena->segment().place()}] = lent.arena;
   std::erase_if(state_.arenas_sent, [](const auto& sent) { return sent.second.expired(); });
@@ -172,8 +145,9 @@ void ShmSending::commit() noexcept {
 std::vector<std::unique_ptr<Obligation>> ShmSending::obligations() {
   std::vector<std::unique_ptr<Obligation>> all;
   const auto holder = call_.group->liveness(call_.first());
-  if (slot_) all.push_back(std::make_unique<SlotObligation>(slot_, slot_->published(), holder));
-  for (const Lent& lent : lent_) all.push_back(std::make_unique<ArenaObligation>(lent.arena, lent.lease, holder));
+  if (slot_) all.push_back(std::make_unique<LeaseObligation>(slot_, slot_->segment(), slot_lease_, holder));
+  for (const Lent& lent : lent_)
+    all.push_back(std::make_unique<LeaseObligation>(lent.arena, lent.arena->segment(), lent.lease, holder));
   return all;
 }
 

@@ -14,7 +14,7 @@
 
 namespace muster::gather {
 
-/// Made before round 1; what it lent is taken back when it goes without commit().
+/// Made before round 1; what it lent is withdrawn when it goes without commit().
 class ShmSending {
  public:
   ShmSending(const Call& call, ShmState& state);
@@ -29,16 +29,16 @@ class ShmSending {
  private:
   struct Lent {
     std::shared_ptr<detail::ArenaCore> arena;
-    detail::ArenaCore::Lease lease;
+    shm::LeaseId lease;
     std::vector<std::span<const std::byte>> watched;
     bool is_new = false;  // to the first rank
   };
   std::optional<core::Place> place(const Tensor& tensor);
   std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
   [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> body) const;
+  void lend_slot();
   void send(std::span<const std::byte> message) const;
   void write();
-  [[nodiscard]] bool has_failed() const noexcept;
 
   const Call& call_;
   ShmState& state_;
@@ -50,6 +50,7 @@ class ShmSending {
   std::vector<Lent> lent_;
   shm::SlotPlan plan_;
   std::shared_ptr<shm::Slot> slot_;
+  shm::LeaseId slot_lease_;
   bool is_small_ = false;  // with its message, which then stands behind the bytes
   bool is_written_ = false;
   bool committed_ = false;

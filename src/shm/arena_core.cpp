@@ -2,8 +2,6 @@
 #include "src/shm/arena_core.hpp"
 
 #include <fmt/core.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +9,7 @@
 #include <new>
 #include <shared_mutex>
 
-#include "muster/log.hpp"
 #include "muster/shared_arena.hpp"
-#include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
 
 namespace muster {
@@ -41,8 +37,7 @@ Registry& registry() {
 ArenaCore::ArenaCore(std::uint64_t capacity)
     : capacity_(capacity),
       segment_(os::whole_pages(capacity + capacity / 64 + bookkeeping_bytes, os::page_size())),
-      buffer_(boost::interprocess::create_only, segment_.data(), segment_.capacity()),
-      lent_(shm::lease_words) {}
+      buffer_(boost::interprocess::create_only, segment_.data(), segment_.capacity()) {}
 
 std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
   const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
@@ -111,39 +106,26 @@ void ArenaCore::release(std::byte* data, std::uint64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   if (!is_lent()) return buffer_.deallocate(data);
   try {
-    std::vector<Lease> leases;
-    for (std::uint32_t word = 0; word < lent_.size(); ++word)
-      if (lent_[word].stamp != 0) leases.push_back({word, lent_[word].stamp});
+    std::vector<shm::LeaseId> leases;
+    for (const Lent& lent : lent_) leases.push_back(lent.lease);
     freed_.push_back({data, bytes, std::move(leases)});
   } catch (const std::bad_alloc&) {
     // It stays taken: nobody could tell when its leases end.
   }
 }
 
-bool ArenaCore::has_ended(Lease lease) const noexcept {
-  return segment_.header().leases[lease.word].load(std::memory_order_acquire) != lease.stamp;
-}
-
-/// Forgets leases that have ended, those of dead ranks too; whether any is out.
 bool ArenaCore::is_lent() noexcept {
-  bool any = false;
-  for (std::uint32_t word = 0; word < lent_.size(); ++word) {
-    LentWord& lent = lent_[word];
-    if (lent.stamp == 0) continue;
-    const Lease lease{word, lent.stamp};
-    if (!has_ended(lease) && lent.holder->is_dead()) take_back(lease);
-    if (has_ended(lease))
-      lent = {};
-    else
-      any = true;
-  }
-  return any;
+  std::erase_if(lent_, [&](const Lent& lent) {
+    if (!segment_.has_ended(lent.lease) && lent.holder->is_dead()) segment_.take_back(lent.lease);
+    return segment_.has_ended(lent.lease);
+  });
+  return !lent_.empty();
 }
 
 void ArenaCore::reclaim() noexcept {
   (void)is_lent();  // leases of dead ranks end here
   std::erase_if(freed_, [&](Freed& block) {
-    std::erase_if(block.leases, [&](Lease lease) { return has_ended(lease); });
+    std::erase_if(block.leases, [&](shm::LeaseId lease) { return segment_.has_ended(lease); });
     if (!block.leases.empty()) return false;
     buffer_.deallocate(block.data);
     return true;
@@ -164,55 +146,20 @@ std::uint64_t ArenaCore::waiting_for_leases() {
   return waiting;
 }
 
-ArenaCore::Lease ArenaCore::lend(std::shared_ptr<const PeerLiveness> holder) {
+shm::LeaseId ArenaCore::lend(std::shared_ptr<const PeerLiveness> holder) {
   const std::lock_guard lock(mutex_);
   (void)is_lent();
-  for (std::uint32_t word = 0; word < lent_.size(); ++word) {
-    if (lent_[word].stamp != 0) continue;
-    const Lease lease{word, next_stamp_};
-    next_stamp_ = next_stamp_ == UINT32_MAX ? 1 : next_stamp_ + 1;
-    segment_.header().leases[word].store(lease.stamp, std::memory_order_release);
-    lent_[word] = {lease.stamp, std::move(holder)};
-    return lease;
+  for (std::uint32_t word = 0; word < shm::lease_words; ++word) {
+    if (std::ranges::any_of(lent_, [&](const Lent& lent) { return lent.lease.word == word; })) continue;
+    lent_.push_back({{}, std::move(holder)});
+    return lent_.back().lease = segment_.offer(word);
   }
   throw Error(
       ErrorKind::no_space,
       fmt::format("{} results of this rank's arena tensors are held by first ranks: release some", shm::lease_words));
 }
 
-void ArenaCore::take_back(Lease lease) noexcept {
-  std::uint32_t stamp = lease.stamp;
-  segment_.header().leases[lease.word].compare_exchange_strong(stamp, 0, std::memory_order_acq_rel);
-}
-
 }  // namespace detail
-
-namespace shm {
-
-std::uint64_t hash_parts(std::span<const std::span<const std::byte>> parts) {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (const auto& part : parts) XXH3_64bits_update(&state, part.data(), part.size());
-  return XXH3_64bits_digest(&state);
-}
-
-void ArenaLease::watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner) {
-  parts_ = std::move(parts);
-  hash_ = hash;
-  owner_ = std::move(owner);
-}
-
-ArenaLease::~ArenaLease() {
-  if (!segment_->is_owner_process()) return;
-  if (!parts_.empty() && hash_parts(parts_) != hash_)
-    log(LogLevel::error, owner_ + " wrote arena tensors while they were leased: what the first rank read may be torn");
-  std::atomic<std::uint32_t>& word = segment_->header().leases[lease_.word];
-  std::uint32_t stamp = lease_.stamp;
-  if (word.compare_exchange_strong(stamp, 0, std::memory_order_seq_cst)) os::futex_wake_all(word);
-  segment_->lease_ended();
-}
-
-}  // namespace shm
 
 SharedArena::SharedArena(std::uint64_t capacity) : core_(detail::ArenaCore::create(capacity)) {}
 SharedArena::SharedArena(SharedArena&&) noexcept = default;

@@ -28,19 +28,11 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   [[nodiscard]] std::uint64_t capacity() const noexcept { return capacity_; }
   std::uint64_t available();
   std::uint64_t waiting_for_leases();
-  [[nodiscard]] const shm::OwnedSegment& segment() const noexcept { return segment_; }
+  [[nodiscard]] shm::OwnedSegment& segment() noexcept { return segment_; }
 
   /// A lease on everything in the arena, out until the holder clears its word or dies. Throws Error(no_space) where too
   /// many are out.
-  struct Lease {
-    std::uint32_t word = 0;
-    std::uint32_t stamp = 0;
-  };
-  Lease lend(std::shared_ptr<const PeerLiveness> holder);
-  /// The exchange failed before the holder learned of the lease.
-  void take_back(Lease lease) noexcept;
-  /// Whether the lease has ended. Any thread.
-  [[nodiscard]] bool has_ended(Lease lease) const noexcept;
+  shm::LeaseId lend(std::shared_ptr<const PeerLiveness> holder);
 
   /// The arena of this process that all of [data, data + bytes) lies in, and its offset there.
   struct Found {
@@ -54,57 +46,28 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   using Buffer = boost::interprocess::basic_managed_external_buffer<
       char, boost::interprocess::rbtree_best_fit<boost::interprocess::null_mutex_family>,
       boost::interprocess::iset_index>;
-  struct LentWord {
-    std::uint32_t stamp = 0;
+  struct Lent {
+    shm::LeaseId lease;
     std::shared_ptr<const PeerLiveness> holder;
   };
   struct Freed {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
-    std::vector<Lease> leases;
+    std::vector<shm::LeaseId> leases;
   };
 
   explicit ArenaCore(std::uint64_t capacity);
   void release(std::byte* data, std::uint64_t bytes) noexcept;
   void reclaim() noexcept;
+  /// Forgets leases that have ended, those of dead ranks too; whether any is out.
   bool is_lent() noexcept;
 
   std::uint64_t capacity_;
   shm::OwnedSegment segment_;
   Buffer buffer_;
   std::mutex mutex_;
-  std::vector<LentWord> lent_;
+  std::vector<Lent> lent_;
   std::vector<Freed> freed_;
-  std::uint32_t next_stamp_ = 1;
 };
 
 }  // namespace muster::detail
-
-namespace muster::shm {
-
-/// The first rank's lease on another rank's arena; its end clears the word: noexcept, any thread, nothing in a forked
-/// child.
-class ArenaLease {
- public:
-  ArenaLease(std::shared_ptr<const RemoteSegment> segment, detail::ArenaCore::Lease lease)
-      : segment_(std::move(segment)), lease_(lease) {}
-  ~ArenaLease();
-  ArenaLease(const ArenaLease&) = delete;
-  ArenaLease& operator=(const ArenaLease&) = delete;
-  [[nodiscard]] const RemoteSegment& segment() const noexcept { return *segment_; }
-
-  /// Debug mode: the leased bytes must have this hash when the lease ends; else it is logged that `owner` wrote them.
-  void watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner);
-
- private:
-  std::shared_ptr<const RemoteSegment> segment_;
-  detail::ArenaCore::Lease lease_;
-  std::vector<std::span<const std::byte>> parts_;
-  std::uint64_t hash_ = 0;
-  std::string owner_;
-};
-
-/// One hash over several pieces, in order.
-std::uint64_t hash_parts(std::span<const std::span<const std::byte>> parts);
-
-}  // namespace muster::shm

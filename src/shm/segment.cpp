@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/shm/segment.hpp"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "muster/error.hpp"
+#include "muster/log.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
@@ -13,6 +17,13 @@ namespace muster::shm {
 namespace {
 
 constexpr std::uint64_t block_bytes = 64 << 10;
+
+// The states of a lease's word beside 0, below its stamp.
+constexpr std::uint32_t offered = 1;
+constexpr std::uint32_t held = 2;
+constexpr std::uint32_t word_of(LeaseId lease, std::uint32_t state) noexcept {
+  return lease.stamp << 2 | state;
+}
 
 /// `data`: the mapping of what begins at `place`.
 void write_fresh(const os::Fd& memory, std::uint64_t place, std::byte* data, std::uint64_t offset,
@@ -81,6 +92,26 @@ void OwnedSegment::retire() noexcept {
   if (is_owner_process()) header().retired.store(1, std::memory_order_seq_cst);
 }
 
+LeaseId OwnedSegment::offer(std::uint32_t word) noexcept {
+  stamp_ = stamp_ % ((1U << 30) - 1) + 1;
+  const LeaseId lease{word, stamp_};
+  header().leases[word].store(word_of(lease, offered), std::memory_order_release);
+  return lease;
+}
+
+void OwnedSegment::withdraw(LeaseId lease) noexcept {
+  std::uint32_t word = word_of(lease, offered);
+  if (is_owner_process()) header().leases[lease.word].compare_exchange_strong(word, 0, std::memory_order_seq_cst);
+}
+
+void OwnedSegment::take_back(LeaseId lease) noexcept {
+  if (!has_ended(lease)) header().leases[lease.word].store(0, std::memory_order_seq_cst);
+}
+
+bool OwnedSegment::has_ended(LeaseId lease) const noexcept {
+  return lease.stamp == 0 || header().leases[lease.word].load(std::memory_order_seq_cst) >> 2 != lease.stamp;
+}
+
 RemoteSegment::RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access)
     : memory_(region.memory()), place_(place), owner_pid_(os::process_id()) {
   const auto is_inside = [&](std::uint64_t bytes) { return bytes < region.size() && place <= region.size() - bytes; };
@@ -121,12 +152,34 @@ void RemoteSegment::populate_known() noexcept {
   populated_ = written_;
 }
 
-SlotLease::~SlotLease() {
-  if (!armed_ || !segment_->is_owner_process()) return;
-  std::atomic<std::uint32_t>& released = segment_->header().released;
-  released.store(use_, std::memory_order_seq_cst);
-  os::futex_wake_all(released);
+Lease::Lease(std::shared_ptr<const RemoteSegment> segment, LeaseId id) : segment_(std::move(segment)), id_(id) {
+  std::uint32_t word = word_of(id, offered);
+  if (id.word >= lease_words || id.stamp == 0 ||
+      !segment_->header().leases[id.word].compare_exchange_strong(word, word_of(id, held), std::memory_order_seq_cst))
+    throw Error(ErrorKind::corrupt, "what another rank has lent is not offered (any more)");
+}
+
+void Lease::watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner) {
+  parts_ = std::move(parts);
+  hash_ = hash;
+  owner_ = std::move(owner);
+}
+
+Lease::~Lease() {
+  if (!segment_->is_owner_process()) return;
+  if (!parts_.empty() && hash_parts(parts_) != hash_)
+    log(LogLevel::error, owner_ + " wrote arena tensors while they were leased: what the first rank read may be torn");
+  std::atomic<std::uint32_t>& word = segment_->header().leases[id_.word];
+  std::uint32_t mine = word_of(id_, held);
+  if (word.compare_exchange_strong(mine, 0, std::memory_order_seq_cst)) os::futex_wake_all(word);
   segment_->lease_ended();
+}
+
+std::uint64_t hash_parts(std::span<const std::span<const std::byte>> parts) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (const auto& part : parts) XXH3_64bits_update(&state, part.data(), part.size());
+  return XXH3_64bits_digest(&state);
 }
 
 }  // namespace muster::shm

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/os/shared_memory.hpp"
@@ -20,18 +21,24 @@ inline constexpr std::uint64_t header_bytes = 4096;
 inline constexpr std::size_t lease_words = 256;
 inline constexpr std::uint64_t segment_magic = 0x31474553'5453554dULL;  // "MUSTSEG1"
 
-/// The first page. The owner writes it once; the first rank writes only the words that say what it no longer holds.
+/// The first page. The owner writes it once; others write only the words of leases.
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t capacity;
-  std::atomic<std::uint32_t> users;     // processes that have it mapped
-  std::atomic<std::uint32_t> released;  // slot: the last use that the first rank has given back; futex
-  std::atomic<std::uint32_t> retired;   // the owner has dropped the segment
-  std::array<std::atomic<std::uint32_t>, lease_words>
-      leases;  // arena: stamp of each lease that is out, 0: none; futexes
+  std::atomic<std::uint32_t> users;    // processes that have it mapped
+  std::atomic<std::uint32_t> retired;  // the owner has dropped the segment
+  std::array<std::atomic<std::uint32_t>, lease_words> leases;  // futexes; 0: none is out
 };
 static_assert(sizeof(SegmentHeader) <= header_bytes);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// The right of another rank to look at what is in a segment. The owner offers it; the other takes it, and gives it
+/// back when it is through. Each of the three is one exchange of a word, so that both sides agree about it whatever
+/// becomes of the exchange of tensors: what has not been taken can be withdrawn, what has been taken is held.
+struct LeaseId {
+  std::uint32_t word = 0;
+  std::uint32_t stamp = 0;  // not 0; never the one of an earlier lease of this word
+};
 
 /// Which parts of a segment this process has put into its page table: memory is taken and mapped a block at a time,
 /// just before it is written, which costs a fraction of faulting it in page by page.
@@ -74,6 +81,15 @@ class OwnedSegment {
   void retire() noexcept;
   /// Somebody will.
   void keep_memory() noexcept { give_back_ = false; }
+
+  /// A lease by that word, which is free.
+  LeaseId offer(std::uint32_t word) noexcept;
+  /// Ends a lease that nobody has taken; one that is held stays.
+  void withdraw(LeaseId lease) noexcept;
+  /// Ends it, held or not: who could hold it is dead.
+  void take_back(LeaseId lease) noexcept;
+  /// Or it has never been. Any thread.
+  [[nodiscard]] bool has_ended(LeaseId lease) const noexcept;
   /// Something that has to go before the memory is given back or unmapped: a lock on its pages. One of them; a later
   /// one takes its place.
   void attach(std::shared_ptr<void> attachment) noexcept { attachment_ = std::move(attachment); }
@@ -84,6 +100,7 @@ class OwnedSegment {
   std::uint64_t place_;
   os::Mapping mapping_;
   std::int64_t owner_pid_;
+  std::uint32_t stamp_ = 0;
   bool give_back_ = true;
   std::shared_ptr<void> attachment_;
 };
@@ -126,23 +143,28 @@ class RemoteSegment {
   std::int64_t owner_pid_;
 };
 
-/// The first rank's right to look at one use of a slot. Its end gives the slot back: noexcept, any thread, nothing in a
-/// forked child.
-class SlotLease {
+/// A lease that this process has taken. Its end gives it back: noexcept, any thread, nothing in a forked child.
+class Lease {
  public:
-  SlotLease(std::shared_ptr<const RemoteSegment> segment, std::uint32_t use)
-      : segment_(std::move(segment)), use_(use) {}
-  ~SlotLease();
-  SlotLease(const SlotLease&) = delete;
-  SlotLease& operator=(const SlotLease&) = delete;
-  /// From now on the end of the lease counts: before, the sender has not published this use.
-  void arm() noexcept { armed_ = true; }
+  /// Throws Error(corrupt) where it is not offered (any more).
+  Lease(std::shared_ptr<const RemoteSegment> segment, LeaseId id);
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
   [[nodiscard]] const RemoteSegment& segment() const noexcept { return *segment_; }
+
+  /// Debug mode: the leased bytes must have this hash when the lease ends; else it is logged that `owner` wrote them.
+  void watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner);
 
  private:
   std::shared_ptr<const RemoteSegment> segment_;
-  std::uint32_t use_;
-  bool armed_ = false;
+  LeaseId id_;
+  std::vector<std::span<const std::byte>> parts_;
+  std::uint64_t hash_ = 0;
+  std::string owner_;
 };
+
+/// One hash over several pieces, in order.
+std::uint64_t hash_parts(std::span<const std::span<const std::byte>> parts);
 
 }  // namespace muster::shm

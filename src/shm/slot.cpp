@@ -49,12 +49,6 @@ void Slot::take(std::uint64_t bytes) {
   backed_ = std::max(backed_, bytes);
 }
 
-OwnSlotLease::~OwnSlotLease() {
-  if (!armed_ || !slot_->segment().is_owner_process()) return;
-  // Whoever waits for room asks at its next exchange: nobody sleeps on this word.
-  slot_->segment().header().released.store(use_, std::memory_order_release);
-}
-
 SlotWriter::SlotWriter(Slot& slot, std::function<void()> progress) : slot_(slot), progress_(std::move(progress)) {
   if (slot_.must_reserve_ && !slot_.reserved_) {
     slot_.segment_.reserve();
@@ -216,10 +210,6 @@ std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan) {
   return slot;
 }
 
-void SenderPool::discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept {
-  if (slot->published() == 0) std::erase(lane(id).slots, slot);
-}
-
 std::uint64_t SenderPool::bytes() const noexcept {
   std::uint64_t sum = 0;
   for (const Lane& lane : lanes_)
@@ -230,6 +220,10 @@ std::uint64_t SenderPool::bytes() const noexcept {
 std::uint64_t SenderPool::settle(bool keep_free) noexcept {
   for (Lane& lane : lanes_) std::erase_if(lane.slots, [&](const auto& slot) { return !keep_free || !slot->is_free(); });
   return bytes();
+}
+
+void SenderPool::discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept {
+  if (!slot->is_known()) std::erase(lane(id).slots, slot);
 }
 
 std::uint64_t SenderPool::trim() noexcept {

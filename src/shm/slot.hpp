@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Slots: a rank's segments for one purpose: what it sends to one first rank, or what is merged on it by the ranks of
-// one list. A slot is written only when its last use has been given back.
+// one list. A slot is written only when its last lease has ended.
 
 #include <cstdint>
 #include <functional>
@@ -26,17 +26,14 @@ class Slot {
 
   [[nodiscard]] OwnedSegment& segment() noexcept { return segment_; }
   [[nodiscard]] const OwnedSegment& segment() const noexcept { return segment_; }
-  [[nodiscard]] bool is_free() const noexcept { return released() == published_; }
-  [[nodiscard]] std::uint32_t published() const noexcept { return published_; }
-  [[nodiscard]] std::uint32_t released() const noexcept {
-    return segment_.header().released.load(std::memory_order_acquire);
-  }
+  [[nodiscard]] bool is_free() const noexcept { return segment_.has_ended(lease_); }
   /// Data bytes that memory has been taken for.
   [[nodiscard]] std::uint64_t backed() const noexcept { return backed_; }
 
-  /// The number of the next use; publish() makes it count, once every rank knows that it is whole.
-  [[nodiscard]] std::uint32_t next_use() const noexcept { return published_ + 1; }
-  void publish() noexcept { ++published_; }
+  /// A lease on it. It is not free until that ends.
+  LeaseId lend() noexcept { return lease_ = segment_.offer(0); }
+  /// Ends it unless the other rank has taken it.
+  void withdraw() noexcept { segment_.withdraw(lease_); }
   /// Several ranks are about to write the first `bytes`: their memory counts as taken. Where a full mount could refuse
   /// it, it is reserved. Throws Error(no_space).
   void take(std::uint64_t bytes);
@@ -44,17 +41,21 @@ class Slot {
   [[nodiscard]] bool is_taken(std::uint64_t bytes) const noexcept {
     return reserved_ == must_reserve_ && backed_ >= bytes;
   }
+  /// Whether the other ranks have it mapped: an exchange or a merge by it went well. So it is for all that a pool has.
+  [[nodiscard]] bool is_known() const noexcept { return is_known_; }
+  void set_known() noexcept { is_known_ = true; }
   /// Of this process, where it writes beside others.
   [[nodiscard]] PopulatedBlocks& populated() noexcept { return populated_; }
   /// Gives the memory of a free slot back; it stays mapped and is taken anew when written.
   void give_back() noexcept;
   /// The first rank is dead: nobody will give this slot back.
-  void reclaim() noexcept { published_ = released(); }
+  void reclaim() noexcept { segment_.take_back(lease_); }
 
  private:
   friend class SlotWriter;
   OwnedSegment segment_;
-  std::uint32_t published_ = 0;
+  LeaseId lease_;
+  bool is_known_ = false;
   std::uint64_t backed_ = 0;  // written before, so memory is there
   std::uint64_t ready_ = 0;   // and in this process's page table
   PopulatedBlocks populated_;
@@ -66,18 +67,13 @@ class Slot {
 /// thread, nothing in a forked child.
 class OwnSlotLease {
  public:
-  /// Of the next use, which the owner is about to publish.
-  explicit OwnSlotLease(std::shared_ptr<const Slot> slot) : slot_(std::move(slot)), use_(slot_->next_use()) {}
-  ~OwnSlotLease();
+  explicit OwnSlotLease(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) { slot_->lend(); }
+  ~OwnSlotLease() { slot_->withdraw(); }
   OwnSlotLease(const OwnSlotLease&) = delete;
   OwnSlotLease& operator=(const OwnSlotLease&) = delete;
-  /// From now on the end of the lease counts: the use has been published.
-  void arm() noexcept { armed_ = true; }
 
  private:
-  std::shared_ptr<const Slot> slot_;
-  std::uint32_t use_;
-  bool armed_ = false;
+  std::shared_ptr<Slot> slot_;
 };
 
 /// Writes one use of a slot, front to back. Memory that is there already is written through the mapping with streaming
@@ -140,13 +136,13 @@ class SenderPool {
   [[nodiscard]] std::uint32_t held(LaneId id) const noexcept;
   /// Makes the plan's new slot, where it has one. Throws Error(no_space).
   std::shared_ptr<Slot> carry_out(LaneId id, SlotPlan plan);
-  /// The exchange failed: a slot that was made for it goes, because the others may not have it.
-  void discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept;
   /// Data bytes of memory held.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
   /// Slots that are held go with their holders' leases and no longer count; free ones stay or go. Returns the bytes
   /// that remain.
   std::uint64_t settle(bool keep_free) noexcept;
+  /// The exchange failed: a slot that was made for it goes, because not all may be able to map it.
+  void discard(LaneId id, const std::shared_ptr<Slot>& slot) noexcept;
   /// Gives all free memory back; returns the bytes.
   std::uint64_t trim() noexcept;
   /// The first rank is dead: its slots are free.
