@@ -6,8 +6,8 @@
 //     others get a place in a slot. Nothing is allocated.
 //     What is small goes at once, if there is a free slot that the first rank has read before and whose memory is
 //     there: bytes and, behind them, the message are written, and the record says that it is complete. The first rank
-//     then has all of it when round 1 is over; 2 and 3 are not needed, nor is round 2. Nobody looks at the slot if
-//     round 1 ends otherwise for the first rank.
+//     then has all of it when round 1 is over (of a part of a stream: with its header); 2 is not needed, nor is round 2.
+//     Nobody looks at the slot if round 1 ends otherwise for the first rank.
 //  2. move, sender: makes a slot where it needs one. The message (arenas, slot, descriptor) goes to the first rank, or
 //     says that there is none; then the bytes into the slot.
 //  3. move, first rank: takes every message, even when one of them is bad (else a sender could wait for room), maps

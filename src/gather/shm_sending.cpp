@@ -73,7 +73,7 @@ void ShmSending::offer(Record& record) {
   record.payload_bytes = moving_payload_ + arena_payload_;
   if (layout_.size() == 0) return;
   const std::uint64_t with_message = message_place(layout_.size()) + message_.size();
-  is_small_ = with_message <= most_eager && call_.filler == nullptr && !call_.stage && !call_.is_part && is_eager();
+  is_small_ = with_message <= most_eager && call_.filler == nullptr && !call_.stage && is_eager();
   const GatherOptions& options = *call_.options;
   plan_ = state_.pool.plan(call_.first(), is_small_ ? with_message : layout_.size(),
                            {options.pipeline_depth, options.memory_budget, options.pool_limit});

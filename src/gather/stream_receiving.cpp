@@ -152,7 +152,8 @@ void StreamReceiving::take_bytes(LayerPart& part) {
   const Clock::time_point begin = Clock::now();
   transfer->move(records, moved);
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
-    if (!arrivals_[position].header.record.has_value || is_from_inlet(position)) continue;
+    const Record& record = arrivals_[position].header.record;
+    if (!record.has_value || record.complete || is_from_inlet(position)) continue;
     const std::vector<std::byte> whole = receive(call.list[position], sizeof call.number);
     if (whole.size() != sizeof call.number || std::memcmp(whole.data(), &call.number, sizeof call.number) != 0)
       throw Error(ErrorKind::corrupt, fmt::format("rank {} ended a part that it had not begun", call.list[position]));

@@ -101,8 +101,9 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   ExchangeReport moved;
   transfer->move({}, moved);
   transfer->commit();
-  // It is whole.
-  call_.companion->send(call.first(), std::as_bytes(std::span(&call.number, 1)), call_.wait("gather_each: sending"));
+  // It is whole. What was complete with its header needs no word.
+  if (!header.record.complete)
+    call_.companion->send(call.first(), std::as_bytes(std::span(&call.number, 1)), call_.wait("gather_each: sending"));
   under_way_.push_back(transfer->obligations());
   StreamReport& report = *call_.report;
   report.bytes += header.record.payload_bytes;
