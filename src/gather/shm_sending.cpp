@@ -75,7 +75,8 @@ void ShmSending::offer(Record& record) {
   const std::uint64_t with_message = message_place(layout_.size()) + message_.size();
   is_small_ = with_message <= most_eager && call_.filler == nullptr && !call_.stage && is_eager();
   const GatherOptions& options = *call_.options;
-  plan_ = state_.pool.plan(call_.first(), is_small_ ? with_message : layout_.size(),
+  // A stream's slots have the size of its parts: the message is there where it has room.
+  plan_ = state_.pool.plan(call_.first(), is_small_ && !call_.is_part ? with_message : layout_.size(),
                            {options.pipeline_depth, options.memory_budget, options.pool_limit});
   record.held = plan_.held;
   record.fresh_bytes = plan_.fresh_bytes;
@@ -130,7 +131,8 @@ void ShmSending::write() {
   shm::SlotWriter writer(*slot_, [&] { call_.group->progress(); });
   for (const auto& [offset, tensor] : moving_) writer.write(offset, tensor->view());
   // Also where nobody reads it there: its memory is taken, and the next exchange finds the slot ready.
-  if (is_small_) writer.write(message_place(layout_.size()), message_);
+  const std::uint64_t place = message_place(layout_.size());
+  if (is_small_ && place + message_.size() <= slot_->segment().capacity()) writer.write(place, message_);
   writer.finish();
 }
 

@@ -25,20 +25,11 @@ namespace {
 
 const std::vector<int> four = {0, 1, 2, 3};
 
-/// Pages of all segments that this process has open: slots, not the groups' control blocks.
+/// Memory of this process's slots.
 std::uint64_t own_segment_bytes() {
-  std::uint64_t bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    std::error_code error;
-    if (!std::filesystem::read_symlink(entry.path(), error).string().starts_with("/memfd:muster")) continue;
-    std::uint64_t magic = 0;
-    struct ::stat facts {};
-    if (::pread(fd, &magic, sizeof magic, 0) != sizeof magic || magic != shm::segment_magic) continue;
-    RANK_CHECK(::fstat(fd, &facts) == 0);
-    bytes += static_cast<std::uint64_t>(facts.st_blocks) * 512;
-  }
-  return bytes;
+  struct ::stat facts {};
+  RANK_CHECK(::fstat(sync::Region::own()->memory()->get(), &facts) == 0);
+  return static_cast<std::uint64_t>(facts.st_blocks) * 512;
 }
 
 LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)> make) {
