@@ -234,8 +234,8 @@ interrupted() {
   shift 3
   for try in {1..20}; do
     rm -rf "$made"
-    # In the background the shell ignores SIGINT, and a program would go on to.
-    env --default-signal=INT "$@" > "$out" 2> "$err" & child=$!
+    # What the shell ignores, a program would go on to: SIGINT in the background, and what its own parent has ignored.
+    env --default-signal=INT,TERM,HUP "$@" > "$out" 2> "$err" & child=$!
     until begun "$made" || ! kill -0 $child 2> /dev/null; do :; done
     kill -"$signal" $child 2> /dev/null
     wait $child 2> /dev/null
