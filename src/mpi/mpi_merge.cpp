@@ -87,7 +87,7 @@ struct MergeWord {
 /// Steps 2 to 5 on the first rank.
 class Receiving final : public Inflow::Sink {
  public:
-  Receiving(const gather::Call& call, MpiGroup& group, ReceivePool& pool, Plan plan)
+  Receiving(const gather::Call& call, MpiGroup& group, BufferPool& pool, Plan plan)
       : call_(call), group_(group), pool_(pool), plan_(std::move(plan)), own_(call.value->as_tensor().view()) {}
 
   void run();
@@ -125,11 +125,11 @@ class Receiving final : public Inflow::Sink {
 
   const gather::Call& call_;
   MpiGroup& group_;
-  ReceivePool& pool_;
+  BufferPool& pool_;
   Plan plan_;
   const TensorView& own_;
-  ReceivePool::Buffer target_;
-  ReceivePool::Buffer window_;
+  BufferPool::Buffer target_;
+  BufferPool::Buffer window_;
   std::vector<std::byte> staging_;                      // of own strided elements
   std::vector<std::optional<std::uint64_t>> straight_;  // by lane, which is the source less one
   std::vector<std::uint64_t> first_slot_;               // of the window, by lane
@@ -181,7 +181,7 @@ void Receiving::take_memory() {
     if (!straight_.back() && !plan_.is_near[source] && plan_.bytes[source] != 0) slots += most_open;
   }
   const std::uint64_t window = slots * plan_.window_piece;
-  std::vector<ReceivePool::Buffer> buffers =
+  std::vector<BufferPool::Buffer> buffers =
       pool_.take(std::array<std::uint64_t, 2>{target, window}, call_.options->pool_limit);
   target_ = std::move(buffers[0]);
   window_ = std::move(buffers[1]);
@@ -291,7 +291,7 @@ Tensor Receiving::result() {
 class MpiMerge final : public gather::Transfer {
  public:
   MpiMerge(const gather::Call& call, MpiGroup& group)
-      : call_(call), group_(group), pool_(receive_pool_of(group)), own_(call.value->as_tensor().view()) {}
+      : call_(call), group_(group), pool_(buffer_pool_of(group)), own_(call.value->as_tensor().view()) {}
 
   void offer(Record& record) override {
     if (call_.is_first()) offer_to_receive(call_, *pool_, record);
@@ -391,7 +391,7 @@ class MpiMerge final : public gather::Transfer {
 
   const gather::Call& call_;
   MpiGroup& group_;
-  std::shared_ptr<ReceivePool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   const TensorView& own_;
   Tensor result_;
 };

@@ -17,12 +17,7 @@
 
 namespace muster::mpi {
 
-std::shared_ptr<ReceivePool> receive_pool_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<ReceivePool>(group.extension(&key, [] { return std::make_shared<ReceivePool>(); }));
-}
-
-void offer_to_receive(const gather::Call& call, ReceivePool& pool, gather::Record& record) {
+void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record& record) {
   record.receives = true;
   const std::shared_ptr<const MergeRings> rings = merge_rings_of(*call.group);
   const std::uint64_t held = pool.bytes() + rings->bytes();
@@ -35,7 +30,7 @@ void offer_to_receive(const gather::Call& call, ReceivePool& pool, gather::Recor
 }
 
 MpiReceiving::MpiReceiving(const gather::Call& call, MpiGroup& group, std::function<bool(int)> takes)
-    : call_(call), group_(group), takes_(std::move(takes)), pool_(receive_pool_of(group)) {
+    : call_(call), group_(group), takes_(std::move(takes)), pool_(buffer_pool_of(group)) {
   parcels_.reserve(call.list.size());
 }
 
@@ -79,7 +74,7 @@ void MpiReceiving::take_memory(std::span<const gather::Record> records) {
   std::vector<std::uint64_t> sizes;
   sizes.reserve(parcels_.size());
   for (const Parcel& parcel : parcels_) sizes.push_back(records[static_cast<std::size_t>(parcel.sender)].moving_bytes);
-  std::vector<ReceivePool::Buffer> buffers = pool_->take(sizes, call_.options->pool_limit);
+  std::vector<BufferPool::Buffer> buffers = pool_->take(sizes, call_.options->pool_limit);
   for (std::size_t i = 0; i < parcels_.size(); ++i) parcels_[i].buffer = std::move(buffers[i]);
 }
 

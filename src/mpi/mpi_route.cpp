@@ -73,7 +73,7 @@ class MpiTransfer final : public gather::Transfer {
     return shm_sending_ ? shm_sending_->obligations() : std::vector<std::unique_ptr<gather::Obligation>>{};
   }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override {
-    return (shm_ ? shm_->pool.bytes() : 0) + receive_pool_of(group_)->bytes();
+    return (shm_ ? shm_->pool.bytes() : 0) + buffer_pool_of(group_)->bytes();
   }
 
  private:
@@ -120,13 +120,11 @@ class MpiRoute final : public gather::RouteDriver {
   // Bytes that go to another host move, wherever they are.
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
   std::uint64_t settle(SyncGroup& group, Keep keep) const override {
-    const auto parts = part_pool_of(group);
-    std::uint64_t kept = receive_pool_of(group)->bytes() + parts->settle();
-    if (keep == Keep::nothing) kept -= receive_pool_of(group)->trim(0) + parts->trim();
-    return kept;
+    const std::uint64_t kept = buffer_pool_of(group)->settle();
+    return keep == Keep::nothing ? kept - buffer_pool_of(group)->trim(0) : kept;
   }
   std::uint64_t trim(SyncGroup& group) const override {
-    return receive_pool_of(group)->trim(0) + merge_rings_of(group)->trim() + part_pool_of(group)->trim();
+    return buffer_pool_of(group)->trim(0) + merge_rings_of(group)->trim();
   }
   void clean_up(SyncGroup&) const noexcept override {}
 };

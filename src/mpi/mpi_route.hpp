@@ -22,11 +22,11 @@
 
 #include "src/core/descriptor.hpp"
 #include "src/gather/route.hpp"
+#include "src/mpi/buffer_pool.hpp"
 #include "src/mpi/mpi_group.hpp"
 #include "src/mpi/mpi_pieces.hpp"
 #include "src/mpi/mpi_tree.hpp"
 #include "src/mpi/outflow.hpp"
-#include "src/mpi/receive_pool.hpp"
 
 namespace muster::mpi {
 
@@ -34,11 +34,8 @@ namespace muster::mpi {
 /// own, too.
 bool goes_by_mpi(const gather::Call& call, const MpiGroup& group, int sender);
 
-/// What the route keeps with a group.
-std::shared_ptr<ReceivePool> receive_pool_of(SyncGroup& group);
-
 /// Step 1 on the first rank: what its pool has, and how far it may grow.
-void offer_to_receive(const gather::Call& call, ReceivePool& pool, gather::Record& record);
+void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record& record);
 
 /// A sender of another host.
 class MpiSending {
@@ -55,7 +52,7 @@ class MpiSending {
 
   const gather::Call& call_;
   MpiGroup& group_;
-  std::shared_ptr<ReceivePool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   Outflow flow_;
   OutgoingTree tree_;
   std::vector<Piece> pieces_;
@@ -77,7 +74,7 @@ class MpiReceiving final : private Inflow::Sink {
     std::size_t position = 0;
     int sender = 0;
     bool has_given_up = false;  // it cannot send
-    ReceivePool::Buffer buffer;
+    BufferPool::Buffer buffer;
     std::vector<Placed> places;
     std::vector<Piece> pieces;  // none where the bytes came with the descriptor
     std::optional<Config> config;
@@ -91,7 +88,7 @@ class MpiReceiving final : private Inflow::Sink {
   const gather::Call& call_;
   MpiGroup& group_;
   std::function<bool(int)> takes_;
-  std::shared_ptr<ReceivePool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   std::vector<Parcel> parcels_;
 };
 

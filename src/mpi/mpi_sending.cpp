@@ -11,7 +11,7 @@
 namespace muster::mpi {
 
 MpiSending::MpiSending(const gather::Call& call, MpiGroup& group)
-    : call_(call), group_(group), pool_(receive_pool_of(group)), flow_(group, call.first()) {}
+    : call_(call), group_(group), pool_(buffer_pool_of(group)), flow_(group, call.first()) {}
 
 void MpiSending::offer(gather::Record& record) {
   tree_ = OutgoingTree(*call_.value, record);

@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds patience_after_failure{250};
 
 }  // namespace
 
-void Outflow::prepare(ReceivePool& pool, std::size_t pieces, std::uint64_t bytes, std::uint64_t pool_limit) {
+void Outflow::prepare(BufferPool& pool, std::size_t pieces, std::uint64_t bytes, std::uint64_t pool_limit) {
   const std::vector<std::uint64_t> sizes(std::min(pieces, most_buffers), bytes);
   if (!sizes.empty()) buffers_ = pool.take(sizes, pool_limit);
 }
@@ -26,7 +26,7 @@ std::shared_ptr<std::byte> Outflow::buffer(const WaitOptions& wait) {
   for (;;) {
     // Only this one holds it: no send under way does.
     const auto unused =
-        std::ranges::find_if(buffers_, [](const ReceivePool::Buffer& each) { return each.data.use_count() == 1; });
+        std::ranges::find_if(buffers_, [](const BufferPool::Buffer& each) { return each.data.use_count() == 1; });
     if (unused != buffers_.end()) return unused->data;
     drain(under_way_.size() - 1, wait);
   }

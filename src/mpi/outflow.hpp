@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "src/mpi/buffer_pool.hpp"
 #include "src/mpi/inflow.hpp"
 #include "src/mpi/mpi_group.hpp"
-#include "src/mpi/receive_pool.hpp"
 
 namespace muster::mpi {
 
@@ -19,7 +19,7 @@ class Outflow {
   Outflow(MpiGroup& group, int to) : group_(group), to_(to) {}
   /// Takes buffers for `pieces` packed pieces of at most `bytes` each, fewer where they take turns: before the receiver
   /// is promised anything. Throws Error(no_space).
-  void prepare(ReceivePool& pool, std::size_t pieces, std::uint64_t bytes, std::uint64_t pool_limit);
+  void prepare(BufferPool& pool, std::size_t pieces, std::uint64_t bytes, std::uint64_t pool_limit);
   /// A prepared buffer that MPI does not read; waits for one. What it returns goes to send() as the keeper, too.
   std::shared_ptr<std::byte> buffer(const WaitOptions& wait);
   /// `bytes` stay until finish() has returned; `keeper` keeps them beyond that, where MPI never lets go.
@@ -32,7 +32,7 @@ class Outflow {
 
   MpiGroup& group_;
   int to_;
-  std::vector<ReceivePool::Buffer> buffers_;
+  std::vector<BufferPool::Buffer> buffers_;
   std::deque<Pending> under_way_;
   Eagerness eagerness_;
 };

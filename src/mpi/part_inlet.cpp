@@ -9,7 +9,6 @@
 
 #include "src/mpi/mpi_route.hpp"
 #include "src/mpi/part_stream.hpp"
-#include "src/os/pages.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -25,14 +24,8 @@ constexpr auto part_nap = 200us;
 
 }  // namespace
 
-std::shared_ptr<PartPool> part_pool_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<PartPool>(group.extension(&key, [] { return std::make_shared<PartPool>(); }));
-}
-
 MpiInlet::MpiInlet(const gather::Call& call, MpiGroup& group, std::uint64_t part_bytes)
-    : group_(group), under_way_(group.family()), pool_(part_pool_of(group)), part_bytes_(part_bytes) {
-  pool_->set_size(os::whole_pages(part_bytes, os::page_size()));
+    : group_(group), under_way_(group.family()), pool_(buffer_pool_of(group)), part_bytes_(part_bytes) {
   for (std::size_t position = 1; position < call.list.size(); ++position)
     if (goes_by_mpi(call, group, call.list[position])) senders_.emplace_back().rank = call.list[position];
   group_.family().add_hook(this, [this] {
@@ -189,7 +182,9 @@ void MpiInlet::open_part(Sender& from, std::span<const std::byte> message) {
     const auto descriptor = message.subspan(head.header_bytes, head.descriptor_bytes);
     std::shared_ptr<std::byte> buffer;
     if (head.moving_bytes != 0) {
-      buffer = pool_->take(from.released);
+      // One size of all, so that each serves any part.
+      buffer = pool_->take(std::array{part_bytes_}, UINT64_MAX).front().data;
+      buffer = with_credit(std::move(buffer), from.released);
       part.is_counted = true;
     }
     std::vector<Placed> places;

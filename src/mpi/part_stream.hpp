@@ -31,16 +31,13 @@
 #include <vector>
 
 #include "src/gather/route.hpp"
+#include "src/mpi/buffer_pool.hpp"
 #include "src/mpi/inflow.hpp"
 #include "src/mpi/mpi_group.hpp"
 #include "src/mpi/mpi_pieces.hpp"
 #include "src/mpi/mpi_tree.hpp"
-#include "src/mpi/part_pool.hpp"
 
 namespace muster::mpi {
-
-/// What the route keeps with a group's streams.
-std::shared_ptr<PartPool> part_pool_of(SyncGroup& group);
 
 /// From the first rank to a sender.
 struct PartWord {
@@ -148,7 +145,7 @@ class MpiInlet final : public gather::PartInlet {
 
   MpiGroup& group_;
   Family::UnderWay under_way_;
-  std::shared_ptr<PartPool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   std::uint64_t part_bytes_;
   std::vector<Sender> senders_;
 
