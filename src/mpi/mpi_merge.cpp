@@ -1,7 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers are those of mpi_merge.hpp.
-
-#include "src/mpi/mpi_merge.hpp"
+// Merging across hosts: ranks of other hosts send to the first rank by MPI, those of its own host write what they would
+// send into windows of shared memory (merge_rings.hpp).
+//
+//  1. offer: every rank checks that its tensor can be merged; the first rank tells what memory it has and may take. All
+//     see from the records whether the merged tensor and the window fit (receive_need.hpp).
+//  2. All compute the same layout from the records. A sender says that it is ready; the first rank takes memory, opens
+//     receives and says yes to all, or no to all.
+//  3. A tensor whose bytes lie together in the merged one (concat along the first dimension, stack) is received where
+//     it belongs. Any other comes through the window: two pieces a sender, whose rows are copied to their places while
+//     the next piece is under way.
+//  4. Of max and sum the window holds a piece of every sender: when all have come they are reduced into the merged
+//     tensor, the sources in the order of the list, so that the bits are those of the other routes.
+//  5. The first rank's own tensor is copied meanwhile.
+//  6. A sender of the first rank's host has no receives: its pieces are windows of a ring, taken like the others.
+// So the first rank has the merged tensor and the window, never the senders' tensors.
 
 #include <fmt/core.h>
 
@@ -17,7 +29,6 @@
 #include "src/merge/reduce.hpp"
 #include "src/merge/rows.hpp"
 #include "src/mpi/merge_rings.hpp"
-#include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
 #include "src/shm/stream_copy.hpp"
 #include "src/sync/descriptor_channel.hpp"
@@ -195,12 +206,10 @@ bool Receiving::take_heads() {
   for (std::size_t source = 1; source < call_.list.size(); ++source) {
     if (plan_.bytes[source] == 0) continue;
     ParcelHead& head = heads_[source - 1];
-    do {
-      const std::vector<std::byte> message =
-          group_.receive(call_.list[source], largest_piece, call_.wait("merge: receiving"), Subject::exchange);
-      if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
-      std::memcpy(&head, message.data(), sizeof head);
-    } while (head.exchange != call_.number);
+    const std::vector<std::byte> message =
+        gather::receive_of(call_, call_.list[source], largest_piece, "merge: receiving");
+    if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    std::memcpy(&head, message.data(), sizeof head);
     all_are_well = all_are_well && head.is_well != 0;
   }
   return all_are_well;

@@ -151,7 +151,7 @@ bool MpiInlet::take_head(Sender& from) {
   if (from.has_said_bye) return false;
   if (!from.head.is_open()) {
     Found found;
-    if (!found.look(group_.comm(), from.rank, group_.data_tag() + 1)) return false;
+    if (!found.look(group_.comm(), from.rank, group_.data_tag() + head_tag)) return false;
     from.head_bytes = std::make_shared<std::vector<std::byte>>(found.bytes());
     from.head = found.receive(*from.head_bytes, from.head_bytes);
   }
@@ -210,7 +210,8 @@ void MpiInlet::receive_pieces(const Sender& from, Part& part, const std::vector<
 }
 
 void MpiInlet::tell(int rank, const PartWord& word) {
-  words_.emplace_back(rank, send_copy(group_.comm(), rank, group_.data_tag() + 2, std::as_bytes(std::span(&word, 1))));
+  words_.emplace_back(rank,
+                      send_copy(group_.comm(), rank, group_.data_tag() + word_tag, std::as_bytes(std::span(&word, 1))));
 }
 
 // Step 6.

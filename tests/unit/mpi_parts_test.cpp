@@ -13,7 +13,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/receive_need.hpp"
 #include "src/mpi/buffer_pool.hpp"
-#include "src/mpi/mpi_pieces.hpp"
+#include "src/mpi/mpi_tree.hpp"
 #include "src/os/pages.hpp"
 
 using namespace muster;
