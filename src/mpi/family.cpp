@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "muster/log.hpp"
+#include "src/base/fixed_text.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -28,6 +29,38 @@ constexpr milliseconds longest_rest{800};
 constexpr milliseconds patience_after_failure{2000};
 
 }  // namespace
+
+Control failure_notice(int from, int group, const Error& cause) {
+  Control notice;
+  notice.kind = ControlKind::failure;
+  notice.from = from;
+  notice.group = group;
+  notice.error_kind = static_cast<std::int32_t>(cause.kind());
+  notice.error_rank = cause.rank().value_or(-1);
+  notice.os_error = cause.os_error();
+  notice.has_pid = cause.pid() ? 1 : 0;
+  notice.pid = cause.pid().value_or(0);
+  put_text(notice.host, cause.host());
+  put_text(notice.text, cause.what());
+  return notice;
+}
+
+Error to_error(const Control& notice) {
+  ErrorDetails details;
+  if (notice.error_rank >= 0) details.rank = notice.error_rank;
+  if (notice.has_pid != 0) details.pid = notice.pid;
+  details.host = get_text(notice.host);
+  details.os_error = notice.os_error;
+  return Error(static_cast<ErrorKind>(notice.error_kind), get_text(notice.text), std::move(details));
+}
+
+std::string name_of(const RankInfo& rank) {
+  return fmt::format("rank {} (host {}, pid {})", rank.rank, rank.host, rank.pid);
+}
+
+Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words) {
+  return Error(kind, words, {.rank = rank.rank, .pid = rank.pid, .host = rank.host});
+}
 
 Family::Family(std::shared_ptr<Comm> comm, MpiThreads threads, milliseconds timeout)
     : comm_(std::move(comm)),
@@ -309,9 +342,7 @@ void Family::look_for_the_dead() {
 }
 
 std::string Family::name_of(int rank) const {
-  if (ranks_.empty()) return fmt::format("rank {}", rank);
-  const RankInfo& info = ranks_[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} (host {}, pid {})", rank, info.host, info.pid);
+  return ranks_.empty() ? fmt::format("rank {}", rank) : mpi::name_of(ranks_[static_cast<std::size_t>(rank)]);
 }
 
 std::string Family::missing() const {

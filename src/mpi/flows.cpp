@@ -140,14 +140,12 @@ void Inflow::look_at_neighbours(const WaitOptions& wait) {
     group_.throw_if_dead(sender);
     if (!is_awaited(index)) state.moved = now;
     if (now - state.moved <= sync::timeout_of(wait.timeout, group_.timeout())) continue;
-    const RankInfo& info = group_.info(sender);
-    throw Error(
-        ErrorKind::timeout,
-        fmt::format("rank {} waited {:.1f} s in '{}' for a piece from rank {} (host {}, pid {}): look what that "
-                    "process does, or raise the timeout (MUSTER_TIMEOUT, seconds)",
-                    group_.rank(), std::chrono::duration<double>(now - state.moved).count(), wait.phase, sender,
-                    info.host, info.pid),
-        {.rank = sender, .pid = info.pid, .host = info.host});
+    throw error_of(
+        group_.info(sender), ErrorKind::timeout,
+        fmt::format("rank {} waited {:.1f} s in '{}' for a piece from {}: look what that process does, or raise the "
+                    "timeout (MUSTER_TIMEOUT, seconds)",
+                    group_.rank(), std::chrono::duration<double>(now - state.moved).count(), wait.phase,
+                    name_of(group_.info(sender))));
   }
 }
 
