@@ -31,15 +31,14 @@ constexpr milliseconds patience_after_failure{2000};
 }  // namespace
 
 Control failure_notice(int from, int group, const Error& cause) {
-  Control notice;
-  notice.kind = ControlKind::failure;
-  notice.from = from;
-  notice.group = group;
-  notice.error_kind = static_cast<std::int32_t>(cause.kind());
-  notice.error_rank = cause.rank().value_or(-1);
-  notice.os_error = cause.os_error();
-  notice.has_pid = cause.pid() ? 1 : 0;
-  notice.pid = cause.pid().value_or(0);
+  Control notice{.kind = ControlKind::failure,
+                 .from = from,
+                 .group = group,
+                 .error_kind = static_cast<std::int32_t>(cause.kind()),
+                 .error_rank = cause.rank().value_or(-1),
+                 .os_error = cause.os_error(),
+                 .has_pid = cause.pid() ? 1 : 0,
+                 .pid = cause.pid().value_or(0)};
   put_text(notice.host, cause.host());
   put_text(notice.text, cause.what());
   return notice;
@@ -128,10 +127,7 @@ void Family::retire() noexcept {
   stage_.store(Stage::saying);
   try {
     // Step 2.
-    Control farewell;
-    farewell.kind = ControlKind::farewell;
-    farewell.from = rank_;
-    if (rank_ != 0) tell(0, farewell);
+    if (rank_ != 0) tell(0, {.kind = ControlKind::farewell, .from = rank_});
   } catch (const std::exception& error) {
     give_up(error.what());
   }
@@ -167,10 +163,7 @@ bool Family::reach(int rank, const Call& call) {
   }
   // At the end there are no groups: then it does not wait for long.
   if (groups_.empty()) has_failed();
-  Control notice;
-  notice.kind = ControlKind::died;
-  notice.from = rank_;
-  notice.about = rank;
+  const Control notice{.kind = ControlKind::died, .from = rank_, .about = rank};
   for (const auto& [number, group] : groups_) group->take(notice);
   return true;
 }
@@ -239,12 +232,7 @@ void Family::take(const Control& control) {
   if (control.kind != ControlKind::ask) return;
   // This rank has left the group already, or has not made it yet: it cannot be that a rank waits in one that others
   // have not made.
-  Control answer;
-  answer.kind = ControlKind::answer;
-  answer.from = rank_;
-  answer.group = control.group;
-  answer.has_left = 1;
-  tell(control.from, answer);
+  tell(control.from, {.kind = ControlKind::answer, .from = rank_, .group = control.group, .has_left = 1});
 }
 
 void Family::end_groups() noexcept {

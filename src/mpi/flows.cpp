@@ -24,7 +24,7 @@ constexpr milliseconds between_looks{50};
 // Buffers of a sender: one is filled while others are under way.
 constexpr std::size_t most_buffers = 4;
 // Long against what is under way to one receiver on most links, and short enough for the dead to be named in a second.
-constexpr milliseconds patience_after_failure{250};
+constexpr milliseconds longest_last_sends{250};
 
 }  // namespace
 
@@ -220,7 +220,7 @@ void Outflow::drain(std::size_t most, const WaitOptions& wait) {
   } catch (const Error& error) {
     // A receiver that lives takes in what it has been promised, if both let MPI go on: then views are the caller's
     // again.
-    const auto until = Clock::now() + (error.rank() == to_ ? std::chrono::milliseconds(0) : patience_after_failure);
+    const auto until = Clock::now() + (error.rank() == to_ ? std::chrono::milliseconds(0) : longest_last_sends);
     for (;;) {
       std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
       if (std::ranges::none_of(under_way_, &Pending::borrows) || must_rest() || Clock::now() >= until) break;

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 // Ranks of another host that are told of a failure: one must listen, and all are where they are few.
 constexpr std::size_t most_told = 64;
-constexpr std::chrono::microseconds nap{200};
+constexpr std::chrono::microseconds settle_nap{200};
 constexpr milliseconds longest_unpumped{1};
 
 }  // namespace
@@ -145,7 +145,7 @@ void MpiGroup::poison(const Error& news) noexcept {
 }
 
 bool MpiGroup::settles() const noexcept {
-  return has_other_hosts() && !parent_ && !has_ended_.load();
+  return has_other_hosts() && !is_companion() && !has_ended_.load();
 }
 
 std::optional<Error> MpiGroup::verdict() const {
@@ -192,7 +192,7 @@ Error MpiGroup::settle() noexcept {
     } catch (const Error&) {
       // As far as is known, then.
     }
-    std::this_thread::sleep_for(nap);
+    std::this_thread::sleep_for(settle_nap);
   }
   return decide();
 }

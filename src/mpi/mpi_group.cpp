@@ -113,8 +113,7 @@ MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, millisec
       family_(std::move(family)),
       number_(number),
       hosts_(std::move(met.hosts)),
-      parent_(std::move(parent)),
-      standing_(std::make_shared<Standing>(hosts_.local, parent_)),
+      standing_(std::make_shared<Standing>(hosts_.local, std::move(parent))),
       views_(static_cast<std::size_t>(size())) {
   family_->enroll(number_, *this);
   if (!has_other_hosts()) return;

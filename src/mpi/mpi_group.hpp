@@ -176,13 +176,13 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
+  [[nodiscard]] bool is_companion() const noexcept { return standing_->parent != nullptr; }
   [[nodiscard]] bool is_alone_here() const noexcept { return hosts_.here().size() == 1; }
 
   std::shared_ptr<Family> family_;
   int number_;
   Hosts hosts_;
   HostChannel channel_{*this, hosts_};
-  std::shared_ptr<Standing> parent_;  // of a companion
   std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;
   // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program

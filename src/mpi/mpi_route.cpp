@@ -120,7 +120,7 @@ class MpiReceiving final : private Inflow::Sink {
   void move(std::span<const Record> records, const std::function<void()>& meanwhile, ExchangeReport& report);
   /// Puts what came to its places among the entries.
   void deliver(std::vector<std::optional<Config>>& entries) {
-    for (Parcel& parcel : parcels_) entries[parcel.position] = std::move(parcel.config);
+    for (Parcel& parcel : parcels_) entries[parcel.position] = std::move(parcel.tree.config);
     parcels_.clear();
   }
 
@@ -130,14 +130,12 @@ class MpiReceiving final : private Inflow::Sink {
     int sender = 0;
     bool has_given_up = false;  // it cannot send
     BufferPool::Buffer buffer;
-    std::vector<Placed> places;
-    std::vector<Piece> pieces;  // none where the bytes came with the descriptor
-    std::optional<Config> config;
+    IncomingTree tree;
   };
   void take_memory(std::span<const Record> records);
   bool take_descriptor(Parcel& parcel, const Record& record);
   std::span<std::byte> place(std::size_t lane, std::size_t piece) override {
-    const Piece& wanted = parcels_[lane].pieces[piece];
+    const Piece& wanted = parcels_[lane].tree.pieces[piece];
     return {parcels_[lane].buffer.data.get() + wanted.offset, wanted.bytes};
   }
   std::shared_ptr<const void> keeper(std::size_t lane) override { return parcels_[lane].buffer.data; }
@@ -155,7 +153,7 @@ void MpiReceiving::move(std::span<const Record> records, const std::function<voi
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
     const int sender = call_.list[position];
     if (records[static_cast<std::size_t>(sender)].has_value && goes_by_mpi(call_, group_, sender))
-      parcels_.push_back({position, sender, false, {}, {}, {}, {}});
+      parcels_.push_back({position, sender, false, {}, {}});
   }
   attempt([&] { take_memory(records); });
   bool all_are_well = true;
@@ -164,15 +162,14 @@ void MpiReceiving::move(std::span<const Record> records, const std::function<voi
     attempt([&] {
       all_are_well = take_descriptor(parcel, records[static_cast<std::size_t>(parcel.sender)]) && all_are_well;
     });
-  for (const Parcel& parcel : parcels_)
-    for (const Placed& place : parcel.places) report.mpi_bytes += place.bytes;
+  for (const Parcel& parcel : parcels_) report.mpi_bytes += parcel.tree.tensor_bytes;
   const bool goes_on = all_are_well && !attempt.have_failed();
   std::optional<Inflow> inflow;
   // Where only some receives are open they would take pieces of the next exchange.
   if (goes_on)
     sync::or_fail(group_, [&] {
       std::vector<Inflow::Lane> lanes;
-      for (const Parcel& parcel : parcels_) lanes.push_back({parcel.sender, parcel.pieces.size()});
+      for (const Parcel& parcel : parcels_) lanes.push_back({parcel.sender, parcel.tree.pieces.size()});
       inflow.emplace(group_, lanes, static_cast<Inflow::Sink&>(*this)).open();
     });
   const std::byte word{goes_on ? std::uint8_t{1} : std::uint8_t{0}};
@@ -206,21 +203,14 @@ bool MpiReceiving::take_descriptor(Parcel& parcel, const Record& record) {
   parcel.has_given_up = head.is_well == 0;
   if (parcel.has_given_up) return false;
   const std::span<const std::byte> body = std::span(message).subspan(sizeof head);
-  try {
-    if (message.size() != expected + (rides ? record.moving_bytes : 0) ||
-        XXH3_64bits(body.data(), record.descriptor_bytes) != record.descriptor_hash)
-      throw Error(ErrorKind::corrupt, "the descriptor is not the one that was announced");
-    // Where there was no memory, somebody has said so already.
-    if (record.moving_bytes != 0 && !parcel.buffer.data) return true;
-    parcel.config =
-        take_tree(body.first(record.descriptor_bytes), record.moving_bytes, parcel.buffer.data, parcel.places);
-    if (!rides)
-      parcel.pieces = cut(parcel.places);
-    else if (record.moving_bytes != 0)
-      std::memcpy(parcel.buffer.data.get(), body.data() + record.descriptor_bytes, record.moving_bytes);
-  } catch (const Error& error) {
-    throw error.with_context(fmt::format("taking in what rank {} sent", parcel.sender));
-  }
+  if (message.size() != expected + (rides ? record.moving_bytes : 0) ||
+      XXH3_64bits(body.data(), record.descriptor_bytes) != record.descriptor_hash)
+    throw Error(ErrorKind::corrupt,
+                fmt::format("the descriptor that rank {} sent is not the one that it announced", parcel.sender));
+  // Where there was no memory, somebody has said so already.
+  if (record.moving_bytes != 0 && !parcel.buffer.data) return true;
+  parcel.tree = take_tree(parcel.sender, body.first(record.descriptor_bytes), record.moving_bytes, parcel.buffer.data,
+                          body.subspan(record.descriptor_bytes));
   return true;
 }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/mpi/mpi_tree.hpp"
 
+#include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 
 #include "src/core/descriptor.hpp"
@@ -90,16 +92,28 @@ void OutgoingTree::pack(const Piece& piece, std::byte* target) const {
     if (places_[i].bytes != 0) copy_contiguous(tensors_[i]->view(), target + (places_[i].offset - piece.offset));
 }
 
-Config take_tree(std::span<const std::byte> descriptor, std::uint64_t bytes, const std::shared_ptr<std::byte>& buffer,
-                 std::vector<Placed>& places) {
-  return core::decode_descriptor(
-      descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::Place place) -> Tensor {
-        if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)
-          throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
-        places.push_back({place.offset, length});
-        if (length == 0) return {TensorView(dtype, shape, nullptr), nullptr};
-        return {TensorView(dtype, shape, buffer.get() + place.offset), buffer};
-      });
+IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t bytes,
+                       const std::shared_ptr<std::byte>& buffer, std::span<const std::byte> riding) {
+  IncomingTree tree;
+  std::vector<Placed> places;
+  try {
+    tree.config = core::decode_descriptor(
+        descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::Place place) -> Tensor {
+          if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)
+            throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+          places.push_back({place.offset, length});
+          tree.tensor_bytes += length;
+          if (length == 0) return {TensorView(dtype, shape, nullptr), nullptr};
+          return {TensorView(dtype, shape, buffer.get() + place.offset), buffer};
+        });
+  } catch (const Error& error) {
+    throw error.with_context(fmt::format("taking in what rank {} sent", sender));
+  }
+  if (riding.empty())
+    tree.pieces = cut(places);
+  else
+    std::memcpy(buffer.get(), riding.data(), riding.size());
+  return tree;
 }
 
 }  // namespace muster::mpi

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -73,9 +74,16 @@ class OutgoingTree {
   std::vector<const Tensor*> tensors_;
 };
 
-/// The receiver's: the tree, whose tensors lie in `buffer` (of `bytes`, null where that is 0) and keep it. Appends
-/// where they are. Throws Error(corrupt | version).
-Config take_tree(std::span<const std::byte> descriptor, std::uint64_t bytes, const std::shared_ptr<std::byte>& buffer,
-                 std::vector<Placed>& places);
+/// A receiver's.
+struct IncomingTree {
+  std::optional<Config> config;
+  std::uint64_t tensor_bytes = 0;
+  std::vector<Piece> pieces;  ///< that are still to come
+};
+
+/// The tree of `sender`, whose tensors lie in `buffer` (of `bytes`, null where that is 0) and keep it. `riding`: the
+/// layout's bytes where they came with the descriptor. Throws Error(corrupt | version).
+IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t bytes,
+                       const std::shared_ptr<std::byte>& buffer, std::span<const std::byte> riding);
 
 }  // namespace muster::mpi

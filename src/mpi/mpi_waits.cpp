@@ -47,11 +47,8 @@ void MpiGroup::tell_leaving() noexcept {
   if (!has_other_hosts() || known_failure() || has_ended_.load()) return;
   try {
     // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
-    Control notice;
-    notice.kind = ControlKind::left;
-    notice.from = rank();
-    notice.group = number_;
     if (rank() != hosts_.leader(hosts_.mine)) return;
+    const Control notice{.kind = ControlKind::left, .from = rank(), .group = number_};
     const HostTree tree = host_tree();
     for (const int child : tree.children(hosts_.mine)) family_->tell(hosts_.leader(child), notice);
     if (hosts_.mine != 0) family_->tell(hosts_.leader(tree.parent(hosts_.mine)), notice);
@@ -81,14 +78,10 @@ void MpiGroup::take(const Control& control) {
       view.phase = "leaving";
       break;
     case ControlKind::ask: {
-      Control answer;
-      answer.kind = ControlKind::answer;
-      answer.from = rank();
-      answer.group = number_;
+      Control answer{.kind = ControlKind::answer, .from = rank(), .group = number_, .waits_for = awaited()};
       answer.progress = standing_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
-      if (parent_) answer.progress += parent_->progress.load(std::memory_order_relaxed);
-      answer.waits_for = awaited();
+      if (is_companion()) answer.progress += standing_->parent->progress.load(std::memory_order_relaxed);
       put_text(answer.phase, phase_.load());
       family_->tell(control.from, answer);
       break;
@@ -114,7 +107,7 @@ void MpiGroup::take(const Control& control) {
 
 void MpiGroup::progress() noexcept {
   standing_->progress.fetch_add(1, std::memory_order_relaxed);
-  if (parent_) parent_->progress.fetch_add(1, std::memory_order_relaxed);
+  if (is_companion()) standing_->parent->progress.fetch_add(1, std::memory_order_relaxed);
   local().progress();
   // Who asks must hear from a rank that works for long inside one call.
   const milliseconds often = family_->is_under_way() ? milliseconds(1) : milliseconds(200);
@@ -173,11 +166,7 @@ MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseco
     if (now - begin > every && now - link.asked > every && !link.is_asked && !link.is_dead) {
       link.asked = now;
       link.is_asked = true;
-      Control question;
-      question.kind = ControlKind::ask;
-      question.from = this->rank();
-      question.group = number_;
-      family_->tell(at, question);
+      family_->tell(at, {.kind = ControlKind::ask, .from = this->rank(), .group = number_});
     }
     chain.progress += link.progress;
     chain.end = at;
@@ -291,17 +280,12 @@ void MpiGroup::fail_because(int other, const char* end, const WaitOptions& optio
 void MpiGroup::look_for_the_dead(const WaitOptions& options) {
   for (const int rank : hosts_.here()) {
     if (rank == this->rank() || !liveness(rank)->is_dead()) continue;
-    if (parent_) fail_because(rank, "died", options);
+    if (is_companion()) fail_because(rank, "died", options);
     const auto hold = family_->lock();
     View& view = views_[static_cast<std::size_t>(rank)];
     view.is_dead = true;
     if (std::exchange(view.is_told, true)) continue;
-    Control notice;
-    notice.kind = ControlKind::died;
-    notice.from = this->rank();
-    notice.group = number_;
-    notice.about = rank;
-    tell_other_hosts(notice);
+    tell_other_hosts(Control{.kind = ControlKind::died, .from = this->rank(), .group = number_, .about = rank});
   }
 }
 

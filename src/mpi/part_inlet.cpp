@@ -187,26 +187,14 @@ void MpiInlet::open_part(Sender& from, std::span<const std::byte> message) {
       buffer = with_credit(std::move(buffer), from.released);
       part.is_counted = true;
     }
-    std::vector<Placed> places;
-    try {
-      part.config = take_tree(descriptor, head.moving_bytes, buffer, places);
-    } catch (const Error& error) {
-      throw error.with_context(fmt::format("taking in what rank {} sent", from.rank));
-    }
-    if (behind != 0)
-      std::memcpy(buffer.get(), message.last(behind).data(), behind);
-    else if (head.moving_bytes != 0)
-      receive_pieces(from, part, places, buffer);
+    IncomingTree tree = take_tree(from.rank, descriptor, head.moving_bytes, buffer, message.last(behind));
+    part.config = std::move(tree.config);
+    for (const Piece& piece : tree.pieces)
+      part.pieces.push_back(start_receive(group_.comm(), from.rank, group_.data_tag(),
+                                          {buffer.get() + piece.offset, piece.bytes}, buffer));
+    if (head.moving_bytes != 0 && behind == 0) tell(from.rank, {.kind = PartWord::Kind::grant});
   }
   from.parts.push_back(std::move(part));
-}
-
-void MpiInlet::receive_pieces(const Sender& from, Part& part, const std::vector<Placed>& places,
-                              const std::shared_ptr<std::byte>& buffer) {
-  for (const Piece& piece : cut(places))
-    part.pieces.push_back(
-        start_receive(group_.comm(), from.rank, group_.data_tag(), {buffer.get() + piece.offset, piece.bytes}, buffer));
-  tell(from.rank, {.kind = PartWord::Kind::grant});
 }
 
 void MpiInlet::tell(int rank, const PartWord& word) {

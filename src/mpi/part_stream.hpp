@@ -136,8 +136,6 @@ class MpiInlet final : public gather::PartInlet {
   bool step_sender(Sender& sender);
   bool take_head(Sender& sender);
   void open_part(Sender& sender, std::span<const std::byte> message);
-  void receive_pieces(const Sender& sender, Part& part, const std::vector<Placed>& places,
-                      const std::shared_ptr<std::byte>& buffer);
   void tell(int rank, const PartWord& word);
   void attend(const std::stop_token& stop);
 
