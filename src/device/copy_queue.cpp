@@ -9,7 +9,6 @@
 #include <cstring>
 #include <thread>
 
-
 namespace muster::cuda {
 namespace {
 
