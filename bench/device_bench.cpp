@@ -18,7 +18,7 @@
 #include "muster/cuda.hpp"
 #include "muster/error.hpp"
 #include "muster/gather.hpp"
-#include "src/device/contexts.hpp"
+#include "src/device/driver.hpp"
 #include "src/device/memory_pool.hpp"
 #include "src/device/stream.hpp"
 

@@ -4,15 +4,17 @@
 // CPU.
 //
 //  1. follow_caller(): what the caller has queued before the exchange comes first. The device waits for it, not the
-//  CPU.
+//     CPU.
 //  2. to_host(), to_device(), on_device(): pieces of at most `piece_bytes`, each followed by an event.
 //  3. finish(): the CPU asks for the events one after another; each that has passed is progress of this rank.
+// What a device copies in one go are rows of bytes at one distance (Pitched).
 // Queues of several devices are filled before the first of them is waited for: their copies run beside each other.
 
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "muster/sync_group.hpp"
@@ -21,6 +23,21 @@
 #include "src/device/stream.hpp"
 
 namespace muster::cuda {
+
+/// `rows` runs of `width` bytes, `pitch` bytes from one to the next.
+struct Pitched {
+  std::uint64_t width = 0;
+  std::uint64_t rows = 1;
+  std::uint64_t pitch = 0;  ///< at least the width
+  friend bool operator==(const Pitched&, const Pitched&) = default;
+};
+
+/// None where the strides are not so: elements with gaps between them in more than one dimension, in another order
+/// than row-major, or more than once. Pure.
+std::optional<Pitched> pitched(const TensorView& view);
+
+/// The same, with Error(argument) that says what to do instead.
+Pitched require_pitched(const TensorView& view);
 
 /// Between two signs of progress: long against the cost of an event, short against any deadline.
 inline constexpr std::uint64_t piece_bytes = 32 << 20;

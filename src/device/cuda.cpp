@@ -5,11 +5,13 @@
 
 #include <fmt/core.h>
 
+#include <exception>
+
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "src/device/copy_queue.hpp"
+#include "src/device/device_report.hpp"
 #include "src/device/nccl.hpp"
-#include "src/device/pitched.hpp"
 #include "src/device/staging.hpp"
 
 namespace muster {
@@ -109,3 +111,13 @@ CudaReport examine_cuda() {
 }
 
 }  // namespace muster
+
+extern "C" bool muster_cuda_report(muster::CudaReport& report) {
+  try {
+    report = muster::examine_cuda();
+    return true;
+  } catch (const std::exception& error) {
+    report.obstacle = error.what();
+    return false;
+  }
+}

@@ -1,22 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/device/device_transfer.hpp"
+// An exchange of tensors that are on devices. The route without devices that these ranks would take (shared memory,
+// MPI, a workspace) is underneath: it carries the trees, and the bytes of whatever is staged.
+//
+//  1. offer: as the route underneath, and what decides how tensors reach the first rank's device (landing_choice.hpp).
+//  2. The first rank takes offers by IPC and NCCL, then lets the route underneath take the rest. Senders do what the
+//     ways say; who is staged copies to the host first: into the slot of shared memory itself where it shares memory
+//     with the first rank, else into page-locked memory that the route underneath sends on.
+//  3. The first rank's own tensors are copied to where the others' land, beside all that.
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
 
 #include "muster/log.hpp"
-#include "src/device/pitched.hpp"
-#include "src/device/stream_staging.hpp"
+#include "src/device/landing.hpp"
+#include "src/device/landing_choice.hpp"
+#include "src/device/staging.hpp"
 #include "src/gather/opening.hpp"
+#include "src/gather/route.hpp"
 
 namespace muster::cuda {
+namespace {
 
 using gather::Call;
 using gather::Record;
-
-namespace {
 
 /// Underneath, the call is one of host tensors: options that are about devices are not for it.
 Call call_underneath(const Call& call) {
@@ -29,8 +40,7 @@ bool shares_memory_with_first(const Call& call) {
   return call.group->region_of(call.first()) != nullptr;
 }
 
-}  // namespace
-
+/// What carries host tensors between the ranks of this call; null where nothing does.
 const gather::RouteDriver* route_underneath(const Call& call) {
   for (const Route route : {Route::local, Route::shm, Route::mpi, Route::workspace}) {
     const gather::RouteDriver* driver = gather::RouteTable::instance().find(route);
@@ -38,6 +48,45 @@ const gather::RouteDriver* route_underneath(const Call& call) {
   }
   return nullptr;
 }
+
+class DeviceTransfer final : public gather::Transfer {
+ public:
+  explicit DeviceTransfer(const Call& call);
+  ~DeviceTransfer() override;
+  DeviceTransfer(const DeviceTransfer&) = delete;
+  DeviceTransfer& operator=(const DeviceTransfer&) = delete;
+
+  void offer(Record& record) override;
+  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void commit() noexcept override;
+  std::vector<std::optional<Config>> deliver() override;
+  std::vector<std::unique_ptr<gather::Obligation>> obligations() override { return inner_->obligations(); }
+  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override;
+
+ private:
+  [[nodiscard]] DeviceFacts own_facts() const;
+  /// By CUDA IPC: tried, because not all machines that say so can.
+  [[nodiscard]] bool can_be_exported(const TensorView& tensor) const;
+  void send(Way way, std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report);
+  void receive(std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report);
+  void stage(std::span<const Record> records, ExchangeReport& report);
+  /// Of a sender that shares no memory with the first rank.
+  void copy_to_host();
+  [[nodiscard]] std::vector<int> nccl_members(std::span<const Way> ways) const;
+  [[nodiscard]] bool lands_on_device() const { return call_.options->landing == Landing::device; }
+
+  const Call& call_;
+  std::shared_ptr<DeviceState> state_;
+  DeviceSlotFiller filler_;
+  Call inner_call_;
+  std::optional<HostCopy> staged_;  // of a sender that shares no memory with the first rank, and of the first rank
+  std::unique_ptr<gather::Transfer> inner_;
+  std::optional<DeviceLanding> landing_;
+  std::optional<Config> own_;  // the first rank's, where it lands
+  std::string manner_;
+  bool has_device_tensors_ = false;
+  bool is_committed_ = false;
+};
 
 DeviceTransfer::DeviceTransfer(const Call& call)
     : call_(call), state_(device_state_of(*call.group)), filler_(call, *state_), inner_call_(call_underneath(call)) {
@@ -256,8 +305,6 @@ std::uint64_t DeviceTransfer::pool_bytes() const noexcept {
   return inner_->pool_bytes() + state_->bytes();
 }
 
-namespace {
-
 class DeviceRoute final : public gather::RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::device; }
@@ -306,14 +353,9 @@ class DeviceRoute final : public gather::RouteDriver {
 
 // A program that has this library has the route.
 const bool is_registered = [] {
-  gather::RouteTable::instance().add(make_device_route());
+  gather::RouteTable::instance().add(std::make_unique<DeviceRoute>());
   return true;
 }();
 
 }  // namespace
-
-std::unique_ptr<gather::RouteDriver> make_device_route() {
-  return std::make_unique<DeviceRoute>();
-}
-
 }  // namespace muster::cuda

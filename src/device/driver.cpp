@@ -3,8 +3,12 @@
 
 #include <dlfcn.h>
 #include <fmt/core.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
+#include <array>
 #include <mutex>
+#include <vector>
 
 #include "muster/error.hpp"
 #include "src/os/process.hpp"
@@ -60,6 +64,15 @@ std::string load(Loaded& loaded) {
   return {};
 }
 
+int device_handle(int device) {
+  if (device < 0 || device >= device_count())
+    throw Error(ErrorKind::argument,
+                fmt::format("there is no device cuda:{}: this process sees {}", device, device_count()));
+  int handle = 0;
+  check(driver().device_get(&handle, device), fmt::format("finding cuda:{}", device));
+  return handle;
+}
+
 }  // namespace
 
 const DriverFunctions* find_driver(std::string* reason) noexcept {
@@ -103,6 +116,122 @@ void check(Status status, std::string_view attempted) {
   if (status == Status::success) return;
   throw Error(status == Status::out_of_memory ? ErrorKind::no_space : ErrorKind::io,
               fmt::format("{}: {}", attempted, words_of(status)));
+}
+
+int device_count() {
+  int count = 0;
+  check(driver().device_count(&count), "counting the CUDA devices");
+  return count;
+}
+
+Context primary_context(int device) {
+  static std::mutex mutex;
+  static auto* const contexts = new std::vector<Context>;  // kept at exit
+  const int handle = device_handle(device);
+  const std::lock_guard lock(mutex);
+  const auto at = static_cast<std::size_t>(device);
+  if (contexts->size() <= at) contexts->resize(at + 1);
+  Context& context = (*contexts)[at];
+  if (context == nullptr) check(driver().primary_context(&context, handle), fmt::format("opening cuda:{}", device));
+  return context;
+}
+
+std::uint64_t device_identity(int device) {
+  Uuid uuid{};
+  check(driver().device_uuid(&uuid, device_handle(device)), fmt::format("asking cuda:{} for its UUID", device));
+  const std::uint64_t hash = XXH3_64bits(uuid.bytes, sizeof uuid.bytes) >> 16;
+  return hash == 0 ? 1 : hash;
+}
+
+std::string device_name(int device) {
+  std::array<char, 128> name{};
+  check(driver().device_name(name.data(), static_cast<int>(name.size()) - 1, device_handle(device)),
+        fmt::format("asking cuda:{} for its name", device));
+  return name.data();
+}
+
+std::uint64_t device_memory(int device) {
+  std::size_t bytes = 0;
+  check(driver().device_total_memory(&bytes, device_handle(device)),
+        fmt::format("asking cuda:{} for its memory", device));
+  return bytes;
+}
+
+std::uint64_t device_max_pitch_bytes(int device) {
+  int bytes = 0;
+  check(driver().device_attribute(&bytes, device_max_pitch, device_handle(device)),
+        fmt::format("asking cuda:{} for its limits", device));
+  return static_cast<std::uint64_t>(bytes);
+}
+
+std::optional<int> current_device() {
+  Context context = nullptr;
+  if (driver().current_context(&context) != Status::success || context == nullptr) return std::nullopt;
+  int handle = 0;
+  if (driver().current_device(&handle) != Status::success) return std::nullopt;
+  for (int device = 0; device < device_count(); ++device)
+    if (device_handle(device) == handle) return device;
+  return std::nullopt;
+}
+
+BesideCaptures::BesideCaptures() noexcept : mode_(capture_mode_relaxed) {
+  if (const DriverFunctions* functions = find_driver()) functions->exchange_capture_mode(&mode_);
+}
+
+BesideCaptures::~BesideCaptures() {
+  if (const DriverFunctions* functions = find_driver()) functions->exchange_capture_mode(&mode_);
+}
+
+Current::Current(int device) {
+  check(driver().push_context(primary_context(device)), fmt::format("making cuda:{} current", device));
+}
+
+Current::Current(Context context) {
+  check(driver().push_context(context), "making the device of a context current");
+}
+
+Current::~Current() {
+  Context context = nullptr;
+  if (const DriverFunctions* functions = find_driver()) functions->pop_context(&context);
+}
+
+std::optional<Located> locate(const void* address) {
+  const DriverFunctions& functions = driver();
+  const DevicePointer pointer = device_pointer(address);
+  unsigned type = 0;
+  const BesideCaptures beside;
+  std::optional<Current> current;
+  Status asked = functions.pointer_attribute(&type, pointer_memory_type, pointer);
+  if (asked == Status::invalid_context) {
+    // The thread has no current device. Addresses are unique over all of them, so that any will do.
+    current.emplace(0);
+    asked = functions.pointer_attribute(&type, pointer_memory_type, pointer);
+  }
+  // What the driver says of an address that it does not know.
+  if (asked == Status::invalid_value) return std::nullopt;
+  check(asked, "asking where an address is");
+  if (type != memory_device) return std::nullopt;
+  unsigned managed = 0;
+  if (functions.pointer_attribute(&managed, pointer_is_managed, pointer) == Status::success && managed != 0)
+    return std::nullopt;
+  Located located;
+  check(functions.pointer_attribute(&located.device, pointer_device_ordinal, pointer),
+        "asking for an address's device");
+  unsigned long long buffer = 0;
+  check(functions.pointer_attribute(&buffer, pointer_buffer_id, pointer), "asking for an address's allocation");
+  located.buffer = buffer;
+  unsigned exportable = 0;
+  // Older drivers do not tell: then an export says it.
+  const Status status = functions.pointer_attribute(&exportable, pointer_is_exportable, pointer);
+  located.is_exportable = status != Status::success || (exportable & 0xff) != 0;
+  return located;
+}
+
+Allocation allocation_of(const void* address) {
+  Allocation allocation;
+  check(driver().address_range(&allocation.base, &allocation.bytes, device_pointer(address)),
+        "asking for the bounds of an allocation on a device");
+  return allocation;
 }
 
 }  // namespace muster::cuda

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "muster/tensor.hpp"
-#include "src/device/contexts.hpp"
+#include "src/device/driver.hpp"
 
 namespace muster::cuda {
 

@@ -10,9 +10,7 @@
 
 #include "muster/log.hpp"
 #include "src/device/landing.hpp"
-#include "src/device/landing_messages.hpp"
 #include "src/device/staging.hpp"
-#include "src/device/waiting.hpp"
 #include "src/gather/opening.hpp"
 
 namespace muster::cuda {

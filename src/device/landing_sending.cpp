@@ -12,9 +12,7 @@
 #include <thread>
 
 #include "src/device/landing.hpp"
-#include "src/device/landing_messages.hpp"
 #include "src/device/staging.hpp"
-#include "src/device/waiting.hpp"
 #include "src/gather/opening.hpp"
 
 namespace muster::cuda {

@@ -8,7 +8,7 @@
 #include <new>
 
 #include "muster/error.hpp"
-#include "src/device/contexts.hpp"
+#include "src/device/driver.hpp"
 
 namespace muster::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "muster/error.hpp"
-#include "src/device/contexts.hpp"
+#include "src/device/driver.hpp"
 
 namespace muster::cuda {
 namespace {

@@ -7,8 +7,6 @@
 #include <set>
 
 #include "muster/log.hpp"
-#include "src/device/page_lock.hpp"
-#include "src/device/pitched.hpp"
 #include "src/shm/slot.hpp"
 
 namespace muster::cuda {
@@ -17,6 +15,33 @@ namespace {
 bool is_on_device(const Tensor& tensor) {
   return !tensor.device().is_host() && tensor.nbytes() != 0;
 }
+
+/// Pages that are locked as long as this lives, so that devices copy into them at the full speed of the bus. They must
+/// not be given back to the system meanwhile: the device would go on writing into pages that nobody sees any more.
+class PageLock {
+ public:
+  /// For all devices, by way of this one. Null where the driver refuses (limits of the container, memory that it cannot
+  /// lock), and why in `reason`.
+  static std::shared_ptr<PageLock> try_lock(int device, void* memory, std::size_t bytes, std::string& reason) {
+    const Current current(device);
+    const Status status = driver().host_register(memory, bytes, host_register_portable);
+    if (status == Status::success) return std::shared_ptr<PageLock>(new PageLock(device, memory, bytes));
+    reason = words_of(status);
+    return nullptr;
+  }
+  ~PageLock() {
+    on_device_if_there(device_, [&](const DriverFunctions& functions) { functions.host_unregister(memory_); });
+  }
+  PageLock(const PageLock&) = delete;
+  PageLock& operator=(const PageLock&) = delete;
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  PageLock(int device, void* memory, std::size_t bytes) noexcept : device_(device), memory_(memory), bytes_(bytes) {}
+  int device_;
+  void* memory_;
+  std::size_t bytes_;
+};
 
 /// The lock on the slot's first `bytes`, where they can be locked.
 std::shared_ptr<PageLock> lock_pages(int device, shm::Slot& slot, std::uint64_t bytes, std::string& reason) {
@@ -130,6 +155,68 @@ void check_places(const Config& value) {
                       "cuda_view()",
                       to_string(tensor.shape()), to_string(tensor.device()), located->device));
   });
+}
+
+namespace {
+
+/// Not that of the device route: what it has is no memory for slots, and is not counted as such.
+std::shared_ptr<DeviceState> staging_state_of(SyncGroup& group) {
+  static const char key = 0;
+  return std::static_pointer_cast<DeviceState>(group.extension(&key, [] { return std::make_shared<DeviceState>(); }));
+}
+
+/// What fails in the middle leaves nothing in a stream that the next part would wait for.
+template <class Work>
+auto whole_or_dropped(DeviceState& state, const Work& work) {
+  try {
+    return work();
+  } catch (...) {
+    state.drop_queues();
+    throw;
+  }
+}
+
+class PartFiller final : public gather::SlotFiller {
+ public:
+  explicit PartFiller(const gather::Call& call) : state_(staging_state_of(*call.group)), filler_(call, *state_) {}
+  void fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
+            std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) override {
+    whole_or_dropped(*state_, [&] { filler_.fill(slot, bytes, tensors); });
+  }
+
+ private:
+  std::shared_ptr<DeviceState> state_;
+  DeviceSlotFiller filler_;
+};
+
+class StreamStaging final : public gather::HostStaging {
+ public:
+  std::unique_ptr<gather::SlotFiller> filler(const gather::Call& call) const override {
+    check_places(*call.value);
+    return std::make_unique<PartFiller>(call);
+  }
+  Config to_host(const Config& part, SyncGroup& group, const WaitOptions& options) const override {
+    check_places(part);
+    DeviceState& state = *staging_state_of(group);
+    return whole_or_dropped(state, [&] {
+      HostCopy copy(part, state);
+      copy.start();
+      copy.finish(group, options);
+      return copy.take();
+    });
+  }
+  [[nodiscard]] std::uint64_t bytes(SyncGroup& group) const override { return staging_state_of(group)->bytes(); }
+};
+
+const bool is_staging_registered = [] {
+  gather::RouteTable::instance().set_staging(std::make_unique<StreamStaging>());
+  return true;
+}();
+
+}  // namespace
+
+std::uint64_t trim_stream_staging(SyncGroup& group) noexcept {
+  return staging_state_of(group)->trim();
 }
 
 }  // namespace muster::cuda

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // From devices to host memory: into a slot of shared memory that the first rank looks at, or into memory of this rank's
-// own that another route sends on.
+// own that another route sends on. So come the parts of a stream (gather_each), too: straight into the slots that the
+// first rank looks at where it shares memory with the sender, else through page-locked memory of one part, which is
+// used again.
 
 #include <functional>
 #include <memory>
@@ -66,5 +68,9 @@ void visit_device_tensors(const Config& value, const std::function<void(const Te
 
 /// Throws Error(argument) where a tensor that is said to be on a device is not there.
 void check_places(const Config& value);
+
+/// Gives back what streams of this group keep for their parts, where nothing uses it; returns the bytes. `group`: the
+/// one that parts go by.
+std::uint64_t trim_stream_staging(SyncGroup& group) noexcept;
 
 }  // namespace muster::cuda

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Owners of streams and events. What is destroyed when the driver has gone already, or in a forked child, is only
-// forgotten.
+// Owners of streams and events, and how a rank waits for its own device: the CPU asks, with the group's deadline, and
+// hears of the group's failures meanwhile. What is destroyed when the driver has gone already, or in a forked child, is
+// only forgotten.
 
+#include <functional>
+#include <span>
+#include <string>
 #include <utility>
 
-#include "src/device/contexts.hpp"
+#include "muster/sync_group.hpp"
+
+#include "src/device/driver.hpp"
 
 namespace muster::cuda {
 
@@ -66,5 +72,11 @@ NamedStream name_stream(NamedStream stream) noexcept;
 /// Throws Error(argument) where it is being captured into a graph, or the default stream cannot be used because another
 /// one is: the capture takes no harm.
 StreamHandle callers_stream(int device);
+
+/// Returns when done() does; it is asked in turns with short sleeps. `what` is for messages: "cuda:0 to copy". `on`:
+/// ranks without which it cannot come (of a collective between devices). Throws what done() throws; Error(timeout |
+/// peer_lost | cancelled), which poison the group.
+void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const std::string& what,
+                     const WaitOptions& options, std::span<const int> on = {});
 
 }  // namespace muster::cuda

@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "muster/log.hpp"
+#include "src/base/fixed_text.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -28,6 +29,37 @@ constexpr milliseconds longest_rest{800};
 constexpr milliseconds patience_after_failure{2000};
 
 }  // namespace
+
+Control failure_notice(int from, int group, const Error& cause) {
+  Control notice{.kind = ControlKind::failure,
+                 .from = from,
+                 .group = group,
+                 .error_kind = static_cast<std::int32_t>(cause.kind()),
+                 .error_rank = cause.rank().value_or(-1),
+                 .os_error = cause.os_error(),
+                 .has_pid = cause.pid() ? 1 : 0,
+                 .pid = cause.pid().value_or(0)};
+  put_text(notice.host, cause.host());
+  put_text(notice.text, cause.what());
+  return notice;
+}
+
+Error to_error(const Control& notice) {
+  ErrorDetails details;
+  if (notice.error_rank >= 0) details.rank = notice.error_rank;
+  if (notice.has_pid != 0) details.pid = notice.pid;
+  details.host = get_text(notice.host);
+  details.os_error = notice.os_error;
+  return Error(static_cast<ErrorKind>(notice.error_kind), get_text(notice.text), std::move(details));
+}
+
+std::string name_of(const RankInfo& rank) {
+  return fmt::format("rank {} (host {}, pid {})", rank.rank, rank.host, rank.pid);
+}
+
+Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words) {
+  return Error(kind, words, {.rank = rank.rank, .pid = rank.pid, .host = rank.host});
+}
 
 Family::Family(std::shared_ptr<Comm> comm, MpiThreads threads, milliseconds timeout)
     : comm_(std::move(comm)),
@@ -95,10 +127,7 @@ void Family::retire() noexcept {
   stage_.store(Stage::saying);
   try {
     // Step 2.
-    Control farewell;
-    farewell.kind = ControlKind::farewell;
-    farewell.from = rank_;
-    if (rank_ != 0) tell(0, farewell);
+    if (rank_ != 0) tell(0, {.kind = ControlKind::farewell, .from = rank_});
   } catch (const std::exception& error) {
     give_up(error.what());
   }
@@ -134,10 +163,7 @@ bool Family::reach(int rank, const Call& call) {
   }
   // At the end there are no groups: then it does not wait for long.
   if (groups_.empty()) has_failed();
-  Control notice;
-  notice.kind = ControlKind::died;
-  notice.from = rank_;
-  notice.about = rank;
+  const Control notice{.kind = ControlKind::died, .from = rank_, .about = rank};
   for (const auto& [number, group] : groups_) group->take(notice);
   return true;
 }
@@ -206,12 +232,7 @@ void Family::take(const Control& control) {
   if (control.kind != ControlKind::ask) return;
   // This rank has left the group already, or has not made it yet: it cannot be that a rank waits in one that others
   // have not made.
-  Control answer;
-  answer.kind = ControlKind::answer;
-  answer.from = rank_;
-  answer.group = control.group;
-  answer.has_left = 1;
-  tell(control.from, answer);
+  tell(control.from, {.kind = ControlKind::answer, .from = rank_, .group = control.group, .has_left = 1});
 }
 
 void Family::end_groups() noexcept {
@@ -309,9 +330,7 @@ void Family::look_for_the_dead() {
 }
 
 std::string Family::name_of(int rank) const {
-  if (ranks_.empty()) return fmt::format("rank {}", rank);
-  const RankInfo& info = ranks_[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} (host {}, pid {})", rank, info.host, info.pid);
+  return ranks_.empty() ? fmt::format("rank {}", rank) : mpi::name_of(ranks_[static_cast<std::size_t>(rank)]);
 }
 
 std::string Family::missing() const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Family: what a group made of a communicator and its duplicates have in common: the communicator, the small messages
-// between rounds (control.hpp), and how all of it ends.
+// between rounds (Control: who has failed, who has left, whether somebody moves), and how all of it ends.
 //
 // MPI wants every message to be received before it ends, and waits in MPI_Finalize for ranks that will never come. So a
 // family ends when its last group is gone, or when MPI_Finalize begins:
@@ -16,6 +16,7 @@
 // Until MPI_Finalize all of this goes on by the way, whenever some group is used: nobody waits for it. MPI_Finalize
 // itself waits (ending.hpp), with a deadline.
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -24,14 +25,56 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "src/mpi/calls.hpp"
-#include "src/mpi/control.hpp"
 
 namespace muster::mpi {
+
+enum class ControlKind : std::uint32_t {
+  failure = 1,   ///< the group has failed: why
+  left = 2,      ///< the sender has left the group
+  ask = 3,       ///< a rank that waits asks whether the receiver moves
+  answer = 4,    ///< to that
+  died = 6,      ///< the sender has seen that a rank of its host is dead
+  farewell = 5,  ///< the sender has no group of this communicator any more
+};
+
+/// Instead of a group's number: all groups of the communicator.
+inline constexpr std::int32_t every_group = -1;
+
+struct Control {
+  ControlKind kind = ControlKind::failure;
+  std::int32_t from = 0;
+  std::int32_t group = every_group;
+  std::int32_t about = -1;  ///< the rank that has died
+  // Of an answer.
+  std::uint64_t progress = 0;
+  std::int32_t waits_for = -1;  ///< the rank that it waits for itself
+  std::int32_t has_left = 0;    ///< the group that was asked about
+  std::array<char, 48> phase{};
+  // Of a failure.
+  std::int32_t error_kind = 0;
+  std::int32_t error_rank = -1;
+  std::int32_t os_error = 0;
+  std::int32_t has_pid = 0;
+  std::int64_t pid = 0;
+  std::array<char, 128> host{};
+  std::array<char, 1792> text{};
+};
+static_assert(std::is_trivially_copyable_v<Control> && sizeof(Control) <= 2048);
+
+Control failure_notice(int from, int group, const Error& cause);
+Error to_error(const Control& notice);
+
+/// "rank 3 (host a, pid 7)".
+std::string name_of(const RankInfo& rank);
+/// An error that this rank is to blame for.
+Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words);
 
 /// Which threads MPI may be called from.
 enum class MpiThreads : std::uint8_t {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <span>
@@ -28,15 +27,6 @@ using Clock = std::chrono::steady_clock;
 std::uint64_t network_namespace() noexcept {
   struct stat status {};
   return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
-}
-
-std::array<char, 40> boot_id() noexcept {
-  std::array<char, 40> text{};
-  if (std::FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
-    if (std::fgets(text.data(), static_cast<int>(text.size()), file) == nullptr) text = {};
-    std::fclose(file);
-  }
-  return text;
 }
 
 /// Before what all ranks have said.
@@ -154,7 +144,7 @@ Hosts candidates(std::span<const Card> cards) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
     const Card& card = cards[rank];
     // A rank that cannot tell where it is shares memory with nobody, as far as one knows.
-    const bool is_known = !get_text(card.boot).empty() && card.network != 0;
+    const bool is_known = card.network != 0;
     const auto [place, is_new] = known.emplace(
         std::tuple(is_known ? get_text(card.boot) : "rank " + std::to_string(rank), card.network, card.user),
         static_cast<int>(hosts.members.size()));
@@ -193,7 +183,7 @@ Card own_card() {
   card.pid = os::process_id();
   card.network = network_namespace();
   card.user = os::user_id();
-  card.boot = boot_id();
+  put_text(card.boot, os::own_identity().boot);
   os::random_bytes(card.nonce);
   put_text(card.host, os::host_name());
   return card;
@@ -232,7 +222,7 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
   Hosts& hosts = met.hosts;
   hosts = candidates(cards);
   number(hosts, cards.size(), self);
-  const std::vector<int> here = hosts.members[static_cast<std::size_t>(hosts.mine)];
+  const std::vector<int> here = hosts.here();
   std::byte has_met{1};
   if (here.size() > 1) {
     try {
@@ -263,7 +253,7 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
   std::ranges::sort(members, {}, [](const std::vector<int>& host) { return host.front(); });
   hosts.members = std::move(members);
   number(hosts, cards.size(), self);
-  if (hosts.members[static_cast<std::size_t>(hosts.mine)].size() == 1) hosts.local = single_group();
+  if (hosts.here().size() == 1) hosts.local = single_group();
   hosts.local->set_timeout(timeout);
   return met;
 }

@@ -26,7 +26,9 @@ struct Hosts {
   int mine = 0;
   std::shared_ptr<SyncGroup> local;  ///< of the ranks of this host, in their order
 
-  [[nodiscard]] int leader(int host) const { return members[static_cast<std::size_t>(host)].front(); }
+  [[nodiscard]] const std::vector<int>& on(int host) const { return members[static_cast<std::size_t>(host)]; }
+  [[nodiscard]] const std::vector<int>& here() const { return on(mine); }
+  [[nodiscard]] int leader(int host) const { return on(host).front(); }
   [[nodiscard]] bool is_here(int rank) const { return host_of[static_cast<std::size_t>(rank)] == mine; }
 };
 

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <thread>
 
-#include "src/mpi/mpi_waits.hpp"
+#include <fmt/core.h>
+
+#include "src/mpi/mpi_group.hpp"
 #include "src/sync/local_group.hpp"
 
 namespace muster::mpi {
@@ -16,14 +18,42 @@ using std::chrono::milliseconds;
 
 // Ranks of another host that are told of a failure: one must listen, and all are where they are few.
 constexpr std::size_t most_told = 64;
-constexpr std::chrono::microseconds nap{200};
+constexpr std::chrono::microseconds settle_nap{200};
 constexpr milliseconds longest_unpumped{1};
 
 }  // namespace
 
+void FirstCause::propose(int host, const Error& cause) {
+  const std::lock_guard lock(mutex_);
+  if (!since_) since_ = Clock::now();
+  proposals_.emplace(host, cause);
+}
+
+std::optional<Error> FirstCause::best() const {
+  const std::lock_guard lock(mutex_);
+  if (decided_ || proposals_.empty()) return std::nullopt;
+  return proposals_.begin()->second;
+}
+
+std::optional<FirstCause::Clock::time_point> FirstCause::since() const {
+  const std::lock_guard lock(mutex_);
+  return since_;
+}
+
+void FirstCause::decide(const Error& cause) {
+  const std::lock_guard lock(mutex_);
+  if (!since_) since_ = Clock::now();
+  if (!decided_) decided_ = cause;
+}
+
+std::optional<Error> FirstCause::decided() const {
+  const std::lock_guard lock(mutex_);
+  return decided_;
+}
+
 std::size_t MpiGroup::told_of(int host) const noexcept {
   const std::size_t others = hosts_.members.size() - 1;
-  return std::min(std::max<std::size_t>(2, most_told / others), hosts_.members[static_cast<std::size_t>(host)].size());
+  return std::min(std::max<std::size_t>(2, most_told / others), hosts_.on(host).size());
 }
 
 void MpiGroup::tell_other_hosts(const Control& notice) {
@@ -31,7 +61,7 @@ void MpiGroup::tell_other_hosts(const Control& notice) {
     if (host == hosts_.mine) continue;
     // The leader, who decides; then beginning with the counterpart: together the ranks of this host tell all of that
     // one.
-    const std::vector<int>& members = hosts_.members[static_cast<std::size_t>(host)];
+    const std::vector<int>& members = hosts_.on(host);
     family_->tell(members.front(), notice);
     std::size_t left = told_of(host) - 1;
     for (std::size_t i = 0; left != 0; ++i) {
@@ -85,13 +115,10 @@ void MpiGroup::pass_on_local_failure() noexcept {
 Error MpiGroup::origin_of(const Error& cause) const {
   const int lost = cause.rank().value_or(-1);
   if (cause.kind() != ErrorKind::peer_lost || lost < 0 || lost >= size() || hosts_.is_here(lost)) return cause;
-  for (const int mate : hosts_.members[static_cast<std::size_t>(hosts_.mine)]) {
+  for (const int mate : hosts_.here()) {
     if (mate == rank() || !liveness(mate)->is_dead()) continue;
-    const RankInfo& dead = info(mate);
-    return Error(ErrorKind::peer_lost,
-                 fmt::format("rank {} (host {}, pid {}) died; rank {} noticed it by this: {}", mate, dead.host,
-                             dead.pid, rank(), cause.what()),
-                 {.rank = mate, .pid = dead.pid, .host = dead.host});
+    return error_of(info(mate), ErrorKind::peer_lost,
+                    fmt::format("{} died; rank {} noticed it by this: {}", name_of(info(mate)), rank(), cause.what()));
   }
   return cause;
 }
@@ -118,7 +145,7 @@ void MpiGroup::poison(const Error& news) noexcept {
 }
 
 bool MpiGroup::settles() const noexcept {
-  return has_other_hosts() && !parent_ && !has_ended_.load();
+  return has_other_hosts() && !is_companion() && !has_ended_.load();
 }
 
 std::optional<Error> MpiGroup::verdict() const {
@@ -149,8 +176,7 @@ std::optional<Error> MpiGroup::failure() const {
 bool MpiGroup::is_settled() const {
   const auto since = standing_->first_cause.since();
   if (!since) return false;
-  const bool decides = rank() == hosts_.leader(hosts_.mine) ||
-                       told_of(hosts_.mine) == hosts_.members[static_cast<std::size_t>(hosts_.mine)].size();
+  const bool decides = rank() == hosts_.leader(hosts_.mine) || told_of(hosts_.mine) == hosts_.here().size();
   return Clock::now() - *since > FirstCause::settling + (decides ? milliseconds(0) : FirstCause::lead);
 }
 
@@ -166,7 +192,7 @@ Error MpiGroup::settle() noexcept {
     } catch (const Error&) {
       // As far as is known, then.
     }
-    std::this_thread::sleep_for(nap);
+    std::this_thread::sleep_for(settle_nap);
   }
   return decide();
 }

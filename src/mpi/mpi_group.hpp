@@ -26,11 +26,11 @@
 #include <string>
 #include <vector>
 
-#include "src/mpi/control.hpp"
 #include "src/mpi/family.hpp"
+#include "src/mpi/first_cause.hpp"
 #include "src/mpi/host_tree.hpp"
 #include "src/mpi/hosts.hpp"
-#include "src/mpi/standing.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::mpi {
 
@@ -63,10 +63,10 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
-  /// Runs a call of MPI while tensors are under way between this rank and another one. What MPI fails with is thrown as
-  /// Error(peer_lost): it cannot reach that rank any more.
+  /// Runs a call of MPI between this rank and another one. What MPI fails with is thrown as Error(peer_lost): it cannot
+  /// reach that rank any more.
   template <class Call>
-  auto towards(int other, const Call& call) const;
+  auto towards(int other, const Call& call, const char* phase = "moving tensors") const;
   /// Likewise, of a rank of this host: its death is seen at once. Those of other hosts are the group's waits' to find.
   void throw_if_dead(int other) const;
 
@@ -81,6 +81,7 @@ class MpiGroup final : public SyncGroup, private Listener {
 
  private:
   class Phase;
+  class Awaiting;
   /// What is known of a rank of another host.
   struct View {
     std::uint64_t progress = 0;
@@ -119,7 +120,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] bool settles() const noexcept;
   /// Connections break where a rank has died, and where one has left because of that: a death on this host comes first.
   [[nodiscard]] Error origin_of(const Error& cause) const;
-  [[noreturn]] void throw_lost(int other, const Error& error) const;
+  [[noreturn]] void throw_lost(int other, const char* phase, const Error& error) const;
   [[nodiscard]] bool is_settled() const;
   /// What this host's ranks throw, where that is decided.
   [[nodiscard]] std::optional<Error> verdict() const;
@@ -137,11 +138,14 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Ranks of this host: who waits for them elsewhere is told; a companion fails whoever waits for them.
   void look_for_the_dead(const WaitOptions& options);
   void tell_other_hosts(const Control& notice);
+  /// A rank that has `end` ("died").
+  [[noreturn]] void fail_because(int other, const char* end, const WaitOptions& options);
   [[noreturn]] void time_out(const std::vector<int>& late, std::chrono::steady_clock::duration waited,
                              const WaitOptions& options);
   /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
   template <class Call>
   auto locally(int on, const Call& call);
+  /// The same of what `on` waits for: what fails is the group.
   template <class Call>
   auto or_fail(int on, const WaitOptions& options, const Call& call);
   /// With this group's deadline, not the local group's own, and `grace` more.
@@ -156,14 +160,12 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
-  [[nodiscard]] bool is_alone_here() const noexcept {
-    return hosts_.members[static_cast<std::size_t>(hosts_.mine)].size() == 1;
-  }
+  [[nodiscard]] bool is_companion() const noexcept { return standing_->parent != nullptr; }
+  [[nodiscard]] bool is_alone_here() const noexcept { return hosts_.here().size() == 1; }
 
   std::shared_ptr<Family> family_;
   int number_;
   Hosts hosts_;
-  std::shared_ptr<Standing> parent_;  // of a companion
   std::shared_ptr<Standing> standing_;
   std::uint32_t round_ = 0;
   // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
@@ -177,12 +179,66 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::atomic<std::chrono::steady_clock::time_point> looked_around_{};  // by any thread that waits
 };
 
+/// A call of the group: what this rank is in, for those who ask. Throws where the thread may not call MPI.
+class MpiGroup::Phase {
+ public:
+  Phase(MpiGroup& group, const char* phase) : group_(group) {
+    if (group.has_ended_.load()) throw *group.failure();
+    if (group.has_other_hosts()) group.family_->enter();
+    before_ = group.phase_.exchange(phase);
+  }
+  ~Phase() { group_.phase_.store(before_); }
+  Phase(const Phase&) = delete;
+  Phase& operator=(const Phase&) = delete;
+
+ private:
+  MpiGroup& group_;
+  const char* before_ = nullptr;
+};
+
+/// While this rank waits for another one (-1: for none, or all of its host): for those who ask.
+class MpiGroup::Awaiting {
+ public:
+  Awaiting(MpiGroup& group, int on) : place_(group.waits_for_), before_(place_.exchange(on)) {}
+  ~Awaiting() { place_.store(before_); }
+  Awaiting(const Awaiting&) = delete;
+  Awaiting& operator=(const Awaiting&) = delete;
+
+ private:
+  std::atomic<int>& place_;
+  int before_;
+};
+
 template <class Call>
-auto MpiGroup::towards(int other, const Call& call) const {
+auto MpiGroup::towards(int other, const Call& call, const char* phase) const {
   try {
     return call();
   } catch (const Error& error) {
-    throw_lost(other, error);
+    throw_lost(other, phase, error);
+  }
+}
+
+template <class Call>
+auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
+  try {
+    return towards(on, call, options.phase);
+  } catch (const Error& error) {
+    if (!known_failure()) sync::fail(*this, error);
+    pass_on_local_failure();
+    throw *failure();
+  }
+}
+
+template <class Call>
+auto MpiGroup::locally(int on, const Call& call) {
+  const Awaiting awaiting(*this, on);
+  try {
+    return call();
+  } catch (const Error&) {
+    // An argument error leaves the local group as it was.
+    if (!local().failure()) throw;
+    pass_on_local_failure();
+    throw *failure();
   }
 }
 

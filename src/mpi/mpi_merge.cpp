@@ -1,7 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers are those of mpi_merge.hpp.
-
-#include "src/mpi/mpi_merge.hpp"
+// Merging across hosts: ranks of other hosts send to the first rank by MPI, those of its own host write what they would
+// send into windows of shared memory (merge_rings.hpp).
+//
+//  1. offer: every rank checks that its tensor can be merged; the first rank tells what memory it has and may take. All
+//     see from the records whether the merged tensor and the window fit (receive_need.hpp).
+//  2. All compute the same layout from the records. A sender says that it is ready; the first rank takes memory, opens
+//     receives and says yes to all, or no to all.
+//  3. A tensor whose bytes lie together in the merged one (concat along the first dimension, stack) is received where
+//     it belongs. Any other comes through the window: two pieces a sender, whose rows are copied to their places while
+//     the next piece is under way.
+//  4. Of max and sum the window holds a piece of every sender: when all have come they are reduced into the merged
+//     tensor, the sources in the order of the list, so that the bits are those of the other routes.
+//  5. The first rank's own tensor is copied meanwhile.
+//  6. A sender of the first rank's host has no receives: its pieces are windows of a ring, taken like the others.
+// So the first rank has the merged tensor and the window, never the senders' tensors.
 
 #include <fmt/core.h>
 
@@ -17,7 +29,6 @@
 #include "src/merge/reduce.hpp"
 #include "src/merge/rows.hpp"
 #include "src/mpi/merge_rings.hpp"
-#include "src/mpi/mpi_parcel.hpp"
 #include "src/mpi/mpi_route.hpp"
 #include "src/shm/stream_copy.hpp"
 #include "src/sync/failing.hpp"
@@ -86,7 +97,7 @@ struct MergeWord {
 /// Steps 2 to 5 on the first rank.
 class Receiving final : public Inflow::Sink {
  public:
-  Receiving(const gather::Call& call, MpiGroup& group, ReceivePool& pool, Plan plan)
+  Receiving(const gather::Call& call, MpiGroup& group, BufferPool& pool, Plan plan)
       : call_(call), group_(group), pool_(pool), plan_(std::move(plan)), own_(call.value->as_tensor().view()) {}
 
   void run();
@@ -124,11 +135,11 @@ class Receiving final : public Inflow::Sink {
 
   const gather::Call& call_;
   MpiGroup& group_;
-  ReceivePool& pool_;
+  BufferPool& pool_;
   Plan plan_;
   const TensorView& own_;
-  ReceivePool::Buffer target_;
-  ReceivePool::Buffer window_;
+  BufferPool::Buffer target_;
+  BufferPool::Buffer window_;
   std::vector<std::byte> staging_;                      // of own strided elements
   std::vector<std::optional<std::uint64_t>> straight_;  // by lane, which is the source less one
   std::vector<std::uint64_t> first_slot_;               // of the window, by lane
@@ -180,7 +191,7 @@ void Receiving::take_memory() {
     if (!straight_.back() && !plan_.is_near[source] && plan_.bytes[source] != 0) slots += most_open;
   }
   const std::uint64_t window = slots * plan_.window_piece;
-  std::vector<ReceivePool::Buffer> buffers =
+  std::vector<BufferPool::Buffer> buffers =
       pool_.take(std::array<std::uint64_t, 2>{target, window}, call_.options->pool_limit);
   target_ = std::move(buffers[0]);
   window_ = std::move(buffers[1]);
@@ -194,12 +205,10 @@ bool Receiving::take_heads() {
   for (std::size_t source = 1; source < call_.list.size(); ++source) {
     if (plan_.bytes[source] == 0) continue;
     ParcelHead& head = heads_[source - 1];
-    do {
-      const std::vector<std::byte> message =
-          group_.receive(call_.list[source], largest_piece, call_.wait("merge: receiving"), Subject::exchange);
-      if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
-      std::memcpy(&head, message.data(), sizeof head);
-    } while (head.exchange != call_.number);
+    const std::vector<std::byte> message =
+        gather::receive_of(call_, call_.list[source], largest_piece, "merge: receiving");
+    if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    std::memcpy(&head, message.data(), sizeof head);
     all_are_well = all_are_well && head.is_well != 0;
   }
   return all_are_well;
@@ -285,7 +294,7 @@ Tensor Receiving::result() {
 class MpiMerge final : public gather::Transfer {
  public:
   MpiMerge(const gather::Call& call, MpiGroup& group)
-      : call_(call), group_(group), pool_(receive_pool_of(group)), own_(call.value->as_tensor().view()) {}
+      : call_(call), group_(group), pool_(buffer_pool_of(group)), own_(call.value->as_tensor().view()) {}
 
   void offer(Record& record) override {
     if (call_.is_first()) offer_to_receive(call_, *pool_, record);
@@ -380,7 +389,7 @@ class MpiMerge final : public gather::Transfer {
 
   const gather::Call& call_;
   MpiGroup& group_;
-  std::shared_ptr<ReceivePool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   const TensorView& own_;
   Tensor result_;
 };

@@ -1,14 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/mpi/mpi_tree.hpp"
 
+#include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
 
 #include "src/core/descriptor.hpp"
+#include "src/core/element_range.hpp"
 
 namespace muster::mpi {
+
+std::vector<Piece> cut(const std::vector<Placed>& tensors) {
+  std::vector<Piece> pieces;
+  bool is_packing = false;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Placed& tensor = tensors[i];
+    if (tensor.bytes == 0) continue;
+    if (tensor.bytes >= large_tensor) {
+      for (std::uint64_t at = 0; at < tensor.bytes; at += cut_piece)
+        pieces.push_back({tensor.offset + at, std::min(cut_piece, tensor.bytes - at), i, 1});
+      is_packing = false;
+      continue;
+    }
+    const std::uint64_t end = tensor.offset + tensor.bytes;
+    if (is_packing && end - pieces.back().offset <= packed_piece) {
+      pieces.back().bytes = end - pieces.back().offset;
+      pieces.back().count = i + 1 - pieces.back().first;
+      continue;
+    }
+    pieces.push_back({tensor.offset, tensor.bytes, i, 1});
+    is_packing = true;
+  }
+  return pieces;
+}
 
 OutgoingTree::OutgoingTree(const Config& value, gather::Record& record) {
   core::SlotLayout layout;
@@ -24,9 +52,17 @@ OutgoingTree::OutgoingTree(const Config& value, gather::Record& record) {
   record.moving_bytes = bytes_;
 }
 
-void OutgoingTree::copy(std::byte* target) const {
+std::vector<std::byte> OutgoingTree::message(std::span<const std::byte> front, bool with_bytes) const {
+  std::vector<std::byte> message;
+  message.reserve(front.size() + descriptor_.size() + (with_bytes ? bytes_ : 0));
+  message.insert(message.end(), front.begin(), front.end());
+  message.insert(message.end(), descriptor_.begin(), descriptor_.end());
+  if (!with_bytes) return message;
+  const std::size_t begin = message.size();
+  message.resize(begin + bytes_);
   for (std::size_t i = 0; i < places_.size(); ++i)
-    if (places_[i].bytes != 0) copy_contiguous(tensors_[i]->view(), target + places_[i].offset);
+    if (places_[i].bytes != 0) copy_contiguous(tensors_[i]->view(), message.data() + begin + places_[i].offset);
+  return message;
 }
 
 bool OutgoingTree::is_packed(const Piece& piece) const {
@@ -42,19 +78,42 @@ const std::shared_ptr<const void>& OutgoingTree::owner_of(const Piece& piece) co
 }
 
 void OutgoingTree::pack(const Piece& piece, std::byte* target) const {
-  mpi::pack(piece, places_, tensors_, target);
+  const Placed& first = places_[piece.first];
+  if (piece.count == 1 && piece.bytes != first.bytes) {
+    // A part of a large strided tensor.
+    const TensorView& view = tensors_[piece.first]->view();
+    const auto item = static_cast<std::uint64_t>(itemsize(view.dtype()));
+    const std::uint64_t inside = piece.offset - first.offset;
+    core::copy_elements(view, static_cast<std::int64_t>(inside / item),
+                        static_cast<std::int64_t>((inside + piece.bytes) / item), target);
+    return;
+  }
+  for (std::size_t i = piece.first; i < piece.first + piece.count; ++i)
+    if (places_[i].bytes != 0) copy_contiguous(tensors_[i]->view(), target + (places_[i].offset - piece.offset));
 }
 
-Config take_tree(std::span<const std::byte> descriptor, std::uint64_t bytes, const std::shared_ptr<std::byte>& buffer,
-                 std::vector<Placed>& places) {
-  return core::decode_descriptor(
-      descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::Place place) -> Tensor {
-        if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)
-          throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
-        places.push_back({place.offset, length});
-        if (length == 0) return {TensorView(dtype, shape, nullptr), nullptr};
-        return {TensorView(dtype, shape, buffer.get() + place.offset), buffer};
-      });
+IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t bytes,
+                       const std::shared_ptr<std::byte>& buffer, std::span<const std::byte> riding) {
+  IncomingTree tree;
+  std::vector<Placed> places;
+  try {
+    tree.config = core::decode_descriptor(
+        descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::Place place) -> Tensor {
+          if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)
+            throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+          places.push_back({place.offset, length});
+          tree.tensor_bytes += length;
+          if (length == 0) return {TensorView(dtype, shape, nullptr), nullptr};
+          return {TensorView(dtype, shape, buffer.get() + place.offset), buffer};
+        });
+  } catch (const Error& error) {
+    throw error.with_context(fmt::format("taking in what rank {} sent", sender));
+  }
+  if (riding.empty())
+    tree.pieces = cut(places);
+  else
+    std::memcpy(buffer.get(), riding.data(), riding.size());
+  return tree;
 }
 
 }  // namespace muster::mpi

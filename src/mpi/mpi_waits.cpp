@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an MpiGroup waits and how it ends.
 
-#include "src/mpi/mpi_waits.hpp"
+#include "src/mpi/mpi_group.hpp"
 
 #include <fmt/core.h>
 
@@ -47,11 +47,8 @@ void MpiGroup::tell_leaving() noexcept {
   if (!has_other_hosts() || known_failure() || has_ended_.load()) return;
   try {
     // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
-    Control notice;
-    notice.kind = ControlKind::left;
-    notice.from = rank();
-    notice.group = number_;
     if (rank() != hosts_.leader(hosts_.mine)) return;
+    const Control notice{.kind = ControlKind::left, .from = rank(), .group = number_};
     const HostTree tree = host_tree();
     for (const int child : tree.children(hosts_.mine)) family_->tell(hosts_.leader(child), notice);
     if (hosts_.mine != 0) family_->tell(hosts_.leader(tree.parent(hosts_.mine)), notice);
@@ -81,14 +78,10 @@ void MpiGroup::take(const Control& control) {
       view.phase = "leaving";
       break;
     case ControlKind::ask: {
-      Control answer;
-      answer.kind = ControlKind::answer;
-      answer.from = rank();
-      answer.group = number_;
+      Control answer{.kind = ControlKind::answer, .from = rank(), .group = number_, .waits_for = awaited()};
       answer.progress = standing_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
-      if (parent_) answer.progress += parent_->progress.load(std::memory_order_relaxed);
-      answer.waits_for = awaited();
+      if (is_companion()) answer.progress += standing_->parent->progress.load(std::memory_order_relaxed);
       put_text(answer.phase, phase_.load());
       family_->tell(control.from, answer);
       break;
@@ -114,7 +107,7 @@ void MpiGroup::take(const Control& control) {
 
 void MpiGroup::progress() noexcept {
   standing_->progress.fetch_add(1, std::memory_order_relaxed);
-  if (parent_) parent_->progress.fetch_add(1, std::memory_order_relaxed);
+  if (is_companion()) standing_->parent->progress.fetch_add(1, std::memory_order_relaxed);
   local().progress();
   // Who asks must hear from a rank that works for long inside one call.
   const milliseconds often = family_->is_under_way() ? milliseconds(1) : milliseconds(200);
@@ -147,8 +140,7 @@ std::string MpiGroup::describe(int rank) {
                                   : answers(rank)        ? "alive"
                                                          : "does not answer",
                                   view.phase.empty() ? std::string() : fmt::format(", last seen in '{}'", view.phase));
-  const std::vector<int>& mates =
-      hosts_.members[static_cast<std::size_t>(hosts_.host_of[static_cast<std::size_t>(rank)])];
+  const std::vector<int>& mates = hosts_.on(hosts_.host_of[static_cast<std::size_t>(rank)]);
   if (mates.size() > 1 && !hosts_.is_here(rank) && std::ranges::none_of(mates, answers))
     words += fmt::format(" and the {} other rank{} of that host", mates.size() - 1, mates.size() == 2 ? "" : "s");
   return words;
@@ -159,7 +151,7 @@ int MpiGroup::awaited() const {
   const auto* shared = dynamic_cast<const sync::LocalGroup*>(hosts_.local.get());
   const std::optional<int> place = shared == nullptr ? std::nullopt : shared->missing();
   if (!place) return -1;
-  return hosts_.members[static_cast<std::size_t>(hosts_.mine)][static_cast<std::size_t>(*place)];
+  return hosts_.here()[static_cast<std::size_t>(*place)];
 }
 
 MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseconds every) {
@@ -174,11 +166,7 @@ MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseco
     if (now - begin > every && now - link.asked > every && !link.is_asked && !link.is_dead) {
       link.asked = now;
       link.is_asked = true;
-      Control question;
-      question.kind = ControlKind::ask;
-      question.from = this->rank();
-      question.group = number_;
-      family_->tell(at, question);
+      family_->tell(at, {.kind = ControlKind::ask, .from = this->rank(), .group = number_});
     }
     chain.progress += link.progress;
     chain.end = at;
@@ -199,11 +187,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   const milliseconds timeout = sync::timeout_of(options.timeout, this->timeout()) + grace;
   // Several times within the deadline, however short: who is not asked cannot say that it moves.
   const milliseconds every = std::min(asking, timeout / 5);
-  struct Awaiting {
-    std::atomic<int>& place;
-    int before;
-    ~Awaiting() { place.store(before); }
-  } const awaiting{waits_for_, waits_for_.exchange(on.empty() ? -1 : on.front())};
+  const Awaiting awaiting(*this, on.empty() ? -1 : on.front());
   std::vector<Seen> seen(on.size(), Seen{0, begin});
   Clock::time_point looked = begin;
   Clock::time_point logged = begin;
@@ -234,10 +218,8 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
       continue;
     }
     if (options.stop.stop_requested())
-      sync::fail(*this, Error(ErrorKind::cancelled,
-                              fmt::format("rank {} (host {}, pid {}) cancelled '{}'", rank(), info(rank()).host,
-                                          info(rank()).pid, options.phase),
-                              {.rank = rank(), .pid = info(rank()).pid, .host = info(rank()).host}));
+      sync::fail(*this, error_of(info(rank()), ErrorKind::cancelled,
+                                 fmt::format("{} cancelled '{}'", name_of(info(rank())), options.phase)));
     if (sleep)
       sleep(slice);
     else
@@ -256,11 +238,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
         if (view.has_left && !may_have_left && now - view.heard > last_messages) end = "left the group";
         if (view.is_dead && !view.has_left) end = "died";
       }
-      if (end != nullptr && !done())
-        sync::fail(*this, Error(ErrorKind::peer_lost,
-                                fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'", on[i],
-                                            info(on[i]).host, info(on[i]).pid, end, rank(), options.phase),
-                                {.rank = on[i], .pid = info(on[i]).pid, .host = info(on[i]).host}));
+      if (end != nullptr && !done()) fail_because(on[i], end, options);
       if (chain.progress != seen[i].progress) {
         seen[i] = {chain.progress, now};
         local().progress();
@@ -282,54 +260,44 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
 
 void MpiGroup::throw_if_dead(int other) const {
   if (!shares_memory(other) || !liveness(other)->is_dead()) return;
-  const RankInfo& dead = info(other);
-  throw Error(ErrorKind::peer_lost,
-              fmt::format("rank {} (host {}, pid {}) died while tensors were under way between it and rank {}", other,
-                          dead.host, dead.pid, rank()),
-              {.rank = other, .pid = dead.pid, .host = dead.host});
+  throw error_of(
+      info(other), ErrorKind::peer_lost,
+      fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)), rank()));
 }
 
-void MpiGroup::throw_lost(int other, const Error& error) const {
+void MpiGroup::throw_lost(int other, const char* phase, const Error& error) const {
   if (error.kind() != ErrorKind::io) throw Error(error);
-  const RankInfo& lost = info(other);
-  throw Error(ErrorKind::peer_lost,
-              fmt::format("the connection to rank {} (host {}, pid {}) broke while tensors were under way: {}", other,
-                          lost.host, lost.pid, error.what()),
-              {.rank = other, .pid = lost.pid, .host = lost.host});
+  throw error_of(info(other), ErrorKind::peer_lost,
+                 fmt::format("in '{}' of rank {} with {}: {}", phase, rank(), name_of(info(other)), error.what()));
+}
+
+void MpiGroup::fail_because(int other, const char* end, const WaitOptions& options) {
+  sync::fail(*this, error_of(info(other), ErrorKind::peer_lost,
+                             fmt::format("{} {} while rank {} was in '{}'", name_of(info(other)), end, rank(),
+                                         options.phase)));
 }
 
 void MpiGroup::look_for_the_dead(const WaitOptions& options) {
-  for (const int rank : hosts_.members[static_cast<std::size_t>(hosts_.mine)]) {
+  for (const int rank : hosts_.here()) {
     if (rank == this->rank() || !liveness(rank)->is_dead()) continue;
-    if (parent_)
-      sync::fail(*this, Error(ErrorKind::peer_lost,
-                              fmt::format("rank {} (host {}, pid {}) died while rank {} was in '{}'", rank,
-                                          info(rank).host, info(rank).pid, this->rank(), options.phase),
-                              {.rank = rank, .pid = info(rank).pid, .host = info(rank).host}));
+    if (is_companion()) fail_because(rank, "died", options);
     const auto hold = family_->lock();
     View& view = views_[static_cast<std::size_t>(rank)];
     view.is_dead = true;
     if (std::exchange(view.is_told, true)) continue;
-    Control notice;
-    notice.kind = ControlKind::died;
-    notice.from = this->rank();
-    notice.group = number_;
-    notice.about = rank;
-    tell_other_hosts(notice);
+    tell_other_hosts(Control{.kind = ControlKind::died, .from = this->rank(), .group = number_, .about = rank});
   }
 }
 
 void MpiGroup::time_out(const std::vector<int>& late, Clock::duration waited, const WaitOptions& options) {
   std::string names;
   for (const int rank : late) names += (names.empty() ? "" : ", ") + describe(rank);
-  const RankInfo& first = info(late.front());
   sync::fail(
       *this,
-      Error(ErrorKind::timeout,
-            fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does and "
-                        "whether that host can be reached, or raise the timeout (MUSTER_TIMEOUT, seconds)",
-                        rank(), seconds(waited), options.phase, names),
-            {.rank = late.front(), .pid = first.pid, .host = first.host}));
+      error_of(info(late.front()), ErrorKind::timeout,
+               fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does and "
+                           "whether that host can be reached, or raise the timeout (MUSTER_TIMEOUT, seconds)",
+                           rank(), seconds(waited), options.phase, names)));
 }
 
 void MpiGroup::do_wait_until(const std::function<bool()>& done,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI_COMM_WORLD as world().
+// mpi_group(), and MPI_COMM_WORLD as world().
 //
 // A process manager of MPI takes a process that has initialised MPI and ends without MPI_Finalize for one that has
 // crashed: it kills the others, whatever the process's own status was, and returns the statuses that there were. So
@@ -13,14 +13,18 @@
 
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <thread>
 
 #include "muster/log.hpp"
 #include "muster/mpi.hpp"
-#include "src/mpi/call_watch.hpp"
 #include "src/mpi/ending.hpp"
+#include "src/mpi/mpi_group.hpp"
 #include "src/os/process.hpp"
 #include "src/os/signal_action.hpp"
 #include "src/sync/mpi_library.hpp"
@@ -29,10 +33,65 @@
 namespace muster::mpi {
 namespace {
 
+MpiThreads threads_of_mpi() {
+  int level = MPI_THREAD_SINGLE;
+  check(MPI_Query_thread(&level), "asking for the level of thread support");
+  if (level == MPI_THREAD_MULTIPLE) return MpiThreads::all;
+  if (level == MPI_THREAD_SERIALIZED) return MpiThreads::each;
+  int is_main = 0;
+  check(MPI_Is_thread_main(&is_main), "asking for the main thread");
+  if (is_main == 0)
+    throw Error(ErrorKind::unsupported,
+                "mpi_group: MPI was initialised for calls of its main thread only, and this is another one: initialise "
+                "it with MPI_THREAD_MULTIPLE, or make the group there");
+  return MpiThreads::one;
+}
+
+std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_of(const Hosts& hosts, int self) {
+  std::map<int, std::shared_ptr<const PeerLiveness>> neighbours;
+  for (const int rank : hosts.here())
+    if (rank != self) neighbours.emplace(rank, hosts.local->liveness(hosts.place_of[static_cast<std::size_t>(rank)]));
+  return neighbours;
+}
+
 std::int64_t initialiser = 0;  // the process that has initialised MPI
 
 // All ranks have said that they are through when it is called.
 constexpr std::chrono::seconds longest_finalize{10};
+
+/// Beside one call of MPI that waits for all ranks, has no deadline and cannot be cancelled: made before it, destroyed
+/// when it has returned.
+class CallWatch {
+ public:
+  using Look = std::function<void(std::chrono::milliseconds)>;
+  /// `look` is called in a thread of its own several times a second with the time that the call has taken; it ends the
+  /// process where that is too long.
+  explicit CallWatch(Look look) : thread_([this, look = std::move(look)] { run(look); }) {}
+  ~CallWatch() {
+    {
+      const std::lock_guard lock(mutex_);
+      has_returned_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+
+ private:
+  void run(const Look& look) {
+    constexpr std::chrono::milliseconds between_looks{100};
+    const auto begin = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, between_looks, [this] { return has_returned_; }))
+      look(std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin));
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool has_returned_ = false;
+  std::thread thread_;
+};
 
 /// MPI_Finalize may wait for ever (ending.hpp): past a deadline the process ends without. It is in exit() already. What
 /// would come after this, handlers and destructors registered before MPI was initialised, would run in the thread that
@@ -160,3 +219,31 @@ int ranks() {
 
 }  // namespace
 }  // namespace muster::mpi
+
+namespace muster {
+
+std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& options) {
+  if (mpi::must_rest()) throw Error(ErrorKind::unsupported, std::string("mpi_group: ") + mpi::resting_words);
+  if (!mpi::is_running())
+    throw Error(ErrorKind::argument,
+                "mpi_group: MPI is not initialised here, or has ended: call MPI_Init_thread before");
+  const mpi::MpiThreads threads = mpi::threads_of_mpi();
+  const std::chrono::milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
+  mpi::advance_endings();
+  const auto family = std::make_shared<mpi::Family>(mpi::Comm::duplicate(comm, timeout), threads, timeout);
+  mpi::keep(family);
+  try {
+    mpi::Met met = mpi::meet(family->comm(), timeout);
+    family->introduce(met.ranks, mpi::neighbours_of(met.hosts, family->rank()));
+    if (met.hosts.members.size() > 1) family->spans_hosts();
+    auto group = std::make_shared<mpi::MpiGroup>(family, 0, std::move(met), timeout);
+    group->barrier({.timeout = {}, .stop = {}, .phase = "mpi_group"});
+    return group;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::version) family->has_failed();
+    family->retire();
+    throw;
+  }
+}
+
+}  // namespace muster

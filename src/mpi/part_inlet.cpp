@@ -9,7 +9,6 @@
 
 #include "src/mpi/mpi_route.hpp"
 #include "src/mpi/part_stream.hpp"
-#include "src/os/pages.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -25,14 +24,8 @@ constexpr auto part_nap = 200us;
 
 }  // namespace
 
-std::shared_ptr<PartPool> part_pool_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<PartPool>(group.extension(&key, [] { return std::make_shared<PartPool>(); }));
-}
-
 MpiInlet::MpiInlet(const gather::Call& call, MpiGroup& group, std::uint64_t part_bytes)
-    : group_(group), under_way_(group.family()), pool_(part_pool_of(group)), part_bytes_(part_bytes) {
-  pool_->set_size(os::whole_pages(part_bytes, os::page_size()));
+    : group_(group), under_way_(group.family()), pool_(buffer_pool_of(group)), part_bytes_(part_bytes) {
   for (std::size_t position = 1; position < call.list.size(); ++position)
     if (goes_by_mpi(call, group, call.list[position])) senders_.emplace_back().rank = call.list[position];
   group_.family().add_hook(this, [this] {
@@ -158,7 +151,7 @@ bool MpiInlet::take_head(Sender& from) {
   if (from.has_said_bye) return false;
   if (!from.head.is_open()) {
     Found found;
-    if (!found.look(group_.comm(), from.rank, group_.data_tag() + 1)) return false;
+    if (!found.look(group_.comm(), from.rank, group_.data_tag() + head_tag)) return false;
     from.head_bytes = std::make_shared<std::vector<std::byte>>(found.bytes());
     from.head = found.receive(*from.head_bytes, from.head_bytes);
   }
@@ -189,33 +182,24 @@ void MpiInlet::open_part(Sender& from, std::span<const std::byte> message) {
     const auto descriptor = message.subspan(head.header_bytes, head.descriptor_bytes);
     std::shared_ptr<std::byte> buffer;
     if (head.moving_bytes != 0) {
-      buffer = pool_->take(from.released);
+      // One size of all, so that each serves any part.
+      buffer = pool_->take(std::array{part_bytes_}, UINT64_MAX).front().data;
+      buffer = with_credit(std::move(buffer), from.released);
       part.is_counted = true;
     }
-    std::vector<Placed> places;
-    try {
-      part.config = take_tree(descriptor, head.moving_bytes, buffer, places);
-    } catch (const Error& error) {
-      throw error.with_context(fmt::format("taking in what rank {} sent", from.rank));
-    }
-    if (behind != 0)
-      std::memcpy(buffer.get(), message.last(behind).data(), behind);
-    else if (head.moving_bytes != 0)
-      receive_pieces(from, part, places, buffer);
+    IncomingTree tree = take_tree(from.rank, descriptor, head.moving_bytes, buffer, message.last(behind));
+    part.config = std::move(tree.config);
+    for (const Piece& piece : tree.pieces)
+      part.pieces.push_back(start_receive(group_.comm(), from.rank, group_.data_tag(),
+                                          {buffer.get() + piece.offset, piece.bytes}, buffer));
+    if (head.moving_bytes != 0 && behind == 0) tell(from.rank, {.kind = PartWord::Kind::grant});
   }
   from.parts.push_back(std::move(part));
 }
 
-void MpiInlet::receive_pieces(const Sender& from, Part& part, const std::vector<Placed>& places,
-                              const std::shared_ptr<std::byte>& buffer) {
-  for (const Piece& piece : cut(places))
-    part.pieces.push_back(
-        start_receive(group_.comm(), from.rank, group_.data_tag(), {buffer.get() + piece.offset, piece.bytes}, buffer));
-  tell(from.rank, {.kind = PartWord::Kind::grant});
-}
-
 void MpiInlet::tell(int rank, const PartWord& word) {
-  words_.emplace_back(rank, send_copy(group_.comm(), rank, group_.data_tag() + 2, std::as_bytes(std::span(&word, 1))));
+  words_.emplace_back(rank,
+                      send_copy(group_.comm(), rank, group_.data_tag() + word_tag, std::as_bytes(std::span(&word, 1))));
 }
 
 // Step 6.

@@ -7,7 +7,7 @@
 //  2. It sends a head: the stream's header, the descriptor, and the bytes themselves where they are few.
 //  3. The first rank takes heads whenever it may call MPI. Where more bytes follow it takes a buffer, opens its
 //     receives, and sends a grant: what is sent has a place already, so that nothing piles up inside MPI.
-//  4. The sender sends pieces (mpi_pieces.hpp), straight from its tensors, and waits until MPI has done with them.
+//  4. The sender sends pieces (mpi_tree.hpp), straight from its tensors, and waits until MPI has done with them.
 //  5. When the consumer asks for the part, the first rank waits for its pieces. A credit follows when the buffer's last
 //     owner lets it go, on any thread; of a part without bytes, when the consumer has it.
 //  6. The end, and every failure that leaves the group well: the sender says bye, the first rank that nothing more will
@@ -31,16 +31,16 @@
 #include <vector>
 
 #include "src/gather/route.hpp"
-#include "src/mpi/inflow.hpp"
+#include "src/mpi/buffer_pool.hpp"
+#include "src/mpi/flows.hpp"
 #include "src/mpi/mpi_group.hpp"
-#include "src/mpi/mpi_pieces.hpp"
 #include "src/mpi/mpi_tree.hpp"
-#include "src/mpi/part_pool.hpp"
 
 namespace muster::mpi {
 
-/// What the route keeps with a group's streams.
-std::shared_ptr<PartPool> part_pool_of(SyncGroup& group);
+/// Behind the group's data_tag(), which pieces have.
+inline constexpr int head_tag = 1;
+inline constexpr int word_tag = 2;
 
 /// From the first rank to a sender.
 struct PartWord {
@@ -73,17 +73,13 @@ class MpiOutlet final : public gather::PartOutlet {
  private:
   template <class Done>
   void wait(MpiGroup& group, const Done& done, const WaitOptions& options);
-  Pending start(int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper);
-  bool has_ended(Pending& message);
   void open_words();
   void take_words();
-  void send_head(const PartHead& head, std::span<const std::byte> header);
-  void send_pieces(const WaitOptions& options);
-  void drain(std::size_t fewer_than, const WaitOptions& options);
-  Pending send_piece(const Piece& piece);
+  void send_head(std::span<const std::byte> header, bool rides, const WaitOptions& options);
 
   int first_;
   MpiGroup& group_;
+  Outflow flow_;
   std::shared_ptr<PartWord> word_;
   Pending words_;  // open until the last one
   bool has_last_ = false;
@@ -96,7 +92,6 @@ class MpiOutlet final : public gather::PartOutlet {
   bool has_value_ = false;
   std::vector<Piece> pieces_;
   std::size_t next_piece_ = 0;
-  std::deque<Pending> under_way_;
 };
 
 class MpiInlet final : public gather::PartInlet {
@@ -141,14 +136,12 @@ class MpiInlet final : public gather::PartInlet {
   bool step_sender(Sender& sender);
   bool take_head(Sender& sender);
   void open_part(Sender& sender, std::span<const std::byte> message);
-  void receive_pieces(const Sender& sender, Part& part, const std::vector<Placed>& places,
-                      const std::shared_ptr<std::byte>& buffer);
   void tell(int rank, const PartWord& word);
   void attend(const std::stop_token& stop);
 
   MpiGroup& group_;
   Family::UnderWay under_way_;
-  std::shared_ptr<PartPool> pool_;
+  std::shared_ptr<BufferPool> pool_;
   std::uint64_t part_bytes_;
   std::vector<Sender> senders_;
 

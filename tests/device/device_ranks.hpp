@@ -14,7 +14,7 @@
 #include "muster/cuda.hpp"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
-#include "src/device/contexts.hpp"
+#include "src/device/driver.hpp"
 #include "src/device/memory_pool.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"

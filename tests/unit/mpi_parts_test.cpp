@@ -2,14 +2,18 @@
 // What the MPI route is made of and can be tested without MPI: pieces, the pool, how much memory a rank will need.
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
 #include <numeric>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/receive_need.hpp"
-#include "src/mpi/mpi_pieces.hpp"
-#include "src/mpi/receive_pool.hpp"
+#include "src/mpi/buffer_pool.hpp"
+#include "src/mpi/mpi_tree.hpp"
 #include "src/os/pages.hpp"
 
 using namespace muster;
@@ -48,13 +52,13 @@ void check_covered(const std::vector<Placed>& places, const std::vector<Piece>& 
   }
 }
 
-std::uint64_t taken(const std::vector<ReceivePool::Buffer>& buffers) {
+std::uint64_t taken(const std::vector<BufferPool::Buffer>& buffers) {
   return std::accumulate(buffers.begin(), buffers.end(), std::uint64_t{0},
-                         [](std::uint64_t sum, const ReceivePool::Buffer& buffer) { return sum + buffer.bytes; });
+                         [](std::uint64_t sum, const BufferPool::Buffer& buffer) { return sum + buffer.bytes; });
 }
 
-std::vector<ReceivePool::Buffer> take(ReceivePool& pool, const std::vector<std::uint64_t>& sizes,
-                                      std::uint64_t limit = UINT64_MAX) {
+std::vector<BufferPool::Buffer> take(BufferPool& pool, const std::vector<std::uint64_t>& sizes,
+                                     std::uint64_t limit = UINT64_MAX) {
   return pool.take(sizes, limit);
 }
 
@@ -125,7 +129,7 @@ TEST_CASE("small tensors share pieces, large ones are cut, empty ones have none"
 }
 
 TEST_CASE("free memory is used again, cut and grown; the pool grows by no more than what is missing") {
-  const auto pool = std::make_shared<ReceivePool>();
+  const auto pool = std::make_shared<BufferPool>();
   {
     const auto first = take(*pool, {10 * MiB, 0, 100});
     CHECK(taken(first) == 10 * MiB + 4096);
@@ -161,7 +165,7 @@ TEST_CASE("free memory is used again, cut and grown; the pool grows by no more t
 }
 
 TEST_CASE("a pool keeps no more than its limit, and its buffers outlive it") {
-  auto pool = std::make_shared<ReceivePool>();
+  auto pool = std::make_shared<BufferPool>();
   auto kept = take(*pool, {3 * MiB, 2 * MiB}, MiB);
   CHECK(pool->bytes() == 5 * MiB);
   kept.pop_back();
@@ -169,9 +173,50 @@ TEST_CASE("a pool keeps no more than its limit, and its buffers outlive it") {
   pool.reset();
   std::fill_n(kept.front().data.get(), 3 * MiB, std::byte{3});
   kept.clear();
-  pool = std::make_shared<ReceivePool>();
+  pool = std::make_shared<BufferPool>();
   CHECK_THROWS_AS((void)take(*pool, {MiB, std::uint64_t{1} << 60}), Error);
   CHECK(pool->bytes() <= MiB);
+}
+
+TEST_CASE("a part that nobody holds is the next one, and gives a credit, on any thread") {
+  auto pool = std::make_shared<BufferPool>();
+  const auto credits = std::make_shared<std::atomic<std::uint64_t>>(0);
+  const auto part = [&] { return with_credit(take(*pool, {MiB}).front().data, credits); };
+  auto first = part();
+  const std::byte* where = first.get();
+  std::memset(first.get(), 1, MiB);
+  std::shared_ptr<std::byte> kept = first;
+  first.reset();
+  CHECK(credits->load() == 0);
+  CHECK(part().get() != where);
+  CHECK(credits->load() == 1);
+  CHECK(pool->bytes() == 2 * MiB);
+  CHECK(pool->peak() == 2 * MiB);
+  std::jthread([moved = std::move(kept)]() mutable { moved.reset(); }).join();
+  CHECK(credits->load() == 2);
+  auto again = part();
+  CHECK(again.get() == where);
+  pool.reset();
+  std::memset(again.get(), 2, MiB);
+  again.reset();
+  CHECK(credits->load() == 3);
+}
+
+TEST_CASE("what is kept beyond a stream no longer counts and does not come back") {
+  const auto pool = std::make_shared<BufferPool>();
+  auto kept = take(*pool, {MiB, MiB});
+  kept.pop_back();
+  CHECK(pool->settle() == MiB);
+  CHECK(pool->bytes() == MiB);
+  CHECK(pool->peak() == 0);
+  kept.clear();
+  CHECK(pool->bytes() == MiB);
+  auto other = take(*pool, {MiB});
+  CHECK(pool->settle() + pool->trim(0) == 0);
+  other.clear();
+  CHECK(pool->bytes() == 0);
+  other = take(*pool, {2 * MiB});
+  CHECK(pool->peak() == 2 * MiB);
 }
 
 TEST_CASE("a first rank needs memory for what other hosts send, less what its pool has") {

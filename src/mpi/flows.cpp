@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/mpi/inflow.hpp"
+#include "src/mpi/flows.hpp"
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 
-#include "src/mpi/mpi_pieces.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 
@@ -21,6 +21,10 @@ constexpr milliseconds eager_for{10};
 // Others ask meanwhile whether this rank moves: the group has to look at its own messages, too.
 constexpr milliseconds longest_look{20};
 constexpr milliseconds between_looks{50};
+// Buffers of a sender: one is filled while others are under way.
+constexpr std::size_t most_buffers = 4;
+// Long against what is under way to one receiver on most links, and short enough for the dead to be named in a second.
+constexpr milliseconds longest_last_sends{250};
 
 }  // namespace
 
@@ -136,14 +140,96 @@ void Inflow::look_at_neighbours(const WaitOptions& wait) {
     group_.throw_if_dead(sender);
     if (!is_awaited(index)) state.moved = now;
     if (now - state.moved <= sync::timeout_of(wait.timeout, group_.timeout())) continue;
-    const RankInfo& info = group_.info(sender);
-    throw Error(
-        ErrorKind::timeout,
-        fmt::format("rank {} waited {:.1f} s in '{}' for a piece from rank {} (host {}, pid {}): look what that "
-                    "process does, or raise the timeout (MUSTER_TIMEOUT, seconds)",
-                    group_.rank(), std::chrono::duration<double>(now - state.moved).count(), wait.phase, sender,
-                    info.host, info.pid),
-        {.rank = sender, .pid = info.pid, .host = info.host});
+    throw error_of(
+        group_.info(sender), ErrorKind::timeout,
+        fmt::format("rank {} waited {:.1f} s in '{}' for a piece from {}: look what that process does, or raise the "
+                    "timeout (MUSTER_TIMEOUT, seconds)",
+                    group_.rank(), std::chrono::duration<double>(now - state.moved).count(), wait.phase,
+                    name_of(group_.info(sender))));
+  }
+}
+
+void Outflow::prepare(BufferPool& pool, std::size_t pieces, std::uint64_t bytes, std::uint64_t pool_limit) {
+  buffers_.clear();
+  const std::vector<std::uint64_t> sizes(std::min(pieces, most_buffers), bytes);
+  if (!sizes.empty()) buffers_ = pool.take(sizes, pool_limit);
+}
+
+void Outflow::prepare(BufferPool& pool, const OutgoingTree& tree, const std::vector<Piece>& pieces,
+                      std::uint64_t pool_limit) {
+  std::size_t packed = 0;
+  std::uint64_t largest = 0;
+  for (const Piece& piece : pieces) {
+    if (!tree.is_packed(piece)) continue;
+    ++packed;
+    largest = std::max(largest, piece.bytes);
+  }
+  // Two sizes in all, so that buffers serve again.
+  prepare(pool, packed, largest > packed_piece ? cut_piece : packed_piece, pool_limit);
+}
+
+std::shared_ptr<std::byte> Outflow::buffer(const WaitOptions& wait) {
+  for (;;) {
+    // Only this one holds it: no send under way does.
+    const auto unused =
+        std::ranges::find_if(buffers_, [](const BufferPool::Buffer& each) { return each.data.use_count() == 1; });
+    if (unused != buffers_.end()) return unused->data;
+    drain(under_way_.size() - 1, wait);
+  }
+}
+
+void Outflow::send(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& wait,
+                   int tag) {
+  drain(pieces_under_way - 1, wait);
+  under_way_.push_back(group_.towards(
+      to_, [&] { return start_send(group_.comm(), to_, group_.data_tag() + tag, bytes, std::move(keeper)); }));
+}
+
+void Outflow::send(const OutgoingTree& tree, const Piece& piece, const WaitOptions& wait) {
+  if (!tree.is_packed(piece)) return send(tree.bytes_of(piece), tree.owner_of(piece), wait);
+  const std::shared_ptr<std::byte> packed = buffer(wait);
+  tree.pack(piece, packed.get());
+  send({packed.get(), piece.bytes}, packed, wait);
+}
+
+void Outflow::finish(const WaitOptions& wait) {
+  drain(0, wait);
+}
+
+void Outflow::drain(std::size_t most, const WaitOptions& wait) {
+  if (under_way_.size() <= most) return;
+  const std::array<int, 1> on{to_};
+  try {
+    waits_->wait_for(
+        [&] {
+          eagerness_.begin();
+          for (;;) {
+            bool has_moved = false;
+            while (!under_way_.empty() && group_.towards(to_, [&] { return under_way_.front().test(); })) {
+              under_way_.pop_front();
+              group_.progress();
+              has_moved = true;
+            }
+            if (under_way_.size() <= most) return true;
+            if (!eagerness_.again(has_moved)) break;
+          }
+          group_.throw_if_dead(to_);
+          return false;
+        },
+        on, wait);
+  } catch (const Error& error) {
+    // A receiver that lives takes in what it has been promised, if both let MPI go on: then views are the caller's
+    // again.
+    const auto until = Clock::now() + (error.rank() == to_ ? std::chrono::milliseconds(0) : longest_last_sends);
+    for (;;) {
+      std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
+      if (std::ranges::none_of(under_way_, &Pending::borrows) || must_rest() || Clock::now() >= until) break;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    if (std::ranges::none_of(under_way_, &Pending::borrows)) throw;
+    throw error.with_context(
+        "tensors were being sent, and MPI may still read them: leave them where they are until "
+        "the process ends");
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/mpi/receive_pool.hpp"
+#include "src/mpi/buffer_pool.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -20,20 +20,20 @@ constexpr std::chrono::milliseconds headroom_age{50};
 }  // namespace
 
 /// A buffer outside; the pool has it again when its last owner goes.
-struct ReceivePool::Lent {
+struct BufferPool::Lent {
   os::PrivateMemory memory;
-  std::weak_ptr<ReceivePool> pool;
+  std::uint64_t epoch = 0;
+  std::weak_ptr<BufferPool> pool;
 
-  Lent(os::PrivateMemory taken, std::weak_ptr<ReceivePool> from) noexcept
-      : memory(std::move(taken)), pool(std::move(from)) {}
+  explicit Lent(std::weak_ptr<BufferPool> from) noexcept : pool(std::move(from)) {}
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
   ~Lent() {
-    if (const auto owner = pool.lock()) owner->give_back(std::move(memory));
+    if (const auto owner = pool.lock()) owner->give_back(std::move(memory), epoch);
   }
 };
 
-std::vector<ReceivePool::Buffer> ReceivePool::take(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
+std::vector<BufferPool::Buffer> BufferPool::take(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
   // The largest first: what is left of a free buffer may serve the smaller ones.
@@ -46,11 +46,13 @@ std::vector<ReceivePool::Buffer> ReceivePool::take(std::span<const std::uint64_t
   }
   for (const std::size_t i : order) {
     if (sizes[i] == 0) continue;
-    auto lent = std::make_shared<Lent>(os::PrivateMemory(), weak_from_this());
+    auto lent = std::make_shared<Lent>(weak_from_this());
     {
       const std::lock_guard lock(mutex_);
       lent->memory = find(sizes[i]);
+      lent->epoch = epoch_;
       lent_ += lent->memory.size();
+      peak_ = std::max(peak_, lent_ + free_bytes_);
     }
     buffers[i].bytes = lent->memory.size();
     std::byte* data = lent->memory.data();
@@ -62,7 +64,7 @@ std::vector<ReceivePool::Buffer> ReceivePool::take(std::span<const std::uint64_t
 }
 
 /// Free memory of that size: the smallest that is large enough, else the largest, grown, else fresh.
-os::PrivateMemory ReceivePool::find(std::uint64_t bytes) {
+os::PrivateMemory BufferPool::find(std::uint64_t bytes) {
   auto best = free_.end();
   for (auto at = free_.begin(); at != free_.end(); ++at) {
     const auto is_better = [&] {
@@ -89,22 +91,27 @@ os::PrivateMemory ReceivePool::find(std::uint64_t bytes) {
   return memory;
 }
 
-std::uint64_t ReceivePool::free_bytes() const {
+std::uint64_t BufferPool::free_bytes() const {
   const std::lock_guard lock(mutex_);
   return free_bytes_;
 }
 
-std::uint64_t ReceivePool::bytes() const {
+std::uint64_t BufferPool::bytes() const {
   const std::lock_guard lock(mutex_);
   return lent_ + free_bytes_;
 }
 
-std::uint64_t ReceivePool::trim(std::uint64_t most) {
+std::uint64_t BufferPool::peak() const {
+  const std::lock_guard lock(mutex_);
+  return peak_;
+}
+
+std::uint64_t BufferPool::trim(std::uint64_t most) {
   const std::lock_guard lock(mutex_);
   return trim_locked(most);
 }
 
-std::uint64_t ReceivePool::trim_locked(std::uint64_t most) noexcept {
+std::uint64_t BufferPool::trim_locked(std::uint64_t most) noexcept {
   std::uint64_t gone = 0;
   std::size_t count = 0;
   while (count < free_.size() && (free_bytes_ - gone > most || free_.size() - count > most_free))
@@ -114,7 +121,7 @@ std::uint64_t ReceivePool::trim_locked(std::uint64_t most) noexcept {
   return gone;
 }
 
-os::MemoryHeadroom ReceivePool::headroom() {
+os::MemoryHeadroom BufferPool::headroom() {
   const std::lock_guard lock(mutex_);
   const auto now = std::chrono::steady_clock::now();
   if (now - looked_ > headroom_age) {
@@ -124,8 +131,17 @@ os::MemoryHeadroom ReceivePool::headroom() {
   return headroom_;
 }
 
-void ReceivePool::give_back(os::PrivateMemory memory) noexcept {
+std::uint64_t BufferPool::settle() {
   const std::lock_guard lock(mutex_);
+  ++epoch_;
+  lent_ = 0;
+  peak_ = 0;
+  return free_bytes_;
+}
+
+void BufferPool::give_back(os::PrivateMemory memory, std::uint64_t epoch) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (epoch != epoch_) return;
   lent_ -= memory.size();
   const std::uint64_t bytes = memory.size();
   try {
@@ -135,6 +151,19 @@ void ReceivePool::give_back(os::PrivateMemory memory) noexcept {
     return;  // it goes
   }
   trim_locked(limit_);
+}
+
+std::shared_ptr<std::byte> with_credit(std::shared_ptr<std::byte> buffer, const Credits& credits) {
+  std::byte* const data = buffer.get();
+  return {data, [buffer = std::move(buffer), credits](std::byte*) mutable {
+            buffer.reset();
+            credits->fetch_add(1, std::memory_order_release);
+          }};
+}
+
+std::shared_ptr<BufferPool> buffer_pool_of(SyncGroup& group) {
+  static const char key = 0;
+  return std::static_pointer_cast<BufferPool>(group.extension(&key, [] { return std::make_shared<BufferPool>(); }));
 }
 
 }  // namespace muster::mpi

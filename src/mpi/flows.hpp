@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What several ranks send to this one in pieces, all at once.
+// Pieces between ranks: what several send to this one, all at once (Inflow), and what this one sends to another
+// (Outflow).
 //
 //  1. Each sender has a lane: its pieces in their order, some of them with a receive open.
 //  2. A piece's memory is asked for when its receive is opened; where there is none yet (a window is full), the lane
 //     waits and the others go on.
 //  3. Pieces are reported as they come, of each lane in order. No lane waits for another one, however slow that is.
 //  4. Between looking at MPI the rank does work of its own, piece by piece.
-// It polls as long as pieces come and naps when they do not: MPI moves bytes only inside its calls, and what the kernel
-// buffers meanwhile keeps a slow link busy, but not a fast one.
+// Both poll as long as pieces come or go and nap when they do not: MPI moves bytes only inside its calls, and what the
+// kernel buffers meanwhile keeps a slow link busy, but not a fast one.
 
 #include <chrono>
 #include <deque>
@@ -16,7 +17,9 @@
 #include <span>
 #include <vector>
 
+#include "src/mpi/buffer_pool.hpp"
 #include "src/mpi/mpi_group.hpp"
+#include "src/mpi/mpi_tree.hpp"
 #include "src/shm/window_ring.hpp"
 
 namespace muster::mpi {
@@ -92,6 +95,37 @@ class Inflow {
   std::vector<std::size_t> unfinished_;
   Eagerness eagerness_;
   Clock::time_point looked_ = Clock::now();
+};
+
+/// Some messages under way at a time: straight from where they are, or from buffers that are used again.
+class Outflow {
+ public:
+  Outflow(MpiGroup& group, int to) : group_(group), waits_(&group), to_(to) {}
+  /// From now on its waits are those of another group; its messages stay the first one's.
+  void wait_by(MpiGroup& group) noexcept { waits_ = &group; }
+  /// Takes buffers for `pieces` packed pieces of at most `bytes` each, fewer where they take turns: before the receiver
+  /// is promised anything. Throws Error(no_space).
+  void prepare(BufferPool& pool, std::size_t pieces, std::uint64_t bytes, std::uint64_t pool_limit);
+  /// For those of a tree's pieces that have to be packed.
+  void prepare(BufferPool& pool, const OutgoingTree& tree, const std::vector<Piece>& pieces, std::uint64_t pool_limit);
+  /// A prepared buffer that MPI does not read; waits for one. What it returns goes to send() as the keeper, too.
+  std::shared_ptr<std::byte> buffer(const WaitOptions& wait);
+  /// `bytes` stay until finish() has returned; `keeper` keeps them beyond that, where MPI never lets go. `tag`: which
+  /// of the routes' own.
+  void send(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& wait, int tag = 0);
+  void send(const OutgoingTree& tree, const Piece& piece, const WaitOptions& wait);
+  /// Until all has been sent. Throws, like all here, as SyncGroup::send; MPI may then still read what was under way.
+  void finish(const WaitOptions& wait);
+
+ private:
+  void drain(std::size_t most, const WaitOptions& wait);
+
+  MpiGroup& group_;
+  MpiGroup* waits_;
+  int to_;
+  std::vector<BufferPool::Buffer> buffers_;
+  std::deque<Pending> under_way_;
+  Eagerness eagerness_;
 };
 
 }  // namespace muster::mpi
