@@ -57,8 +57,8 @@ OwnedSegment::OwnedSegment(std::uint64_t capacity) : owner_pid_(os::process_id()
   const std::shared_ptr<sync::Region> region = sync::Region::own();
   memory_ = region->memory();
   place_ = region->take(header_bytes + capacity);
-  if (region->backing() == os::Backing::posix) os::reserve(*memory_, place_, header_bytes + capacity);
   mapping_ = os::Mapping(*memory_, os::Access::read_write, place_, header_bytes + capacity);
+  if (region->backing() == os::Backing::posix) os::reserve(*memory_, place_, header_bytes + capacity);
   header().magic = segment_magic;
   header().capacity = capacity;
   header().users.store(1, std::memory_order_relaxed);

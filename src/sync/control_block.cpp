@@ -162,8 +162,8 @@ std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
   // Fresh shared memory is zero, and zero is the first state of every word in it.
   const std::uint64_t place = region.take(block_bytes(size));
   const bool reserves = region.backing() == os::Backing::posix;
-  if (reserves) os::reserve(*region.memory(), place, rings_offset(size));
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
+  if (reserves) os::reserve(*block->memory_, place, rings_offset(size));
   block->header().size = static_cast<std::uint32_t>(size);
   block->header().reserves_rings = reserves ? 1 : 0;
   return block;
