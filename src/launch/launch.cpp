@@ -206,8 +206,8 @@ class Job {
       for (std::size_t i = 0; ready > 0 && i < whose.size(); ++i)
         if (wanted[i + 1].revents != 0) ended.push_back(whose[i]);
       for (const std::size_t rank : ended) reap(ranks_[rank]);
-      judge(ended);
       if (ready > 0 && wanted[0].revents != 0) pass_signals_on();
+      judge(ended);
       keep_deadlines();
     }
   }
@@ -227,7 +227,11 @@ class Job {
     status_ = status_of(first->end);
     if (phase_ == Phase::killed) return;  // that was said
     if (phase_ == Phase::running) enter(Phase::grace, options_.grace);
-    if (first->end.si_code == CLD_EXITED && std::ranges::count(options_.explained, first->end.si_status) != 0) return;
+    if (first->end.si_code == CLD_EXITED && std::ranges::count(options_.explained, first->end.si_status) != 0) {
+      // It may have heard of the signal from another rank, before it came to this one.
+      if (asked_by_ != 0) status_ = 128 + asked_by_;
+      return;
+    }
     std::string words = "rank " + std::to_string(first - ranks_.data()) + " (pid " + std::to_string(first->child.pid) +
                         ") on host " + os::host_name();
     if (first->end.si_code == CLD_EXITED)
@@ -248,6 +252,8 @@ class Job {
         os::send_signal(rank.child.process, received->signal);
       }
       if (received->signal == SIGTSTP) signals_->stop_here();
+      if (received->signal == SIGINT || received->signal == SIGTERM || received->signal == SIGHUP)
+        asked_by_ = received->signal;
       if (received->signal == SIGINT) {
         const auto now = Clock::now();
         if (interrupted_ && now - *interrupted_ < options_.kill_after) {
@@ -316,7 +322,8 @@ class Job {
   Clock::time_point phase_end_{};
   std::optional<Clock::time_point> timeout_;
   std::optional<Clock::time_point> interrupted_;
-  int passed_on_ = 0;  // the signal that the ranks were asked to end by
+  int asked_by_ = 0;   // the signal that was to end the job
+  int passed_on_ = 0;  // the same, where the ranks are killed if they do not
   bool failed_ = false;
   bool timed_out_ = false;
   int status_ = 0;
