@@ -11,9 +11,7 @@ class LocalTransfer final : public Transfer {
  public:
   void offer(Record&) override {}
   void move(std::span<const Record>, ExchangeReport&) override {}
-  void commit() noexcept override {}
   std::vector<std::optional<Config>> deliver() override { return std::vector<std::optional<Config>>(1); }
-  std::vector<std::unique_ptr<Obligation>> obligations() override { return {}; }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
 };
 

@@ -66,7 +66,6 @@ class ShmMerge final : public Transfer {
     if (slot_) slot_->set_known();
   }
   std::vector<std::optional<Config>> deliver() override;
-  std::vector<std::unique_ptr<Obligation>> obligations() override { return {}; }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
 
  private:

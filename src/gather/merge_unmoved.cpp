@@ -70,13 +70,11 @@ class UnmovedMerge final : public Transfer {
     result_ = call_.options->own == Own::copy ? Tensor::copy_of(target) : Tensor::borrow(target);
   }
   void move(std::span<const Record>, ExchangeReport&) override {}
-  void commit() noexcept override {}
   std::vector<std::optional<Config>> deliver() override {
     std::vector<std::optional<Config>> entries(1);
     entries.front() = Config(std::move(result_));
     return entries;
   }
-  std::vector<std::unique_ptr<Obligation>> obligations() override { return {}; }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
 
  private:

@@ -83,12 +83,12 @@ class Transfer {
   /// when the rest fails.
   virtual void move(std::span<const Record> records, ExchangeReport& report) = 0;
   /// After the last round, when every rank is well: from here on what was moved counts.
-  virtual void commit() noexcept = 0;
+  virtual void commit() noexcept {}
   /// On the first rank: the entries of the other members, by position. Its own place stays empty where its value is to
   /// be as the caller gave it; a merge's result is there, or what the route has made of the own value.
   virtual std::vector<std::optional<Config>> deliver() = 0;
   /// On a sender: what the first rank now holds.
-  virtual std::vector<std::unique_ptr<Obligation>> obligations() = 0;
+  virtual std::vector<std::unique_ptr<Obligation>> obligations() { return {}; }
   /// Shared memory that this rank's pool holds.
   [[nodiscard]] virtual std::uint64_t pool_bytes() const noexcept = 0;
 };

@@ -44,7 +44,6 @@ class WorkspaceMerge final : public Transfer {
     entries.front() = Config(std::move(result_));
     return entries;
   }
-  std::vector<std::unique_ptr<Obligation>> obligations() override { return {}; }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
 
  private:

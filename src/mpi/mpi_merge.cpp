@@ -315,13 +315,11 @@ class MpiMerge final : public gather::Transfer {
     result_ = receiving.result();
   }
 
-  void commit() noexcept override {}
   std::vector<std::optional<Config>> deliver() override {
     std::vector<std::optional<Config>> entries(1);
     entries.front() = Config(std::move(result_));
     return entries;
   }
-  std::vector<std::unique_ptr<gather::Obligation>> obligations() override { return {}; }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override {
     return pool_->bytes() + merge_rings_of(group_)->bytes();
   }
