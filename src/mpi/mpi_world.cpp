@@ -22,7 +22,6 @@
 #include "src/mpi/call_watch.hpp"
 #include "src/mpi/ending.hpp"
 #include "src/os/process.hpp"
-#include "src/os/signal_action.hpp"
 #include "src/sync/mpi_library.hpp"
 #include "src/sync/settings.hpp"
 

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "src/os/private_memory.hpp"
+#include "src/os/pages.hpp"
 
 namespace muster::mpi {
 

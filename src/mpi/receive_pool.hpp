@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "src/os/private_memory.hpp"
+#include "src/os/pages.hpp"
 #include "src/os/shared_memory.hpp"
 
 namespace muster::mpi {
