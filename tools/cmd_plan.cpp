@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,6 @@
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/model_config.hpp"
 #include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/printable.hpp"
@@ -24,6 +24,9 @@
 
 namespace muster::tools {
 namespace {
+
+/// That a person reads; a rule that does not fit has a problem with each tensor.
+constexpr std::size_t most_problems = 20;
 
 struct PlanArguments {
   std::string what;
@@ -91,7 +94,11 @@ std::string trial_text(const Trial& trial, const inspect::OutputStyle& style) {
   if (!table.empty()) table.append_to(text, style);
   for (const MergeRule* rule : trial.unused)
     text += fmt::format("note: no tensor has rule {}, {}\n", rule->number, in_quotes(rule->pattern.text()));
-  for (const std::string& problem : trial.problems) text += fmt::format("problem: {}\n", problem);
+  const std::size_t shown = std::min(trial.problems.size(), most_problems);
+  for (const std::string& problem : std::span(trial.problems).first(shown))
+    text += fmt::format("problem: {}\n", problem);
+  if (shown < trial.problems.size())
+    text += fmt::format("problem: {} more; --json lists them all\n", trial.problems.size() - shown);
   return text;
 }
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "src/os/fd.hpp"
-#include "src/os/signal_action.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::tools {
 

@@ -12,7 +12,6 @@
 #include "src/base/escaped.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
-#include "src/os/signal_action.hpp"
 #include "tools/commands.hpp"
 #include "tools/progress_bar.hpp"
 

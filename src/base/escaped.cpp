@@ -23,6 +23,19 @@ Character first_character(std::string_view text) noexcept {
   return {code, bytes, true};
 }
 
+bool is_utf8(std::string_view text) noexcept {
+  while (!text.empty()) {
+    // Most text is ASCII.
+    const auto* const other = std::ranges::find_if(text, [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
+    text.remove_prefix(static_cast<std::size_t>(other - text.begin()));
+    if (text.empty()) return true;
+    const Character character = first_character(text);
+    if (!character.is_valid) return false;
+    text.remove_prefix(character.bytes);
+  }
+  return true;
+}
+
 bool is_dangerous(char32_t code) noexcept {
   return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0xad || code == 0x61c ||
          (code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e) ||

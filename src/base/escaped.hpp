@@ -17,6 +17,9 @@ struct Character {
 /// The one at the front of a text that is not empty.
 Character first_character(std::string_view text) noexcept;
 
+/// Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
+bool is_utf8(std::string_view text) noexcept;
+
 /// Control characters (C0, DEL, C1), and what reorders or hides text (bidirectional marks, zero width).
 bool is_dangerous(char32_t code) noexcept;
 

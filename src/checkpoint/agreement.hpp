@@ -10,6 +10,7 @@
 
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster {
 
@@ -25,16 +26,8 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
 
 /// Runs `step` on this rank and agrees on how it went.
 template <class Step>
-void agree_on(SyncGroup& group, const char* phase, Step&& step, Origin origin = Origin::self) {
-  std::optional<Error> failure;
-  try {
-    step();
-  } catch (const Error& error) {
-    failure = error;
-  } catch (const std::exception& error) {
-    failure.emplace(ErrorKind::io, error.what());
-  }
-  agree(group, failure, phase, origin);
+void agree_on(SyncGroup& group, const char* phase, const Step& step, Origin origin = Origin::self) {
+  agree(group, sync::attempt(group, step), phase, origin);
 }
 
 /// Between pieces of long work: the others see that it goes on. Throws the group's failure if there is one.

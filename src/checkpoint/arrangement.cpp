@@ -16,7 +16,7 @@
 namespace muster {
 namespace {
 
-[[noreturn]] void refuse(const std::string& words) {
+[[noreturn]] void refuse_tensors(const std::string& words) {
   throw Error(ErrorKind::argument, words);
 }
 
@@ -105,8 +105,8 @@ class Arranging {
         result.tensors.push_back(merged(found_[i], rule));
     }
     if (!twice_.empty())
-      refuse(fmt::format("{} {} more than one source: {}; {}", some_names(twice_), twice_.size() == 1 ? "has" : "have",
-                         twice_where_, twice_advice_));
+      refuse_tensors(fmt::format("{} {} more than one source: {}; {}", some_names(twice_),
+                                 twice_.size() == 1 ? "has" : "have", twice_where_, twice_advice_));
     std::ranges::sort(result.tensors, natural_less, &ArrangedTensor::name);
     check_results(result.tensors);
     if (!shared_heads_.empty())
@@ -126,15 +126,15 @@ class Arranging {
  private:
   void check_layout() const {
     if (layout_.ranks() != static_cast<int>(ranks_.size()))
-      refuse(fmt::format("the layout {} is for {} ranks, and there are {}", to_string(layout_), layout_.ranks(),
-                         ranks_.size()));
+      refuse_tensors(fmt::format("the layout {} is for {} ranks, and there are {}", to_string(layout_), layout_.ranks(),
+                                 ranks_.size()));
     if (layout_.pipeline > 1 && !plan_.layers())
-      refuse(
+      refuse_tensors(
           fmt::format("plan {} does not say where a layer has its number (\"layers\"), so it cannot be used with "
                       "pipeline stages",
                       in_quotes(plan_.name())));
     if (layout_.expert > 1 && !plan_.experts())
-      refuse(
+      refuse_tensors(
           fmt::format("plan {} does not say where an expert has its number (\"experts\"), so it cannot be used with "
                       "expert parallelism",
                       in_quotes(plan_.name())));
@@ -160,7 +160,8 @@ class Arranging {
         if (is_new) found_.push_back({std::move(name), {}});
         auto& refs = found_[entry->second].refs;
         if (!refs.empty() && refs.back().rank == rank)
-          refuse(fmt::format("tensor {}: rank {} has two sources for this one name", in_quotes(entry->first), rank));
+          refuse_tensors(
+              fmt::format("tensor {}: rank {} has two sources for this one name", in_quotes(entry->first), rank));
         refs.push_back({rank, index});
       }
     }
@@ -183,7 +184,7 @@ class Arranging {
       std::int64_t next = 0;
       for (const std::int64_t number : present) {
         if (number != next)
-          refuse(
+          refuse_tensors(
               fmt::format("no rank has {} {}{}, but {} is there: the {} are not complete, or the plan reads their "
                           "numbers wrongly",
                           what, next, name.empty() ? "" : " of " + in_quotes(name), number, whose));
@@ -198,7 +199,7 @@ class Arranging {
       rules_.push_back(plan_.find(found.name));
       if (rules_.back() == nullptr) unmatched.push_back(found.name);
     }
-    if (!unmatched.empty()) refuse(no_rule_words(plan_, unmatched));
+    if (!unmatched.empty()) refuse_tensors(no_rule_words(plan_, unmatched));
   }
 
   ArrangedTensor merged(const Found& found, const MergeRule& rule) {
@@ -331,7 +332,7 @@ class Arranging {
     for (const merge::Copy& copy : layout.copies) {
       const bool is_all = copy.count == layout.source_units[static_cast<std::size_t>(copy.source)];
       if (!is_all && layout.grain.rows != 1)
-        refuse("ranks have the same heads of fused tensors that do not lie along the first dimension");
+        refuse_tensors("ranks have the same heads of fused tensors that do not lie along the first dimension");
       const auto part = [&](int source) {
         SourceRef ref = tensor.sources[static_cast<std::size_t>(source)];
         if (!is_all) {
@@ -396,7 +397,7 @@ class Arranging {
     const auto dimensions = static_cast<std::int64_t>(spec(sources.front()).shape.size());
     const std::int64_t dim = concat == nullptr ? -1 : concat->dim < 0 ? concat->dim + dimensions : concat->dim;
     if (dim != static_cast<std::int64_t>(padding->first))
-      refuse(
+      refuse_tensors(
           fmt::format("it was cut along dimension {}, and the plan does not join it along that; take the plan that it "
                       "was cut with",
                       padding->first));
@@ -408,7 +409,7 @@ class Arranging {
     for (std::size_t i = 1; i < tensors.size(); ++i)
       if (tensors[i].name == tensors[i - 1].name)
         twice.push_back(fmt::format("{} (of {} and {})", tensors[i].name, tensors[i - 1].origin, tensors[i].origin));
-    if (!twice.empty()) refuse(fmt::format("rules give one name to several tensors: {}", some_names(twice)));
+    if (!twice.empty()) refuse_tensors(fmt::format("rules give one name to several tensors: {}", some_names(twice)));
   }
 
   [[nodiscard]] const std::vector<NamedSpec>& tensors_of(int rank) const {

@@ -10,22 +10,20 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <map>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <thread>
 
 #include "muster/error.hpp"
 #include "src/checkpoint/agreement.hpp"
-#include "src/checkpoint/window_mail.hpp"
 #include "src/core/parallel.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/shm/window_ring.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster {
 namespace {
@@ -44,18 +42,17 @@ TensorHash hash_of(const TensorSource& source, std::uint32_t set, const merge::R
   const auto tensor = static_cast<std::size_t>(part.source);
   if (tensor >= source.tensors().size()) refuse_work();
   const std::uint64_t size = source.tensors()[tensor].bytes;
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
-  if (!state) throw std::bad_alloc();
-  XXH3_128bits_reset(state.get());
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
   const std::uint64_t end = part.bytes == 0 ? size : part.from + part.bytes;
   if (part.from > end || end > size) refuse_work();
   std::vector<std::byte> memory(std::min(end - part.from, hashed_at_once));
   for (std::uint64_t at = part.from; at < end; at += hashed_at_once) {
     const std::span<std::byte> piece = std::span(memory).first(std::min(end - at, hashed_at_once));
     source.read(tensor, at, piece);
-    XXH3_128bits_update(state.get(), piece.data(), piece.size());
+    XXH3_128bits_update(&state, piece.data(), piece.size());
   }
-  const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
+  const XXH128_hash_t digest = XXH3_128bits_digest(&state);
   return {set, static_cast<std::uint32_t>(tensor), digest.low64, digest.high64};
 }
 
@@ -64,11 +61,48 @@ class AssemblyFiles {
  public:
   /// `on_stage` gets the number of files, from the first on, that this process has done with, when it grows.
   AssemblyFiles(std::span<const FileTarget> targets, const ProcessWork& work, int process,
-                const WrittenCallback& on_written, std::function<void(std::uint32_t)> on_stage);
+                const WrittenCallback& on_written, std::function<void(std::uint32_t)> on_stage)
+      : targets_(targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(targets.size()) {
+    for (const Step& step : work.steps) {
+      if (step.kind == StepKind::hash || static_cast<int>(step.writer) != process) continue;
+      if (step.file >= files_.size()) refuse_work();
+      ++files_[step.file].steps_left;
+    }
+    raise_stage();
+  }
+
   /// An item's bytes. Throws Error(no_space | io).
-  void write(const Step& step, std::span<const std::byte> bytes);
-  /// After write() of a step. Throws Error(no_space | io) where the file's last bytes do not reach the disk.
-  void done_with(const Step& step);
+  void write(const Step& step, std::span<const std::byte> bytes) {
+    const auto target = file(step.file);
+    target->write_at(step.offset, bytes);
+    // The disk works while the next bytes are copied, and nothing piles up for the sync at the end.
+    target->start_writeback(step.offset, bytes.size());
+    if (!on_written_) return;
+    const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
+    const std::lock_guard lock(mutex_);
+    files_[step.file].parts.push_back({step.offset, bytes.size(), hash});
+  }
+
+  /// After write() of a step. Throws Error(no_space | io) if the file's last bytes do not reach the disk.
+  void done_with(const Step& step) {
+    File last;
+    {
+      const std::lock_guard lock(mutex_);
+      File& file = files_[step.file];
+      if (file.steps_left > 1) {
+        --file.steps_left;
+        return;
+      }
+      std::swap(last.file, file.file);
+      std::swap(last.parts, file.parts);
+    }
+    last.file->sync();
+    last.file->close();
+    if (on_written_) on_written_(step.file, last.parts);
+    const std::lock_guard lock(mutex_);
+    files_[step.file].steps_left = 0;
+    raise_stage();
+  }
 
  private:
   struct File {
@@ -76,8 +110,20 @@ class AssemblyFiles {
     std::shared_ptr<os::WritableFile> file;
     std::vector<WrittenPart> parts;
   };
-  std::shared_ptr<os::WritableFile> file(std::uint32_t number);
-  void raise_stage();
+
+  std::shared_ptr<os::WritableFile> file(std::uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    const FileTarget& target = targets_[number];
+    std::shared_ptr<os::WritableFile>& file = files_.at(number).file;
+    if (!file) file = std::make_shared<os::WritableFile>(os::WritableFile::open(target.place, target.name));
+    return file;
+  }
+
+  void raise_stage() {
+    const std::uint32_t before = stage_;
+    while (stage_ < files_.size() && files_[stage_].steps_left == 0) ++stage_;
+    if (stage_ != before) on_stage_(stage_);
+  }
 
   std::span<const FileTarget> targets_;
   WrittenCallback on_written_;
@@ -86,64 +132,6 @@ class AssemblyFiles {
   std::vector<File> files_;
   std::uint32_t stage_ = 0;
 };
-
-AssemblyFiles::AssemblyFiles(std::span<const FileTarget> targets, const ProcessWork& work, int process,
-                             const WrittenCallback& on_written, std::function<void(std::uint32_t)> on_stage)
-    : targets_(targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(targets.size()) {
-  for (const Step& step : work.steps) {
-    if (step.kind == StepKind::hash || static_cast<int>(step.writer) != process) continue;
-    if (step.file >= files_.size()) refuse_work();
-    ++files_[step.file].steps_left;
-  }
-  raise_stage();
-}
-
-void AssemblyFiles::write(const Step& step, std::span<const std::byte> bytes) {
-  const auto target = file(step.file);
-  target->write_at(step.offset, bytes);
-  // The disk works while the next bytes are copied, and nothing piles up for the sync at the end.
-  target->start_writeback(step.offset, bytes.size());
-  if (!on_written_) return;
-  const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
-  const std::lock_guard lock(mutex_);
-  files_[step.file].parts.push_back({step.offset, bytes.size(), hash});
-}
-
-void AssemblyFiles::done_with(const Step& step) {
-  std::shared_ptr<os::WritableFile> last;
-  std::vector<WrittenPart> parts;
-  {
-    const std::lock_guard lock(mutex_);
-    File& file = files_[step.file];
-    if (file.steps_left > 1) {
-      --file.steps_left;
-      return;
-    }
-    last = std::move(file.file);
-    parts = std::move(file.parts);
-  }
-  last->sync();
-  last->close();
-  if (on_written_) on_written_(step.file, parts);
-  const std::lock_guard lock(mutex_);
-  files_[step.file].steps_left = 0;
-  raise_stage();
-}
-
-std::shared_ptr<os::WritableFile> AssemblyFiles::file(std::uint32_t number) {
-  const std::lock_guard lock(mutex_);
-  File& file = files_.at(number);
-  if (!file.file)
-    file.file =
-        std::make_shared<os::WritableFile>(os::WritableFile::open(targets_[number].place, targets_[number].name));
-  return file.file;
-}
-
-void AssemblyFiles::raise_stage() {
-  const std::uint32_t before = stage_;
-  while (stage_ < files_.size() && files_[stage_].steps_left == 0) ++stage_;
-  if (stage_ != before) on_stage_(stage_);
-}
 
 class Assembling {
  public:
@@ -252,26 +240,12 @@ class Assembling {
       const std::lock_guard lock(mutex_);
       if (failure_) return;
     }
-    std::optional<Error> failure;
     try {
-      work();
-    } catch (const Error& error) {
-      failure = error;
-    } catch (const std::bad_alloc&) {
-      failure = Error(ErrorKind::no_space, "out of memory");
-    } catch (const std::exception& error) {
-      failure = Error(ErrorKind::io, error.what());
-    }
-    if (!failure) return;
-    if (!group_.failure()) {
-      const RankInfo& self = group_.info(group_.rank());
-      ErrorDetails details = failure->details();
-      details.rank = self.rank;
-      details.pid = self.pid;
-      details.host = self.host;
-      failure =
-          Error(failure->kind(), fmt::format("rank {} (host {}): {}", self.rank, self.host, failure->what()), details);
-      group_.poison(*failure);
+      const std::optional<Error> failure = sync::attempt(group_, work);
+      if (!failure) return;
+      group_.poison(sync::in_own_name(group_, *failure));
+    } catch (const Error&) {
+      // Another rank's, or of this one's other thread.
     }
     const std::lock_guard lock(mutex_);
     failure_ = group_.failure();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/assembly_plan.hpp"
+#include "src/checkpoint/assembly.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <type_traits>
 #include <unordered_map>
@@ -240,46 +239,49 @@ class Planning {
 };
 
 // A process's work as bytes, for the way from the first process to the others. Both are of one build: the version was
-// compared when they met.
+// compared when they met. What the bytes are is said once, by describe(), for both directions.
 class Writing {
  public:
-  template <class T>
-  void put(const T& value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    const auto part = std::as_bytes(std::span(&value, 1));
-    bytes_.insert(bytes_.end(), part.begin(), part.end());
+  template <class... T>
+  void values(const T&... values) {
+    (put(std::as_bytes(std::span(&values, 1))), ...);
   }
   template <class T>
-  void put_all(const std::vector<T>& values) {
-    put(static_cast<std::uint64_t>(values.size()));
-    for (const T& value : values) put(value);
+  void count(const std::vector<T>& list) {
+    values(static_cast<std::uint64_t>(list.size()));
+  }
+  template <class T>
+  void all(const std::vector<T>& list) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    count(list);
+    put(std::as_bytes(std::span(list)));
   }
   std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:
+  void put(std::span<const std::byte> part) { bytes_.insert(bytes_.end(), part.begin(), part.end()); }
   std::vector<std::byte> bytes_;
 };
 
 class Reading {
  public:
   explicit Reading(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  template <class T>
-  void get(T& value) {
-    if (bytes_.size() < sizeof value) refuse();
-    std::memcpy(&value, bytes_.data(), sizeof value);
-    bytes_ = bytes_.subspan(sizeof value);
+  template <class... T>
+  void values(T&... values) {
+    (get(std::as_writable_bytes(std::span(&values, 1))), ...);
   }
-  /// Each has `least` bytes at least: no count makes this allocate more than the message is long.
-  std::uint64_t count(std::size_t least) {
+  /// Each item is some bytes of the message: no count makes this allocate more than a multiple of it.
+  template <class T>
+  void count(std::vector<T>& list, std::size_t least = 1) {
     std::uint64_t count = 0;
-    get(count);
+    values(count);
     if (count > bytes_.size() / least) refuse();
-    return count;
+    list.resize(count);
   }
   template <class T>
-  void get_all(std::vector<T>& values) {
-    values.resize(count(sizeof(T)));
-    for (T& value : values) get(value);
+  void all(std::vector<T>& list) {
+    count(list, sizeof(T));
+    get(std::as_writable_bytes(std::span(list)));
   }
   void end() const {
     if (!bytes_.empty()) refuse();
@@ -287,20 +289,30 @@ class Reading {
 
  private:
   [[noreturn]] static void refuse() { throw Error(ErrorKind::corrupt, "the work of a process is garbled"); }
+  void get(std::span<std::byte> target) {
+    if (bytes_.size() < target.size()) refuse();
+    std::ranges::copy(bytes_.first(target.size()), target.begin());
+    bytes_ = bytes_.subspan(target.size());
+  }
   std::span<const std::byte> bytes_;
 };
 
-/// All of a step that has a fixed size.
-struct StepHead {
-  StepKind kind;
-  std::uint8_t has_gaps;
-  std::uint32_t file;
-  std::uint64_t offset;
-  std::uint64_t bytes;
-  std::uint32_t writer;
-  std::uint32_t turn;
-  std::uint32_t contributors;
-};
+template <class Archive, class Work>
+void describe(Archive& archive, Work& work) {
+  archive.values(work.turns, work.written);
+  archive.count(work.steps);
+  for (auto& step : work.steps) {
+    archive.values(step.kind, step.has_gaps, step.file, step.offset, step.bytes, step.writer, step.turn,
+                   step.contributors);
+    archive.all(step.copies);
+    archive.all(step.senders);
+    archive.count(step.reductions);
+    for (auto& reduction : step.reductions) {
+      archive.values(reduction.combine, reduction.dtype, reduction.to, reduction.bytes);
+      archive.all(reduction.from);
+    }
+  }
+}
 
 }  // namespace
 
@@ -348,48 +360,14 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
 
 std::vector<std::byte> encode_work(const ProcessWork& work) {
   Writing out;
-  out.put(work.turns);
-  out.put(work.written);
-  out.put(static_cast<std::uint64_t>(work.steps.size()));
-  for (const Step& step : work.steps) {
-    out.put(StepHead{step.kind, step.has_gaps, step.file, step.offset, step.bytes, step.writer, step.turn,
-                     step.contributors});
-    out.put_all(step.copies);
-    out.put_all(step.senders);
-    out.put(static_cast<std::uint64_t>(step.reductions.size()));
-    for (const ReduceStep& reduction : step.reductions) {
-      out.put(reduction.combine);
-      out.put(reduction.dtype);
-      out.put(reduction.to);
-      out.put(reduction.bytes);
-      out.put_all(reduction.from);
-    }
-  }
+  describe(out, work);
   return out.take();
 }
 
 ProcessWork decode_work(std::span<const std::byte> bytes) {
   Reading in(bytes);
   ProcessWork work;
-  in.get(work.turns);
-  in.get(work.written);
-  work.steps.resize(in.count(sizeof(StepHead)));
-  for (Step& step : work.steps) {
-    StepHead head{};
-    in.get(head);
-    step = {head.kind, head.has_gaps,     head.file, head.offset, head.bytes, head.writer,
-            head.turn, head.contributors, {},        {},          {}};
-    in.get_all(step.copies);
-    in.get_all(step.senders);
-    step.reductions.resize(in.count(2));
-    for (ReduceStep& reduction : step.reductions) {
-      in.get(reduction.combine);
-      in.get(reduction.dtype);
-      in.get(reduction.to);
-      in.get(reduction.bytes);
-      in.get_all(reduction.from);
-    }
-  }
+  describe(in, work);
   in.end();
   return work;
 }

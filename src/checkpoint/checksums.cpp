@@ -24,7 +24,7 @@ constexpr std::string_view algorithm = "xxh3-64";
 constexpr std::uint64_t longest_file = std::uint64_t{1} << 28;
 constexpr std::size_t digits = 16;
 
-[[noreturn]] void refuse(const std::string& words) {
+[[noreturn]] void refuse_sums(const std::string& words) {
   throw Error(ErrorKind::corrupt, words);
 }
 
@@ -76,25 +76,25 @@ std::string checksums_text(const Checksums& checksums) {
 
 Checksums parse_checksums(std::string_view text) {
   const Config file = parse_json(text);
-  if (!file.is_object()) refuse(fmt::format("checksums are a JSON object, this is {}", to_string(file.type())));
+  if (!file.is_object()) refuse_sums(fmt::format("checksums are a JSON object, this is {}", to_string(file.type())));
   const ConfigObject& members = file.as_object();
   const Config* version = members.find("muster_checksums");
-  if (version == nullptr) refuse("it has no \"muster_checksums\": 1");
+  if (version == nullptr) refuse_sums("it has no \"muster_checksums\": 1");
   if (version->type() != Config::Type::integer || version->as_int() != 1)
     throw Error(ErrorKind::version, "\"muster_checksums\" is not 1, the only version that this program knows");
   const Config* named = members.find("algorithm");
-  if (named == nullptr || !named->is_string()) refuse("it has no \"algorithm\"");
+  if (named == nullptr || !named->is_string()) refuse_sums("it has no \"algorithm\"");
   if (named->as_string() != algorithm)
     throw Error(ErrorKind::unsupported, fmt::format("its algorithm {} is not {}, the only one that this program knows",
                                                     in_quotes(named->as_string()), algorithm));
   const Config* tensors = members.find("tensors");
-  if (tensors == nullptr || !tensors->is_object()) refuse("it has no object \"tensors\"");
+  if (tensors == nullptr || !tensors->is_object()) refuse_sums("it has no object \"tensors\"");
   Checksums checksums;
   for (const auto& [name, value] : tensors->as_object()) {
     const std::vector<std::uint64_t> sums =
         value.is_string() ? parse_sums(value.as_string(), 1) : std::vector<std::uint64_t>();
     if (sums.empty())
-      refuse(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), digits));
+      refuse_sums(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), digits));
     checksums.emplace(name, sums.front());
   }
   return checksums;
@@ -104,16 +104,12 @@ std::optional<Checksums> read_checksums(const std::string& directory) {
   const std::string path = join_path(directory, std::string(checksums_file_name));
   std::error_code error;
   if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return std::nullopt;
-  const auto file = os::MappedFile::open(path);
-  const std::span<const std::byte> bytes = file->bytes();
-  const std::string context = fmt::format("reading the checksums {}", in_quotes(path));
-  if (bytes.size() > longest_file)
-    throw Error(ErrorKind::corrupt, fmt::format("{}: {} bytes are too many for checksums", context, bytes.size()),
-                {.path = path});
+  const std::string text = read_text(path, longest_file);
   try {
-    return parse_checksums({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    return parse_checksums(text);
   } catch (const Error& cause) {
-    throw Error(cause.kind(), fmt::format("{}: {}", context, cause.what()), {.path = path});
+    throw Error(cause.kind(), fmt::format("reading the checksums {}: {}", in_quotes(path), cause.what()),
+                {.path = path});
   }
 }
 

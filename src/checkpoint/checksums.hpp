@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/assembly_plan.hpp"
+#include "src/checkpoint/assembly.hpp"
 
 namespace muster {
 

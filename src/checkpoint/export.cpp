@@ -3,9 +3,10 @@
 //
 // 1. Every rank opens its own shards.
 // 2. Every rank tells rank 0 what they have: names, dtypes, shapes, padding. No elements.
-// 3. Rank 0 reads the plan, works out the files and who does what (export_job.hpp, assembly_plan.hpp), and makes
+// 3. Rank 0 reads the plan, works out the files and who does what (export_job.hpp, assembly.hpp), and makes
 //    OUT.partial-NONCE@WRITER with all files in it, each as long as it will be: a full disk is known before the work.
-//    With `resume` it looks for such a directory that was left, and verifies what is finished there (journal.hpp).
+//    With `resume` it looks for such a directory that was left, and verifies what is finished there
+//    (output_directory.hpp).
 // 4. Rank 0 tells each rank its work. Where ranks are on several hosts, those that will write look whether they see the
 //    directory that rank 0 has made.
 // 5. All put the files together (assembly.hpp); rank 0 gives each its header and its name when it is complete.
@@ -26,22 +27,24 @@
 #include <utility>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "muster/log.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
-#include "src/checkpoint/export_hosts.hpp"
 #include "src/checkpoint/export_job.hpp"
-#include "src/checkpoint/journal.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_set.hpp"
+#include "src/core/descriptor.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/file_system.hpp"
 #include "src/os/process.hpp"
+#include "src/os/shared_memory.hpp"
+#include "src/sync/failing.hpp"
+#include "src/workspace/discovery.hpp"
 
 namespace muster {
 namespace {
@@ -52,6 +55,88 @@ constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Whether not all ranks share memory. The same on all.
+bool is_spread(const SyncGroup& group) {
+  for (int rank = 1; rank < group.size(); ++rank)
+    if (group.host_of(rank) != group.host_of(0)) return true;
+  return false;
+}
+
+/// What a rank could have of shared memory.
+struct RankRoom {
+  std::uint64_t bytes = 0;
+  std::string limit;  ///< what it is that allows no more
+};
+
+/// Collective. Every rank tells rank 0 what its shards have, by messages, which every group has: there, what each rank
+/// said.
+std::vector<std::vector<std::byte>> gather_listings(SyncGroup& group, const std::vector<ShardListing>& mine) {
+  const WaitOptions wait{.phase = "export: gathering what the shards have"};
+  ConfigArray shards;
+  for (const ShardListing& listing : mine) shards.push_back(to_config(listing));
+  const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
+  const Config value = Config::object(
+      {{"shards", std::move(shards)}, {"room", room.bytes}, {"limit", std::string(os::to_string(room.limit))}});
+  std::vector<std::vector<std::byte>> told;
+  told.push_back(core::encode_descriptor(value, [](const Tensor&) { return std::nullopt; }));
+  if (group.rank() != 0) {
+    group.send(0, told.front(), wait, Subject::exchange);
+    return {};
+  }
+  for (int rank = 1; rank < group.size(); ++rank)
+    told.push_back(group.receive(rank, longest_message, wait, Subject::exchange));
+  return told;
+}
+
+/// Of what gather_listings() gave. `rooms` gets one of each rank.
+std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, std::vector<RankRoom>& rooms) {
+  std::vector<ShardListing> listings;
+  for (const auto& message : told) {
+    const Config value =
+        core::decode_descriptor(message, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
+          throw Error(ErrorKind::corrupt, "what a rank says of its shards has tensors in it");
+        });
+    for (const Config& listing : value.at("shards").as_array()) listings.push_back(listing_from_config(listing));
+    rooms.push_back({value.at("room").as_uint(), value.at("limit").as_string()});
+  }
+  return listings;
+}
+
+/// `needed`: shared memory that each rank will take. Throws Error(no_space) if a host has less than its ranks need.
+void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
+  std::map<int, std::uint64_t> by_host;
+  for (int rank = 0; rank < group.size(); ++rank)
+    by_host[group.host_of(rank)] += needed[static_cast<std::size_t>(rank)];
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const RankRoom& room = rooms[static_cast<std::size_t>(rank)];
+    const std::uint64_t all = by_host[group.host_of(rank)];
+    if (all <= room.bytes) continue;
+    throw Error(ErrorKind::no_space,
+                fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
+                            "available {} ({}): lower the memory budget, or give the job more memory",
+                            all, group.info(rank).host, room.bytes, room.limit));
+  }
+}
+
+/// Waits until this rank sees the directory that rank 0 has made: names of it are new everywhere, so whoever finds it
+/// sees that one. Throws Error(argument) with the remedy if it does not come.
+void look_for_output(SyncGroup& group, const std::string& directory) {
+  const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
+  try {
+    workspace::patiently(directory,
+                         {.deadline = std::chrono::steady_clock::now() + longest, .check = [&] { group.progress(); }},
+                         [&] { (void)os::open_directory(directory); });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    const RankInfo& own = group.info(group.rank());
+    throw Error(ErrorKind::argument,
+                fmt::format("host {} does not see the directory {} that rank 0 (host {}) has just made: name an output "
+                            "that all hosts mount, or let rank 0 write everything (--writers first)",
+                            own.host, in_quotes(directory), group.info(0).host),
+                {.path = directory});
+  }
 }
 
 class Export {
@@ -236,28 +321,11 @@ class Export {
         };
       hashes_ = assemble(*assembling, work_, *shards_, targets_, settings, finish, progress);
     };
-    std::optional<Error> failure;
-    try {
-      work();
-    } catch (const Error& error) {
-      failure = named(error);
-    } catch (const std::exception& error) {
-      failure = named(Error(ErrorKind::io, error.what()));
-    }
+    std::optional<Error> failure = sync::attempt(group_, work);
+    // Which rank it was; a failure that came from another has its name already.
+    if (failure && group_.size() > 1) failure = sync::in_own_name(group_, *failure);
     if (failure) assembling->poison(*failure);
     agree(group_, failure, "export: writing", Origin::named);
-  }
-
-  // A failure that began here gets this rank's name; one that came from another has it already.
-  [[nodiscard]] Error named(const Error& error) const {
-    if (error.rank()) return error;
-    const RankInfo& self = group_.info(group_.rank());
-    ErrorDetails details = error.details();
-    details.rank = self.rank;
-    details.pid = self.pid;
-    details.host = self.host;
-    return {error.kind(), group_.size() == 1 ? error.what() : fmt::format("rank {}: {}", self.rank, error.what()),
-            details};
   }
 
   // On rank 0.

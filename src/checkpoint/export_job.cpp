@@ -11,11 +11,11 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
-#include "src/checkpoint/model_config.hpp"
-#include "src/checkpoint/placement.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
-#include "src/checkpoint/window_mail.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {

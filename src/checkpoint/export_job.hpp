@@ -10,7 +10,7 @@
 #include "muster/export.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/assembly_plan.hpp"
+#include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/model_config.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 
 #include <fmt/core.h>
 
@@ -32,12 +32,11 @@ constexpr std::string_view embedding = "embed_tokens.weight";
 const Config* find_path(const Config& config, std::string_view path) {
   const Config* at = &config;
   while (at != nullptr) {
-    if (!at->is_object()) return nullptr;
     // A key with a dot in it counts before the path that it looks like.
-    if (const Config* whole = at->as_object().find(path)) return whole;
+    if (const Config* whole = at->find(path)) return whole;
     const std::size_t dot = path.find('.');
     if (dot == std::string_view::npos) return nullptr;
-    at = at->as_object().find(path.substr(0, dot));
+    at = at->find(path.substr(0, dot));
     path.remove_prefix(dot + 1);
   }
   return nullptr;

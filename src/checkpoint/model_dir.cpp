@@ -36,19 +36,17 @@ constexpr std::uint64_t other_files = 256;
 using WeightMap = std::vector<std::pair<std::string, std::string>>;
 
 WeightMap read_index(const std::string& path) {
-  const auto file = os::MappedFile::open(path);
-  const std::span<const std::byte> bytes = file->bytes();
+  const std::string text = read_text(path, longest_index);
   const auto refuse = [&path](const std::string& what) {
     throw Error(ErrorKind::corrupt, fmt::format("reading the index {}: {}", in_quotes(path), what), {.path = path});
   };
-  if (bytes.size() > longest_index) refuse(fmt::format("{} bytes are too many for an index", bytes.size()));
   Config index;
   try {
-    index = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    index = parse_json(text);
   } catch (const Error& error) {
     refuse(error.what());
   }
-  const Config* map = index.is_object() ? index.as_object().find("weight_map") : nullptr;
+  const Config* map = index.find("weight_map");
   if (map == nullptr || !map->is_object()) refuse("it has no object \"weight_map\"");
   WeightMap weights;
   weights.reserve(map->size());

@@ -17,7 +17,7 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
-#include "src/checkpoint/journal.hpp"
+#include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
@@ -203,6 +203,11 @@ std::string join_path(const std::string& directory, const std::string& name) {
   return (fs::path(directory) / name).string();
 }
 
+std::string read_text(const std::string& path, std::uint64_t most) {
+  const std::vector<std::byte> bytes = os::read_small_file(path, most);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 std::vector<std::string> files_in(const std::string& directory) {
   std::vector<std::string> names;
   for (const fs::directory_entry& entry : entries_of(directory)) {
@@ -268,13 +273,9 @@ std::optional<Config> read_model_config(const std::string& directory) {
   const std::string path = join_path(directory, "config.json");
   std::error_code error;
   if (!fs::exists(path, error)) return std::nullopt;
-  const auto file = os::MappedFile::open(path);
-  if (file->bytes().size() > largest_config)
-    throw Error(ErrorKind::corrupt,
-                fmt::format("{} has {} bytes, too many for a config", in_quotes(path), file->bytes().size()),
-                {.path = path});
+  const std::string text = read_text(path, largest_config);
   try {
-    Config config = parse_json({reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()});
+    Config config = parse_json(text);
     if (!config.is_object()) throw Error(ErrorKind::corrupt, "it is no JSON object");
     return config;
   } catch (const Error& wrong) {

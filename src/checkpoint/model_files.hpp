@@ -28,6 +28,9 @@ Belongs belongs_to_checkpoint(std::string_view name);
 
 std::string join_path(const std::string& directory, const std::string& name);
 
+/// A small file as text. Throws as os::read_small_file.
+std::string read_text(const std::string& path, std::uint64_t most);
+
 /// Names of the regular files (behind links, too) at the top of a directory, sorted, without what unfinished writers
 /// left. Throws Error(not_found | io).
 std::vector<std::string> files_in(const std::string& directory);

@@ -1,45 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans by name: built in, for the model at hand, or from a file; and names through a plan, both ways.
 
-#include "muster/plan.hpp"
-
+#include <fmt/core.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <system_error>
 
 #include "muster/error.hpp"
+#include "muster/plan.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {
 
-constexpr std::uintmax_t largest_file = 4 << 20;
-
-std::string read_plan_file(const std::string& path) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) {
-    throw Error(ErrorKind::io, fmt::format("reading the plan {}: {}", in_quotes(path), error.message()),
-                {.path = path, .os_error = error.value()});
-  }
-  if (size > largest_file) {
-    throw Error(ErrorKind::corrupt, fmt::format("the plan {} has {} bytes, more than a plan can have ({})",
-                                                in_quotes(path), size, largest_file));
-  }
-  std::string text(size, '\0');
-  std::ifstream file(path, std::ios::binary);
-  if (!file.read(text.data(), static_cast<std::streamsize>(size))) {
-    throw Error(ErrorKind::io, fmt::format("reading the plan {}: it cannot be read", in_quotes(path)), {.path = path});
-  }
-  return text;
-}
+constexpr std::uint64_t longest_plan = 4 << 20;
 
 /// A model that a built-in plan is for.
 struct KnownModel {
@@ -127,6 +109,182 @@ std::string plan_for_model(const Config* model_config) {
   return {};
 }
 
+std::optional<std::int64_t> size_along(const TensorSpec& spec, std::int64_t dim) {
+  const auto dimensions = static_cast<std::int64_t>(spec.shape.size());
+  if (dim < 0) dim += dimensions;
+  if (dim < 0 || dim >= dimensions) return std::nullopt;
+  return spec.shape[static_cast<std::size_t>(dim)];
+}
+
+// DeepSeek's name for scales that are one a block, always.
+constexpr std::string_view block_scale = "weight_scale_inv";
+constexpr std::int64_t usual_block = 128;
+
+class Resolver {
+ public:
+  Resolver(const MergePlan& plan, const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
+           bool whole, const MergeFacts& facts)
+      : plan_(plan),
+        config_(plan.model_config()),
+        rule_(rule),
+        tensor_(tensor),
+        specs_(specs),
+        whole_(whole),
+        facts_(facts) {}
+
+  ResolvedMerge operator()(const ConcatAction& action) const {
+    ResolvedMerge resolved = concat(action, action.dim, 0);
+    if (action.trim) {
+      resolved.true_size = number(*action.trim);
+      // Backwards the whole has no padding: what it has more would be lost on the way to the ranks and back.
+      const std::optional<std::int64_t> size = whole_ ? size_along(specs_.front(), action.dim) : std::nullopt;
+      if (size && *size != *resolved.true_size) {
+        throw Error(ErrorKind::argument,
+                    fmt::format("{} says that the true size of the tensor {} along dimension {} is {}, and it is {}",
+                                where(), in_quotes(tensor_), action.dim, *resolved.true_size, *size));
+      }
+    }
+    return resolved;
+  }
+  ResolvedMerge operator()(const ScaleAction& action) const {
+    const auto is_one = [](const TensorSpec& spec) { return element_count(spec.shape) == 1; };
+    const bool all_one = std::all_of(specs_.begin(), specs_.end(), is_one);
+    const std::int64_t block = action.dim ? block_along(*action.dim) : 0;
+    const bool is_cut =
+        action.dim &&
+        (facts_.cut_along ||
+         std::any_of(specs_.begin(), specs_.end(),
+                     [&](const TensorSpec& spec) { return size_along(spec, *action.dim).value_or(1) > 1; }) ||
+         has_own_blocks(*action.dim, block));
+    if (is_cut) return concat(action, *action.dim, block);
+    ResolvedMerge resolved{all_one && !whole_ ? max() : same()};
+    resolved.block = block;
+    return resolved;
+  }
+  ResolvedMerge operator()(const DropAction&) const {
+    throw Error(ErrorKind::argument, where() + " drops the tensor, so there is nothing to merge");
+  }
+  template <class Plain>
+  ResolvedMerge operator()(const Plain& action) const {
+    return {action};
+  }
+
+ private:
+  template <class Action>
+  [[nodiscard]] ResolvedMerge concat(const Action& action, std::int64_t dim, std::int64_t block) const {
+    ResolvedMerge resolved{Concat{dim, numbers(action.blocks)}};
+    resolved.block = block;
+    if (action.heads.size() == 1) {
+      if (const auto count = known(action.heads.front())) resolved.heads = {*count};
+    } else if (!action.heads.empty()) {
+      resolved.heads = numbers(action.heads);
+      std::get<Concat>(resolved.merge).blocks = resolved.heads;
+    }
+    if (!resolved.heads.empty()) resolved.head_size = head_along(dim, block);
+    return resolved;
+  }
+
+  /// A head's elements along the dimension: a scale may have one for several.
+  [[nodiscard]] std::int64_t head_along(std::int64_t dim, std::int64_t block) const {
+    const std::int64_t size = head_size(config_).value_or(0);
+    if (!std::holds_alternative<ScaleAction>(rule_.action)) return size;
+    if (block == 0) return facts_.weight.empty() && size_along(specs_.front(), dim) ? 1 : 0;
+    return size % block == 0 ? size / block : 0;
+  }
+
+  /// How many elements of the weight one element of its scale is for; 0: not known, or as many as there are.
+  [[nodiscard]] std::int64_t block_along(std::int64_t dim) const {
+    if (facts_.weight.empty()) return 0;
+    const TensorSpec& scale = specs_.front();
+    const TensorSpec& weight = facts_.weight.front();
+    const auto of_scale = size_along(scale, dim);
+    const auto of_weight = size_along(weight, dim);
+    if (!of_scale || !of_weight || *of_scale < 1 || *of_weight < *of_scale) return 0;
+    if (*of_scale > 1) return block_of(*of_weight, *of_scale);
+    // One element along it: a block's, or that of whole rows, as many as the weight has.
+    if (scale.shape.size() != 2 || weight.shape.size() != 2) return 0;
+    const std::size_t across = dim == 0 || dim == -2 ? 1 : 0;
+    if (scale.shape[across] == weight.shape[across]) return 0;
+    const std::int64_t block = said_block(scale, weight, across);
+    // One element for more than a block of the whole weight is no block's.
+    return whole_ && *of_weight > block ? 0 : block;
+  }
+
+  /// Along the other dimension than `across`, where the scale has one element.
+  [[nodiscard]] std::int64_t said_block(const TensorSpec& scale, const TensorSpec& weight, std::size_t across) const {
+    const Config* sizes = find_in_config(config_, "quantization_config.weight_block_size");
+    if (sizes != nullptr && sizes->is_array() && sizes->size() == 2)
+      if (const Config& size = sizes->at(1 - across); size.type() == Config::Type::integer && size.as_int() > 0)
+        return size.as_int();
+    // Blocks are square if nobody says otherwise.
+    if (scale.shape[across] > 1) return block_of(weight.shape[across], scale.shape[across]);
+    return tensor_.ends_with(block_scale) ? usual_block : 0;
+  }
+
+  /// The last block may be short.
+  [[nodiscard]] static std::int64_t block_of(std::int64_t of_weight, std::int64_t of_scale) {
+    if ((of_weight + usual_block - 1) / usual_block == of_scale) return usual_block;
+    if (of_weight % of_scale == 0) return of_weight / of_scale;
+    return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(of_weight / of_scale)));
+  }
+
+  /// Whether ranks that have one element each along the dimension have each another block's.
+  [[nodiscard]] bool has_own_blocks(std::int64_t dim, std::int64_t block) const {
+    if (whole_ || block == 0 || specs_.size() == 1) return false;
+    std::int64_t total = 0;
+    bool fits = true;
+    for (std::size_t i = 0; i < facts_.weight.size(); ++i) {
+      const std::int64_t size = size_along(facts_.weight[i], dim).value_or(0);
+      total += size;
+      fits = fits && (size == block || (i + 1 == facts_.weight.size() && size < block));
+    }
+    if (total <= block) return false;
+    if (!fits)
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("the ranks have one element of it each along dimension {}, for {} elements of the weight, "
+                      "and its blocks are of {}: the weight was cut through its blocks",
+                      dim, size_along(facts_.weight.front(), dim).value_or(0), block));
+    return true;
+  }
+
+  [[nodiscard]] std::string where() const {
+    return fmt::format("plan {}: rule {}", in_quotes(plan_.name()), rule_.number);
+  }
+
+  [[nodiscard]] std::optional<std::int64_t> known(const PlanNumber& number) const {
+    return number.key.empty() ? number.value : model_number(config_, number.key);
+  }
+  [[nodiscard]] std::int64_t number(const PlanNumber& number) const {
+    if (number.key.empty()) return number.value;
+    const Config* found = find_in_config(config_, number.key);
+    if (found == nullptr || found->is_null()) {
+      throw Error(ErrorKind::argument,
+                  fmt::format("{} needs {} of config.json, which {}", where(), in_quotes(number.key),
+                              config_.is_null() ? "is not there" : "does not have it"));
+    }
+    if (found->type() != Config::Type::integer || found->as_int() < 1 || found->as_int() > largest_plan_number) {
+      throw Error(ErrorKind::argument, fmt::format("{} needs {} of config.json, which is no integer from 1 to {} there",
+                                                   where(), in_quotes(number.key), largest_plan_number));
+    }
+    return found->as_int();
+  }
+  [[nodiscard]] std::vector<std::int64_t> numbers(const std::vector<PlanNumber>& of) const {
+    std::vector<std::int64_t> values;
+    values.reserve(of.size());
+    for (const PlanNumber& n : of) values.push_back(number(n));
+    return values;
+  }
+
+  const MergePlan& plan_;
+  const Config& config_;
+  const MergeRule& rule_;
+  std::string_view tensor_;
+  std::span<const TensorSpec> specs_;
+  bool whole_;
+  const MergeFacts& facts_;
+};
+
 }  // namespace
 
 const BuiltinPlan* find_builtin_plan(std::string_view name) {
@@ -182,7 +340,7 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
                             in_quotes(name_or_file), fmt::join(builtin_names(), ", ")),
                 {.path = name_or_file});
   }
-  return parse(read_plan_file(name_or_file), name_or_file, model_config);
+  return parse(read_text(name_or_file, longest_plan), name_or_file, model_config);
 }
 
 const MergeRule* MergePlan::find(std::string_view tensor) const {
@@ -220,6 +378,23 @@ std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) cons
     if (find(name) == &rule && renamed(rule, name) == result) return Origin{std::move(name), &rule};
   }
   return std::nullopt;
+}
+
+// Rules for tensors whose shapes are known: numbers of config.json are looked up, scales become what their shapes say.
+
+ResolvedMerge MergePlan::resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
+                                 bool whole, const MergeFacts& facts) const {
+  if (specs.empty()) {
+    throw Error(ErrorKind::argument, fmt::format("plan {}: resolving rule {} for the tensor {}: no rank has it",
+                                                 in_quotes(name_), rule.number, in_quotes(tensor)));
+  }
+  if (rule.across == Axis::expert && experts_ && experts_->pattern.find(tensor)) {
+    throw Error(ErrorKind::argument,
+                fmt::format("plan {}: rule {} joins the tensor {} across expert ranks, but by \"experts\" ({}) it "
+                            "belongs to one expert and so to one of them; take one of the two out",
+                            in_quotes(name_), rule.number, in_quotes(tensor), in_quotes(experts_->pattern.text())));
+  }
+  return std::visit(Resolver(*this, rule, tensor, specs, whole, facts), rule.action);
 }
 
 }  // namespace muster

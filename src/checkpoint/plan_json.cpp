@@ -15,7 +15,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/plan_parts.hpp"
-#include "src/core/json_lines.hpp"
+#include "src/core/json_text.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -29,7 +29,7 @@ constexpr std::int64_t most_dimensions = 64;
 // products of lengths only patterns that are the same are found.
 constexpr std::size_t most_work = std::size_t{1} << 29;
 
-[[noreturn]] void refuse(const std::string& words) {
+[[noreturn]] void refuse_plan(const std::string& words) {
   throw Error(ErrorKind::corrupt, words);
 }
 
@@ -38,26 +38,26 @@ using Keys = std::vector<std::string_view>;
 void check_keys(const ConfigObject& object, const Keys& known, std::string_view of) {
   for (const auto& [key, value] : object) {
     if (std::find(known.begin(), known.end(), key) == known.end())
-      refuse(fmt::format("unknown key {}{} (known: {})", in_quotes(key), of, fmt::join(known, ", ")));
+      refuse_plan(fmt::format("unknown key {}{} (known: {})", in_quotes(key), of, fmt::join(known, ", ")));
   }
 }
 
 const std::string& string_of(const Config& value, std::string_view key) {
-  if (!value.is_string()) refuse(fmt::format("\"{}\" is {}, not a string", key, to_string(value.type())));
+  if (!value.is_string()) refuse_plan(fmt::format("\"{}\" is {}, not a string", key, to_string(value.type())));
   return value.as_string();
 }
 
 std::int64_t dimension(const Config& value) {
   if (value.type() != Config::Type::integer || value.as_int() < -most_dimensions || value.as_int() >= most_dimensions)
-    refuse(fmt::format("\"dim\" is not an integer from {} to {}", -most_dimensions, most_dimensions - 1));
+    refuse_plan(fmt::format("\"dim\" is not an integer from {} to {}", -most_dimensions, most_dimensions - 1));
   return value.as_int();
 }
 
 PlanNumber number(const Config& value, std::string_view key) {
   if (value.is_string() && !value.as_string().empty()) return {0, value.as_string()};
   if (value.type() != Config::Type::integer || value.as_int() < 1 || value.as_int() > largest_plan_number) {
-    refuse(fmt::format("\"{}\" has what is neither an integer from 1 to {} nor the name of one in config.json", key,
-                       largest_plan_number));
+    refuse_plan(fmt::format("\"{}\" has what is neither an integer from 1 to {} nor the name of one in config.json",
+                            key, largest_plan_number));
   }
   return {value.as_int(), {}};
 }
@@ -66,7 +66,7 @@ std::vector<PlanNumber> numbers(const ConfigObject& rule, std::string_view key) 
   const Config* list = rule.find(key);
   if (list == nullptr) return {};
   if (!list->is_array() || list->size() < 2 || list->size() > most_blocks)
-    refuse(fmt::format("\"{}\" is not a list of 2 to {} numbers", key, most_blocks));
+    refuse_plan(fmt::format("\"{}\" is not a list of 2 to {} numbers", key, most_blocks));
   std::vector<PlanNumber> numbers;
   for (const Config& item : list->as_array()) numbers.push_back(number(item, key));
   return numbers;
@@ -77,16 +77,17 @@ std::vector<PlanNumber> heads(const ConfigObject& rule) {
   const Config* value = rule.find("heads");
   if (value == nullptr) return {};
   for (const std::string_view other : {"blocks", "trim"})
-    if (rule.find(other) != nullptr) refuse(fmt::format("\"heads\" and \"{}\" contradict each other", other));
+    if (rule.find(other) != nullptr) refuse_plan(fmt::format("\"heads\" and \"{}\" contradict each other", other));
   return value->is_array() ? numbers(rule, "heads") : std::vector{number(*value, "heads")};
 }
 
 MergeAction read_concat(const ConfigObject& rule) {
   const Config* dim = rule.find("dim");
-  if (dim == nullptr) refuse("\"concat\" needs \"dim\", the dimension that the ranks' pieces are joined along");
+  if (dim == nullptr) refuse_plan("\"concat\" needs \"dim\", the dimension that the ranks' pieces are joined along");
   ConcatAction action{dimension(*dim), numbers(rule, "blocks"), {}, heads(rule)};
   if (const Config* trim = rule.find("trim")) {
-    if (!action.blocks.empty()) refuse("\"trim\" and \"blocks\" contradict each other: which block has the padding?");
+    if (!action.blocks.empty())
+      refuse_plan("\"trim\" and \"blocks\" contradict each other: which block has the padding?");
     action.trim = number(*trim, "trim");
   }
   return action;
@@ -98,8 +99,8 @@ MergeAction read_scale(const ConfigObject& rule) {
   action.blocks = numbers(rule, "blocks");
   action.heads = heads(rule);
   if (!action.dim && !(action.blocks.empty() && action.heads.empty()))
-    refuse(fmt::format("\"{}\" needs \"dim\", the dimension that they lie along",
-                       action.heads.empty() ? "blocks" : "heads"));
+    refuse_plan(fmt::format("\"{}\" needs \"dim\", the dimension that they lie along",
+                            action.heads.empty() ? "blocks" : "heads"));
   return action;
 }
 
@@ -127,20 +128,20 @@ constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_read
 
 const ActionReader& reader_of(const ConfigObject& rule) {
   const Config* action = rule.find("action");
-  if (action == nullptr) refuse("it has no \"action\"");
+  if (action == nullptr) refuse_plan("it has no \"action\"");
   const std::string& name = string_of(*action, "action");
   const auto* reader =
       std::find_if(action_readers.begin(), action_readers.end(), [&](const ActionReader& r) { return r.name == name; });
   if (reader != action_readers.end()) return *reader;
   Keys names;
   for (const ActionReader& known : action_readers) names.push_back(known.name);
-  refuse(fmt::format("unknown action {} (known: {})", in_quotes(name), fmt::join(names, ", ")));
+  refuse_plan(fmt::format("unknown action {} (known: {})", in_quotes(name), fmt::join(names, ", ")));
 }
 
 TensorPattern read_pattern(const ConfigObject& rule) {
   const Config* glob = rule.find("match");
   const Config* regex = rule.find("regex");
-  if ((glob == nullptr) == (regex == nullptr)) refuse("it needs either \"match\" (a glob) or \"regex\"");
+  if ((glob == nullptr) == (regex == nullptr)) refuse_plan("it needs either \"match\" (a glob) or \"regex\"");
   return glob != nullptr ? TensorPattern::glob(string_of(*glob, "match"))
                          : TensorPattern::regex(string_of(*regex, "regex"));
 }
@@ -156,7 +157,7 @@ Value one_of(const ConfigObject& rule, std::string_view key, Value otherwise,
     if (word == text) return meaning;
     known.push_back(word);
   }
-  refuse(fmt::format("\"{}\" is {}, not one of {}", key, in_quotes(text), fmt::join(known, ", ")));
+  refuse_plan(fmt::format("\"{}\" is {}, not one of {}", key, in_quotes(text), fmt::join(known, ", ")));
 }
 
 constexpr std::array<std::pair<std::string_view, Stage>, 4> stages = {
@@ -168,12 +169,12 @@ std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const Tenso
   const Config* rename = rule.find("rename");
   if (rename == nullptr) return nullptr;
   const std::string& text = string_of(*rename, "rename");
-  if (text.empty()) refuse("\"rename\" is an empty name");
+  if (text.empty()) refuse_plan("\"rename\" is an empty name");
   return std::make_shared<const NewName>(text, pattern);
 }
 
 MergeRule read_rule(const Config& value, std::size_t number) {
-  if (!value.is_object()) refuse(fmt::format("it is {}, not an object", to_string(value.type())));
+  if (!value.is_object()) refuse_plan(fmt::format("it is {}, not an object", to_string(value.type())));
   const ConfigObject& rule = value.as_object();
   const ActionReader& reader = reader_of(rule);
   Keys keys = {"match", "regex", "action", "comment"};
@@ -196,14 +197,15 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
   if (value == nullptr) return std::nullopt;
   try {
     if (value->is_string()) return Numbering{NumberPattern::parse(value->as_string()), false};
-    if (!value->is_object()) refuse(fmt::format("it is {}, neither a pattern nor an object", to_string(value->type())));
+    if (!value->is_object())
+      refuse_plan(fmt::format("it is {}, neither a pattern nor an object", to_string(value->type())));
     const ConfigObject& object = value->as_object();
     check_keys(object, {"match", "renumber", "comment"}, "");
     const Config* match = object.find("match");
-    if (match == nullptr) refuse("it has no \"match\"");
+    if (match == nullptr) refuse_plan("it has no \"match\"");
     Numbering numbering{NumberPattern::parse(string_of(*match, "match")), false};
     if (const Config* renumber = object.find("renumber")) {
-      if (renumber->type() != Config::Type::boolean) refuse("\"renumber\" is neither true nor false");
+      if (renumber->type() != Config::Type::boolean) refuse_plan("\"renumber\" is neither true nor false");
       numbering.renumber = renumber->as_bool();
     }
     return numbering;
@@ -231,7 +233,7 @@ class Reach {
       if (!glob.empty() && glob.find_first_not_of('*') == std::string::npos) all_ = rule.number;
     }
     if (expanded_ > most_expanded)
-      refuse(fmt::format("the braces of all patterns up to here mean more than {} characters", most_expanded));
+      refuse_plan(fmt::format("the braces of all patterns up to here mean more than {} characters", most_expanded));
     std::string words = covered(pattern, globs);
     globs_.push_back(&rule);
     return words;
@@ -276,7 +278,7 @@ std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::siz
     const std::size_t number = rules.size() + 1;
     try {
       rules.push_back(read_rule(item, number));
-      if (const std::string words = reach.add(rules.back()); !words.empty()) refuse(words);
+      if (const std::string words = reach.add(rules.back()); !words.empty()) refuse_plan(words);
     } catch (const Error& error) {
       throw Error(ErrorKind::corrupt, fmt::format("rule {} (line {}): {}", number, lines.at(number - 1), error.what()));
     }
@@ -288,8 +290,8 @@ std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::siz
 Config extended(const ConfigObject& plan, const Config& by, Reach& reach) {
   const BuiltinPlan* builtin = find_builtin_plan(string_of(by, "extends"));
   if (builtin == nullptr)
-    refuse(fmt::format("\"extends\" is {}, not one of {}", in_quotes(by.as_string()),
-                       fmt::join(MergePlan::builtin_names(), ", ")));
+    refuse_plan(fmt::format("\"extends\" is {}, not one of {}", in_quotes(by.as_string()),
+                            fmt::join(MergePlan::builtin_names(), ", ")));
   const Config base = parse_json(builtin->json);
   const PlanContent content = parse_plan(builtin->json);
   Config whole = ConfigObject();
@@ -312,17 +314,17 @@ std::string_view action_name(const MergeAction& action) noexcept {
 PlanContent parse_plan(std::string_view json) {
   std::vector<std::size_t> lines;
   const Config plan = core::parse_json_lines(json, "rules", lines);
-  if (!plan.is_object()) refuse(fmt::format("a plan is a JSON object, this is {}", to_string(plan.type())));
+  if (!plan.is_object()) refuse_plan(fmt::format("a plan is a JSON object, this is {}", to_string(plan.type())));
   const ConfigObject& members = plan.as_object();
   check_keys(members, {"muster_plan", "comment", "extends", "layers", "experts", "rules"}, "");
   const Config* version = members.find("muster_plan");
-  if (version == nullptr) refuse("it has no \"muster_plan\": 1, so it is no merge plan");
+  if (version == nullptr) refuse_plan("it has no \"muster_plan\": 1, so it is no merge plan");
   if (version->type() != Config::Type::integer || version->as_int() != 1)
     throw Error(ErrorKind::version, "\"muster_plan\" is not 1, the only version that this program knows");
   const Config* list = members.find("rules");
   if (list == nullptr || !list->is_array() || list->size() == 0)
-    refuse("\"rules\" is not a list with at least one rule");
-  if (list->size() > most_rules) refuse(fmt::format("{} rules; at most {} are read", list->size(), most_rules));
+    refuse_plan("\"rules\" is not a list with at least one rule");
+  if (list->size() > most_rules) refuse_plan(fmt::format("{} rules; at most {} are read", list->size(), most_rules));
 
   Reach reach;
   PlanContent content{std::string(json), read_rules(*list, lines, reach), read_numbering(members, "layers"),

@@ -193,7 +193,7 @@ std::string NumberPattern::replace(std::string_view name, std::int64_t number) c
   return fmt::format("{}{}{}", name.substr(0, at), number, name.substr(at + found->front().size()));
 }
 
-NewName::NewName(std::string_view text, const TensorPattern& pattern) : pattern_(pattern.text()) {
+NewName::NewName(std::string_view text, const TensorPattern& pattern) {
   const std::optional<std::size_t> groups = pattern.groups();
   if (!groups)
     throw Error(ErrorKind::argument,
@@ -236,9 +236,12 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : pattern_
     if (part.is_group) ++uses[part.group];
   }
   regex_ = compile(regex, true);
+  const std::vector<std::string> globs =
+      pattern.is_regex() ? std::vector<std::string>(1) : expand_braces(pattern.text());
+  pattern_ = globs.front();
   if (pattern.is_regex())
     no_way_back_ = "its pattern is a regular expression";
-  else if (pattern_.find('{') != std::string::npos)
+  else if (globs.size() > 1)
     no_way_back_ = "its pattern has braces";
   else if (std::ranges::any_of(uses, [](std::size_t count) { return count > 1; }))
     no_way_back_ = "its new name has a star of the pattern twice";

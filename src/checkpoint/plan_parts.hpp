@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What plan.cpp, plan_json.cpp, plan_names.cpp and plan_resolve.cpp share. Everything here is local.
+// What plan.cpp, plan_json.cpp and plan_names.cpp share, and what they ask config.json for. Everything here is local.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/config.hpp"
 #include "muster/plan.hpp"
+#include "src/checkpoint/arrangement.hpp"
 
 namespace muster {
 
@@ -66,9 +68,26 @@ class NewName {
     bool is_group = false;
   };
   std::vector<Part> parts_;
-  std::string pattern_;
+  std::string pattern_;                    // without braces
   std::shared_ptr<const re2::RE2> regex_;  // fits the new names; a group for each part that is one
   std::string_view no_way_back_;           // why; empty: there is one
 };
+
+// What a model's config.json says of the sizes of its tensors. What it does not say is never an error.
+
+/// A value by its name, or by a path ("text_config.vocab_size"). A name that is not there is looked for in
+/// "text_config", then under the other name that some models have for it. Null if there is none.
+const Config* find_in_config(const Config& config, std::string_view path);
+
+/// A number from 1 on; none if there is no such value.
+std::optional<std::int64_t> model_number(const Config& config, std::string_view path);
+
+/// Elements of one attention head: "head_dim", else hidden size by heads.
+std::optional<std::int64_t> head_size(const Config& config);
+
+/// Holds a model's tensors, with the names of HuggingFace's models, against the plan's config.json: heads, hidden size,
+/// vocabulary, layers, intermediate size. Throws Error(argument) that names the tensor, the fields and the numbers.
+/// More rows of a vocabulary than config.json says are padding, and no error.
+void check_against_config(const MergePlan& plan, std::span<const NamedSpec> model);
 
 }  // namespace muster

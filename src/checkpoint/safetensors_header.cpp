@@ -216,12 +216,12 @@ class HeaderReader {
   Place place_ = Place::start;
 };
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+[[noreturn]] void refuse_file(const std::string& path, const std::string& what) {
   throw Error(ErrorKind::corrupt, fmt::format("reading {}: {}", in_quotes(path), what), {.path = path});
 }
 
-[[noreturn]] void refuse(const std::string& path, const TensorEntry& entry, const std::string& what) {
-  refuse(path, fmt::format("tensor {}: {}", in_quotes(entry.name), what));
+[[noreturn]] void refuse_file(const std::string& path, const TensorEntry& entry, const std::string& what) {
+  refuse_file(path, fmt::format("tensor {}: {}", in_quotes(entry.name), what));
 }
 
 void check_size(const TensorEntry& entry, const std::string& path) {
@@ -229,16 +229,16 @@ void check_size(const TensorEntry& entry, const std::string& path) {
   try {
     needed = byte_size(entry.dtype, entry.shape);
   } catch (const Error&) {
-    refuse(path, entry, fmt::format("its shape overflows: {} has too many elements", to_string(entry.shape)));
+    refuse_file(path, entry, fmt::format("its shape overflows: {} has too many elements", to_string(entry.shape)));
   }
   if (is_packed(entry.dtype) && element_count(entry.shape) % 2 != 0)
-    refuse(path, entry,
-           fmt::format("{} elements of {} end in the middle of a byte", element_count(entry.shape),
-                       to_string(entry.dtype)));
+    refuse_file(path, entry,
+                fmt::format("{} elements of {} end in the middle of a byte", element_count(entry.shape),
+                            to_string(entry.dtype)));
   if (needed != entry.bytes)
-    refuse(path, entry,
-           fmt::format("{} {} takes {} bytes, its data_offsets [{}, {}] give it {}", to_string(entry.dtype),
-                       to_string(entry.shape), needed, entry.offset, entry.offset + entry.bytes, entry.bytes));
+    refuse_file(path, entry,
+                fmt::format("{} {} takes {} bytes, its data_offsets [{}, {}] give it {}", to_string(entry.dtype),
+                            to_string(entry.shape), needed, entry.offset, entry.offset + entry.bytes, entry.bytes));
 }
 
 // Sorted by their bytes, entries must begin at 0, follow each other and end with the file.
@@ -254,20 +254,21 @@ void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes, co
   for (const TensorEntry& entry : entries) {
     const std::uint64_t end = entry.offset + entry.bytes;
     if (end > data_bytes)
-      refuse(path, entry,
-             fmt::format("its data_offsets [{}, {}] are outside the file, which has {} bytes of tensors", entry.offset,
-                         end, data_bytes));
+      refuse_file(path, entry,
+                  fmt::format("its data_offsets [{}, {}] are outside the file, which has {} bytes of tensors",
+                              entry.offset, end, data_bytes));
     if (entry.offset < covered)
-      refuse(path, entry,
-             fmt::format("its bytes [{}, {}] overlap those of tensor {}, which end at {}", entry.offset, end,
-                         in_quotes(before->name), covered));
+      refuse_file(path, entry,
+                  fmt::format("its bytes [{}, {}] overlap those of tensor {}, which end at {}", entry.offset, end,
+                              in_quotes(before->name), covered));
     if (entry.offset > covered)
-      refuse(path, entry,
-             fmt::format("before it is a hole: bytes [{}, {}] belong to no tensor", covered, entry.offset));
+      refuse_file(path, entry,
+                  fmt::format("before it is a hole: bytes [{}, {}] belong to no tensor", covered, entry.offset));
     covered = end;
     before = &entry;
   }
-  if (covered != data_bytes) refuse(path, fmt::format("{} bytes at the end belong to no tensor", data_bytes - covered));
+  if (covered != data_bytes)
+    refuse_file(path, fmt::format("{} bytes at the end belong to no tensor", data_bytes - covered));
 }
 
 }  // namespace
@@ -275,32 +276,34 @@ void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes, co
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_size,
                                            const std::string& path) {
   if (file_size < safetensors_prefix || head.size() < safetensors_prefix)
-    refuse(path, fmt::format("it has {} bytes, too few for the length of a header; it is no safetensors file, or cut "
-                             "off",
-                             file_size));
+    refuse_file(path,
+                fmt::format("it has {} bytes, too few for the length of a header; it is no safetensors file, or cut "
+                            "off",
+                            file_size));
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < safetensors_prefix; ++i) length |= std::to_integer<std::uint64_t>(head[i]) << (8 * i);
   if (length > max_safetensors_header) {
     const std::string_view start(reinterpret_cast<const char*>(head.data()), safetensors_prefix);
     // A pickle's first opcode is its protocol, 2 to 5.
     const bool is_pickle = start[0] == '\x80' && start[1] >= 2 && start[1] <= 5;
-    refuse(path, start.starts_with("PK\x03\x04") || is_pickle
-                     ? "it is no safetensors file but a zip archive or a pickle, as PyTorch writes them, which is not "
-                       "read: save the model as safetensors"
-                     : fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
-                                   "are allowed",
-                                   length, max_safetensors_header));
+    refuse_file(path,
+                start.starts_with("PK\x03\x04") || is_pickle
+                    ? "it is no safetensors file but a zip archive or a pickle, as PyTorch writes them, which is not "
+                      "read: save the model as safetensors"
+                    : fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
+                                  "are allowed",
+                                  length, max_safetensors_header));
   }
   if (length > file_size - safetensors_prefix || length > head.size() - safetensors_prefix)
-    refuse(path,
-           fmt::format("its header would have {} bytes, but the file ends after {}; it is cut off", length, file_size));
+    refuse_file(path, fmt::format("its header would have {} bytes, but the file ends after {}; it is cut off", length,
+                                  file_size));
   const char* begin = reinterpret_cast<const char*>(head.data()) + safetensors_prefix;
-  if (length == 0 || *begin != '{') refuse(path, "its header does not begin with '{'; it is no safetensors file");
+  if (length == 0 || *begin != '{') refuse_file(path, "its header does not begin with '{'; it is no safetensors file");
 
   // The parser takes a NUL for the end of the text and would not look at what follows.
   if (const void* nul = std::memchr(begin, 0, length); nul != nullptr)
-    refuse(path, fmt::format("the header is not valid JSON at its byte {}: it is a NUL",
-                             static_cast<const char*>(nul) - begin + 1));
+    refuse_file(path, fmt::format("the header is not valid JSON at its byte {}: it is a NUL",
+                                  static_cast<const char*>(nul) - begin + 1));
 
   HeaderReader reader(path);
   nlohmann::json::sax_parse(begin, begin + length, &reader);

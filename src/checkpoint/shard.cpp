@@ -23,20 +23,19 @@
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/export_job.hpp"
-#include "src/checkpoint/model_config.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/tensor_source.hpp"
-#include "src/checkpoint/workspace_states.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
+#include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
-#include "src/workspace/workspace_directory.hpp"
 
 namespace muster {
 namespace {

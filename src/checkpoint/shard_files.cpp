@@ -5,19 +5,23 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
+#include "src/workspace/names.hpp"
+#include "src/workspace/survey.hpp"
 
 namespace muster {
 namespace {
 
-constexpr std::string_view prefix = "rank-";
+constexpr std::string_view shard_prefix = "rank-";
 constexpr std::string_view middle = "-of-";
 constexpr std::string_view suffix = ".safetensors";
-constexpr std::size_t digits = 5;
+constexpr std::size_t shard_digits = 5;
 constexpr std::int64_t most_heads = 1 << 24;
 
 std::optional<int> parse_number(std::string_view text) {
@@ -29,14 +33,14 @@ std::optional<int> parse_number(std::string_view text) {
   return value;
 }
 
-[[noreturn]] void refuse(const std::string& words) {
+[[noreturn]] void refuse_facts(const std::string& words) {
   throw Error(ErrorKind::corrupt, fmt::format("its metadata \"{}\" {}", shard_metadata_key, words));
 }
 
 int small_integer(const Config& facts, std::string_view key) {
-  const Config* value = facts.as_object().find(key);
+  const Config* value = facts.find(key);
   if (value == nullptr || value->type() != Config::Type::integer || value->as_int() < 0 || value->as_int() > 99'999) {
-    refuse(fmt::format("has no whole number \"{}\"", key));
+    refuse_facts(fmt::format("has no whole number \"{}\"", key));
   }
   return static_cast<int>(value->as_int());
 }
@@ -52,13 +56,14 @@ Config to_config(const HeadCounts& heads) {
 }
 
 HeadCounts heads_from_config(const Config& config) {
-  if (!config.is_object()) refuse("has no object \"heads\"");
+  if (!config.is_object()) refuse_facts("has no object \"heads\"");
   HeadCounts heads;
   for (const auto& [name, list] : config.as_object()) {
-    if (!list.is_array() || list.size() == 0) refuse(fmt::format("has no counts of heads for {}", in_quotes(name)));
+    if (!list.is_array() || list.size() == 0)
+      refuse_facts(fmt::format("has no counts of heads for {}", in_quotes(name)));
     for (const Config& count : list.as_array()) {
       if (count.type() != Config::Type::integer || count.as_int() < 1 || count.as_int() > most_heads)
-        refuse(fmt::format("has no counts of heads for {}", in_quotes(name)));
+        refuse_facts(fmt::format("has no counts of heads for {}", in_quotes(name)));
       heads[name].push_back(count.as_int());
     }
   }
@@ -70,7 +75,7 @@ constexpr std::string_view wrapper = "metadata";
 /// The texts of {"metadata": {NAME: TEXT, ...}}; none where the tree is not that.
 std::optional<Metadata> unwrapped(const Config& config) {
   if (!config.is_object() || config.size() != 1) return std::nullopt;
-  const Config* inner = config.as_object().find(wrapper);
+  const Config* inner = config.find(wrapper);
   if (inner == nullptr || !inner->is_object() || inner->as_object().empty()) return std::nullopt;
   Metadata metadata;
   for (const auto& [name, text] : inner->as_object()) {
@@ -110,19 +115,56 @@ bool is_written_as_text(const Config& config) {
   return !texts || tree_of(*texts).has_value();
 }
 
+using workspace::Survey;
+using workspace::SurveyJob;
+using workspace::SurveyState;
+
+[[noreturn]] void refuse_states(const Survey& survey, ErrorKind kind, const std::string& words) {
+  throw Error(kind, fmt::format("reading the workspace {}: {}", in_quotes(survey.path), words), {.path = survey.path});
+}
+
+std::string names_of(const std::vector<const SurveyJob*>& jobs) {
+  std::string names;
+  for (const SurveyJob* job : jobs) names += (names.empty() ? "" : ", ") + job->nonce;
+  return names;
+}
+
+const SurveyJob& choose_job(const Survey& survey, const std::string& prefix) {
+  std::vector<const SurveyJob*> all;
+  std::vector<const SurveyJob*> chosen;
+  for (const SurveyJob& job : survey.jobs) {
+    if (job.states.empty()) continue;
+    all.push_back(&job);
+    if (job.nonce.starts_with(prefix)) chosen.push_back(&job);
+  }
+  if (all.empty()) refuse_states(survey, ErrorKind::not_found, "it has no states");
+  if (chosen.empty())
+    refuse_states(survey, ErrorKind::not_found,
+                  fmt::format("it has no states of a job {}; there are those of {}", in_quotes(prefix), names_of(all)));
+  if (chosen.size() > 1)
+    refuse_states(survey, ErrorKind::argument,
+                  fmt::format("it has states of several jobs; choose one by --job: {}", names_of(chosen)));
+  return *chosen.front();
+}
+
+ChosenState chosen_from(const Survey& survey, const SurveyState& state) {
+  return {join_path(survey.path, state.entry.file), state.rank, state.generation};
+}
+
 }  // namespace
 
 std::string shard_file_name(int rank, int ranks) {
-  return fmt::format("{}{:05}{}{:05}{}", prefix, rank, middle, ranks, suffix);
+  return fmt::format("{}{:05}{}{:05}{}", shard_prefix, rank, middle, ranks, suffix);
 }
 
 std::optional<ShardName> parse_shard_file_name(std::string_view name) {
-  if (name.size() != prefix.size() + digits + middle.size() + digits + suffix.size() || !name.starts_with(prefix) ||
-      name.substr(prefix.size() + digits, middle.size()) != middle || !name.ends_with(suffix)) {
+  if (name.size() != shard_prefix.size() + shard_digits + middle.size() + shard_digits + suffix.size() ||
+      !name.starts_with(shard_prefix) || name.substr(shard_prefix.size() + shard_digits, middle.size()) != middle ||
+      !name.ends_with(suffix)) {
     return std::nullopt;
   }
-  const auto rank = parse_number(name.substr(prefix.size(), digits));
-  const auto ranks = parse_number(name.substr(prefix.size() + digits + middle.size(), digits));
+  const auto rank = parse_number(name.substr(shard_prefix.size(), shard_digits));
+  const auto ranks = parse_number(name.substr(shard_prefix.size() + shard_digits + middle.size(), shard_digits));
   if (!rank || !ranks || *rank >= *ranks) return std::nullopt;
   return ShardName{*rank, *ranks};
 }
@@ -149,39 +191,40 @@ std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
   try {
     facts = parse_json(found->second);
   } catch (const Error& error) {
-    refuse(fmt::format("is no JSON: {}", error.what()));
+    refuse_facts(fmt::format("is no JSON: {}", error.what()));
   }
-  if (!facts.is_object()) refuse("is no JSON object");
+  if (!facts.is_object()) refuse_facts("is no JSON object");
   if (const int version = small_integer(facts, "version"); version != 1 && version != 2) {
     throw Error(ErrorKind::version,
                 fmt::format("its metadata \"{}\" has a version that this program does not know", shard_metadata_key));
   }
   ShardFacts read{small_integer(facts, "rank"), small_integer(facts, "ranks"), {}, {}};
-  if (const Config* layout = facts.as_object().find("layout")) {
-    if (!layout->is_string()) refuse("has a \"layout\" that is no text");
+  if (const Config* layout = facts.find("layout")) {
+    if (!layout->is_string()) refuse_facts("has a \"layout\" that is no text");
     read.layout = ParallelLayout::parse(layout->as_string());
     if (read.layout->ranks() != read.ranks)
-      refuse(fmt::format("has the layout {}, which is not for {} ranks", in_quotes(layout->as_string()), read.ranks));
+      refuse_facts(
+          fmt::format("has the layout {}, which is not for {} ranks", in_quotes(layout->as_string()), read.ranks));
   }
-  const Config* padded = facts.as_object().find("padded");
-  if (padded == nullptr || !padded->is_object()) refuse("has no object \"padded\"");
+  const Config* padded = facts.find("padded");
+  if (padded == nullptr || !padded->is_object()) refuse_facts("has no object \"padded\"");
   for (const auto& [name, place] : padded->as_object()) {
     const bool good = place.is_array() && place.size() == 2 &&
                       std::all_of(place.as_array().begin(), place.as_array().end(), [](const Config& number) {
                         return number.type() == Config::Type::integer && number.as_int() >= 0;
                       });
-    if (!good) refuse(fmt::format("has no [dimension, size] for the tensor {}", in_quotes(name)));
+    if (!good) refuse_facts(fmt::format("has no [dimension, size] for the tensor {}", in_quotes(name)));
     read.padded.emplace(name, std::pair(static_cast<std::size_t>(place.at(std::size_t{0}).as_int()),
                                         place.at(std::size_t{1}).as_int()));
   }
-  if (const Config* plan = facts.as_object().find("plan")) {
-    const Config* name = plan->is_object() ? plan->as_object().find("name") : nullptr;
-    const Config* text = plan->is_object() ? plan->as_object().find("text") : nullptr;
+  if (const Config* plan = facts.find("plan")) {
+    const Config* name = plan->find("name");
+    const Config* text = plan->find("text");
     if (name == nullptr || text == nullptr || !name->is_string() || !text->is_string())
-      refuse("has a \"plan\" without name and text");
+      refuse_facts("has a \"plan\" without name and text");
     read.plan = {name->as_string(), text->as_string()};
   }
-  if (const Config* heads = facts.as_object().find("heads")) read.heads = heads_from_config(*heads);
+  if (const Config* heads = facts.find("heads")) read.heads = heads_from_config(*heads);
   return read;
 }
 
@@ -195,6 +238,60 @@ Metadata metadata_from_config(const Config& config) {
   if (config.is_null()) return {};
   if (is_written_as_text(config)) return {{std::string(config_metadata_key), to_json(config)}};
   return *unwrapped(config);
+}
+
+bool is_workspace_directory(const std::string& path) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+    if (workspace::parse_name(entry->path().filename().string())) return true;
+  return false;
+}
+
+ChosenStates choose_states(const std::string& path, const StateChoice& choice) {
+  const Survey survey = workspace::survey(path);
+  const SurveyJob& job = choose_job(survey, choice.job);
+  ChosenStates chosen{job.nonce, job.world_size, {}};
+  for (const SurveyState& state : job.states) {
+    if (!state.complete || (choice.rank && state.rank != *choice.rank) ||
+        (choice.generation && state.generation != *choice.generation))
+      continue;
+    // Sorted by rank, then generation: the last one is the newest.
+    if (!chosen.states.empty() && chosen.states.back().rank == state.rank) chosen.states.pop_back();
+    chosen.states.push_back(chosen_from(survey, state));
+  }
+  if (chosen.states.empty()) {
+    std::string what = "no complete state";
+    if (choice.rank) what += fmt::format(" of rank {}", *choice.rank);
+    if (choice.generation) what += fmt::format(" of generation {}", *choice.generation);
+    refuse_states(survey, ErrorKind::not_found,
+                  fmt::format("the job {} has {}; muster ls shows what there is", job.nonce, what));
+  }
+  return chosen;
+}
+
+ChosenStates choose_common_states(const std::string& path, const StateChoice& choice) {
+  const Survey survey = workspace::survey(path);
+  const SurveyJob& job = choose_job(survey, choice.job);
+  const std::optional<std::uint64_t> generation = choice.generation ? choice.generation : job.common_generation;
+  ChosenStates chosen{job.nonce, job.world_size, {}};
+  std::vector<bool> is_there(static_cast<std::size_t>(std::max(job.world_size, 0)));
+  for (const SurveyState& state : job.states) {
+    if (!state.complete || state.generation != generation || state.rank < 0 || state.rank >= job.world_size) continue;
+    chosen.states.push_back(chosen_from(survey, state));
+    is_there[static_cast<std::size_t>(state.rank)] = true;
+  }
+  if (chosen.states.size() == is_there.size() && !is_there.empty()) return chosen;
+  std::string missing;
+  for (std::size_t rank = 0; rank < is_there.size() && generation; ++rank)
+    if (!is_there[rank]) missing += fmt::format("{}{}", missing.empty() ? "; missing: rank " : ", ", rank);
+  refuse_states(
+      survey, ErrorKind::not_found,
+      choice.generation
+          ? fmt::format("the job {} has not complete states of generation {} of all {} ranks{}", job.nonce, *generation,
+                        job.world_size, missing)
+          : fmt::format("the job {} has no generation of which all {} ranks have a complete state; muster ls shows "
+                        "what there is",
+                        job.nonce, job.world_size));
 }
 
 }  // namespace muster

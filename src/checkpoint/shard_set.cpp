@@ -10,6 +10,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/state.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
@@ -26,13 +27,29 @@ std::string identity_of(const std::string& path) {
 }
 
 // That a process has open beside the shards.
-constexpr std::uint64_t other_files = 256;
+constexpr std::uint64_t files_beside = 256;
 
 std::optional<ParallelLayout> layout_said(const ShardListing& listing) {
   return listing.facts ? listing.facts->layout : std::nullopt;
 }
 PlanText plan_said(const ShardListing& listing) {
   return listing.facts ? listing.facts->plan : PlanText();
+}
+
+/// What a plan says, without comments and however it is written.
+Config meaning_of(const std::string& plan_text) {
+  Config plan = parse_json(plan_text);
+  plan.as_object().erase("comment");
+  for (Config& rule : plan["rules"].as_array()) rule.as_object().erase("comment");
+  return plan;
+}
+
+bool is_same_plan(const std::string& a, const std::string& b) {
+  try {
+    return a == b || meaning_of(a) == meaning_of(b);
+  } catch (const Error&) {
+    return false;  // a text that is no plan
+  }
 }
 
 }  // namespace
@@ -124,7 +141,7 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
     return MergePlan::parse(said.text, said.name, model_config);
   }
   MergePlan plan = MergePlan::load(given, model_config);
-  if (!said.text.empty() && plan.text() != said.text)
+  if (!said.text.empty() && !is_same_plan(plan.text(), said.text))
     notes.push_back(fmt::format("the shards were cut by another plan ({}) than the given one ({}), which is used",
                                 in_quotes(said.name), in_quotes(plan.name())));
   return plan;
@@ -139,7 +156,7 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
 
 void ShardSet::open_files(const std::string& directory, int process, int processes) {
   count_ = count_shards(directory);
-  os::allow_open_files(static_cast<std::uint64_t>(count_ / processes) + other_files);
+  os::allow_open_files(static_cast<std::uint64_t>(count_ / processes) + files_beside);
   for (int rank = process; rank < count_; rank += processes) {
     const SafetensorsFile file = SafetensorsFile::open(directory + "/" + shard_file_name(rank, count_));
     Shard shard{tensors_.size(), file};

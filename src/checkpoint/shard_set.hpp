@@ -15,11 +15,10 @@
 #include "muster/safetensors.hpp"
 #include "muster/state_file.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/assembly_plan.hpp"
+#include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/tensor_source.hpp"
-#include "src/checkpoint/workspace_states.hpp"
 
 namespace muster {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/window_mail.hpp"
+#include "src/checkpoint/assembly.hpp"
 
 #include <fmt/core.h>
 
@@ -43,14 +43,14 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-[[noreturn]] void refuse(int from) {
+[[noreturn]] void refuse_mail(int from) {
   throw Error(ErrorKind::corrupt,
               fmt::format("rank {} sent something else than the part of a window that was due", from), {.rank = from});
 }
 
 MailHead take_head(std::span<const std::byte> message, MailKind kind, int from) {
   const auto head = head_of<MailHead>(message);
-  if (head.kind != kind) refuse(from);
+  if (head.kind != kind) refuse_mail(from);
   return head;
 }
 
@@ -65,7 +65,7 @@ void place_rows(std::span<const std::byte> rows, std::span<std::byte> window, in
         __builtin_mul_overflow(head.rows - 1, head.to_stride, &extent) ||
         __builtin_add_overflow(extent, head.bytes, &extent) || head.to > window.size() ||
         extent > window.size() - head.to)
-      refuse(from);
+      refuse_mail(from);
     std::byte* to = window.data() + head.to;
     for (std::uint64_t row = 0; row < head.rows; ++row, to += head.to_stride)
       std::memcpy(to, rows.data() + row * head.bytes, head.bytes);
@@ -82,7 +82,7 @@ void WindowMail::contribute(const Step& step) {
   const auto writer = static_cast<int>(step.writer);
   const auto word =
       group_.receive(writer, sizeof(MailHead), {.phase = "export: waiting for a window"}, Subject::exchange);
-  if (take_head(word, MailKind::word, writer).turn != step.turn) refuse(writer);
+  if (take_head(word, MailKind::word, writer).turn != step.turn) refuse_mail(writer);
   for (const merge::Rectangle& copy : step.copies) pack(copy, step.turn, writer);
   send_piece(step.turn, writer, true);
 }
@@ -151,7 +151,7 @@ bool WindowMail::take_piece(int from, std::uint32_t turn, std::span<std::byte> w
   const auto message =
       group_.receive(from, most, {.phase = "export: waiting for parts of a window"}, Subject::exchange);
   const MailHead head = take_head(message, MailKind::rows, from);
-  if (head.turn != turn) refuse(from);
+  if (head.turn != turn) refuse_mail(from);
   place_rows(std::span(message).subspan(sizeof head), window, from);
   group_.progress();
   return head.is_last != 0;

@@ -18,7 +18,7 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/core/utf8.hpp"
+#include "src/base/escaped.hpp"
 
 namespace muster::core {
 namespace {
@@ -49,8 +49,7 @@ class Encoder {
   }
 
   void value(const Config& config, int depth) {
-    if (depth > max_config_depth)
-      throw Error(ErrorKind::argument, "a config is nested more than " + std::to_string(max_config_depth) + " deep");
+    detail::check_config_depth(depth);
     switch (config.type()) {
       case Config::Type::null:
         return tag(Tag::null);

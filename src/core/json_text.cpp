@@ -23,9 +23,8 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/core/json_lines.hpp"
-#include "src/core/reserved.hpp"
-#include "src/core/utf8.hpp"
+#include "src/base/escaped.hpp"
+#include "src/core/json_text.hpp"
 
 namespace muster {
 namespace {
@@ -38,9 +37,7 @@ class Writer {
   explicit Writer(int indent) : indent_(indent) {}
 
   void value(const Config& config, std::size_t depth) {
-    if (depth > deepest + (config.is_string() ? 1 : 0))
-      throw Error(ErrorKind::argument,
-                  "writing JSON: a config is nested more than " + std::to_string(deepest) + " deep");
+    detail::check_config_depth(static_cast<int>(depth) - (config.is_string() ? 1 : 0));
     switch (config.type()) {
       case Config::Type::null:
         text_ += "null";
@@ -96,8 +93,7 @@ class Writer {
   }
 
   void string(std::string_view value) {
-    if (!core::is_utf8(value))
-      throw Error(ErrorKind::argument, "writing JSON: a key or string of a config is not UTF-8");
+    if (!is_utf8(value)) throw Error(ErrorKind::argument, "writing JSON: a key or string of a config is not UTF-8");
     text_ += '"';
     std::size_t done = 0;
     for (std::size_t at = 0; at < value.size(); ++at) {

@@ -5,8 +5,8 @@
 #include <unordered_set>
 
 #include "muster/error.hpp"
-#include "src/core/reserved.hpp"
-#include "src/core/utf8.hpp"
+#include "src/base/escaped.hpp"
+#include "src/core/json_text.hpp"
 
 namespace muster {
 namespace {
@@ -17,9 +17,7 @@ constexpr std::string_view nameless = "tensor";
 class Splitter {
  public:
   Config value(const Config& config, int depth) {
-    if (depth > max_config_depth)
-      throw Error(ErrorKind::argument,
-                  "splitting a config: it is nested more than " + std::to_string(max_config_depth) + " deep");
+    detail::check_config_depth(depth);
     switch (config.type()) {
       case Config::Type::tensor:
         return reference(config.as_tensor());
@@ -39,7 +37,7 @@ class Splitter {
 
  private:
   static void check(std::string_view text) {
-    if (!core::is_utf8(text)) throw Error(ErrorKind::argument, "a key or string of a config is not UTF-8");
+    if (!is_utf8(text)) throw Error(ErrorKind::argument, "a key or string of a config is not UTF-8");
   }
 
   Config reference(const Tensor& tensor) {

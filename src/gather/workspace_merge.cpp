@@ -6,7 +6,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/merge_transfer.hpp"
 #include "src/gather/workspace_files.hpp"
-#include "src/merge/in_memory.hpp"
+#include "src/merge/reduce.hpp"
 
 namespace muster::gather {
 namespace {

@@ -27,7 +27,7 @@
 
 #include "src/gather/route.hpp"
 #include "src/os/process.hpp"
-#include "src/workspace/workspace_directory.hpp"
+#include "src/workspace/discovery.hpp"
 
 namespace muster::gather {
 

@@ -6,27 +6,14 @@
 #endif
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <memory>
 #include <type_traits>
-#include <vector>
 
 namespace muster::hdf5 {
 namespace {
-
-constexpr std::size_t block_bytes = std::size_t{16} << 10;
-constexpr std::size_t blocks_kept = 16;
-
-struct Block {
-  std::uint64_t number = ~std::uint64_t{0};
-  std::uint64_t used = 0;
-  std::size_t bytes = 0;
-  std::vector<std::byte> data;
-};
 
 struct DescriptorFile {
   H5FD_t base;  // first, as libhdf5 knows only that
@@ -39,8 +26,6 @@ struct Shared {
   int descriptor = -1;
   std::uint64_t bytes = 0;
   bool is_given_out = false;
-  std::uint64_t clock = 0;
-  std::array<Block, blocks_kept> blocks;
 };
 
 Shared& shared() {
@@ -63,23 +48,6 @@ bool read_through(std::uint64_t offset, std::byte* target, std::size_t bytes, bo
     offset += static_cast<std::uint64_t>(got);
     bytes -= static_cast<std::size_t>(got);
   }
-  return true;
-}
-
-bool read_block(std::uint64_t number, std::size_t from, std::byte* target, std::size_t bytes) {
-  Shared& file = shared();
-  auto found = std::find_if(file.blocks.begin(), file.blocks.end(),
-                            [number](const Block& block) { return block.number == number; });
-  if (found == file.blocks.end()) {
-    found = std::min_element(file.blocks.begin(), file.blocks.end(),
-                             [](const Block& a, const Block& b) { return a.used < b.used; });
-    found->number = ~std::uint64_t{0};
-    found->data.resize(block_bytes);
-    if (!read_through(number * block_bytes, found->data.data(), block_bytes, false)) return false;
-    found->number = number;
-  }
-  found->used = ++file.clock;
-  std::memcpy(target, found->data.data() + from, bytes);
   return true;
 }
 
@@ -122,19 +90,7 @@ haddr_t driver_get_eof(const H5FD_t* /*file*/, H5FD_mem_t /*kind*/) {
 
 herr_t driver_read(H5FD_t* /*file*/, H5FD_mem_t kind, hid_t /*transfer*/, haddr_t offset, size_t bytes, void* buffer) {
   if (offset > static_cast<haddr_t>(INT64_MAX) || bytes > static_cast<haddr_t>(INT64_MAX) - offset) return -1;
-  auto* target = static_cast<std::byte*>(buffer);
-  // Large pieces would only push out what is worth keeping.
-  const bool are_elements = kind == H5FD_MEM_DRAW;
-  if (are_elements || bytes > block_bytes) return read_through(offset, target, bytes, are_elements) ? 0 : -1;
-  while (bytes != 0) {
-    const auto from = static_cast<std::size_t>(offset % block_bytes);
-    const std::size_t piece = std::min(bytes, block_bytes - from);
-    if (!read_block(offset / block_bytes, from, target, piece)) return -1;
-    target += piece;
-    offset += piece;
-    bytes -= piece;
-  }
-  return 0;
+  return read_through(offset, static_cast<std::byte*>(buffer), bytes, kind == H5FD_MEM_DRAW) ? 0 : -1;
 }
 
 herr_t driver_write(H5FD_t* /*file*/, H5FD_mem_t /*kind*/, hid_t /*transfer*/, haddr_t /*offset*/, size_t /*bytes*/,

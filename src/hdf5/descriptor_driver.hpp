@@ -10,8 +10,7 @@
 namespace muster::hdf5 {
 
 /// An access list for the one file of `descriptor` of this length. The driver gives it out once: a second open fails.
-/// Negative where libhdf5 does not take the driver. Metadata are read in blocks that are kept, as lists of a thousand
-/// datasets have their headers side by side.
+/// Negative where libhdf5 does not take the driver.
 hid_t descriptor_access(int descriptor, std::uint64_t bytes);
 
 }  // namespace muster::hdf5

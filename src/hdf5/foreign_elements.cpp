@@ -8,15 +8,16 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <memory>
 #include <new>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "src/hdf5/foreign_id.hpp"
 #include "src/hdf5/foreign_listing.hpp"
 #include "src/hdf5/foreign_report.hpp"
-#include "src/hdf5/foreign_types.hpp"
+#include "src/hdf5/ids.hpp"
 
 // What H5Zregister calls, which itself refuses filters that libhdf5 brings along.
 extern "C" herr_t H5Z_register(const H5Z_class2_t* filter) __attribute__((weak));
@@ -89,11 +90,11 @@ class ElementsReader {
 
  private:
   void open(std::uint64_t address) {
-    dataset_ = ObjectId(H5Oopen_by_addr(file_, address));
+    dataset_ = Id(H5Oopen_by_addr(file_, address));
     address_ = address;
-    const TypeId type(dataset_ ? H5Dget_type(dataset_.get()) : hid_t{-1});
-    memory_type_ = TypeId(type ? H5Tcopy(type.get()) : hid_t{-1});
-    space_ = SpaceId(memory_type_ ? H5Dget_space(dataset_.get()) : hid_t{-1});
+    const Id type(dataset_ ? H5Dget_type(dataset_.get()) : hid_t{-1});
+    memory_type_ = Id(type ? H5Tcopy(type.get()) : hid_t{-1});
+    space_ = Id(memory_type_ ? H5Dget_space(dataset_.get()) : hid_t{-1});
     const int rank = space_ ? H5Sget_simple_extent_ndims(space_.get()) : -1;
     if (rank < 0 || rank > most_rank) throw_last();
     const ElementType element = element_type(memory_type_.get());
@@ -107,7 +108,7 @@ class ElementsReader {
       inner_[dim] = elements_;
       if (__builtin_mul_overflow(elements_, extents_[dim], &elements_)) refuse("its shape overflows");
     }
-    const PropertiesId properties(H5Dget_create_plist(dataset_.get()));
+    const Id properties(H5Dget_create_plist(dataset_.get()));
     std::array<hsize_t, most_rank> chunk{};
     const int chunk_rank = properties && H5Pget_layout(properties.get()) == H5D_CHUNKED
                                ? H5Pget_chunk(properties.get(), most_rank, chunk.data())
@@ -167,8 +168,8 @@ class ElementsReader {
       if (i > dim) size[i] = extents_[i];
     }
     // Of the box's own shape: for another libhdf5 would go through it element by element.
-    const SpaceId memory(extents_.empty() ? H5Screate(H5S_SCALAR)
-                                          : H5Screate_simple(static_cast<int>(size.size()), size.data(), nullptr));
+    const Id memory(extents_.empty() ? H5Screate(H5S_SCALAR)
+                                     : H5Screate_simple(static_cast<int>(size.size()), size.data(), nullptr));
     check_chunks(begin, size);
     if (!memory || (!extents_.empty() &&
                     H5Sselect_hyperslab(space_.get(), H5S_SELECT_SET, begin.data(), nullptr, size.data(), nullptr) < 0))
@@ -178,16 +179,16 @@ class ElementsReader {
   }
 
   [[noreturn]] void refuse(std::string words) {
-    dataset_ = ObjectId();
+    dataset_ = Id();
     throw Refusal{std::move(words)};
   }
   [[noreturn]] void throw_last() { refuse("libhdf5 cannot read it: " + last_failure()); }
 
   hid_t file_;
   std::uint64_t address_ = HADDR_UNDEF;
-  ObjectId dataset_;  ///< stays open, and with it the chunks that were decoded last
-  TypeId memory_type_;
-  SpaceId space_;
+  Id dataset_;  ///< stays open, and with it the chunks that were decoded last
+  Id memory_type_;
+  Id space_;
   std::uint64_t item_bytes_ = 1;
   std::uint64_t elements_ = 0;
   std::vector<hsize_t> extents_;
@@ -206,31 +207,122 @@ bool read_question(int socket, ElementsQuestion& question) {
   return true;
 }
 
-bool write_all(int socket, const void* from, std::size_t bytes) {
-  std::size_t done = 0;
-  while (done < bytes) {
-    const ssize_t put = ::write(socket, static_cast<const std::byte*>(from) + done, bytes - done);
-    if (put <= 0 && !(put < 0 && errno == EINTR)) return false;
-    done += static_cast<std::size_t>(std::max<ssize_t>(put, 0));
+struct FloatFormat {
+  DType dtype;
+  std::size_t bytes;
+  std::size_t exponent_bits;
+  std::size_t mantissa_bits;
+  std::size_t bias;
+};
+constexpr std::array<FloatFormat, 6> float_formats = {{
+    {DType::f16, 2, 5, 10, 15},
+    {DType::bf16, 2, 8, 7, 127},
+    {DType::f32, 4, 8, 23, 127},
+    {DType::f64, 8, 11, 52, 1023},
+    {DType::f8_e5m2, 1, 5, 2, 15},
+    {DType::f8_e4m3fn, 1, 4, 3, 7},
+}};
+
+ElementType refused(std::string words) {
+  ElementType refusal;
+  refusal.refusal = std::move(words);
+  return refusal;
+}
+
+bool set_order(hid_t type, ElementType& element) {
+  if (element.bytes == 1) return true;
+  const H5T_order_t order = H5Tget_order(type);
+  element.is_big_endian = order == H5T_ORDER_BE;
+  return order == H5T_ORDER_LE || order == H5T_ORDER_BE;
+}
+
+ElementType integer(hid_t type, std::size_t bytes) {
+  constexpr std::array<std::array<DType, 2>, 4> dtypes = {
+      {{DType::u8, DType::i8}, {DType::u16, DType::i16}, {DType::u32, DType::i32}, {DType::u64, DType::i64}}};
+  const std::size_t bits = H5Tget_precision(type);
+  if (bits != bytes * 8 || H5Tget_offset(type) != 0 || (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8))
+    return refused("integers of " + std::to_string(bits) + " bits in " + std::to_string(bytes) + " bytes");
+  const std::size_t row = bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3;
+  ElementType element;
+  element.bytes = bytes;
+  element.dtype = dtypes[row][H5Tget_sign(type) == H5T_SGN_NONE ? 0 : 1];
+  return set_order(type, element) ? element : refused("integers of an odd byte order");
+}
+
+ElementType floating(hid_t type, std::size_t bytes) {
+  std::size_t sign_at = 0;
+  std::size_t exponent_at = 0;
+  std::size_t exponent_bits = 0;
+  std::size_t mantissa_at = 0;
+  std::size_t mantissa_bits = 0;
+  if (H5Tget_fields(type, &sign_at, &exponent_at, &exponent_bits, &mantissa_at, &mantissa_bits) < 0)
+    return refused("floats whose fields are damaged");
+  for (const FloatFormat& format : float_formats) {
+    if (format.bytes != bytes || format.exponent_bits != exponent_bits || format.mantissa_bits != mantissa_bits)
+      continue;
+    if (mantissa_at != 0 || exponent_at != mantissa_bits || sign_at != bytes * 8 - 1 ||
+        H5Tget_ebias(type) != format.bias || H5Tget_precision(type) != bytes * 8 || H5Tget_offset(type) != 0 ||
+        H5Tget_norm(type) != H5T_NORM_IMPLIED)
+      continue;
+    ElementType element;
+    element.bytes = bytes;
+    element.dtype = format.dtype;
+    return set_order(type, element) ? element : refused("floats of an odd byte order");
   }
-  return true;
+  return refused("floats of " + std::to_string(exponent_bits) + " exponent and " + std::to_string(mantissa_bits) +
+                 " mantissa bits in " + std::to_string(bytes) + " bytes");
+}
+
+std::string member_name(hid_t type, unsigned member) {
+  const std::unique_ptr<char, herr_t (*)(void*)> name(H5Tget_member_name(type, member), H5free_memory);
+  return name ? name.get() : std::string();
+}
+
+ElementType enumeration(hid_t type, std::size_t bytes) {
+  const int members = H5Tget_nmembers(type);
+  const std::string words = "an enumeration of " + std::to_string(members) + " names";
+  if (bytes != 1 || members != 2) return refused(words);
+  for (unsigned member = 0; member < 2; ++member) {
+    unsigned char value = 0;
+    if (H5Tget_member_value(type, member, &value) < 0 || value > 1) return refused(words);
+    if (member_name(type, member) != (value == 0 ? "FALSE" : "TRUE")) return refused(words);
+  }
+  ElementType element;
+  element.bytes = 1;
+  element.dtype = DType::boolean;
+  return element;
+}
+
+ElementType compound(hid_t type, std::size_t bytes) {
+  const int members = H5Tget_nmembers(type);
+  std::string words = "a compound of " + std::to_string(members) + (members == 1 ? " member" : " members");
+  if (members != 2) return refused(words);
+  constexpr std::array<std::string_view, 2> names = {"r", "i"};
+  std::array<ElementType, 2> parts;
+  for (unsigned member = 0; member < 2; ++member) {
+    if (member_name(type, member) != names[member]) return refused(words);
+    const Id part(H5Tget_member_type(type, member));
+    if (!part || H5Tget_class(part.get()) != H5T_FLOAT) return refused(words);
+    parts[member] = floating(part.get(), H5Tget_size(part.get()));
+    if (H5Tget_member_offset(type, member) != member * parts[0].bytes) return refused(words);
+  }
+  if (parts[0].dtype != DType::f32 || parts[1].dtype != DType::f32 || bytes != 8 ||
+      parts[0].is_big_endian != parts[1].is_big_endian)
+    return refused("complex numbers of two other floats than F32");
+  ElementType element;
+  element.bytes = bytes;
+  element.dtype = DType::complex64;
+  element.is_big_endian = parts[0].is_big_endian;
+  return element;
 }
 
 }  // namespace
 
 void register_decoders() {
-  H5Z_class2_t filter{};
-  filter.version = H5Z_CLASS_T_VERS;
-  filter.id = zstd_filter;
-  filter.encoder_present = 1;
-  filter.decoder_present = 1;
-  filter.name = "zstd";
-  filter.filter = &undo<decode_zstd>;
-  H5Zregister(&filter);
-  filter.id = H5Z_FILTER_DEFLATE;
-  filter.name = "deflate";
-  filter.filter = &undo<decode_deflate>;
-  undoes_deflate = H5Z_register != nullptr && H5open() >= 0 && H5Z_register(&filter) >= 0;
+  const H5Z_class2_t zstd = filter_class(zstd_filter, "zstd", &undo<decode_zstd>);
+  H5Zregister(&zstd);
+  const H5Z_class2_t deflate = filter_class(H5Z_FILTER_DEFLATE, "deflate", &undo<decode_deflate>);
+  undoes_deflate = H5Z_register != nullptr && H5open() >= 0 && H5Z_register(&deflate) >= 0;
 }
 
 void keep_chunks(hid_t access) {
@@ -255,9 +347,43 @@ void answer_questions(hid_t file, const std::string& refusal, int socket) {
     }
     words.resize(std::min<std::size_t>(words.size(), longest_words));
     const std::uint64_t length = words.size();
-    if (!write_all(socket, &length, sizeof length) || !write_all(socket, words.data(), words.size()) ||
-        !write_all(socket, elements.data(), elements.size()))
+    if (!write_all(socket, std::as_bytes(std::span(&length, 1))) ||
+        !write_all(socket, std::as_bytes(std::span(words))) || !write_all(socket, elements))
       return;
+  }
+}
+
+ElementType element_type(hid_t type) {
+  const std::size_t bytes = H5Tget_size(type);
+  switch (H5Tget_class(type)) {
+    case H5T_INTEGER:
+      return integer(type, bytes);
+    case H5T_FLOAT:
+      return floating(type, bytes);
+    case H5T_ENUM:
+      return enumeration(type, bytes);
+    case H5T_COMPOUND:
+      return compound(type, bytes);
+    case H5T_STRING: {
+      ElementType element;
+      element.is_text = true;
+      element.bytes = bytes;
+      return element;
+    }
+    case H5T_VLEN:
+      return refused("lists of variable length");
+    case H5T_REFERENCE:
+      return refused("references");
+    case H5T_OPAQUE:
+      return refused("opaque bytes");
+    case H5T_BITFIELD:
+      return refused("bit fields");
+    case H5T_TIME:
+      return refused("times");
+    case H5T_ARRAY:
+      return refused("arrays as elements");
+    default:
+      return refused("a type that is not known here");
   }
 }
 

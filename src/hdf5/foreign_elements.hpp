@@ -6,12 +6,14 @@
 #include <hdf5.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
-namespace muster::hdf5 {
+#include "muster/dtype.hpp"
 
-inline constexpr H5Z_filter_t zstd_filter = 32015;
+namespace muster::hdf5 {
 
 inline constexpr std::uint64_t most_chunk_bytes = std::uint64_t{64} << 20;  ///< of one, before compression
 inline constexpr std::uint64_t most_chunk_expansion = 8;
@@ -37,5 +39,20 @@ void keep_chunks(hid_t access);
 
 /// Answers questions from the socket until it is closed. Where the file could not be opened, `refusal` answers all.
 void answer_questions(hid_t file, const std::string& refusal, int socket);
+
+// What an HDF5 datatype is among ours.
+
+struct ElementType {
+  std::optional<DType> dtype = {};
+  bool is_big_endian = false;
+  std::size_t bytes = 0;     ///< of one element in the file
+  bool is_text = false;      ///< a string: no tensor, but perhaps metadata
+  std::string refusal = {};  ///< where it is neither
+};
+
+/// Looks at the type alone. Integers of 8 to 64 bits; IEEE and bfloat16 floats, and 8-bit ones of 4 or 5 exponent bits;
+/// h5py's booleans {FALSE, TRUE}; compounds {r, i} of two F32. Nothing is converted by libhdf5, so e4m3 is what
+/// HDF5 2.0 and machine learning mean by it.
+ElementType element_type(hid_t type);
 
 }  // namespace muster::hdf5

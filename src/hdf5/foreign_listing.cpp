@@ -12,8 +12,7 @@
 
 #include "src/hdf5/descriptor_driver.hpp"
 #include "src/hdf5/foreign_elements.hpp"
-#include "src/hdf5/foreign_id.hpp"
-#include "src/hdf5/foreign_types.hpp"
+#include "src/hdf5/ids.hpp"
 
 namespace muster::hdf5 {
 namespace {
@@ -59,11 +58,6 @@ std::optional<std::uint64_t> product(std::uint64_t a, std::uint64_t b) {
   return result;
 }
 
-herr_t keep_innermost(unsigned /*depth*/, const H5E_error2_t* error, void* words) {
-  if (error->desc != nullptr && *error->desc != 0) *static_cast<std::string*>(words) = error->desc;
-  return 0;
-}
-
 std::string under(const std::string& parent, const char* name) {
   return parent.empty() ? std::string(name) : parent + "/" + name;
 }
@@ -78,14 +72,6 @@ std::string damaged_dataset(const std::string& why) {
 
 }  // namespace
 
-std::string last_failure() {
-  std::string words;
-  // Downward: the last that is told is where it began.
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep_innermost, &words);
-  H5Eclear2(H5E_DEFAULT);
-  return words.empty() ? "no reason given" : words;
-}
-
 /// What a visit of a group's links knows. Exceptions must not fly through libhdf5: they wait here.
 struct ForeignListing::Here {
   ForeignListing* listing;
@@ -95,7 +81,7 @@ struct ForeignListing::Here {
 };
 
 void ForeignListing::run() {
-  const ObjectId root(H5Oopen(file_, "/", H5P_DEFAULT));
+  const Id root(H5Oopen(file_, "/", H5P_DEFAULT));
   if (!root) {
     report_.issue("", "damaged, libhdf5 cannot open it: " + last_failure());
     return;
@@ -130,7 +116,7 @@ void ForeignListing::link(hid_t group, const char* name, const H5L_info_t& info,
     unfollowed(group, name, info, path);
     return;
   }
-  const ObjectId target(H5Oopen(group, name, H5P_DEFAULT));
+  const Id target(H5Oopen(group, name, H5P_DEFAULT));
   if (!target) {
     report_.issue(path, "damaged, libhdf5 cannot open it: " + last_failure());
     return;
@@ -208,7 +194,7 @@ void ForeignListing::group(hid_t id, const std::string& path, int depth) {
 
 std::string ForeignListing::dataset(hid_t id, ObjectToRead& more) {
   const auto damaged = [] { return damaged_dataset(last_failure()); };
-  const PropertiesId properties(H5Dget_create_plist(id));
+  const Id properties(H5Dget_create_plist(id));
   if (!properties) return damaged();
   const H5D_layout_t layout = H5Pget_layout(properties.get());
   if (layout == H5D_VIRTUAL)
@@ -220,14 +206,14 @@ std::string ForeignListing::dataset(hid_t id, ObjectToRead& more) {
   if (external == 1) return "its elements are in another file, which is not opened";
   if (external != 0) return "its elements are in " + std::to_string(external) + " other files, which are not opened";
 
-  const TypeId type(H5Dget_type(id));
+  const Id type(H5Dget_type(id));
   if (!type) return damaged();
   const ElementType element = element_type(type.get());
   more.is_text = element.is_text;
   if (element.is_text) return {};
   if (!element.dtype) return "no tensor: its elements are " + element.refusal;
 
-  const SpaceId space(H5Dget_space(id));
+  const Id space(H5Dget_space(id));
   if (!space) return damaged();
   const H5S_class_t kind = H5Sget_simple_extent_type(space.get());
   if (kind == H5S_NULL) return "no tensor: it has no shape and no elements";

@@ -64,7 +64,4 @@ class ForeignListing {
 /// The second pass (foreign_text.cpp): attributes and datasets of text. Throws ReportFull, std::bad_alloc.
 void report_texts(hid_t file, const std::vector<ObjectToRead>& objects, ReportWriter& report);
 
-/// libhdf5's own words for its last failure: the innermost ones. Clears them.
-std::string last_failure();
-
 }  // namespace muster::hdf5

@@ -22,9 +22,9 @@
 #include "src/hdf5/descriptor_driver.hpp"
 #include "src/hdf5/foreign_elements.hpp"
 #include "src/hdf5/foreign_fence.hpp"
-#include "src/hdf5/foreign_id.hpp"
 #include "src/hdf5/foreign_listing.hpp"
 #include "src/hdf5/foreign_report_writer.hpp"
+#include "src/hdf5/ids.hpp"
 
 namespace {
 
@@ -62,14 +62,14 @@ void bound_metadata_cache(hid_t access) {
 }
 
 /// Not valid where libhdf5 refuses it; `why` has its words then.
-FileId open_file(int input, std::uint64_t bytes, std::string& why) {
-  const PropertiesId access(descriptor_access(input, bytes));
+Id open_file(int input, std::uint64_t bytes, std::string& why) {
+  const Id access(descriptor_access(input, bytes));
   if (access) {
     bound_metadata_cache(access.get());
     keep_chunks(access.get());
   }
   // An absolute name: for any other libhdf5 asks for the working directory.
-  FileId file(access ? H5Fopen("/file", H5F_ACC_RDONLY, access.get()) : hid_t{-1});
+  Id file(access ? H5Fopen("/file", H5F_ACC_RDONLY, access.get()) : hid_t{-1});
   if (!file) why = last_failure();
   return file;
 }
@@ -77,7 +77,7 @@ FileId open_file(int input, std::uint64_t bytes, std::string& why) {
 /// The last record.
 RecordBytes list(int input, std::uint64_t bytes, ReportWriter& report) {
   std::string why;
-  const FileId file = open_file(input, bytes, why);
+  const Id file = open_file(input, bytes, why);
   if (!file) return fatal(FatalCode::not_opened, why);
   ForeignListing listing(file.get(), bytes, report);
   listing.run();
@@ -92,7 +92,7 @@ RecordBytes list(int input, std::uint64_t bytes, ReportWriter& report) {
 
 [[noreturn]] void read(int input, std::uint64_t bytes, int socket) {
   std::string why;
-  const FileId file = open_file(input, bytes, why);
+  const Id file = open_file(input, bytes, why);
   answer_questions(file.get(), file ? "" : "libhdf5 cannot open the file: " + why, socket);
   ::_exit(0);
 }

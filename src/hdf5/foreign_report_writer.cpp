@@ -14,6 +14,16 @@ constexpr std::uint64_t spare = 1024;
 
 }  // namespace
 
+bool write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(descriptor, bytes.data(), bytes.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+  return true;
+}
+
 RecordBytes& RecordBytes::number(std::uint64_t value) {
   while (value >= 0x80) {
     bytes_.push_back(static_cast<char>(static_cast<unsigned char>(value | 0x80U)));
@@ -52,17 +62,8 @@ void ReportWriter::finish(const RecordBytes& last) noexcept {
 }
 
 void ReportWriter::write_out() noexcept {
-  std::string_view rest = held_;
-  while (!rest.empty() && !is_broken_) {
-    const ssize_t done = ::write(descriptor_, rest.data(), rest.size());
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) {
-      is_broken_ = true;
-      break;
-    }
-    rest.remove_prefix(static_cast<std::size_t>(done));
-  }
-  written_ += held_.size() - rest.size();
+  if (!is_broken_) is_broken_ = !write_all(descriptor_, std::as_bytes(std::span(held_)));
+  written_ += held_.size();
   held_.clear();
 }
 

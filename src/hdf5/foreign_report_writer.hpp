@@ -12,6 +12,9 @@
 
 namespace muster::hdf5 {
 
+/// False if nobody reads it.
+bool write_all(int descriptor, std::span<const std::byte> bytes) noexcept;
+
 /// The report is as long as it may be, or nobody reads it.
 struct ReportFull {};
 

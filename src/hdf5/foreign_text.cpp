@@ -11,9 +11,9 @@
 #include <string>
 #include <string_view>
 
-#include "src/hdf5/foreign_id.hpp"
+#include "src/hdf5/foreign_elements.hpp"
 #include "src/hdf5/foreign_listing.hpp"
-#include "src/hdf5/foreign_types.hpp"
+#include "src/hdf5/ids.hpp"
 
 namespace muster::hdf5 {
 namespace {
@@ -66,7 +66,7 @@ class TextReader {
   TextReader(hid_t file, ReportWriter& report) : file_(file), report_(report) {}
 
   void texts(const ObjectToRead& object) {
-    const ObjectId id(open(object));
+    const Id id(open(object));
     if (!id) {
       report_.issue(object.path, text_damaged(last_failure()));
       return;
@@ -111,7 +111,7 @@ class TextReader {
     if (is_variable < 0 || bytes == 0) return damaged();
     std::vector<std::string> all;
     if (is_variable > 0) {
-      const TypeId memory(H5Tcopy(type));
+      const Id memory(H5Tcopy(type));
       std::vector<char*> made(elements, nullptr);
       const bool is_read = memory && read(memory.get(), made.data()) >= 0;
       std::uint64_t total = 0;
@@ -148,14 +148,14 @@ class TextReader {
   }
 
   void dataset(hid_t id, const std::string& path) {
-    const TypeId type(H5Dget_type(id));
-    const SpaceId space(H5Dget_space(id));
+    const Id type(H5Dget_type(id));
+    const Id space(H5Dget_space(id));
     if (!type || !space) {
       report_.issue(path, text_damaged(last_failure()));
       return;
     }
     // What is compressed or in chunks would go through libhdf5's filters.
-    const PropertiesId properties(H5Dget_create_plist(id));
+    const Id properties(H5Dget_create_plist(id));
     if (!properties || H5Pget_nfilters(properties.get()) != 0) {
       report_.issue(path, "no tensor: its elements are text that is compressed");
       return;
@@ -252,9 +252,9 @@ class TextReader {
 
   /// False where it is of a kind that is not shown.
   bool attribute(hid_t id, const char* name, const ObjectToRead& object) {
-    const AttributeId attribute(H5Aopen(id, name, H5P_DEFAULT));
-    const TypeId type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});
-    const SpaceId space(attribute ? H5Aget_space(attribute.get()) : hid_t{-1});
+    const Id attribute(H5Aopen(id, name, H5P_DEFAULT));
+    const Id type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});
+    const Id space(attribute ? H5Aget_space(attribute.get()) : hid_t{-1});
     if (!type || !space) {
       report_.issue(object.path, text_damaged(std::string(name) + ": " + last_failure()));
       return true;

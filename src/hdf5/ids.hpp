@@ -1,19 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Owners of libhdf5's ids, and calls of libhdf5 whose failure is an exception with libhdf5's own words.
+// What both programs that know libhdf5 share: owners of its ids, its own words for a failure, calls whose failure is an
+// exception, and the zstd filter.
 
 #include <hdf5.h>
 
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace muster::hdf5 {
 
-/// A call of libhdf5 failed. Inside this library only: its one exported function throws nothing.
+/// libhdf5's own words for its last failure: the innermost ones. Clears them.
+inline std::string last_failure() {
+  std::string words;
+  const auto keep = [](unsigned, const H5E_error2_t* error, void* kept) -> herr_t {
+    if (error->desc != nullptr && *error->desc != 0) *static_cast<std::string*>(kept) = error->desc;
+    return 0;
+  };
+  // Downward: the last that is told is where it began.
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &words);
+  H5Eclear2(H5E_DEFAULT);
+  return words.empty() ? "no reason given" : words;
+}
+
+/// A call of libhdf5 failed. Nothing throws it out of libmuster-hdf5.
 class CallFailed : public std::runtime_error {
  public:
-  /// `call` and what libhdf5's error stack has of it.
-  explicit CallFailed(const char* call);
+  explicit CallFailed(const char* call) : std::runtime_error(call + (" failed: " + last_failure())) {}
 };
 
 /// Negative results are failures.
@@ -23,10 +37,12 @@ Result checked(Result result, const char* call) {
   return result;
 }
 
-/// Any id but a file: H5Idec_ref closes them all.
+/// Any id: H5Idec_ref closes them all. Not valid if libhdf5 gave none.
 class Id {
  public:
   Id() noexcept = default;
+  explicit Id(hid_t id) noexcept : id_(id) {}
+  /// Throws CallFailed if `call` gave none.
   Id(hid_t id, const char* call) : id_(checked(id, call)) {}
   Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
   Id& operator=(Id&& other) noexcept {
@@ -36,6 +52,7 @@ class Id {
   ~Id() {
     if (id_ >= 0) H5Idec_ref(id_);
   }
+  explicit operator bool() const noexcept { return id_ >= 0; }
   [[nodiscard]] hid_t get() const noexcept { return id_; }
   /// Reports what closing reports: a file's structures are written then.
   void close(const char* call) {
@@ -61,5 +78,19 @@ class QuietErrors {
   H5E_auto2_t print_ = nullptr;
   void* data_ = nullptr;
 };
+
+inline constexpr H5Z_filter_t zstd_filter = 32015;
+
+/// A filter under a number of libhdf5's table.
+inline H5Z_class2_t filter_class(H5Z_filter_t number, const char* name, H5Z_func_t function) {
+  H5Z_class2_t filter{};
+  filter.version = H5Z_CLASS_T_VERS;
+  filter.id = number;
+  filter.encoder_present = 1;
+  filter.decoder_present = 1;
+  filter.name = name;
+  filter.filter = function;
+  return filter;
+}
 
 }  // namespace muster::hdf5

@@ -4,6 +4,7 @@
 #include <hdf5.h>
 
 #include <array>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -11,30 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "src/hdf5/file_types.hpp"
 #include "src/hdf5/ids.hpp"
 #include "src/hdf5/metadata_driver.hpp"
 #include "src/hdf5/metadata_plan.hpp"
 
 namespace muster::hdf5 {
-
-CallFailed::CallFailed(const char* call)
-    : std::runtime_error([call] {
-        std::string words = call;
-        words += " failed";
-        // The innermost entry is the cause.
-        const auto add = [](unsigned depth, const H5E_error2_t* entry, void* data) -> herr_t {
-          auto& text = *static_cast<std::string*>(data);
-          if (depth == 0 && entry->desc != nullptr) text += std::string(": ") + entry->desc;
-          return 0;
-        };
-        H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, add, &words);
-        return words;
-      }()) {}
-
 namespace {
-
-constexpr H5Z_filter_t zstd_filter = 32015;
 
 // 0 is how a filter says that it failed.
 size_t refuse(unsigned, size_t, const unsigned*, size_t, size_t*, void**) {
@@ -49,16 +32,11 @@ class RegisteredZstd {
     checked(H5PLget_loading_state(&plugins_), "H5PLget_loading_state");
     checked(H5PLset_loading_state(0), "H5PLset_loading_state");
     if (H5Zfilter_avail(zstd_filter) > 0) return;
-    H5Z_class2_t filter{};
-    filter.version = H5Z_CLASS_T_VERS;
-    filter.id = zstd_filter;
-    filter.encoder_present = 1;
-    filter.decoder_present = 1;
-    filter.name = "zstd";
-    filter.filter = &refuse;
+    const H5Z_class2_t filter = filter_class(zstd_filter, "zstd", &refuse);
     if (H5Zregister(&filter) < 0) {
+      const CallFailed failure("H5Zregister");
       H5PLset_loading_state(plugins_);
-      throw CallFailed("H5Zregister");
+      throw failure;
     }
     is_ours_ = true;
   }
@@ -73,6 +51,91 @@ class RegisteredZstd {
   unsigned plugins_ = 0;
   bool is_ours_ = false;
 };
+
+Id copy_of(hid_t type) {
+  return {H5Tcopy(type), "H5Tcopy"};
+}
+
+/// A float with an IEEE layout that HDF5 has no name for: sign, exponent, mantissa from the highest bit down.
+Id float_type(std::size_t bytes, std::size_t exponent_bits, std::size_t mantissa_bits) {
+  Id type = copy_of(H5T_IEEE_F32LE);
+  const std::size_t sign_at = exponent_bits + mantissa_bits;
+  // Fields first: a type may only become smaller than them afterwards.
+  checked(H5Tset_fields(type.get(), sign_at, mantissa_bits, exponent_bits, 0, mantissa_bits), "H5Tset_fields");
+  checked(H5Tset_offset(type.get(), 0), "H5Tset_offset");
+  checked(H5Tset_precision(type.get(), 8 * bytes), "H5Tset_precision");
+  checked(H5Tset_size(type.get(), bytes), "H5Tset_size");
+  checked(H5Tset_ebias(type.get(), (std::size_t{1} << (exponent_bits - 1)) - 1), "H5Tset_ebias");
+  return type;
+}
+
+Id bool_type() {
+  Id type(H5Tenum_create(H5T_STD_I8LE), "H5Tenum_create");
+  const std::int8_t no = 0;
+  const std::int8_t yes = 1;
+  checked(H5Tenum_insert(type.get(), "FALSE", &no), "H5Tenum_insert");
+  checked(H5Tenum_insert(type.get(), "TRUE", &yes), "H5Tenum_insert");
+  return type;
+}
+
+Id complex_type() {
+  Id type(H5Tcreate(H5T_COMPOUND, 2 * sizeof(float)), "H5Tcreate");
+  checked(H5Tinsert(type.get(), "r", 0, H5T_IEEE_F32LE), "H5Tinsert");
+  checked(H5Tinsert(type.get(), "i", sizeof(float), H5T_IEEE_F32LE), "H5Tinsert");
+  return type;
+}
+
+/// The type in the file, such that every tool that knows HDF5 reads right values or plain bits. What libhdf5 would read
+/// wrong (F8_E4M3, F8_E8M0: it has no such floats) and what it has no type for (4-bit, two a byte) are unsigned bytes.
+Id file_type(DType dtype) {
+  switch (dtype) {
+    case DType::boolean:
+      return bool_type();
+    case DType::i8:
+      return copy_of(H5T_STD_I8LE);
+    case DType::u16:
+      return copy_of(H5T_STD_U16LE);
+    case DType::i16:
+      return copy_of(H5T_STD_I16LE);
+    case DType::u32:
+      return copy_of(H5T_STD_U32LE);
+    case DType::i32:
+      return copy_of(H5T_STD_I32LE);
+    case DType::u64:
+      return copy_of(H5T_STD_U64LE);
+    case DType::i64:
+      return copy_of(H5T_STD_I64LE);
+    case DType::f16:
+      return float_type(2, 5, 10);
+    case DType::bf16:
+      return float_type(2, 8, 7);
+    case DType::f32:
+      return copy_of(H5T_IEEE_F32LE);
+    case DType::f64:
+      return copy_of(H5T_IEEE_F64LE);
+    case DType::f8_e5m2:
+      return float_type(1, 5, 2);
+    case DType::complex64:
+      return complex_type();
+    case DType::u8:
+    case DType::f8_e4m3fn:
+    case DType::f8_e8m0:
+    case DType::f4_e2m1:
+    case DType::u4:
+    case DType::i4:
+      break;
+  }
+  return copy_of(H5T_STD_U8LE);
+}
+
+/// A string of exactly `bytes` bytes of UTF-8.
+Id text_type(std::size_t bytes) {
+  Id type = copy_of(H5T_C_S1);
+  checked(H5Tset_size(type.get(), bytes), "H5Tset_size");
+  checked(H5Tset_strpad(type.get(), H5T_STR_NULLPAD), "H5Tset_strpad");
+  checked(H5Tset_cset(type.get(), H5T_CSET_UTF8), "H5Tset_cset");
+  return type;
+}
 
 // Small groups keep their links in their header; from the first link on beyond that, the index for many is the smaller.
 constexpr std::size_t few_links = 8;

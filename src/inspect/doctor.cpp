@@ -14,6 +14,7 @@
 #include "src/device/device_report.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/printable.hpp"
+#include "src/os/directory.hpp"
 #include "src/os/library.hpp"
 #include "src/os/machine.hpp"
 #include "src/os/process.hpp"

@@ -14,7 +14,6 @@
 #include "src/inspect/doctor.hpp"
 #include "src/inspect/printable.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/file_system.hpp"
 #include "src/os/machine.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/names.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "muster/error.hpp"
-#include "src/core/utf8.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/printable.hpp"
 
 namespace muster::inspect {
@@ -182,7 +182,7 @@ class Parser {
     texts_ += path.size() + attribute.size() + value.size();
     if (texts_ > hdf5::most_report_bytes) throw_report("too many texts");
     const std::string key = attribute.empty() ? path : path + "@" + attribute;
-    if (!core::is_utf8(key) || !core::is_utf8(value)) {
+    if (!is_utf8(key) || !is_utf8(value)) {
       issue(path, fmt::format("a text that is no UTF-8{}",
                               attribute.empty() ? "" : ", the attribute \"" + printable(attribute) + "\""));
       return;
@@ -191,7 +191,7 @@ class Parser {
   }
 
   void issue(const std::string& path, std::string words) {
-    report_.issues.push_back({core::is_utf8(path) ? path : printable(path), std::move(words)});
+    report_.issues.push_back({is_utf8(path) ? path : printable(path), std::move(words)});
   }
 
   /// The tensor will not be shown. One word for each is enough.
@@ -282,7 +282,7 @@ void Parser::finish() {
   shown.reserve(order.size());
   for (const std::size_t i : order) {
     ForeignTensor& tensor = report_.tensors[i];
-    if (!core::is_utf8(tensor.name))
+    if (!is_utf8(tensor.name))
       hide(i, tensor, "its name is no UTF-8");
     else if (tensor.bytes > least_suspicious && tensor.bytes / limits_.largest_expansion > limits_.file_bytes)
       hide(i, tensor,

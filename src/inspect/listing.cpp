@@ -8,7 +8,7 @@
 
 #include "muster/state.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/workspace_states.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/inspect/names.hpp"
 #include "src/inspect/printable.hpp"
 #include "src/inspect/tensor_source.hpp"

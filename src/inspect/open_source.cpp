@@ -10,7 +10,6 @@
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
 #include "src/checkpoint/shard_files.hpp"
-#include "src/checkpoint/workspace_states.hpp"
 #include "src/inspect/foreign_hdf5.hpp"
 #include "src/inspect/printable.hpp"
 #include "src/inspect/state_source.hpp"

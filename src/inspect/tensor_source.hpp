@@ -19,8 +19,8 @@
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "muster/tensor.hpp"
+#include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/tensor_source.hpp"
-#include "src/checkpoint/workspace_states.hpp"
 
 namespace muster::inspect {
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "src/core/utf8.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/printable.hpp"
 
 namespace muster::inspect {
@@ -123,7 +123,7 @@ std::string counted(std::uint64_t count, std::string_view what) {
 }
 
 std::string json_text(const std::string& text) {
-  return core::is_utf8(text) ? text : printable(text);
+  return is_utf8(text) ? text : printable(text);
 }
 
 }  // namespace muster::inspect

@@ -14,7 +14,6 @@
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_files.hpp"
-#include "src/checkpoint/workspace_states.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"

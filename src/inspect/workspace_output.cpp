@@ -175,18 +175,6 @@ std::string_view verdict_text(GcVerdict verdict) {
 
 }  // namespace
 
-std::string age_text(std::chrono::seconds age) {
-  constexpr std::int64_t minute = 60;
-  constexpr std::int64_t hour = 60 * minute;
-  constexpr std::int64_t day = 24 * hour;
-  const std::int64_t seconds = age.count();
-  if (seconds < 1) return "now";
-  if (seconds < 2 * minute) return fmt::format("{} s", seconds);
-  if (seconds < 2 * hour) return fmt::format("{} min", seconds / minute);
-  if (seconds < 2 * day) return fmt::format("{} h", seconds / hour);
-  return fmt::format("{} d", seconds / day);
-}
-
 std::chrono::seconds parse_age(const std::string& text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

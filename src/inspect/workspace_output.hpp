@@ -11,8 +11,7 @@
 
 namespace muster::inspect {
 
-/// "12 s", "5 min", "3 h", "2 d"; "now" below a second and for what is in the future.
-std::string age_text(std::chrono::seconds age);
+using workspace::age_text;
 
 /// "90", "30min", "12h", "2d": a number and s, min, h, d or w; seconds where there is none. Throws Error(argument).
 std::chrono::seconds parse_age(const std::string& text);

@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/launch/ranks.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <optional>
 #include <string_view>
+#include <thread>
 
-#include <sys/signalfd.h>
-#include "src/os/pidfd.hpp"
+#include "src/os/process.hpp"
 #include "src/sync/start.hpp"
 
 namespace muster::launch {
@@ -42,6 +52,74 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   }
   [[maybe_unused]] const ssize_t told = ::write(report, &failure, sizeof failure);
   ::_exit(127);
+}
+
+using namespace std::chrono_literals;
+
+/// The environment a process was started with; empty where it is gone, a zombie or somebody else's.
+void read_environment(pid_t pid, std::string& text) {
+  text.clear();
+  const std::string path = "/proc/" + std::to_string(pid) + "/environ";
+  const os::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return;
+  constexpr std::size_t most = 8U << 20U;  // the kernel allows 6 MiB of arguments and environment together
+  std::size_t used = 0;
+  while (used < most) {
+    text.resize(used + (64U << 10U));
+    const ssize_t got = ::read(file.get(), text.data() + used, text.size() - used);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    used += static_cast<std::size_t>(got);
+  }
+  text.resize(used);
+}
+
+bool has_entry(std::string_view environment, std::string_view entry) {
+  for (std::size_t at = environment.find(entry); at != std::string_view::npos; at = environment.find(entry, at + 1)) {
+    const std::size_t end = at + entry.size();
+    if ((at == 0 || environment[at - 1] == '\0') && (end == environment.size() || environment[end] == '\0'))
+      return true;
+  }
+  return false;
+}
+
+void send_to_all(const std::vector<os::Fd>& processes, int signal) {
+  for (const os::Fd& process : processes) os::send_signal(process, signal);
+}
+
+/// Overwrites this process's own mark, as others see it in /proc, so that the end of an outer job does not take the
+/// guard of an inner one before that has done its work.
+void wipe_mark() {
+  const std::size_t length = std::strlen(job_variable);
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (std::strncmp(*entry, job_variable, length) == 0 && (*entry)[length] == '=') std::memset(*entry, '_', length);
+}
+
+[[noreturn]] void watch(int lifeline, const std::string& job) {
+  ::setsid();
+  ::prctl(PR_SET_NAME, "muster-guard");
+  sigset_t all;
+  sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  // Whoever reads the launcher's output to its end must not wait for this process.
+  const int nowhere = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int standard = 0; standard < 3 && nowhere >= 0; ++standard) ::dup2(nowhere, standard);
+  const unsigned kept = static_cast<unsigned>(lifeline);
+  if (kept > 3) ::syscall(SYS_close_range, 3U, kept - 1, 0U);
+  ::syscall(SYS_close_range, kept + 1, ~0U, 0U);
+  wipe_mark();
+  char goodbye = 0;
+  ssize_t got = 0;
+  do got = ::read(lifeline, &goodbye, 1);
+  while (got < 0 && errno == EINTR);
+  // Again until none is left: one that was forking while the list was made is in the next.
+  for (int round = 0; got <= 0 && round < 100; ++round) {
+    const std::vector<os::Fd> processes = processes_of_job(job);
+    if (processes.empty() && round > 1) break;
+    send_to_all(processes, SIGKILL);
+    std::this_thread::sleep_for(10ms);
+  }
+  ::_exit(0);
 }
 
 }  // namespace
@@ -133,6 +211,71 @@ void SignalRelay::stop_here() const {
   ::pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);
   ::raise(SIGTSTP);
   ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+}
+
+std::vector<os::Fd> processes_of_job(const std::string& job) {
+  std::vector<os::Fd> processes;
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc"), ::closedir);
+  if (!directory) return processes;
+  const std::string entry = std::string(job_variable) + "=" + job;
+  const pid_t self = ::getpid();
+  std::string environment;
+  while (const dirent* item = ::readdir(directory.get())) {
+    pid_t pid = 0;
+    const std::string_view name(item->d_name);
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error != std::errc() || end != name.data() + name.size() || pid == self) continue;
+    read_environment(pid, environment);
+    if (!has_entry(environment, entry)) continue;
+    // The number may have gone to another process meanwhile: hold this one, then look again.
+    os::Fd process = os::open_pidfd(pid);
+    if (!process) continue;
+    read_environment(pid, environment);
+    if (has_entry(environment, entry)) processes.push_back(std::move(process));
+  }
+  return processes;
+}
+
+std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds patience) {
+  std::vector<os::Fd> processes = processes_of_job(job);
+  const std::size_t count = processes.size();
+  if (count == 0) return 0;
+  send_to_all(processes, SIGTERM);
+  send_to_all(processes, SIGCONT);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (const os::Fd& process : processes)
+    os::wait_for_exit(
+        process, std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+  for (int round = 0; round < 100; ++round) {
+    processes = processes_of_job(job);
+    if (processes.empty()) break;
+    send_to_all(processes, SIGKILL);
+    for (const os::Fd& process : processes) os::wait_for_exit(process, 10ms);
+  }
+  return count;
+}
+
+JobGuard::JobGuard(const std::string& job) {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw os::errno_error("starting a job: making a pair of sockets");
+  const os::Fd far_end(ends[0]);
+  lifeline_ = os::Fd(ends[1]);
+  pid_ = ::fork();
+  if (pid_ < 0) throw os::errno_error("starting a job: fork");
+  if (pid_ == 0) {
+    lifeline_.reset();
+    watch(far_end.get(), job);
+  }
+}
+
+JobGuard::~JobGuard() {
+  const char goodbye = 1;
+  ssize_t written = 0;
+  do written = ::send(lifeline_.get(), &goodbye, 1, MSG_NOSIGNAL);
+  while (written < 0 && errno == EINTR);
+  lifeline_.reset();
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) continue;
 }
 
 }  // namespace muster::launch

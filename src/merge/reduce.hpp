@@ -8,9 +8,12 @@
 //   of a source carried is not kept, so that the bits depend on nothing but the values.
 
 #include <cstddef>
+#include <functional>
 #include <span>
 
 #include "muster/dtype.hpp"
+#include "muster/merge.hpp"
+#include "muster/tensor.hpp"
 #include "src/merge/layout.hpp"
 
 namespace muster::merge {
@@ -22,5 +25,12 @@ void check_reducible(Combine combine, DType dtype);
 /// elements; there is at least one. The target may be a source's own memory, else they must not overlap. Nothing need
 /// be aligned. Local, any thread. Throws as check_reducible.
 void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources);
+
+// A merge whose sources are all in this process's memory.
+
+/// The merged tensor in fresh memory, by several threads; `progress` is called now and then, on any of them. `ranks`
+/// are what messages call the sources. Throws as join, rows_of and check_reducible.
+Tensor merge_in_memory(const Merge& merge, std::span<const TensorView> sources, std::span<const int> ranks,
+                       const std::function<void()>& progress);
 
 }  // namespace muster::merge

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "muster/sync_group.hpp"
-#include "src/os/private_memory.hpp"
+#include "src/os/pages.hpp"
 #include "src/os/shared_memory.hpp"
 
 namespace muster::mpi {

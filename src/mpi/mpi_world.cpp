@@ -26,7 +26,6 @@
 #include "src/mpi/ending.hpp"
 #include "src/mpi/mpi_group.hpp"
 #include "src/os/process.hpp"
-#include "src/os/signal_action.hpp"
 #include "src/sync/mpi_library.hpp"
 #include "src/sync/settings.hpp"
 

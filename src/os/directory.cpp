@@ -6,8 +6,12 @@
 #include <fmt/core.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -34,6 +38,40 @@ FileStatus status_of(const struct stat& status) {
 struct CloseDirectory {
   void operator()(DIR* directory) const noexcept { ::closedir(directory); }
 };
+
+struct Known {
+  std::uint32_t magic;
+  const char* type;
+  bool is_network;
+};
+
+// Numbers of statfs(2) and of the file systems' own sources.
+constexpr std::array<Known, 33> known = {{
+    {0x6969, "nfs", true},          {0xff534d42, "cifs", true},   {0xfe534d42, "smb2", true},
+    {0x517b, "smb", true},          {0x65735546, "fuse", true},   {0x01021997, "9p", true},
+    {0x0bd00bd0, "lustre", true},   {0x47504653, "gpfs", true},   {0x00c36400, "ceph", true},
+    {0x5346414f, "afs", true},      {0x73757245, "coda", true},   {0x7461636f, "ocfs2", true},
+    {0x01161970, "gfs2", true},     {0x19830326, "beegfs", true}, {0xaad7aaea, "panfs", true},
+    {0x20030528, "orangefs", true}, {0x786f4256, "vboxsf", true}, {0xef53, "ext4", false},
+    {0x58465342, "xfs", false},     {0x9123683e, "btrfs", false}, {0xf2f52010, "f2fs", false},
+    {0x2fc12fc1, "zfs", false},     {0x01021994, "tmpfs", false}, {0x858458f6, "ramfs", false},
+    {0x794c7630, "overlay", false}, {0x4d44, "vfat", false},      {0x73717368, "squashfs", false},
+    {0xe0f5e1e2, "erofs", false},   {0x9660, "iso9660", false},   {0xca451a4e, "bcachefs", false},
+    {0x2011bab0, "exfat", false},   {0x3153464a, "jfs", false},   {0x3434, "nilfs2", false},
+}};
+
+template <class Ask>
+FileSystem describe(const std::string& path, const Ask& ask) {
+  struct statfs status {};
+  if (try_call("statfs", path, [&] { return ask(&status); }) != 0)
+    throw errno_error("asking for the file system of", errno, path);
+  FileSystem system;
+  const auto magic = static_cast<std::uint32_t>(status.f_type);
+  const auto* found = std::ranges::find(known, magic, &Known::magic);
+  system.type = found == known.end() ? fmt::format("{:#x}", magic) : found->type;
+  system.is_network = found == known.end() || found->is_network;
+  return system;
+}
 
 }  // namespace
 
@@ -132,6 +170,21 @@ void sync_directory(const std::string& path) {
   // Some file systems have nothing to sync in a directory and say so.
   if (try_call("fsync-directory", path, [&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL && errno != EROFS)
     throw errno_error("writing the directory to the disk", errno, path);
+}
+
+FileSystem file_system_of(const std::string& path) {
+  return describe(path, [&](struct statfs* status) { return ::statfs(path.c_str(), status); });
+}
+
+FileSystem file_system_of(const Fd& file, const std::string& path) {
+  return describe(path, [&](struct statfs* status) { return ::fstatfs(file.get(), status); });
+}
+
+std::optional<SpaceFacts> space_facts(const std::string& path) noexcept {
+  struct statvfs system {};
+  if (::statvfs(path.c_str(), &system) != 0) return std::nullopt;
+  const std::uint64_t unit = system.f_frsize;
+  return SpaceFacts{system.f_blocks * unit, system.f_bavail * unit, system.f_files, system.f_favail};
 }
 
 }  // namespace muster::os

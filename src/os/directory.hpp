@@ -56,4 +56,26 @@ bool try_lock(const Fd& directory) noexcept;
 void sync_file(const std::string& path);
 void sync_directory(const std::string& path);
 
+// What kind of file system a path lies on.
+
+struct FileSystem {
+  std::string type;         ///< "nfs", "ext4"; "0x..." where it has no name here
+  bool is_network = false;  ///< other hosts write to it: caches may show old directories and old bytes, and a mapping
+                            ///< may end in SIGBUS. FUSE, and what has no name here, count as one.
+};
+
+/// Throws Error(not_found | io).
+FileSystem file_system_of(const std::string& path);
+/// Of an open file, which messages call `path`.
+FileSystem file_system_of(const Fd& file, const std::string& path);
+
+/// A mounted file system with room left; none where the path has none.
+struct SpaceFacts {
+  std::uint64_t total_bytes = 0;
+  std::uint64_t free_bytes = 0;  ///< for this user
+  std::uint64_t total_files = 0;
+  std::uint64_t free_files = 0;
+};
+std::optional<SpaceFacts> space_facts(const std::string& path) noexcept;
+
 }  // namespace muster::os

@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,9 +16,7 @@
 
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
-#include "src/os/file_system.hpp"
 #include "src/os/pages.hpp"
-#include "src/os/signal_action.hpp"
 
 namespace muster::os {
 namespace {
@@ -31,34 +29,64 @@ AddressRange range_of(std::span<const std::byte> part) noexcept {
   return {begin, begin + part.size()};
 }
 
+/// A file and its length. `otherwise`: the kind of error if it is no regular file.
+std::pair<Fd, std::uint64_t> open_regular(const std::string& path, ErrorKind otherwise) {
+  // O_NONBLOCK: a pipe of that name must not hold us up.
+  Fd fd(try_call("open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
+  if (!fd) throw errno_error("opening", errno, path);
+  struct stat status {};
+  if (try_call("fstat", path, [&] { return ::fstat(fd.get(), &status); }) != 0)
+    throw errno_error("asking for the size of", errno, path);
+  if (!S_ISREG(status.st_mode))
+    throw Error(otherwise,
+                fmt::format("opening {}: it is {}", path, S_ISDIR(status.st_mode) ? "a directory" : "no regular file"),
+                {.path = path});
+  return {std::move(fd), static_cast<std::uint64_t>(status.st_size)};
+}
+
 [[noreturn]] void throw_full(const std::string& path, std::uint64_t needed, int error) {
-  struct statvfs system {};
   std::string available;
-  if (::statvfs(directory_of(path).c_str(), &system) == 0)
-    available = fmt::format(" ({} bytes are needed, {} are free)", needed,
-                            std::uint64_t{system.f_bavail} * std::uint64_t{system.f_frsize});
+  if (const std::optional<SpaceFacts> space = space_facts(directory_of(path)))
+    available = fmt::format(" ({} bytes are needed, {} are free)", needed, space->free_bytes);
   throw errno_error("reserving space" + available + " for", error, path);
 }
 
+sigset_t only(int signal) noexcept {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, signal);
+  return set;
+}
+
 }  // namespace
+
+FileSizeAsError::FileSizeAsError() noexcept {
+  rlimit limit{};
+  is_limited_ = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  if (!is_limited_) return;
+  const sigset_t exceeded = only(SIGXFSZ);
+  ::pthread_sigmask(SIG_BLOCK, &exceeded, &before_);
+}
+
+FileSizeAsError::~FileSizeAsError() {
+  if (!is_limited_) return;
+  const int error = errno;
+  const sigset_t exceeded = only(SIGXFSZ);
+  const timespec at_once{};
+  // The kernel sends it to the thread that made the call, so it is there now.
+  while (::sigtimedwait(&exceeded, nullptr, &at_once) < 0 && errno == EINTR) {
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  errno = error;
+}
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   return ReadableFile::open(path).map();
 }
 
 ReadableFile ReadableFile::open(const std::string& path) {
-  // O_NONBLOCK: a pipe of that name must not hold us up.
-  Fd fd;
-  if (!is_faulty("open", path)) fd = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) throw errno_error("opening", errno, path);
-  struct stat status {};
-  if (is_faulty("fstat", path) || ::fstat(fd.get(), &status) != 0)
-    throw errno_error("asking for the size of", errno, path);
-  if (!S_ISREG(status.st_mode))
-    throw Error(ErrorKind::argument,
-                fmt::format("opening {}: it is {}", path, S_ISDIR(status.st_mode) ? "a directory" : "no regular file"),
-                {.path = path});
-  return {path, std::move(fd), static_cast<std::uint64_t>(status.st_size)};
+  auto [fd, bytes] = open_regular(path, ErrorKind::argument);
+  return {path, std::move(fd), bytes};
 }
 
 void ReadableFile::read_at(std::uint64_t offset, std::span<std::byte> target) const {
@@ -109,21 +137,14 @@ MappedFile::~MappedFile() {
 }
 
 std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t most) {
-  // O_NONBLOCK: a pipe of that name must not hold us up.
-  const Fd fd(try_call("open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
-  if (!fd) throw errno_error("opening", errno, path);
-  struct stat status {};
-  if (try_call("fstat", path, [&] { return ::fstat(fd.get(), &status); }) != 0)
-    throw errno_error("asking for the size of", errno, path);
-  if (!S_ISREG(status.st_mode))
-    throw Error(ErrorKind::corrupt, fmt::format("reading {}: it is no regular file", path), {.path = path});
+  const std::pair<Fd, std::uint64_t> file = open_regular(path, ErrorKind::corrupt);
   // One byte more than what is there: that it ends is seen by the same read.
-  const std::uint64_t size = std::min<std::uint64_t>(static_cast<std::uint64_t>(status.st_size), most) + 1;
+  const std::uint64_t size = std::min(file.second, most) + 1;
   std::vector<std::byte> bytes(size);
   std::uint64_t done = 0;
   while (done < bytes.size()) {
     const ssize_t got = try_call("pread", path, [&] {
-      return ::pread(fd.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+      return ::pread(file.first.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     });
     if (got < 0) throw errno_error("reading", errno, path);
     if (got == 0) break;
@@ -154,15 +175,13 @@ void forget_mapped(std::span<const std::byte> part) noexcept {
 }
 
 WritableFile WritableFile::create(const std::string& place, std::string name) {
-  Fd fd;
-  if (!is_faulty("create", name)) fd = Fd(::open(place.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  Fd fd(try_call("create", name, [&] { return ::open(place.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
   if (!fd) throw errno_error("creating", errno, name);
   return {std::move(name), std::move(fd)};
 }
 
 WritableFile WritableFile::open(const std::string& place, std::string name) {
-  Fd fd;
-  if (!is_faulty("open-for-writing", name)) fd = Fd(::open(place.c_str(), O_WRONLY | O_CLOEXEC));
+  Fd fd(try_call("open-for-writing", name, [&] { return ::open(place.c_str(), O_WRONLY | O_CLOEXEC); }));
   if (!fd) throw errno_error("opening for writing", errno, name);
   return {std::move(name), std::move(fd)};
 }

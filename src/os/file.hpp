@@ -3,6 +3,8 @@
 // Files: mapped, read and written at offsets, and small ones read whole. Tests inject failures into every call here
 // (fault.hpp). How a file gets its name is in publish.hpp.
 
+#include <signal.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -78,6 +80,21 @@ struct FileIdentity {
   std::uint64_t device = 0;
   std::uint64_t number = 0;
   friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
+/// While it lives, a file that this thread's calls would make larger than RLIMIT_FSIZE is their error (EFBIG, which
+/// errno_error names with the limit), not SIGXFSZ, which ends the process. The program's own handling of signals stays
+/// as it is. errno is kept.
+class FileSizeAsError {
+ public:
+  FileSizeAsError() noexcept;
+  FileSizeAsError(const FileSizeAsError&) = delete;
+  FileSizeAsError& operator=(const FileSizeAsError&) = delete;
+  ~FileSizeAsError();
+
+ private:
+  bool is_limited_;
+  sigset_t before_{};  // of this thread
 };
 
 /// A file open for writing at offsets, by several processes at once, too. Moves, and closes without a word.

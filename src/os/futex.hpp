@@ -2,19 +2,36 @@
 #pragma once
 // Waiting on a word of shared memory. Not the private kind: the waiters are other processes.
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstdint>
 #include <thread>
 
 namespace muster::os {
 
+inline long futex(const std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
+                  const timespec* time) noexcept {
+  static_assert(sizeof(word) == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
+  return ::syscall(SYS_futex, &word, operation, value, time, nullptr, 0);
+}
+
 /// Sleeps while `word` is `expected`, at most `longest`. Returns for any reason (woken, changed, signal, time), which
 /// it does not tell: the caller looks again, and at the clock.
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
-                std::chrono::nanoseconds longest) noexcept;
+inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                       std::chrono::nanoseconds longest) noexcept {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(longest);
+  const timespec time{static_cast<time_t>(seconds.count()), static_cast<long>((longest - seconds).count())};
+  futex(word, FUTEX_WAIT, expected, &time);
+}
 
-void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;
+inline void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept {
+  futex(word, FUTEX_WAKE, INT_MAX, nullptr);
+}
 
 /// One turn of a spinning loop.
 inline void spin_pause() noexcept {

@@ -3,23 +3,22 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
+#include <system_error>
+
 namespace muster::os {
-namespace {
-
-/// The folder of the file that the code was loaded from; empty where the loader does not say.
 std::string folder_of(const void* code) {
-  Dl_info info{};
-  if (::dladdr(code, &info) == 0 || info.dli_fname == nullptr) return {};
-  const std::string file = info.dli_fname;
-  const std::size_t slash = file.rfind('/');
-  return slash == std::string::npos ? std::string() : file.substr(0, slash + 1);
+  Dl_info found{};
+  if (::dladdr(code, &found) == 0 || found.dli_fname == nullptr) return {};
+  std::error_code error;
+  const std::filesystem::path file = std::filesystem::canonical(found.dli_fname, error);
+  return error ? std::string() : file.parent_path().string();
 }
-
-}  // namespace
 
 LoadedLibrary load_library(const void* code, const std::string& name) {
   LoadedLibrary library;
-  library.file = folder_of(code) + name;
+  const std::string folder = folder_of(code);
+  library.file = folder.empty() ? name : folder + "/" + name;
   for (const std::string& place : {library.file, name}) {
     library.handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library.handle != nullptr) {

@@ -7,14 +7,17 @@
 
 namespace muster::os {
 
+/// The folder of the library or program that `code` (a function's address) belongs to, behind links. Empty if that
+/// cannot be told.
+std::string folder_of(const void* code);
+
 struct LoadedLibrary {
   void* handle = nullptr;    ///< null where it could not be loaded
   std::string file;          ///< what was loaded, else the first file that was looked for
   std::string failure = {};  ///< the loader's words about each place that it was looked for in
 };
 
-/// Loads the library of that file name, from the folder of the library or program that `code` (a function's address)
-/// belongs to, else where the system looks.
+/// Loads the library of that file name, from folder_of(code), else where the system looks.
 LoadedLibrary load_library(const void* code, const std::string& name);
 
 /// The address of a symbol of it; null where there is none.

@@ -2,7 +2,6 @@
 #include "src/os/machine.hpp"
 
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -13,7 +12,6 @@
 #include <system_error>
 #include <vector>
 
-#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::os {
@@ -50,28 +48,6 @@ std::string kernel_name() {
   utsname names{};
   if (::uname(&names) != 0) return "unknown";
   return std::string(names.sysname) + " " + names.release + " " + names.machine;
-}
-
-MemoryFacts memory_facts() {
-  MemoryFacts facts;
-  std::ifstream file("/proc/meminfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string name;
-    std::uint64_t kibibytes = 0;
-    words >> name >> kibibytes;
-    if (name == "MemTotal:") facts.total_bytes = kibibytes * 1024;
-    if (name == "MemAvailable:") facts.available_bytes = kibibytes * 1024;
-  }
-  return facts;
-}
-
-std::optional<SpaceFacts> space_facts(const std::string& path) noexcept {
-  struct statvfs system {};
-  if (::statvfs(path.c_str(), &system) != 0) return std::nullopt;
-  const std::uint64_t unit = system.f_frsize;
-  return SpaceFacts{system.f_blocks * unit, system.f_bavail * unit, system.f_files, system.f_favail};
 }
 
 std::optional<MountFacts> mount_facts(const std::string& path) {

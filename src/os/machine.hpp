@@ -11,21 +11,6 @@ namespace muster::os {
 /// "Linux 6.1.0 x86_64".
 std::string kernel_name();
 
-struct MemoryFacts {
-  std::uint64_t total_bytes = 0;  ///< of the machine
-  std::uint64_t available_bytes = 0;
-};
-MemoryFacts memory_facts();
-
-/// A mounted file system with room left; none where the path has none.
-struct SpaceFacts {
-  std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  ///< for this user
-  std::uint64_t total_files = 0;
-  std::uint64_t free_files = 0;
-};
-std::optional<SpaceFacts> space_facts(const std::string& path) noexcept;
-
 /// How the file system of a path is mounted, as /proc/self/mountinfo says.
 struct MountFacts {
   std::string point;    ///< where it is mounted

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Pages: what the kernel gives, maps and takes back memory in. 4 KiB on most machines, 16 or 64 KiB on some.
+// And memory of this process alone, taken page by page as it is touched, grown without copying.
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 namespace muster::os {
@@ -37,5 +39,28 @@ constexpr AddressRange pages_within(AddressRange range, std::uint64_t page) noex
   const std::uint64_t begin = whole_pages(range.begin, page);
   return {begin, std::max(begin, range.end / page * page)};
 }
+
+/// Bytes that no other process sees. Moves, and unmaps.
+class PrivateMemory {
+ public:
+  PrivateMemory() noexcept = default;
+  /// `bytes` (rounded up to pages), zero until written; from 4 MiB on in huge pages where the kernel gives them, which
+  /// costs a page fault for 2 MiB instead of one for 4 KiB. Throws Error(no_space).
+  explicit PrivateMemory(std::uint64_t bytes);
+  PrivateMemory(PrivateMemory&& other) noexcept;
+  PrivateMemory& operator=(PrivateMemory&& other) noexcept;
+  ~PrivateMemory();
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  /// More of it, perhaps elsewhere; what was touched stays, and is not copied. Throws Error(no_space).
+  void grow(std::uint64_t bytes);
+  /// Cuts off what is behind `bytes` (rounded up to pages) and returns it.
+  PrivateMemory split(std::uint64_t bytes) noexcept;
+
+ private:
+  std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
 
 }  // namespace muster::os

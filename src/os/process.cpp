@@ -2,12 +2,14 @@
 #include "src/os/process.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -218,6 +220,65 @@ std::optional<std::string> environment(const char* name) {
   const char* value = ::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
   if (value == nullptr || *value == 0) return std::nullopt;
   return value;
+}
+
+Fd open_pidfd(pid_t pid) noexcept {
+  return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+}
+
+Fd own_pidfd() {
+  Fd self = open_pidfd(::getpid());
+  if (!self)
+    throw errno_error(ErrorKind::unsupported,
+                      "pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)");
+  return self;
+}
+
+bool send_signal(const Fd& process, int signal) noexcept {
+  return ::syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0U) == 0;
+}
+
+bool wait_for_exit(const Fd& process, std::chrono::milliseconds longest) noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + longest;
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    pollfd wanted{process.get(), POLLIN, 0};
+    const int ready = ::poll(&wanted, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+    if (ready == 0 && std::chrono::steady_clock::now() >= deadline) return false;
+  }
+}
+
+bool has_exited(const Fd& pidfd) noexcept {
+  return wait_for_exit(pidfd, std::chrono::milliseconds(0));
+}
+
+SignalAction::SignalAction(int signal) noexcept : signal_(signal) {
+  ::sigaction(signal_, nullptr, &action_);
+}
+
+bool SignalAction::is_default() const noexcept {
+  return (action_.sa_flags & SA_SIGINFO) == 0 && action_.sa_handler == SIG_DFL;
+}
+
+void SignalAction::handle_where_default(void (*handler)(int)) const noexcept {
+  if (!is_default()) return;
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(signal_, &action, nullptr);
+}
+
+void SignalAction::restore() const noexcept {
+  ::sigaction(signal_, &action_, nullptr);
+}
+
+void SignalAction::restore_or_ignore() const noexcept {
+  struct sigaction action = action_;
+  if (is_default()) action.sa_handler = SIG_IGN;
+  ::sigaction(signal_, &action, nullptr);
 }
 
 }  // namespace muster::os

@@ -3,7 +3,11 @@
 // Processes: who we are, which one it was that left something behind and whether it still lives, and random bytes for
 // nonces.
 
+#include <signal.h>
+#include <sys/types.h>
+
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,8 +15,9 @@
 #include <string>
 #include <string_view>
 
-namespace muster::os {
+#include "src/os/fd.hpp"
 
+namespace muster::os {
 std::int64_t process_id() noexcept;
 std::uint32_t user_id() noexcept;
 std::string host_name();
@@ -61,5 +66,38 @@ void allow_open_files(std::uint64_t count) noexcept;
 
 /// An environment variable that is set and not empty.
 std::optional<std::string> environment(const char* name);
+
+// Process descriptors: a signal sent through one never hits a later process with the same number.
+
+/// A descriptor that stands for this very process: whoever it is passed to cannot mistake a later process with the same
+/// number for it. Throws Error(unsupported) on kernels before 5.3 and in sandboxes that forbid it.
+Fd own_pidfd();
+/// Whether the process of a pidfd has ended (a zombie has).
+bool has_exited(const Fd& pidfd) noexcept;
+/// Empty where there is no such process (errno says why).
+Fd open_pidfd(pid_t pid) noexcept;
+/// False where it has ended.
+bool send_signal(const Fd& process, int signal) noexcept;
+/// Whether it ended within `longest`.
+bool wait_for_exit(const Fd& process, std::chrono::milliseconds longest) noexcept;
+
+/// What this process does on a signal, kept while a library that was called changes it.
+class SignalAction {
+ public:
+  /// What is done now.
+  explicit SignalAction(int signal) noexcept;
+  /// Where that is to end the process, `handler` is called instead.
+  void handle_where_default(void (*handler)(int)) const noexcept;
+  /// From now on the same again.
+  void restore() const noexcept;
+  /// Likewise, but where that was to end the process, the signal is ignored.
+  void restore_or_ignore() const noexcept;
+
+ private:
+  [[nodiscard]] bool is_default() const noexcept;
+
+  int signal_;
+  struct sigaction action_ {};
+};
 
 }  // namespace muster::os

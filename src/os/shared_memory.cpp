@@ -5,20 +5,19 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <boost/interprocess/exceptions.hpp>
 #include <fstream>
 #include <limits>
-#include <sstream>
+#include <optional>
 #include <string_view>
 
+#include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
-#include "src/os/signal_action.hpp"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -196,16 +195,18 @@ const char* to_string(MemoryLimit limit) noexcept {
   }
 }
 
+MemoryFacts memory_facts() {
+  const char* const file = "/proc/meminfo";
+  return {read_keyed(file, "MemTotal:") * 1024, read_keyed(file, "MemAvailable:") * 1024};
+}
+
 MemoryHeadroom memory_headroom(Backing backing) {
-  MemoryHeadroom room{read_keyed("/proc/meminfo", "MemAvailable:") * 1024, MemoryLimit::machine};
+  MemoryHeadroom room{memory_facts().available_bytes, MemoryLimit::machine};
   if (room.bytes == 0) room.bytes = std::numeric_limits<std::uint64_t>::max();
   if (const std::uint64_t group = cgroup_headroom(); group < room.bytes) room = {group, MemoryLimit::cgroup};
   if (backing == Backing::posix) {
-    struct statvfs mount {};
-    if (::statvfs(posix_mount, &mount) == 0) {
-      const std::uint64_t left = std::uint64_t{mount.f_bavail} * mount.f_frsize;
-      if (left < room.bytes) room = {left, MemoryLimit::mount};
-    }
+    const std::optional<SpaceFacts> mount = space_facts(posix_mount);
+    if (mount && mount->free_bytes < room.bytes) room = {mount->free_bytes, MemoryLimit::mount};
   }
   return room;
 }

@@ -35,6 +35,12 @@ void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes);
 /// Writes all of it by a call, which takes fresh memory faster than a store to a mapping. Throws Error(no_space | io).
 void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes);
 
+struct MemoryFacts {
+  std::uint64_t total_bytes = 0;  ///< of the machine
+  std::uint64_t available_bytes = 0;
+};
+MemoryFacts memory_facts();
+
 /// How much more shared memory the ranks of this host can take together, as far as this process can know: what the
 /// machine has available, what the cgroup still allows, and for POSIX memory what the mount has left.
 enum class MemoryLimit : std::uint8_t { machine, cgroup, mount };

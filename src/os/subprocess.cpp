@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/os/subprocess.hpp"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <poll.h>
@@ -22,7 +21,7 @@
 #include <string_view>
 
 #include "src/os/fault.hpp"
-#include "src/os/pidfd.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::os {
 namespace {
@@ -280,16 +279,6 @@ SubprocessResult run_subprocess(const std::vector<std::string>& command, const F
   if (is_too_much) result.end = SubprocessEnd::too_much;
   result.output = std::move(output);
   return result;
-}
-
-std::string own_directory() {
-  Dl_info found{};
-  if (::dladdr(reinterpret_cast<const void*>(&own_directory), &found) == 0 || found.dli_fname == nullptr) return {};
-  const std::unique_ptr<char, decltype(&::free)> whole(::realpath(found.dli_fname, nullptr), &::free);
-  if (!whole) return {};
-  const std::string path = whole.get();
-  const std::size_t slash = path.find_last_of('/');
-  return slash == std::string::npos || slash == 0 ? "/" : path.substr(0, slash);
 }
 
 }  // namespace muster::os

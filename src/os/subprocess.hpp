@@ -75,7 +75,4 @@ class Subprocess {
 SubprocessResult run_subprocess(const std::vector<std::string>& command, const Fd& input,
                                 const SubprocessLimits& limits);
 
-/// The directory of the library or program that has this code in it. Empty where that cannot be told.
-std::string own_directory();
-
 }  // namespace muster::os

@@ -12,8 +12,8 @@
 #include <bit>
 #include <span>
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/core/quoted.hpp"
-#include "src/core/utf8.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::statefile {
@@ -72,10 +72,6 @@ Counts counts_of(std::span<const StateTensor> tensors, std::uint64_t chunks) noe
     counts.name_bytes += tensor.name.size();
   }
   return counts;
-}
-
-bool is_zero(std::span<const std::byte> bytes) noexcept {
-  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 class Decoder {
@@ -148,7 +144,7 @@ class Decoder {
       refuse("its catalogue has a name of an impossible length");
     std::string name(reinterpret_cast<const char*>(names_.data()) + names_used_, length);
     names_used_ += length;
-    if (!core::is_utf8(name) || name.find('\0') != std::string::npos)
+    if (!is_utf8(name) || name.find('\0') != std::string::npos)
       refuse(fmt::format("the name {} is no text", in_quotes(name)));
     return name;
   }
@@ -227,6 +223,20 @@ class Decoder {
   Catalogue result_;
 };
 
+// A file made to have all names in one slot must not know which slot that is.
+std::uint64_t seed() {
+  static const std::uint64_t value = [] {
+    std::uint64_t random = 0;
+    os::random_bytes(std::as_writable_bytes(std::span(&random, 1)));
+    return random;
+  }();
+  return value;
+}
+
+std::size_t hash(std::string_view name, std::uint64_t with) noexcept {
+  return XXH3_64bits_withSeed(name.data(), name.size(), with);
+}
+
 }  // namespace
 
 std::uint32_t raw_filter_mask(DType dtype) noexcept {
@@ -294,27 +304,6 @@ std::vector<Extent> stored_extents(const Catalogue& catalogue) {
   if (!std::ranges::is_sorted(places, {}, &Extent::offset)) std::ranges::sort(places, {}, &Extent::offset);
   return places;
 }
-
-}  // namespace muster::statefile
-
-namespace muster::statefile {
-namespace {
-
-// A file made to have all names in one slot must not know which slot that is.
-std::uint64_t seed() {
-  static const std::uint64_t value = [] {
-    std::uint64_t random = 0;
-    os::random_bytes(std::as_writable_bytes(std::span(&random, 1)));
-    return random;
-  }();
-  return value;
-}
-
-std::size_t hash(std::string_view name, std::uint64_t with) noexcept {
-  return XXH3_64bits_withSeed(name.data(), name.size(), with);
-}
-
-}  // namespace
 
 std::optional<std::size_t> NameIndex::build(const std::vector<StateTensor>& tensors) {
   slots_.assign(std::bit_ceil(2 * tensors.size() + 1), 0);

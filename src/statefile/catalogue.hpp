@@ -12,7 +12,7 @@
 #include <optional>
 #include <string_view>
 #include "muster/state_file.hpp"
-#include "src/statefile/chunk_grid.hpp"
+#include "src/statefile/chunk_codec.hpp"
 #include "src/statefile/user_block.hpp"
 
 namespace muster::statefile {

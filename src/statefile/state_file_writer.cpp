@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/core/element_range.hpp"
 #include "src/core/quoted.hpp"
-#include "src/core/utf8.hpp"
 #include "src/statefile/hdf5_library.hpp"
 #include "src/statefile/writer_state.hpp"
 
@@ -57,7 +57,7 @@ class Placing {
   }
 
   void add(StateFileWriter::Entry entry) {
-    if (entry.name.empty() || entry.name.find('\0') != std::string::npos || !core::is_utf8(entry.name))
+    if (entry.name.empty() || entry.name.find('\0') != std::string::npos || !is_utf8(entry.name))
       refuse(fmt::format("{} is no name: empty, not UTF-8, or with a NUL", in_quotes(entry.name)));
     if (entry.name.size() > longest_name)
       refuse(fmt::format("the name {} is longer than {} bytes", in_quotes(entry.name), longest_name));

@@ -40,15 +40,15 @@ static_assert(std::tuple_size_v<SyncGroup::Nonce> == at_generation - at_job);
               {.path = path, .os_error = os_error});
 }
 
-bool is_zero(std::span<const std::byte> bytes) noexcept {
-  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
-}
-
 bool is_inside(const Extent& extent, std::uint64_t file_bytes) noexcept {
   return extent.offset >= head_bytes && extent.offset <= file_bytes && extent.bytes <= file_bytes - extent.offset;
 }
 
 }  // namespace
+
+bool is_zero(std::span<const std::byte> bytes) noexcept {
+  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
 
 std::array<std::byte, user_block_bytes> encode_user_block(const UserBlock& block) {
   std::array<std::byte, user_block_bytes> bytes{};

@@ -51,6 +51,8 @@ bool has_magic(std::span<const std::byte> head) noexcept;
 /// mark, as network file systems may show it for a while; Error(corrupt | version) else.
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path);
 
+bool is_zero(std::span<const std::byte> bytes) noexcept;
+
 // Numbers at fixed places of a file, little-endian, as elements in memory are.
 
 static_assert(std::endian::native == std::endian::little, "tensors are stored as they are in memory: little-endian");

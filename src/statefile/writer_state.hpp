@@ -26,7 +26,6 @@
 #include "src/os/publish.hpp"
 #include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
-#include "src/statefile/chunk_grid.hpp"
 
 namespace muster {
 namespace statefile {

@@ -9,7 +9,6 @@
 
 #include "src/base/fixed_text.hpp"
 #include "src/os/futex.hpp"
-#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/sync/pulse.hpp"
 
-#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::sync {

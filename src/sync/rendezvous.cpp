@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "src/base/fixed_text.hpp"
-#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/rendezvous_host.hpp"
 #include "src/sync/rendezvous_packets.hpp"

@@ -11,7 +11,6 @@
 
 #include "muster/log.hpp"
 #include "src/base/fixed_text.hpp"
-#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/rendezvous.hpp"
 #include "src/sync/rendezvous_packets.hpp"

@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 #include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
-#include "src/os/file_system.hpp"
+#include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/names.hpp"
 
@@ -28,6 +32,54 @@ bool is_on_network(const std::string& directory) noexcept {
     return os::file_system_of(directory).is_network;
   } catch (const Error&) {
     return true;
+  }
+}
+
+constexpr std::string_view version_key = "muster_workspace";
+constexpr std::uint64_t longest_mark = 64 << 10;
+
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+void make_directories(const std::string& path) {
+  const std::string parent = without_slash(os::directory_of(path));
+  bool is_new = false;
+  try {
+    is_new = os::make_directory(path);
+  } catch (const Error& error) {
+    if (error.os_error() != ENOENT || parent == path) throw;
+    make_directories(parent);
+    is_new = os::make_directory(path);
+  }
+  if (is_new) os::sync_directory(parent);
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw Error(ErrorKind::argument, fmt::format("{} cannot be a workspace: {}", in_quotes(path), why), {.path = path});
+}
+
+void require_directory(const std::string& path) {
+  const auto status = os::file_status(path, os::Links::followed);
+  if (status && !status->is_directory) refuse(path, "it is a file; name a directory");
+  if (status) return;
+  const auto itself = os::file_status(path);
+  if (itself && itself->is_link) refuse(path, "it is a link to what is not there");
+  make_directories(path);
+}
+
+/// `lost`: in place of one that is there and empty.
+void write_mark(const std::string& path, bool lost) {
+  const std::string text = to_json(Config::object({{version_key, workspace_version}, {"made_by", "muster"}}), 2) + "\n";
+  try {
+    const std::string mark = path + "/" + file_name({.kind = NameKind::mark});
+    if (lost)
+      os::publish(mark, std::as_bytes(std::span(text)), growing_name(), os::Durability::synced);
+    else
+      os::publish_first(mark, std::as_bytes(std::span(text)), growing_name(), os::Durability::synced);
+  } catch (const Error& error) {
+    throw error.with_context(fmt::format("making {} a workspace", in_quotes(path)));
   }
 }
 
@@ -108,6 +160,67 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
       if (!may_be_a_cache(error)) throw;
     }
   }
+}
+
+bool check_mark(const std::string& workspace) {
+  const std::string path = workspace + "/" + file_name({.kind = NameKind::mark});
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  bool is_empty = false;
+  const auto check = [&] {
+    is_empty = false;
+    const auto bytes = os::read_small_file(path, longest_mark);
+    is_empty = std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+    std::int64_t version = 0;
+    try {
+      version = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).at(version_key).as_int();
+    } catch (const Error& error) {
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("the mark of the workspace {} is damaged ({}): if nothing in it is needed, remove it and "
+                              "let it be made anew",
+                              in_quotes(workspace), error.what()),
+                  {.path = path});
+    }
+    if (version < 1 || version > workspace_version)
+      throw Error(ErrorKind::version,
+                  fmt::format("the workspace {} is of version {}, and this Muster knows {}: use the newer one, or "
+                              "another directory",
+                              in_quotes(workspace), version, workspace_version),
+                  {.path = path});
+  };
+  try {
+    patiently(path, {.deadline = deadline}, check);
+  } catch (const Error&) {
+    if (!is_empty) throw;
+  }
+  return !is_empty;
+}
+
+WorkspaceDirectory prepare_workspace(const std::string& given) {
+  if (given.empty()) throw Error(ErrorKind::argument, "a workspace needs a path");
+  WorkspaceDirectory workspace;
+  workspace.path = without_slash(given);
+  require_directory(workspace.path);
+  workspace.is_network = os::file_system_of(workspace.path).is_network;
+  const auto entries = fresh_listing(workspace.path, workspace.is_network);
+  const std::string mark = file_name({.kind = NameKind::mark});
+  if (std::ranges::find(entries, mark, &os::DirectoryEntry::name) != entries.end()) {
+    if (!check_mark(workspace.path)) write_mark(workspace.path, true);
+    return workspace;
+  }
+  std::string foreign;
+  for (const os::DirectoryEntry& entry : entries) {
+    if (parse_name(entry.name)) {
+      foreign.clear();
+      break;
+    }
+    foreign = entry.name;
+  }
+  if (!foreign.empty())
+    refuse(workspace.path,
+           fmt::format("it has files that are none of Muster's, such as {}: give an empty or a new directory",
+                       in_quotes(foreign)));
+  write_mark(workspace.path, false);
+  return workspace;
 }
 
 }  // namespace muster::workspace

@@ -10,18 +10,20 @@
 #include "muster/workspace.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/distant_world.hpp"
+#include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
-#include "src/workspace/group_names.hpp"
 #include "src/workspace/meeting.hpp"
-#include "src/workspace/workspace_directory.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::workspace {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using sync::fail;
+using sync::or_fail;
 using sync::Watchdog;
 
 // How much later than a rank's end its last files may be seen on a network file system, with probes.
@@ -117,28 +119,8 @@ std::shared_ptr<const PeerLiveness> FileGroup::liveness(int rank) const {
   return std::make_shared<FileLiveness>(directory_, info(rank).rank);
 }
 
-void FileGroup::fail(const Error& cause) {
-  pulse_->poison(cause);
-  throw pulse_->failure().value_or(cause);
-}
-
-template <class Work>
-auto FileGroup::file_work(const Work& work) -> decltype(work()) {
-  try {
-    return work();
-  } catch (const Error& error) {
-    const RankInfo& own = info(rank());
-    ErrorDetails details = error.details();
-    details.rank = own.rank;
-    details.pid = own.pid;
-    details.host = own.host;
-    fail(Error(error.kind(), fmt::format("rank {} (host {}, pid {}): {}", own.rank, own.host, own.pid, error.what()),
-               details));
-  }
-}
-
 std::shared_ptr<const Snapshot> FileGroup::look(bool with_probe) {
-  return file_work([&] { return directory_->look(with_probe); });
+  return or_fail(*this, [&] { return directory_->look(with_probe); });
 }
 
 template <class Done, class Needed, class Awaited>
@@ -168,7 +150,7 @@ std::vector<std::byte> FileGroup::round(std::span<const std::byte> record, const
   if (rank() == 0) {
     all = collect(number, record, options);
   } else {
-    file_work([&] { directory_->publish(round_name(number_, number, rank(), record.size()), record); });
+    or_fail(*this, [&] { directory_->publish(round_name(number_, number, rank(), record.size()), record); });
     all = wait_for_all(number, record.size(), options);
   }
   progress();
@@ -196,7 +178,7 @@ std::vector<std::byte> FileGroup::collect(std::uint64_t number, std::span<const 
     // The others name whom they miss by the names that are there: once a wait is long, this rank's as well.
     if (!is_told) {
       is_told = true;
-      file_work([&] { directory_->publish(round_name(number_, number, 0, record.size()), {}); });
+      or_fail(*this, [&] { directory_->publish(round_name(number_, number, 0, record.size()), {}); });
     }
     return is_missing(rank);
   };
@@ -206,15 +188,16 @@ std::vector<std::byte> FileGroup::collect(std::uint64_t number, std::span<const 
     const std::string& name = names[static_cast<std::size_t>(rank)];
     const auto length = number_behind(name, round_prefix(number_, number, rank));
     if (length != record.size())
-      fail(Error(ErrorKind::rank_mismatch,
+      fail(*this,
+           Error(ErrorKind::rank_mismatch,
                  fmt::format("in '{}' rank 0 gave {} bytes and rank {} gave {}: the ranks are in different calls",
                              options.phase, record.size(), rank, length.value_or(0)),
                  {.rank = rank}));
-    const auto bytes = file_work([&] { return directory_->read(name, record.size(), timeout_of(options)); });
+    const auto bytes = or_fail(*this, [&] { return directory_->read(name, record.size(), timeout_of(options)); });
     std::ranges::copy(bytes, all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rank) * record.size()));
   }
   const std::string name = all_name(number_, number, record.size());
-  file_work([&] { directory_->publish(name, all); });
+  or_fail(*this, [&] { directory_->publish(name, all); });
   for (int rank = 1; rank < size(); ++rank) directory_->remove(names[static_cast<std::size_t>(rank)]);
   if (is_told) directory_->remove(round_name(number_, number, 0, record.size()));
   if (!last_all_.empty()) directory_->remove(last_all_);
@@ -240,12 +223,12 @@ std::vector<std::byte> FileGroup::wait_for_all(std::uint64_t number, std::uint64
       options, is_there, [](int) { return true; }, is_missing);
   const std::uint64_t theirs = number_behind(name, prefix).value_or(0);
   if (theirs != length)
-    fail(Error(ErrorKind::rank_mismatch,
-               fmt::format("in '{}' rank {} gave {} bytes and rank 0 gave {}: the ranks are in different calls",
-                           options.phase, rank(), length, theirs),
-               {.rank = 0}));
-  return file_work(
-      [&] { return directory_->read(name, length * static_cast<std::uint64_t>(size()), timeout_of(options)); });
+    fail(*this, Error(ErrorKind::rank_mismatch,
+                      fmt::format("in '{}' rank {} gave {} bytes and rank 0 gave {}: the ranks are in different calls",
+                                  options.phase, rank(), length, theirs),
+                      {.rank = 0}));
+  return or_fail(
+      *this, [&] { return directory_->read(name, length * static_cast<std::uint64_t>(size()), timeout_of(options)); });
 }
 
 void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
@@ -256,7 +239,7 @@ void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::by
 void FileGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const Phase phase(*pulse_, options);
   const MessageNumber which{subject, ++sent_[{to, subject}]};
-  file_work([&] { directory_->publish(message_name(number_, rank(), to, which, message.size()), message); });
+  or_fail(*this, [&] { directory_->publish(message_name(number_, rank(), to, which, message.size()), message); });
   progress();
 }
 
@@ -274,10 +257,11 @@ std::vector<std::byte> FileGroup::do_receive(int from, Subject subject, std::uin
   wait(options, is_there, is_sender, is_sender);
   const std::uint64_t length = number_behind(name, prefix).value_or(most + 1);
   if (length > most)
-    fail(Error(ErrorKind::corrupt,
+    fail(*this,
+         Error(ErrorKind::corrupt,
                fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, length, most),
                {.rank = from}));
-  std::vector<std::byte> message = file_work([&] { return directory_->read(name, length, timeout_of(options)); });
+  std::vector<std::byte> message = or_fail(*this, [&] { return directory_->read(name, length, timeout_of(options)); });
   directory_->remove(name);
   progress();
   return message;
@@ -289,7 +273,7 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
   Watchdog watchdog = this->watchdog(options);
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   while (!done()) {
-    file_work([&] { return directory_->recent(Watchdog::slice); });
+    or_fail(*this, [&] { return directory_->recent(Watchdog::slice); });
     watchdog.check(done, is_awaited, is_awaited);
     sleep(Watchdog::slice);
   }

@@ -57,10 +57,6 @@ class FileGroup final : public SyncGroup {
   template <class Done, class Needed, class Awaited>
   void wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited);
   std::shared_ptr<const Snapshot> look(bool with_probe);
-  [[noreturn]] void fail(const Error& cause);
-  /// File work whose failure is the group's: the others would wait for what does not come.
-  template <class Work>
-  auto file_work(const Work& work) -> decltype(work());
   [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
   [[nodiscard]] sync::Watchdog watchdog(const WaitOptions& options) const;
 

@@ -10,7 +10,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/group_directory.hpp"
-#include "src/workspace/group_names.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::workspace {
 namespace {
@@ -29,13 +29,6 @@ Time server_time(const std::string& path) {
     // Read-only: then this host's clock has to do.
   }
   return std::chrono::system_clock::now();
-}
-
-std::string age_text(std::chrono::seconds age) {
-  if (age < std::chrono::minutes(2)) return fmt::format("{} s", age.count());
-  if (age < std::chrono::hours(2)) return fmt::format("{} min", age.count() / 60);
-  if (age < std::chrono::hours(48)) return fmt::format("{} h", age.count() / 3600);
-  return fmt::format("{} days", age.count() / 86400);
 }
 
 std::string writer_text(const SurveyEntry& entry) {
@@ -161,6 +154,18 @@ class Collection {
 };
 
 }  // namespace
+
+std::string age_text(std::chrono::seconds age) {
+  constexpr std::int64_t minute = 60;
+  constexpr std::int64_t hour = 60 * minute;
+  constexpr std::int64_t day = 24 * hour;
+  const std::int64_t seconds = age.count();
+  if (seconds < 1) return "now";
+  if (seconds < 2 * minute) return fmt::format("{} s", seconds);
+  if (seconds < 2 * hour) return fmt::format("{} min", seconds / minute);
+  if (seconds < 2 * day) return fmt::format("{} h", seconds / hour);
+  return fmt::format("{} d", seconds / day);
+}
 
 GcReport collect_garbage(const std::string& path, const GcOptions& options) {
   return Collection(path, options)(survey(path, {.open_states = false}));

@@ -51,6 +51,9 @@ struct GcReport {
   std::uint64_t removed_files = 0;
 };
 
+/// "12 s", "5 min", "3 h", "2 d"; "now" below a second and for what is in the future.
+std::string age_text(std::chrono::seconds age);
+
 /// Throws as survey(); that a file cannot be removed is an item, not an error. A dry run makes a probe file for the
 /// server's clock only where `older_than` is given; where the directory is read-only, this host's clock counts.
 GcReport collect_garbage(const std::string& path, const GcOptions& options = {});

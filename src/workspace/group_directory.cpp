@@ -11,10 +11,9 @@
 #include "muster/log.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
-#include "src/os/pidfd.hpp"
+#include "src/os/process.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"
-#include "src/workspace/group_names.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {

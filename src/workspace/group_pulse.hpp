@@ -12,7 +12,7 @@
 
 #include "src/sync/pulse.hpp"
 #include "src/workspace/group_directory.hpp"
-#include "src/workspace/group_names.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::workspace {
 

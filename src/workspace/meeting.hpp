@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "muster/workspace.hpp"
+#include "src/workspace/discovery.hpp"
 #include "src/workspace/group_directory.hpp"
-#include "src/workspace/group_names.hpp"
-#include "src/workspace/workspace_directory.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::workspace {
 

@@ -26,7 +26,6 @@
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
-#include "src/workspace/workspace_directory.hpp"
 
 namespace muster {
 

@@ -11,8 +11,8 @@
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
-#include "src/workspace/group_names.hpp"
-#include "src/workspace/workspace_directory.hpp"
+#include "src/workspace/discovery.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::workspace {
 namespace {

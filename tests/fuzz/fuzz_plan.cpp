@@ -15,7 +15,6 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/placement.hpp"
 
 namespace {
 

@@ -16,8 +16,8 @@
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
 #include "src/os/process.hpp"
+#include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
-#include "src/workspace/workspace_directory.hpp"
 
 namespace {
 

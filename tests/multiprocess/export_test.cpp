@@ -196,6 +196,12 @@ TEST_CASE("shards of our own need no plan, and say when another one is given") {
   const ExportAccount other = plan_export(work / "shards", "llama");
   REQUIRE(other.notes.size() == 1);
   CHECK(other.notes[0].find("were cut by another plan (\"") != std::string::npos);
+  test::write_text(work / "again.json", std::string(R"({"rules": [
+    {"action": "concat", "match": "*{o_proj,down_proj}.weight", "dim": 1}, {"match": "*norm.*", "action": "same"},
+    {"match": "*o_proj.bias", "action": "same", "comment": "whole"}, {"match": "*", "action": "concat", "dim": 0}],
+    "muster_plan": 1})"));
+  for (const std::string& note : plan_export(work / "shards", work / "again.json").notes)
+    CHECK(note.find("another plan") == std::string::npos);
   shard_model(work / "model", work / "two", "llama", {.tensor = 2});
   CHECK(plan_export(work / "two", "auto").notes.empty());
   fs::copy(work / "two/rank-00001-of-00002.safetensors", work / "shards", fs::copy_options::overwrite_existing);

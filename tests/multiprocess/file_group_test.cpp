@@ -16,7 +16,6 @@
 #include "src/os/process.hpp"
 #include "src/workspace/file_group.hpp"
 #include "src/workspace/gc.hpp"
-#include "src/workspace/group_names.hpp"
 #include "src/workspace/names.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/shared_words.hpp"

@@ -14,7 +14,6 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
-#include "src/os/pidfd.hpp"
 #include "src/os/process.hpp"
 #include "src/os/unix_socket.hpp"
 #include "tests/support/forked_ranks.hpp"

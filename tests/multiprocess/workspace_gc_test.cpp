@@ -15,7 +15,7 @@
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
 #include "src/workspace/group_directory.hpp"
-#include "src/workspace/group_names.hpp"
+#include "src/workspace/names.hpp"
 #include "src/workspace/survey.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"

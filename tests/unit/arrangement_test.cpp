@@ -14,7 +14,6 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/export_job.hpp"
-#include "src/checkpoint/placement.hpp"
 
 using namespace muster;
 

@@ -9,9 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "src/checkpoint/assembly_plan.hpp"
+#include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/export_job.hpp"
-#include "src/checkpoint/window_mail.hpp"
 
 using namespace muster;
 

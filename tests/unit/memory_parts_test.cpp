@@ -7,7 +7,6 @@
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
 #include "src/os/pages.hpp"
-#include "src/os/private_memory.hpp"
 #include "src/shm/arena_core.hpp"
 
 using namespace muster;

@@ -19,8 +19,7 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/model_config.hpp"
-#include "src/checkpoint/placement.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 
 using namespace muster;
 

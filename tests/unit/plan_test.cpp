@@ -232,6 +232,7 @@ TEST_CASE("new names take over what stars and groups stand for") {
              {"match": "swap.*-*", "action": "same", "rename": "swapped.$2-$1"},
              {"match": "price.*", "action": "same", "rename": "$$$1"},
              {"regex": "h\\.([0-9]+)\\.(w|b)", "action": "same", "rename": "layers.$1.$2"},
+             {"match": "{one}.*", "action": "same", "rename": "only.$1"},
              {"match": "{q,k}.*.weight", "action": "same", "rename": "attn.$1.weight"},
              {"match": "*", "action": "same"})json");
   CHECK(renamed(plan, "decoder.layers.12.self_attention.linear_proj.weight") ==
@@ -246,6 +247,7 @@ TEST_CASE("new names take over what stars and groups stand for") {
         "decoder.layers.12.self_attention.linear_proj.weight");
   CHECK(plan.origin("swapped.b-a")->name == "swap.a-b");
   CHECK(plan.origin("$7")->name == "price.7");
+  CHECK(plan.origin("only.x")->name == "one.x");
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("layers.3.w"); }), "regular expression"));
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("attn.0.weight"); }), "braces"));
   // The last rule keeps names, but not one that another rule would take from it.

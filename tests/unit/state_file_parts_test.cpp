@@ -12,7 +12,6 @@
 #include "muster/error.hpp"
 #include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
-#include "src/statefile/chunk_grid.hpp"
 #include "src/statefile/hdf5_library.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"

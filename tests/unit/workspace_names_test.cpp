@@ -5,7 +5,6 @@
 
 #include "doctest/doctest.h"
 #include "src/os/process.hpp"
-#include "src/workspace/group_names.hpp"
 #include "src/workspace/names.hpp"
 
 using namespace muster;

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+// Trees as JSON text, beside what muster/state.hpp has of it.
+//
 // Words that stand for what JSON lacks: an object of one member, named "$" and the word. A user's own object that looks
 // like one is told from it by one more "$", on the way out put before the key and on the way in taken off.
 
+#include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include "muster/config.hpp"
 
@@ -20,5 +24,9 @@ inline std::size_t reserved_dollars(const ConfigObject& object, std::string_view
   const std::size_t dollars = key.size() - word.size();
   return key.find_first_not_of('$') >= dollars ? dollars : 0;
 }
+
+/// As parse_json. `lines` gets one number an item: the line, from 1 on, where that item of the array `key` begins,
+/// which is a member of the outermost object. Local. It stays empty where there is no such array.
+Config parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines);
 
 }  // namespace muster::core

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/os/private_memory.hpp"
+#include "src/os/pages.hpp"
 
 #include <sys/mman.h>
 
@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "src/os/fd.hpp"
-#include "src/os/pages.hpp"
 
 namespace muster::os {
 namespace {
