@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls and their results.
+// The public calls and their results. What happens in a merge is in merge_shm.cpp, merge_reduce.cpp and
+// merge_unmoved.cpp.
 
 #include "muster/gather.hpp"
 
@@ -7,6 +8,7 @@
 
 #include <utility>
 
+#include "muster/merge_gather.hpp"
 #include "src/gather/exchange.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"
@@ -81,6 +83,21 @@ std::uint64_t trim(SyncGroup& group) {
   std::uint64_t bytes = gather::trim_streams(group);
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
   return bytes;
+}
+
+Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+                             const GatherOptions& options) {
+  return gather::collectively(group, gather::Operation::merge, [&]() -> Merged {
+    const Config value = Tensor::borrow(tensor);
+    gather::Outcome outcome = gather::exchange(gather::Operation::merge, &value, ranks, group, options, &merge);
+    std::optional<Tensor> merged;
+    if (!outcome.entries.empty() && outcome.entries.front()) merged = outcome.entries.front()->as_tensor();
+    return {std::move(outcome.list), std::move(merged), std::move(outcome.state)};
+  });
+}
+
+Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks) {
+  return merge_tensor_parallel(tensor, merge, ranks, *world());
 }
 
 }  // namespace muster

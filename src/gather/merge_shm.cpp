@@ -21,8 +21,8 @@
 #include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/merge_reduce.hpp"
-#include "src/gather/merge_transfer.hpp"
 #include "src/gather/opening.hpp"
+#include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/merge/rows.hpp"
 #include "src/os/pages.hpp"
@@ -176,8 +176,7 @@ void ShmMerge::hand_out() {
   std::exception_ptr failure;
   try {
     const bool is_enough = plan_.slot && plan_.slot->segment().capacity() >= area_.total;
-    if (!is_enough || !plan_.slot->is_taken(area_.total))
-      plan_ = state_->pool.plan(lane_, area_.total, limits());
+    if (!is_enough || !plan_.slot->is_taken(area_.total)) plan_ = state_->pool.plan(lane_, area_.total, limits());
     const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
     if (plan_.fresh_bytes > room.bytes)
       throw Error(

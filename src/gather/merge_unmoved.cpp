@@ -6,7 +6,7 @@
 
 #include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
-#include "src/gather/merge_transfer.hpp"
+#include "src/gather/route.hpp"
 #include "src/merge/layout.hpp"
 
 namespace muster::gather {

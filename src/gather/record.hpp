@@ -78,11 +78,11 @@ struct Record {
   std::uint32_t held = 0;             // results that the first rank holds of this one
   os::MemoryLimit limit = os::MemoryLimit::machine;
   bool has_value : 1 = false;
-  bool complete : 1 = false;     // all that moves has been written already (shm_protocol.hpp)
-  std::uint8_t merge = 0;        // which kind: 1 + Merge::index()
-  bool receives = false;         // this rank takes memory of its own for what others send: receive_need.hpp
-  std::uint64_t segment = 0;     // the place of the one that is used; 0: not known yet
-  bool closes = false;  // a second round is needed although this rank has nothing to move
+  bool complete : 1 = false;  // all that moves has been written already (shm_protocol.hpp)
+  std::uint8_t merge = 0;     // which kind: 1 + Merge::index()
+  bool receives = false;      // this rank takes memory of its own for what others send: receive_need.hpp
+  std::uint64_t segment = 0;  // the place of the one that is used; 0: not known yet
+  bool closes = false;        // a second round is needed although this rank has nothing to move
   bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
   Residency residency = Residency::none;
   ForcedBy forced_by = ForcedBy::nobody;

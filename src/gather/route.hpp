@@ -18,6 +18,7 @@
 #include "muster/merge.hpp"
 #include "muster/sync_group.hpp"
 #include "src/gather/record.hpp"
+#include "src/gather/route.hpp"
 
 namespace muster::shm {
 class Slot;
@@ -210,5 +211,17 @@ Route forced_route(const GatherOptions& options);
 std::unique_ptr<RouteDriver> make_local_route();
 std::unique_ptr<RouteDriver> make_shm_route();
 std::unique_ptr<RouteDriver> make_workspace_route();
+
+}  // namespace muster::gather
+
+// The transfers of merges: what an exchange does when its tensors become one.
+
+namespace muster::gather {
+
+/// Where nothing moves: one rank, or a merge that takes the first rank's tensor as it is.
+std::unique_ptr<Transfer> make_unmoved_merge(const Call& call);
+
+/// Over shared memory (merge_shm.cpp), or unmoved where the merge needs no more.
+std::unique_ptr<Transfer> make_shm_merge(const Call& call);
 
 }  // namespace muster::gather

@@ -6,23 +6,30 @@
 //     others get a place in a slot. Nothing is allocated.
 //     What is small goes at once, if there is a free slot that the first rank has read before and whose memory is
 //     there: bytes and, behind them, the message are written, and the record says that it is complete. The first rank
-//     then has all of it when round 1 is over (of a part of a stream: with its header); 2 is not needed, nor is round 2.
-//     Nobody looks at the slot if round 1 ends otherwise for the first rank.
+//     then has all of it when round 1 is over (of a part of a stream: with its header); 2 is not needed, nor is
+//     round 2. Nobody looks at the slot if round 1 ends otherwise for the first rank.
 //  2. move, sender: makes a slot where it needs one. The message (arenas, slot, descriptor) goes to the first rank, or
 //     says that there is none; then the bytes into the slot.
 //  3. move, first rank: takes every message, even when one of them is bad (else a sender could wait for room), maps
 //     what is new to it, decodes, and, while the senders copy, puts known pages into its page table.
 //     It takes the leases on the slot and on arenas that are in the message.
-//  4. A sender that fails withdraws its leases. Those that the first rank has taken stay: it may have all that it needs.
+//  4. A sender that fails withdraws its leases. Those that the first rank has taken stay: it may have all that it
+//     needs.
 // Messages carry the number of the exchange: what a failed one left behind is passed over.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "muster/sync_group.hpp"
+#include "src/core/descriptor.hpp"
 #include "src/gather/route.hpp"
+#include "src/gather/shm_protocol.hpp"
 #include "src/shm/arena_core.hpp"
 #include "src/shm/slot.hpp"
 
@@ -54,7 +61,7 @@ void forget_retired(ShmState& state);
 
 struct MessageHeader {
   std::uint64_t exchange = 0;
-  std::uint64_t slot = 0;  // its place; 0: none
+  std::uint64_t slot = 0;   // its place; 0: none
   shm::LeaseId lease = {};  // on it
   std::uint32_t arenas = 0;
   std::uint16_t checks_leases = 0;
@@ -73,5 +80,68 @@ void tell(const Call& call, int to, std::uint64_t segment, const char* phase);
 std::uint64_t hear(const Call& call, int from, const char* phase);
 /// A rank's next message of this exchange.
 std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase);
+
+/// A sender's side. Made before round 1; what it lent is withdrawn when it goes without commit().
+class ShmSending {
+ public:
+  ShmSending(const Call& call, ShmState& state);
+  ~ShmSending();
+  ShmSending(const ShmSending&) = delete;
+  ShmSending& operator=(const ShmSending&) = delete;
+  void offer(Record& record);
+  void move(ExchangeReport& report);
+  void commit() noexcept;
+  std::vector<std::unique_ptr<Obligation>> obligations();
+
+ private:
+  struct Lent {
+    std::shared_ptr<detail::ArenaCore> arena;
+    shm::LeaseId lease;
+    std::vector<std::span<const std::byte>> watched;
+    bool is_new = false;  // to the first rank
+  };
+  std::optional<core::Place> place(const Tensor& tensor);
+  std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
+  [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> body) const;
+  void lend_slot();
+  void send(std::span<const std::byte> message) const;
+  void write();
+
+  const Call& call_;
+  ShmState& state_;
+  std::vector<std::byte> message_;
+  core::SlotLayout layout_;
+  std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;  // into the caller's tree, which stays during the call
+  std::uint64_t moving_payload_ = 0;
+  std::uint64_t arena_payload_ = 0;
+  std::vector<Lent> lent_;
+  shm::SlotPlan plan_;
+  std::shared_ptr<shm::Slot> slot_;
+  shm::LeaseId slot_lease_;
+  bool is_small_ = false;  // with its message, which then stands behind the bytes
+  bool is_written_ = false;
+  bool committed_ = false;
+};
+
+/// The first rank's side.
+class ShmReceiving {
+ public:
+  ShmReceiving(const Call& call, ShmState& state);
+  /// `takes`, where given: the ranks whose bytes come this way; all others' entries stay empty.
+  void move(std::span<const Record> records, ExchangeReport& report, const std::function<bool(int)>& takes = {});
+  void commit() noexcept;
+  std::vector<std::optional<Config>> deliver();
+
+ private:
+  [[nodiscard]] std::vector<std::byte> take(int sender, const Record& record);
+  [[nodiscard]] std::vector<std::byte> written_message(int sender, const Record& record);
+  std::shared_ptr<shm::RemoteSegment> segment(int sender, std::uint64_t place);
+  void unpack(std::size_t position, const Record& record, std::span<const std::byte> message, ExchangeReport& report);
+
+  const Call& call_;
+  ShmState& state_;
+  std::vector<std::optional<Config>> entries_;
+  std::vector<std::pair<std::shared_ptr<shm::RemoteSegment>, std::uint64_t>> in_use_;
+};
 
 }  // namespace muster::gather

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/gather/shm_receiving.hpp"
+#include "src/gather/shm_protocol.hpp"
 
 #define XXH_INLINE_ALL
 #include <fmt/core.h>

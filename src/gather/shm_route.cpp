@@ -7,11 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/gather/merge_transfer.hpp"
 #include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
-#include "src/gather/shm_receiving.hpp"
-#include "src/gather/shm_sending.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::gather {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/gather/shm_sending.hpp"
+#include "src/gather/shm_protocol.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/gather/workspace_files.hpp"
+#include "src/gather/workspace_state.hpp"
 
 #include <fmt/core.h>
 

@@ -7,7 +7,9 @@
 
 #include "src/core/quoted.hpp"
 #include "src/gather/merge_record.hpp"
+#include "src/gather/route.hpp"
 #include "src/gather/workspace_state.hpp"
+#include "src/merge/reduce.hpp"
 #include "src/os/directory.hpp"
 #include "src/workspace/file_group.hpp"
 #include "src/workspace/gc.hpp"
@@ -77,6 +79,107 @@ class WorkspaceRoute final : public RouteDriver {
 
 std::unique_ptr<RouteDriver> make_workspace_route() {
   return std::make_unique<WorkspaceRoute>();
+}
+
+// Configs and tensors through a workspace.
+
+namespace {
+
+class WorkspaceTransfer final : public Transfer {
+ public:
+  explicit WorkspaceTransfer(const Call& call) : call_(call), state_(workspace_state_of(*call.group)) {
+    if (call.value != nullptr && call.is_member()) own_.emplace(call, *state_);
+  }
+
+  void offer(Record& record) override {
+    if (own_) own_->offer(record);
+  }
+  void move(std::span<const Record> records, ExchangeReport&) override {
+    const bool writes = own_ && (call_.is_sender() || call_.options->keep_files);
+    if (writes && call_.is_sender()) own_->send();
+    if (!call_.is_first()) return;
+    entries_ = ReceivedFiles(call_, *state_).receive(records);
+    if (writes) own_->send();
+  }
+  void commit() noexcept override {
+    if (own_) own_->commit();
+  }
+  std::vector<std::optional<Config>> deliver() override {
+    if (entries_.empty()) entries_.resize(call_.list.size());
+    return std::move(entries_);
+  }
+  std::vector<std::unique_ptr<Obligation>> obligations() override {
+    std::vector<std::unique_ptr<Obligation>> all;
+    if (own_ && call_.is_part && call_.is_sender()) all.push_back(own_->obligation());
+    return all;
+  }
+  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
+
+ private:
+  const Call& call_;
+  std::shared_ptr<WorkspaceRouteState> state_;
+  std::optional<SentFile> own_;
+  std::vector<std::optional<Config>> entries_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transfer> make_workspace_transfer(const Call& call) {
+  return std::make_unique<WorkspaceTransfer>(call);
+}
+
+// Merges through a workspace: the first rank reads all members' files and merges them in its memory. The others' bytes
+// are there once as files, so nothing is gained by writing straight into the result as over shared memory.
+
+namespace {
+
+class WorkspaceMerge final : public Transfer {
+ public:
+  explicit WorkspaceMerge(const Call& call)
+      : call_(call), state_(workspace_state_of(*call.group)), own_(call, *state_) {}
+
+  void offer(Record& record) override {
+    own_.offer(record);
+    const TensorView& own = call_.value->as_tensor().view();
+    record.merge = merge_number(*call_.merge);
+    record.payload_bytes = record.moving_bytes = own.nbytes();
+    record.closes = true;
+    record.facts[fact_extent] =
+        static_cast<std::uint64_t>(merge_extent(*call_.merge, TensorSpec{own.dtype(), own.shape()}));
+  }
+  void move(std::span<const Record> records, ExchangeReport&) override {
+    if (call_.is_sender()) own_.send();
+    if (!call_.is_first()) return;
+    const std::vector<std::optional<Config>> others = ReceivedFiles(call_, *state_).receive(records);
+    if (call_.options->keep_files) own_.send();
+    std::vector<TensorView> sources{call_.value->as_tensor().view()};
+    for (std::size_t position = 1; position < others.size(); ++position) {
+      // A sender that failed says why in its own status.
+      if (!others[position]) return;
+      sources.push_back(others[position]->as_tensor().view());
+    }
+    result_ = merge::merge_in_memory(*call_.merge, sources, call_.list, [&] { call_.group->progress(); });
+  }
+  void commit() noexcept override { own_.commit(); }
+  std::vector<std::optional<Config>> deliver() override {
+    std::vector<std::optional<Config>> entries(1);
+    entries.front() = Config(std::move(result_));
+    return entries;
+  }
+  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
+
+ private:
+  const Call& call_;
+  std::shared_ptr<WorkspaceRouteState> state_;
+  SentFile own_;
+  Tensor result_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transfer> make_workspace_merge(const Call& call) {
+  if (call.list.size() == 1 || !merge_moves(merge_number(*call.merge))) return make_unmoved_merge(call);
+  return std::make_unique<WorkspaceMerge>(call);
 }
 
 }  // namespace muster::gather

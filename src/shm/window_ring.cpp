@@ -59,8 +59,7 @@ WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::siz
 WindowRing::WindowRing(const sync::Region& region, std::uint64_t place)
     : memory_(region.memory()), place_(place), is_own_(false), pid_(os::process_id()) {
   const std::uint64_t room = region.size() - std::min(place, region.size());
-  if (room < ring_header_bytes)
-    throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");
+  if (room < ring_header_bytes) throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");
   mapping_ = os::Mapping(*memory_, os::Access::read_write, place, ring_header_bytes);
   depth_ = header().depth;
   window_bytes_ = header().window_bytes;

@@ -31,8 +31,8 @@ class Region {
   /// Of one that this process has made.
   [[nodiscard]] os::Backing backing() const noexcept { return backing_; }
 
-  /// The maker's: a place for so many bytes. No memory is taken yet. Throws Error(no_space) where a limit of the size of
-  /// files (RLIMIT_FSIZE) leaves no room.
+  /// The maker's: a place for so many bytes. No memory is taken yet. Throws Error(no_space) where a limit of the size
+  /// of files (RLIMIT_FSIZE) leaves no room.
   std::uint64_t take(std::uint64_t bytes);
   /// Throws where take() would.
   void check(std::uint64_t bytes) const;

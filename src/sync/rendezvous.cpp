@@ -11,7 +11,6 @@
 
 #include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/rendezvous_host.hpp"
 #include "src/sync/rendezvous_packets.hpp"
 #include "src/sync/settings.hpp"
 

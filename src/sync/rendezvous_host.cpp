@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/sync/rendezvous_host.hpp"
+#include "src/sync/rendezvous.hpp"
 
 #include <fmt/core.h>
 
@@ -12,7 +12,6 @@
 #include "muster/log.hpp"
 #include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/rendezvous.hpp"
 #include "src/sync/rendezvous_packets.hpp"
 
 namespace muster::sync {
