@@ -17,7 +17,6 @@
 #include <string>
 
 #include "muster/sync_group.hpp"
-#include "src/os/fd.hpp"
 #include "src/sync/local_group.hpp"
 
 namespace muster::sync {
