@@ -11,7 +11,7 @@
 
 #include "muster/error.hpp"
 #include "src/core/utf8.hpp"
-#include "src/inspect/printable.hpp"
+#include "src/inspect/output.hpp"
 
 namespace muster::inspect {
 namespace {

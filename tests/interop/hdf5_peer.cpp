@@ -60,9 +60,10 @@ void dump(const ForeignHdf5& file, std::size_t tensor, const std::string& to, st
   std::FILE* out = std::fopen(to.c_str(), "wb");
   if (out == nullptr) throw Error(ErrorKind::io, "cannot write " + to);
   const std::uint64_t bytes = file.tensors()[tensor].bytes;
+  std::vector<std::byte> memory;
   for (std::uint64_t at = 0; at < bytes; at += piece) {
-    const auto part = file.read(tensor, at, std::min(piece, bytes - at));
-    std::fwrite(part->bytes().data(), 1, part->bytes().size(), out);
+    const auto part = file.read_piece(tensor, at, std::min(piece, bytes - at), memory);
+    std::fwrite(part.data(), 1, part.size(), out);
   }
   std::fclose(out);
 }
