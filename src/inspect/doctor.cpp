@@ -11,8 +11,8 @@
 #include "muster/error.hpp"
 #include "muster/version.hpp"
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/device/device_report.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
 #include "src/os/library.hpp"
 #include "src/os/machine.hpp"
 #include "src/os/process.hpp"
@@ -212,7 +212,7 @@ Finding hdf5_plugin() {
 
 Finding devices() {
   const std::string file = fmt::format("libmuster-cuda.so.{}", version());
-  const os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&examine_machine), file);
+  const os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&version), file);
   void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
   if (symbol == nullptr)
     return {"CUDA", Health::note, fmt::format("{} is not here", file),

@@ -11,11 +11,11 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::inspect {

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace muster;

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/inspect/foreign_report.hpp"
+#include "src/checkpoint/foreign_report.hpp"
 
 using namespace muster;
 using namespace muster::inspect;

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/inspect/output.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"

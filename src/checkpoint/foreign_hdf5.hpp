@@ -23,7 +23,7 @@
 
 #include "src/checkpoint/tensor_source.hpp"
 
-namespace muster::inspect {
+namespace muster {
 
 struct ForeignHdf5Options {
   /// Of the other program for a listing or up to 8 MiB of elements, in CPU time; on the clock it may take five times as
@@ -92,4 +92,4 @@ bool is_hdf5_file(const std::string& path);
 /// none.
 std::string hdf5_reader_program();
 
-}  // namespace muster::inspect
+}  // namespace muster

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/foreign_hdf5.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -16,15 +16,15 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/foreign_report.hpp"
+#include "src/checkpoint/reader_place.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/foreign_report.hpp"
-#include "src/inspect/output.hpp"
-#include "src/inspect/reader_place.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/os/subprocess.hpp"
 
-namespace muster::inspect {
+namespace muster {
 namespace {
 
 constexpr std::string_view signature("\x89HDF\r\n\x1a\n", 8);
@@ -157,7 +157,7 @@ void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first
       const std::scoped_lock lock(mutex_);
       idle_.push_back(std::move(reader));
     }
-    if (length != 0) refuse(ErrorKind::corrupt, printable(refusal));
+    if (length != 0) refuse(ErrorKind::corrupt, escaped(refusal, "\\"));
     return;
   }
 }
@@ -301,4 +301,4 @@ std::string hdf5_reader_program() {
   return {};
 }
 
-}  // namespace muster::inspect
+}  // namespace muster
