@@ -99,16 +99,16 @@ void check_paths(const std::string& in, const std::string& out, const ConvertOpt
   if (std::filesystem::exists(status) && !options.force) refuse("the second is there already; --force replaces it");
 }
 
-}  // namespace
-
-FileFormat format_of_name(const std::string& path) {
-  if (path.ends_with(".safetensors")) return FileFormat::safetensors;
-  if (path.ends_with(".h5") || path.ends_with(".hdf5")) return FileFormat::state;
+bool is_state_name(const std::string& path) {
+  if (path.ends_with(".h5") || path.ends_with(".hdf5")) return true;
+  if (path.ends_with(".safetensors")) return false;
   throw Error(
       ErrorKind::argument,
       fmt::format("{} does not end with .safetensors, .h5 or .hdf5, by which the format is chosen", in_quotes(path)),
       {.path = path});
 }
+
+}  // namespace
 
 std::optional<int> parse_compression(const std::string& text) {
   if (text == "none") return std::nullopt;
@@ -126,8 +126,8 @@ std::optional<int> parse_compression(const std::string& text) {
 }
 
 ConvertReport convert(const std::string& in, const std::string& out, const ConvertOptions& options) {
-  const FileFormat format = format_of_name(out);
-  if (format == FileFormat::safetensors && options.zstd_level)
+  const bool is_state = is_state_name(out);
+  if (!is_state && options.zstd_level)
     throw Error(ErrorKind::argument, "safetensors files are not compressed; a state file (.h5) can be");
   check_paths(in, out, options);
   const Source source = open_source(in);
@@ -139,10 +139,10 @@ ConvertReport convert(const std::string& in, const std::string& out, const Conve
   const auto begin = std::chrono::steady_clock::now();
   os::remove_dead_partials(out);
   ProgressCounter progress(options.progress, report.bytes, options.stop);
-  if (format == FileFormat::safetensors)
-    write_safetensors(source, out, progress);
-  else
+  if (is_state)
     write_state(source, out, options, progress);
+  else
+    write_safetensors(source, out, progress);
   std::error_code error;
   report.stored_bytes = std::filesystem::file_size(out, error);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

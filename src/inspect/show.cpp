@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <tuple>
@@ -29,22 +30,11 @@ struct Total {
 struct Listing {
   Listing(const Source& source, const ShowOptions& options)
       : tensors(source.entries()), chosen(matching(source, options.pattern)) {
-    switch (options.order) {
-      case ShowOrder::natural:
-        std::sort(chosen.begin(), chosen.end(),
-                  [&](std::size_t a, std::size_t b) { return natural_less(tensors[a].name, tensors[b].name); });
-        break;
-      case ShowOrder::name:
-        std::sort(chosen.begin(), chosen.end(),
-                  [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
-        break;
-      case ShowOrder::size:
-        std::stable_sort(chosen.begin(), chosen.end(),
-                         [&](std::size_t a, std::size_t b) { return tensors[a].bytes > tensors[b].bytes; });
-        break;
-      case ShowOrder::offset:
-        break;
-    }
+    const auto name_of = [&](std::size_t i) -> std::string_view { return tensors[i].name; };
+    if (options.order == ShowOrder::natural) std::ranges::sort(chosen, natural_less, name_of);
+    if (options.order == ShowOrder::name) std::ranges::sort(chosen, {}, name_of);
+    if (options.order == ShowOrder::size)
+      std::ranges::stable_sort(chosen, std::greater(), [&](std::size_t i) { return tensors[i].bytes; });
     details.reserve(chosen.size());
     for (const std::size_t i : chosen) {
       const TensorDetail& detail = details.emplace_back(source.tensors->detail(i));

@@ -86,9 +86,9 @@ void append_histogram(std::string& out, const TensorStatistics& tensor, const Ou
                        : std::clamp(style.width > others ? style.width - others : 0, least_columns, most_columns);
   for (std::size_t i = 0; i < begins.size(); ++i) {
     const double part = static_cast<double>(histogram.counts[i]) / static_cast<double>(largest);
-    const std::string drawn = bar(part, columns, style.is_unicode);
+    const std::string blocks = bar(part, columns, style.is_unicode);
     fmt::format_to(std::back_inserter(out), "  {:>{}}  {:>{}}{}{}\n", begins[i], begin_width, counts[i], count_width,
-                   drawn.empty() ? "" : "  ", drawn);
+                   blocks.empty() ? "" : "  ", blocks);
   }
 }
 

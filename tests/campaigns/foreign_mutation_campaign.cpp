@@ -28,7 +28,6 @@
 #include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 using namespace muster::test;
 
 namespace {

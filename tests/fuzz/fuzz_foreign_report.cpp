@@ -13,7 +13,6 @@
 #include "src/checkpoint/foreign_report.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 
 namespace {
 

@@ -262,7 +262,7 @@ TEST_CASE("honest files of every version of the format are read") {
     CHECK(file->metadata().at("layers/0/weight@note7") == "some words");
     const std::optional<std::size_t> weight = file->find("layers/1/weight");
     std::vector<std::byte> memory;
-    CHECK(file->stored_bytes(*weight) < file->tensors()[*weight].bytes);
+    CHECK(file->detail(*weight).stored_bytes < file->tensors()[*weight].bytes);
     CHECK(words_of(ErrorKind::argument, [&] { (void)file->read_piece(*weight, 2400, 1, memory); }) != "");
   }
 }

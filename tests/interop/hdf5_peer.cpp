@@ -21,7 +21,6 @@
 #include "src/checkpoint/foreign_hdf5.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 
 namespace {
 
@@ -41,7 +40,7 @@ void list(const std::string& path) {
                        {"dtype", std::string(to_string(tensor.dtype))},
                        {"shape", tensor.shape},
                        {"bytes", tensor.bytes},
-                       {"stored", file->stored_bytes(i)}});
+                       {"stored", file->detail(i).stored_bytes}});
   }
   nlohmann::json issues = nlohmann::json::array();
   for (const ForeignIssue& issue : file->issues()) issues.push_back({{"path", issue.path}, {"words", issue.words}});

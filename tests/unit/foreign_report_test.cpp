@@ -15,7 +15,6 @@
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 using namespace muster::test;
 using hdf5::ForeignRecord;
 using hdf5::RecordBytes;
