@@ -93,6 +93,7 @@ void MergedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std
     source_->read_piece(part.tensor, part.begin + offset, target.size(), windows.emplace_back());
   }
   std::vector<const std::byte*> from;
+  from.reserve(windows.size());
   for (const std::vector<std::byte>& window : windows) from.push_back(window.data());
   merge::reduce(merged.layout.combine, merged.layout.target.dtype, target, from);
 }
