@@ -167,6 +167,7 @@ void verify_shards(const std::string& directory, const std::vector<std::string>&
   if (sets.size() > 1) {
     std::string list;
     std::vector<std::string> firsts;
+    firsts.reserve(sets.size());
     for (const auto& [ranks, there] : sets) firsts.push_back(shard_file_name(static_cast<int>(*there.begin()), ranks));
     for (const std::string& name : firsts) list += (list.empty() ? "" : ", ") + in_quotes(name);
     verification.add(Defect::numbering, firsts.front(), "", fmt::format("shards of sets of different sizes: {}", list));
