@@ -9,7 +9,6 @@
 
 #include "muster/error.hpp"
 #include "src/inspect/cat.hpp"
-#include "src/inspect/tensor_source.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
@@ -31,8 +30,8 @@ void cat_all(const CatArguments& arguments) {
     throw Error(ErrorKind::argument, "--raw gives bytes, which are not for a terminal: send them to a file or a pipe");
   inspect::CatOptions options = arguments.options;
   options.format = arguments.raw ? CatFormat::raw : arguments.json ? CatFormat::json : CatFormat::text;
-  const auto source = inspect::open_source(arguments.path, arguments.source);
-  for (const std::string& name : arguments.names) inspect::cat(*source, arguments.path, name, options, print);
+  const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
+  for (const std::string& name : arguments.names) inspect::cat(source, name, options, print);
 }
 
 }  // namespace

@@ -7,11 +7,9 @@
 #include <string>
 
 #include "src/inspect/convert.hpp"
-#include "src/inspect/printable.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
-#include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {

@@ -40,7 +40,7 @@ void add_diff_command(CLI::App& app, int& status) {
       "  muster diff before.h5 workspace/ --rank 2");
   command->callback([arguments, &status] {
     const inspect::DiffReport report = inspect::diff_models(arguments->a, arguments->b, arguments->source);
-    print(arguments->json ? inspect::diff_json(report) : inspect::diff_text(report));
+    print(arguments->json ? inspect::json_report(inspect::diff_tree(report)) : inspect::diff_text(report));
     status = report.is_same() ? 0 : 1;
   });
 }

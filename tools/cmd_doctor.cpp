@@ -21,7 +21,8 @@ int examine(const DoctorArguments& arguments) {
   if (!arguments.workspace.empty())
     for (inspect::Finding& finding : inspect::examine_workspace(arguments.workspace))
       findings.push_back(std::move(finding));
-  print(arguments.json ? inspect::findings_json(findings) : inspect::findings_text(findings, output_style()));
+  print(arguments.json ? inspect::json_report(inspect::findings_tree(findings))
+                       : inspect::findings_text(findings, output_style()));
   return inspect::is_healthy(findings) ? 0 : 1;
 }
 

@@ -23,7 +23,6 @@
 #include "muster/export.hpp"
 #include "muster/launch.hpp"
 #include "muster/model_dir.hpp"
-#include "muster/state.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/core/quoted.hpp"
@@ -34,7 +33,6 @@
 #include "src/sync/start.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
-#include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {
@@ -87,20 +85,19 @@ ExportOptions options_of(const ExportArguments& arguments) {
   return options;
 }
 
-Config json_of(const ExportReport& report, const std::string& writers) {
-  Config json = inspect::account_json(report.account);
-  ConfigArray written;
-  for (const std::uint64_t bytes : report.bytes_written) written.emplace_back(static_cast<std::int64_t>(bytes));
-  json["written"] = Config::object({{"writers", writers},
-                                    {"bytes_by_rank", std::move(written)},
-                                    {"windows", static_cast<std::int64_t>(report.windows)},
-                                    {"files_resumed", static_cast<std::int64_t>(report.files_resumed)},
-                                    {"seconds", report.seconds}});
+std::string json_of(const ExportReport& report, const std::string& writers) {
+  Config json = inspect::account_tree(report.account);
+  json["written"] =
+      Config::object({{"writers", writers},
+                      {"bytes_by_rank", ConfigArray(report.bytes_written.begin(), report.bytes_written.end())},
+                      {"windows", report.windows},
+                      {"files_resumed", report.files_resumed},
+                      {"seconds", report.seconds}});
   ConfigArray left;
   for (const LeftFile& file : report.left)
     left.push_back(Config::object({{"file", file.name}, {"reason", file.reason}}));
   json["not_carried"] = std::move(left);
-  return json;
+  return inspect::json_report(json);
 }
 
 std::string notes_of(const ExportAccount& account) {
@@ -110,7 +107,7 @@ std::string notes_of(const ExportAccount& account) {
 }
 
 std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
-  if (arguments.json) return to_json(json_of(report, arguments.writers), 2) + "\n";
+  if (arguments.json) return json_of(report, arguments.writers);
   std::string words = notes_of(report.account);
   words += fmt::format(
       "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
@@ -198,8 +195,7 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
   if (group.rank() != 0) return 0;
   int status = 0;
   try {
-    if (!arguments.report.empty())
-      write_report(arguments.report, to_json(json_of(report, arguments.writers), 2) + "\n");
+    if (!arguments.report.empty()) write_report(arguments.report, json_of(report, arguments.writers));
   } catch (const Error& error) {
     complain(fmt::format("{} is complete, but not its report: {}", in_quotes(arguments.out), error.what()));
     status = done_unsaid;
@@ -211,9 +207,9 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
-  print(arguments.json ? to_json(inspect::account_json(account), 2) + "\n"
-                       : notes_of(account) + inspect::account_table(account, output_style()));
-  if (!arguments.report.empty()) write_report(arguments.report, to_json(inspect::account_json(account), 2) + "\n");
+  const std::string json = inspect::json_report(inspect::account_tree(account));
+  print(arguments.json ? json : notes_of(account) + inspect::account_table(account, output_style()));
+  if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;
 }
 

@@ -25,7 +25,7 @@ int collect(const GcArguments& arguments) {
   options.dry_run = !arguments.yes;
   if (!arguments.older_than.empty()) options.older_than = inspect::parse_age(arguments.older_than);
   const workspace::GcReport report = workspace::collect_garbage(arguments.path, options);
-  const std::string words = arguments.json ? inspect::gc_json(report, options.dry_run)
+  const std::string words = arguments.json ? inspect::json_report(inspect::gc_tree(report, options.dry_run))
                                            : inspect::gc_text(report, options.dry_run, output_style());
   const bool failed = std::any_of(report.items.begin(), report.items.end(), [](const workspace::GcItem& item) {
     return item.verdict == workspace::GcVerdict::failed;

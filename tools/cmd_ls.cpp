@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster ls: what is in a workspace, or the names in a file.
 
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "src/inspect/listing.hpp"
+#include "src/checkpoint/arrangement.hpp"
+#include "src/inspect/output.hpp"
+#include "src/inspect/source.hpp"
+#include "src/inspect/workspace_output.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
@@ -13,19 +20,54 @@ namespace {
 
 struct ListArguments {
   std::string path;
-  inspect::ListOptions options;
+  std::string plan;
+  bool names_only = false;
   bool json = false;
 };
+
+/// A directory with neither a model nor shards is looked at as a workspace: then it is told what it lacks.
+bool is_for_survey(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return false;
+  if (is_workspace_directory(path)) return true;
+  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")) return false;
+  }
+  return true;
+}
+
+/// A workspace: its jobs, states and files.
+void list_workspace(const ListArguments& arguments) {
+  const workspace::Survey survey = workspace::survey(arguments.path, {.open_states = !arguments.names_only});
+  const auto now = std::chrono::system_clock::now();
+  print(arguments.json ? inspect::json_report(inspect::survey_tree(survey, now))
+                       : inspect::survey_text(survey, now, output_style()));
+}
+
+/// The tensors' names. For people numbers in them count by their value; scripts get the order of the file, and sort as
+/// they like.
+void list_names(const ListArguments& arguments) {
+  const inspect::Source source = inspect::open_source(arguments.path, {.plan = arguments.plan});
+  std::vector<std::string> names;
+  for (const TensorEntry& entry : source.entries()) names.push_back(entry.name);
+  if (arguments.json)
+    return print(inspect::json_report(Config::object(
+        {{"path", source.path}, {"kind", source.kind}, {"names", ConfigArray(names.begin(), names.end())}})));
+  if (output_style().width != 0) std::ranges::sort(names, natural_less);
+  std::string out;
+  for (const std::string& name : names) out += inspect::printable(name) + "\n";
+  print(out);
+}
 
 }  // namespace
 
 void add_ls_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("ls", "What is in a workspace: jobs, ranks, generations; or names in a file");
   auto arguments = std::make_shared<ListArguments>();
-  arguments->options.style = output_style();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
-  command->add_option("--plan", arguments->options.plan, plan_help)->type_name(plan_type);
-  command->add_flag("--names-only", arguments->options.names_only,
+  command->add_option("--plan", arguments->plan, plan_help)->type_name(plan_type);
+  command->add_flag("--names-only", arguments->names_only,
                     "Of a workspace: do not look into states; complete is then what has its name");
   command->add_flag("--json", arguments->json, "JSON for programs");
   command->footer(
@@ -34,8 +76,7 @@ void add_ls_command(CLI::App& app, int& status) {
       "Examples:\n  muster ls /shared/workspace\n  muster ls workspace/ --json | jq '.jobs[].common_generation'\n"
       "  muster ls model.safetensors | grep norm");
   command->callback([arguments, &status] {
-    print(arguments->json ? inspect::list_json(arguments->path, arguments->options)
-                          : inspect::list_text(arguments->path, arguments->options));
+    is_for_survey(arguments->path) ? list_workspace(*arguments) : list_names(*arguments);
     status = 0;
   });
 }

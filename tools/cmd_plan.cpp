@@ -17,8 +17,7 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/printable.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
@@ -102,21 +101,19 @@ std::string trial_text(const Trial& trial, const inspect::OutputStyle& style) {
   return text;
 }
 
-Config trial_json(const MergePlan& plan, const Trial& trial) {
+Config trial_tree(const MergePlan& plan, const Trial& trial) {
   ConfigArray tensors;
   for (const Trial::Taken& taken : trial.taken)
-    tensors.push_back(Config::object({{"name", inspect::json_text(taken.tensor.name)},
-                                      {"origin", inspect::json_text(taken.origin)},
-                                      {"rule", static_cast<std::int64_t>(taken.rule->number)},
-                                      {"action", std::string(action_name(taken.rule->action))}}));
+    tensors.push_back(Config::object({{"name", taken.tensor.name},
+                                      {"origin", taken.origin},
+                                      {"rule", taken.rule->number},
+                                      {"action", action_name(taken.rule->action)}}));
   ConfigArray unused;
-  for (const MergeRule* rule : trial.unused) unused.emplace_back(static_cast<std::int64_t>(rule->number));
-  ConfigArray problems;
-  for (const std::string& problem : trial.problems) problems.emplace_back(inspect::json_text(problem));
-  return Config::object({{"plan", inspect::json_text(plan.name())},
+  for (const MergeRule* rule : trial.unused) unused.emplace_back(rule->number);
+  return Config::object({{"plan", plan.name()},
                          {"tensors", std::move(tensors)},
                          {"unused_rules", std::move(unused)},
-                         {"problems", std::move(problems)}});
+                         {"problems", ConfigArray(trial.problems.begin(), trial.problems.end())}});
 }
 
 int run_plan(const PlanArguments& arguments) {
@@ -131,7 +128,7 @@ int run_plan(const PlanArguments& arguments) {
     return 0;
   }
   const Trial trial = try_plan(plan, arguments.model);
-  print(arguments.json ? to_json(trial_json(plan, trial), 2) + "\n" : trial_text(trial, arguments.style));
+  print(arguments.json ? inspect::json_report(trial_tree(plan, trial)) : trial_text(trial, arguments.style));
   return trial.problems.empty() ? 0 : 1;
 }
 

@@ -13,7 +13,6 @@
 #include "src/inspect/workspace_output.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
-#include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {

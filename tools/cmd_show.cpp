@@ -28,8 +28,8 @@ struct ShowArguments {
 void show(const ShowArguments& arguments) {
   using inspect::ShowOrder;
   using inspect::ShowView;
-  const auto source = inspect::open_source(arguments.path, arguments.source);
-  if (arguments.is_config) return print(inspect::show_config(*source, arguments.path, arguments.config));
+  const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
+  if (arguments.is_config) return print(inspect::show_config(source, arguments.config));
   inspect::ShowOptions options = arguments.options;
   // People on a terminal want to see what belongs together; scripts want a line a tensor.
   const bool is_tree = arguments.is_tree || (options.style.width != 0 && !arguments.is_table);
@@ -39,9 +39,9 @@ void show(const ShowArguments& arguments) {
                   : arguments.order.empty() && is_tree ? ShowOrder::natural
                                                        : ShowOrder::offset;
   options.has_issues = arguments.issues;
-  if (arguments.json) return inspect::show_json(*source, arguments.path, options, print);
-  print(arguments.issues ? inspect::issues_text(inspect::find_issues(*source), options.style)
-                         : inspect::show_text(*source, arguments.path, options));
+  if (arguments.json) return inspect::show_json(source, options, print);
+  print(arguments.issues ? inspect::issues_text(inspect::find_issues(source), options.style)
+                         : inspect::show_text(source, options));
 }
 
 }  // namespace

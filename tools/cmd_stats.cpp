@@ -4,10 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "src/inspect/statistics_output.hpp"
-#include "src/inspect/tensor_source.hpp"
+#include "src/inspect/statistics.hpp"
 #include "tools/commands.hpp"
-#include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {
@@ -44,10 +42,10 @@ void add_stats_command(CLI::App& app, int& status) {
       "Examples:\n  muster stats model/ '*.weight'\n  muster stats state.h5 layers.0.mlp.weight --bins 40\n"
       "  muster stats model/ --json | jq -r '.tensors[] | select(.nans > 0).name'");
   command->callback([arguments, &status] {
-    const auto source = inspect::open_source(arguments->path, arguments->source);
+    const inspect::Source source = inspect::open_source(arguments->path, arguments->source);
     arguments->options.progress = progress_bar();
-    print(arguments->json ? inspect::stats_json(*source, arguments->options)
-                          : inspect::stats_text(*source, arguments->options));
+    print(arguments->json ? inspect::json_report(inspect::stats_tree(source, arguments->options))
+                          : inspect::stats_text(source, arguments->options));
     status = 0;
   });
 }

@@ -5,16 +5,15 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/verify.hpp"
-#include "src/inspect/printable.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 #include "src/inspect/verify_output.hpp"
 #include "tools/commands.hpp"
-#include "tools/progress_bar.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {
@@ -37,24 +36,25 @@ int write_all_checksums(const VerifyArguments& arguments) {
 
 int verify_all(const VerifyArguments& arguments) {
   int status = 0;
-  std::vector<VerifyReport> reports;
+  ConfigArray reports;
   for (const std::string& path : arguments.paths) {
+    std::optional<VerifyReport> report;
     try {
-      reports.push_back(verify(path, {.checksums = !arguments.headers_only, .progress = progress_bar()}));
+      report = verify(path, {.checksums = !arguments.headers_only, .progress = progress_bar()});
     } catch (const Error& error) {
       // The others can be verified, whatever this one is.
       if (arguments.paths.size() == 1) throw;
       status = complain(error.what());
       continue;
     }
-    const VerifyReport& report = reports.back();
-    if (!report.is_good()) status = std::max(status, 1);
+    if (!report->is_good()) status = std::max(status, 1);
+    reports.push_back(inspect::verify_tree(*report));
     if (arguments.json) continue;
     if (arguments.paths.size() > 1) print(inspect::printable(path) + "\n");
-    print(inspect::verify_text(report));
+    print(inspect::verify_text(*report));
   }
   if (arguments.json)
-    print(arguments.paths.size() == 1 ? inspect::verify_json(reports.front()) : inspect::verify_json(reports));
+    print(inspect::json_report(arguments.paths.size() == 1 ? reports.front() : Config::object({{"reports", reports}})));
   return status;
 }
 

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstdint>
 
-#include "tools/progress_bar.hpp"
+#include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {

@@ -2,10 +2,13 @@
 #include "tools/terminal.hpp"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -13,7 +16,6 @@
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "tools/commands.hpp"
-#include "tools/progress_bar.hpp"
 
 namespace muster::tools {
 namespace {
@@ -28,10 +30,51 @@ bool is_utf8_locale() {
   return false;
 }
 
+/// Of a terminal; 0 where that is not known.
+std::size_t columns_of(int descriptor) {
+  struct winsize size {};
+  return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 bool is_done = false;
 
 [[noreturn]] void output_failed() {
   throw OutputError(os::errno_error("writing to standard output"), is_done);
+}
+
+bool is_drawn = false;
+
+std::string time_text(double seconds) {
+  const auto whole = std::lround(seconds);
+  return whole < 60 ? fmt::format("{} s", whole) : fmt::format("{} min {:02} s", whole / 60, whole % 60);
+}
+
+/// In one line of `columns`: a longer one would move the terminal on.
+std::string line_of(const Progress& progress, std::size_t columns) {
+  const double part = static_cast<double>(progress.bytes) / static_cast<double>(progress.total_bytes);
+  const double rate = progress.seconds > 0 ? static_cast<double>(progress.bytes) / progress.seconds : 0;
+  std::string words = fmt::format("{:3.0f} %  {} of {}", part * 100, inspect::human_bytes(progress.bytes),
+                                  inspect::human_bytes(progress.total_bytes));
+  if (rate > 0)
+    words += fmt::format("  {}/s  {} left", inspect::human_bytes(static_cast<std::uint64_t>(rate)),
+                         time_text(static_cast<double>(progress.total_bytes - progress.bytes) / rate));
+  // The last column stays empty: terminals differ in what they do after it.
+  constexpr std::size_t longest = 30;
+  constexpr std::size_t shortest = 5;
+  constexpr std::size_t around = 4;
+  const std::size_t room = columns > words.size() + around ? std::min(columns - words.size() - around, longest) : 0;
+  if (room < shortest) return words.substr(0, columns - 1);
+  const auto filled = static_cast<std::size_t>(part * static_cast<double>(room));
+  return fmt::format("[{}{}] {}", std::string(filled, '#'), std::string(room - filled, '.'), words);
+}
+
+void draw(const Progress& progress) {
+  clear_progress_bar();
+  if (progress.bytes >= progress.total_bytes) return;
+  constexpr std::size_t usual = 80;
+  const std::size_t known = columns_of(STDERR_FILENO);
+  std::fputs(line_of(progress, known != 0 ? known : usual).c_str(), stderr);
+  is_drawn = true;
 }
 
 }  // namespace
@@ -39,8 +82,7 @@ bool is_done = false;
 inspect::OutputStyle output_style() {
   inspect::OutputStyle style;
   if (::isatty(STDOUT_FILENO) == 0) return style;
-  struct winsize size {};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) style.width = size.ws_col;
+  style.width = columns_of(STDOUT_FILENO);
   style.is_unicode = is_utf8_locale();
   style.is_coloured = !os::environment("NO_COLOR") && os::environment("TERM").value_or("dumb") != "dumb";
   return style;
@@ -66,6 +108,20 @@ void print_done(std::string_view text) {
 
 void flush_output() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) output_failed();
+}
+
+void clear_progress_bar() {
+  if (is_drawn) std::fputs("\r\x1b[K", stderr);
+  is_drawn = false;
+}
+
+ProgressCallback progress_bar() {
+  if (::isatty(STDERR_FILENO) == 0) return {};
+  return [last = -1.0](const Progress& progress) mutable {
+    if (progress.bytes < progress.total_bytes && progress.seconds - last < 0.1) return;
+    last = progress.seconds;
+    draw(progress);
+  };
 }
 
 int complain(std::string_view words) {

@@ -8,8 +8,9 @@
 #include <string_view>
 
 #include "muster/error.hpp"
-#include "src/inspect/tensor_source.hpp"
-#include "src/inspect/text_table.hpp"
+#include "muster/progress.hpp"
+#include "src/inspect/output.hpp"
+#include "src/inspect/source.hpp"
 
 namespace muster::tools {
 
@@ -42,6 +43,12 @@ void flush_output();
 
 /// One line on standard error, after a progress bar is taken away. Returns `cannot`.
 int complain(std::string_view words);
+
+/// A bar for long work, on standard error: empty where that is no terminal. The line is cleared when the work is done.
+ProgressCallback progress_bar();
+
+/// Takes away what is drawn of unfinished work, so that other words have the line.
+void clear_progress_bar();
 
 /// --plan, --rank, --generation and --job: what of a path is meant.
 void add_source_options(CLI::App& command, inspect::SourceOptions& options);

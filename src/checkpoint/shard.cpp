@@ -43,19 +43,6 @@ namespace {
 constexpr std::uint64_t window_bytes = 8 << 20;
 constexpr std::uint64_t piece_bytes = 8 << 20;
 
-/// A model's tensors, read from its files.
-class ModelTensors : public TensorSource {
- public:
-  explicit ModelTensors(ModelDir model) : model_(std::move(model)) {}
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return model_.tensors(); }
-  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
-    model_.read(tensor, offset, target);
-  }
-
- private:
-  ModelDir model_;
-};
-
 /// A model, and what each rank gets of it.
 struct ShardJob {
   ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout)

@@ -209,9 +209,9 @@ const ShardSet::Shard& ShardSet::shard_of(std::size_t tensor) const {
   return *std::prev(std::ranges::upper_bound(shards_, tensor, {}, &Shard::first));
 }
 
-std::string_view ShardSet::file_of(std::size_t tensor) const {
+TensorDetail ShardSet::detail(std::size_t tensor) const {
   const Shard& shard = shard_of(tensor);
-  return shard.file ? shard.file->path() : shard.state->path();
+  return {.file = shard.file ? shard.file->path() : shard.state->path(), .stored_bytes = tensors_[tensor].bytes};
 }
 
 void ShardSet::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {

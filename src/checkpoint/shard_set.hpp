@@ -61,7 +61,7 @@ class ShardSet : public TensorSource {
   /// Of all of them, shard after shard.
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
-  [[nodiscard]] std::string_view file_of(std::size_t tensor) const override;
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   /// Of the first of them; without what says that it is a shard.
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
 

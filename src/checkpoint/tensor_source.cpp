@@ -28,6 +28,14 @@ void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectan
 
 }  // namespace
 
+std::span<const std::byte> TensorSource::read_piece(std::size_t tensor, std::uint64_t offset, std::uint64_t length,
+                                                    std::vector<std::byte>& memory) const {
+  if (memory.size() < length) memory.resize(length);
+  const std::span<std::byte> piece(memory.data(), length);
+  read(tensor, offset, piece);
+  return piece;
+}
+
 void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t begin, const merge::Rectangle& rows,
                std::span<std::byte> target) {
   if (tensor >= source.tensors().size())
@@ -80,24 +88,25 @@ void MergedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std
   }
   // Max and sum: the same window of every part, in the order of ranks.
   std::vector<std::vector<std::byte>> windows;
-  for (const merge::Piece& piece : merged.layout.pieces)
-    windows.push_back(bytes_of(merged.parts[static_cast<std::size_t>(piece.source)], offset, target.size()));
+  for (const merge::Piece& piece : merged.layout.pieces) {
+    const TensorPart& part = merged.parts[static_cast<std::size_t>(piece.source)];
+    source_->read_piece(part.tensor, part.begin + offset, target.size(), windows.emplace_back());
+  }
   std::vector<const std::byte*> from;
+  from.reserve(windows.size());
   for (const std::vector<std::byte>& window : windows) from.push_back(window.data());
   merge::reduce(merged.layout.combine, merged.layout.target.dtype, target, from);
 }
 
-std::string_view MergedTensors::file_of(std::size_t tensor) const {
+TensorDetail MergedTensors::detail(std::size_t tensor) const {
+  TensorDetail detail;
   std::set<std::string_view> files;
-  for (const TensorPart& part : tensors_[tensor].parts) files.insert(source_->file_of(part.tensor));
-  return files.size() == 1 ? *files.begin() : std::string_view();
-}
-
-std::vector<std::byte> MergedTensors::bytes_of(const TensorPart& part, std::uint64_t offset,
-                                               std::uint64_t length) const {
-  std::vector<std::byte> bytes(length);
-  source_->read(part.tensor, part.begin + offset, bytes);
-  return bytes;
+  for (const TensorPart& part : tensors_[tensor].parts) {
+    files.insert(source_->detail(part.tensor).file);
+    detail.stored_bytes += part.bytes;
+  }
+  if (files.size() == 1) detail.file = *files.begin();
+  return detail;
 }
 
 void MergedTensors::compare(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const {
@@ -113,7 +122,11 @@ void MergedTensors::compare(std::size_t tensor, std::uint64_t offset, std::uint6
     };
     const std::uint64_t begin = share(offset);
     const std::uint64_t end = share(offset + length);
-    if (begin == end || bytes_of(first, begin, end - begin) == bytes_of(other, begin, end - begin)) return;
+    std::vector<std::byte> a;
+    std::vector<std::byte> b;
+    source_->read_piece(first.tensor, first.begin + begin, end - begin, a);
+    source_->read_piece(other.tensor, other.begin + begin, end - begin, b);
+    if (a == b) return;
     throw Error(ErrorKind::rank_mismatch,
                 fmt::format("the tensor {}: ranks {} and {} must have the same and have other values",
                             in_quotes(merged.name), first.rank, other.rank),

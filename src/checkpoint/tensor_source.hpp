@@ -6,17 +6,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "muster/model_dir.hpp"
 #include "muster/safetensors.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/rows.hpp"
 
 namespace muster {
+
+/// What a source knows of a tensor beside its name, dtype, shape and bytes.
+struct TensorDetail {
+  std::string_view file = {};      ///< that it is in, as long as the source; empty: several, or not known
+  std::uint64_t stored_bytes = 0;  ///< in the file
+  bool is_compressed = false;
+  std::optional<std::uint64_t> checksum = {};  ///< XXH3-64 of its elements, as the file says
+};
 
 /// Immutable; thread-safe.
 class TensorSource {
@@ -28,8 +38,28 @@ class TensorSource {
   /// would end the process (SIGBUS) if somebody shortens the file. Throws Error(io), and Error(corrupt) if a file has
   /// become shorter.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const = 0;
-  /// The file that a tensor is in, as long as the source; empty if there are several, or if the source does not know.
-  [[nodiscard]] virtual std::string_view file_of(std::size_t) const { return {}; }
+  [[nodiscard]] virtual TensorDetail detail(std::size_t tensor) const {
+    return {.stored_bytes = tensors()[tensor].bytes};
+  }
+  /// The same bytes in `memory`, which grows where it is too short. Valid until it changes.
+  std::span<const std::byte> read_piece(std::size_t tensor, std::uint64_t offset, std::uint64_t length,
+                                        std::vector<std::byte>& memory) const;
+};
+
+/// A model's tensors.
+class ModelTensors : public TensorSource {
+ public:
+  explicit ModelTensors(ModelDir model) : model_(std::move(model)) {}
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return model_.tensors(); }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
+    model_.read(tensor, offset, target);
+  }
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override {
+    return {.file = model_.file_of(tensor).path(), .stored_bytes = model_.tensors()[tensor].bytes};
+  }
+
+ private:
+  ModelDir model_;
 };
 
 /// Reads rows of a tensor, of which they are counted from the byte `begin` on, to their places in `target`. Throws
@@ -62,12 +92,9 @@ class MergedTensors : public TensorSource {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   /// Throws also Error(rank_mismatch) if ranks that must have the same values do not.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
-  [[nodiscard]] std::string_view file_of(std::size_t tensor) const override;
-  [[nodiscard]] const std::vector<TensorPart>& parts(std::size_t tensor) const { return tensors_[tensor].parts; }
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
 
  private:
-  [[nodiscard]] std::vector<std::byte> bytes_of(const TensorPart& part, std::uint64_t offset,
-                                                std::uint64_t length) const;
   void compare(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const;
 
   std::shared_ptr<const TensorSource> source_;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/core/quoted.hpp"
-#include "src/inspect/printable.hpp"
+#include "src/inspect/output.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -33,33 +33,24 @@ std::string sources_text(const AccountedTensor& tensor) {
   return text;
 }
 
-Config shape_json(const Shape& shape) {
-  ConfigArray extents;
-  for (const std::int64_t extent : shape) extents.emplace_back(extent);
-  return extents;
-}
-
-Config tensor_json(const AccountedTensor& tensor) {
-  ConfigArray sources;
-  for (const AccountedSource& source : tensor.sources)
-    sources.push_back(Config::object({{"rank", source.rank},
-                                      {"name", source.name},
-                                      {"dtype", std::string(to_string(source.spec.dtype))},
-                                      {"shape", shape_json(source.spec.shape)}}));
-  Config json = Config::object({{"origin", tensor.origin},
-                                {"rule", static_cast<std::int64_t>(tensor.rule)},
-                                {"action", tensor.action},
-                                {"dtype", std::string(to_string(tensor.spec.dtype))},
-                                {"shape", shape_json(tensor.spec.shape)}});
-  if (!tensor.name.empty()) json["name"] = tensor.name;
-  if (!tensor.file.empty()) json["file"] = tensor.file;
-  json["sources"] = std::move(sources);
-  return json;
-}
-
-Config tensors_json(const std::vector<AccountedTensor>& tensors) {
+Config tensors_tree(const std::vector<AccountedTensor>& tensors) {
   ConfigArray list;
-  for (const AccountedTensor& tensor : tensors) list.push_back(tensor_json(tensor));
+  for (const AccountedTensor& tensor : tensors) {
+    ConfigArray sources;
+    for (const AccountedSource& source : tensor.sources)
+      sources.push_back(Config::object({{"rank", source.rank},
+                                        {"name", source.name},
+                                        {"dtype", to_string(source.spec.dtype)},
+                                        {"shape", extents_of(source.spec.shape)}}));
+    Config& item = list.emplace_back(Config::object({{"origin", tensor.origin},
+                                                     {"rule", tensor.rule},
+                                                     {"action", tensor.action},
+                                                     {"dtype", to_string(tensor.spec.dtype)},
+                                                     {"shape", extents_of(tensor.spec.shape)}}));
+    if (!tensor.name.empty()) item["name"] = tensor.name;
+    if (!tensor.file.empty()) item["file"] = tensor.file;
+    item["sources"] = std::move(sources);
+  }
   return list;
 }
 
@@ -91,20 +82,17 @@ std::string account_table(const ExportAccount& account, const OutputStyle& style
   return text + account_line(account) + "\n";
 }
 
-Config account_json(const ExportAccount& account) {
-  ConfigArray notes;
-  for (const std::string& note : account.notes) notes.emplace_back(note);
-  return Config::object({{"plan", account.plan},
-                         {"layout", to_string(account.layout)},
-                         {"to", account.to ? Config(to_string(*account.to)) : Config()},
-                         {"in", Config::object({{"tensors", static_cast<std::int64_t>(account.tensors_in)},
-                                                {"bytes", static_cast<std::int64_t>(account.bytes_in)}})},
-                         {"out", Config::object({{"tensors", static_cast<std::int64_t>(account.tensors_out)},
-                                                 {"bytes", static_cast<std::int64_t>(account.bytes_out)},
-                                                 {"files", static_cast<std::int64_t>(account.files)}})},
-                         {"tensors", tensors_json(account.tensors)},
-                         {"dropped", tensors_json(account.dropped)},
-                         {"notes", std::move(notes)}});
+Config account_tree(const ExportAccount& account) {
+  return Config::object(
+      {{"plan", account.plan},
+       {"layout", to_string(account.layout)},
+       {"to", account.to ? to_string(*account.to) : Config()},
+       {"in", Config::object({{"tensors", account.tensors_in}, {"bytes", account.bytes_in}})},
+       {"out",
+        Config::object({{"tensors", account.tensors_out}, {"bytes", account.bytes_out}, {"files", account.files}})},
+       {"tensors", tensors_tree(account.tensors)},
+       {"dropped", tensors_tree(account.dropped)},
+       {"notes", ConfigArray(account.notes.begin(), account.notes.end())}});
 }
 
 std::string left_line(const std::vector<LeftFile>& left) {

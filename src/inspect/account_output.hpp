@@ -4,9 +4,8 @@
 
 #include <string>
 
-#include "muster/config.hpp"
 #include "muster/export.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 
 namespace muster::inspect {
 
@@ -15,7 +14,7 @@ std::string account_table(const ExportAccount& account, const OutputStyle& style
 /// {"plan", "layout", "to", "in": {"tensors", "bytes"}, "out": {"tensors", "bytes", "files"}, "tensors": [{"name",
 /// "origin", "rule", "action", "dtype", "shape", "file", "sources": [{"rank", "name", "dtype", "shape"}]}], "dropped":
 /// [the same]}.
-Config account_json(const ExportAccount& account);
+Config account_tree(const ExportAccount& account);
 /// The sums alone: "291 tensors of 4 ranks (201.3 MB) merged into 75 (199.0 MB in 2 files), 3 dropped".
 std::string account_line(const ExportAccount& account);
 

@@ -9,12 +9,8 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "muster/state.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/array_format.hpp"
 #include "src/inspect/elements.hpp"
-#include "src/inspect/names.hpp"
-#include "src/inspect/printable.hpp"
 #include "src/inspect/selection.hpp"
 
 namespace muster::inspect {
@@ -34,11 +30,11 @@ struct Target {
 };
 
 /// Names may have brackets of their own: a tensor of the whole name comes first.
-Target find_target(const TensorSource& source, const std::string& path, const std::string& what) {
-  if (const std::optional<std::size_t> place = source.find(what)) return {*place, ""};
+Target find_target(const Source& source, const std::string& what) {
+  if (const std::optional<std::size_t> place = place_of(source, what)) return {*place, ""};
   const std::size_t bracket = what.ends_with(']') ? what.rfind('[') : std::string::npos;
-  if (bracket == std::string::npos) return {find_tensor(source, path, what), ""};
-  return {find_tensor(source, path, what.substr(0, bracket)), what.substr(bracket + 1, what.size() - bracket - 2)};
+  if (bracket == std::string::npos) return {find_tensor(source, what), ""};
+  return {find_tensor(source, what.substr(0, bracket)), what.substr(bracket + 1, what.size() - bracket - 2)};
 }
 
 /// Values by their place in the tensor, read in windows.
@@ -51,11 +47,11 @@ class ValueReader {
 
   std::uint64_t bits(std::uint64_t value) {
     const std::uint64_t at = value * static_cast<std::uint64_t>(muster::bits(value_dtype(entry_.dtype))) / 8;
-    if (!piece_ || at < begin_ || at >= begin_ + piece_->bytes().size()) {
+    if (at < begin_ || at >= begin_ + piece_.size()) {
       begin_ = at / window_ * window_;
-      piece_ = source_.read(place_, begin_, std::min(window_, entry_.bytes - begin_));
+      piece_ = source_.read_piece(place_, begin_, std::min(window_, entry_.bytes - begin_), memory_);
     }
-    return value_bits(entry_.dtype, piece_->bytes(), value - values_in(entry_.dtype, begin_));
+    return value_bits(entry_.dtype, piece_, value - values_in(entry_.dtype, begin_));
   }
 
  private:
@@ -64,7 +60,8 @@ class ValueReader {
   TensorEntry entry_;
   std::uint64_t window_ = window_bytes;
   std::uint64_t begin_ = 0;
-  std::unique_ptr<PieceBytes> piece_;
+  std::span<const std::byte> piece_;
+  std::vector<std::byte> memory_;
 };
 
 /// Collects what is printed and hands it on in larger pieces.
@@ -251,18 +248,12 @@ class Printer {
   }
 
   void print_json() {
-    const auto list = [](const Shape& shape) {
-      ConfigArray items;
-      for (const std::int64_t extent : shape) items.emplace_back(extent);
-      return items;
-    };
-    Config head = Config::object({{"name", Config(json_text(entry_.name))},
-                                  {"dtype", Config(to_string(entry_.dtype))},
-                                  {"shape", Config(list(selection_.shape()))},
-                                  {"slice", slice_.empty() ? Config() : Config(json_text(slice_))}});
-    std::string text = printable_json(to_json(head));
-    text.pop_back();
-    out_.add(text + ",\"values\":");
+    const Config head = Config::object({{"name", entry_.name},
+                                        {"dtype", to_string(entry_.dtype)},
+                                        {"shape", extents_of(selection_.shape())},
+                                        {"slice", or_null(slice_)}});
+    const std::string text = json_report(head, -1);
+    out_.add(text.substr(0, text.rfind('}')) + ",\"values\":");
     print_json_rows(0, base_);
     out_.add("}\n");
   }
@@ -314,9 +305,10 @@ class Printer {
   }
 
   void print_whole() {
+    std::vector<std::byte> memory;
     for (std::uint64_t at = 0; at < entry_.bytes; at += compressed_window_bytes) {
-      const auto piece = source_.read(place_, at, std::min(compressed_window_bytes, entry_.bytes - at));
-      out_.add({reinterpret_cast<const char*>(piece->bytes().data()), piece->bytes().size()});
+      const auto piece = source_.read_piece(place_, at, std::min(compressed_window_bytes, entry_.bytes - at), memory);
+      out_.add({reinterpret_cast<const char*>(piece.data()), piece.size()});
     }
   }
 
@@ -337,9 +329,8 @@ class Printer {
 
 }  // namespace
 
-void cat(const TensorSource& source, const std::string& path, const std::string& what, const CatOptions& options,
-         const Sink& sink) {
-  Printer(source, find_target(source, path, what), options, sink).print();
+void cat(const Source& source, const std::string& what, const CatOptions& options, const Sink& sink) {
+  Printer(*source.tensors, find_target(source, what), options, sink).print();
 }
 
 }  // namespace muster::inspect

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "src/inspect/tensor_source.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
+#include "src/inspect/source.hpp"
 
 namespace muster::inspect {
 
@@ -25,7 +25,6 @@ struct CatOptions {
 /// `what`: a tensor's name, or a name and a slice, "w[0:4, ::2, -1]" (selection.hpp). Reads what it prints and little
 /// more; memory is some MiB whatever the tensor's size. Throws Error(not_found) where there is no such tensor, with
 /// names that are near it; Error(argument) where the slice cannot be; as TensorSource::read; what `sink` throws.
-void cat(const TensorSource& source, const std::string& path, const std::string& what, const CatOptions& options,
-         const Sink& sink);
+void cat(const Source& source, const std::string& what, const CatOptions& options, const Sink& sink);
 
 }  // namespace muster::inspect

@@ -16,8 +16,7 @@
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/state_source.hpp"
-#include "src/inspect/tensor_source.hpp"
+#include "src/inspect/source.hpp"
 #include "src/os/publish.hpp"
 
 namespace muster::inspect {
@@ -34,8 +33,8 @@ struct Piece {
 /// Calls write(tensor, offset, bytes) for all bytes of all tensors. `in_order`: those of one tensor one after the
 /// other, by one thread; else any piece at any time.
 template <class Write>
-void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& progress, Write&& write) {
-  const std::vector<TensorEntry>& tensors = source.tensors();
+void for_each_piece(const Source& source, bool in_order, ProgressCounter& progress, Write&& write) {
+  const std::vector<TensorEntry>& tensors = source.entries();
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::uint64_t most = in_order ? tensors[i].bytes : piece_bytes;
@@ -45,38 +44,37 @@ void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& 
   // The largest first, so that none of them is left to one thread at the end.
   if (in_order)
     std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.bytes > b.bytes; });
-  parallel_for(pieces.size(), copy_workers(), [&](std::size_t index, std::size_t) {
+  std::vector<std::vector<std::byte>> memory(copy_workers());
+  parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
     const Piece& piece = pieces[index];
-    for (std::uint64_t at = 0; at < piece.bytes; at += piece_bytes) {
-      const std::uint64_t length = std::min(piece_bytes, piece.bytes - at);
-      write(piece.tensor, piece.offset + at, source.read(piece.tensor, piece.offset + at, length)->bytes());
+    for (std::uint64_t at = piece.offset; at < piece.offset + piece.bytes; at += piece_bytes) {
+      const std::uint64_t length = std::min(piece_bytes, piece.offset + piece.bytes - at);
+      write(piece.tensor, at, source.tensors->read_piece(piece.tensor, at, length, memory[worker]));
       progress.add(length);
     }
   });
 }
 
-Config config_of(const TensorSource& source) {
-  if (const std::optional<std::string> text = source.config_text(); text && source.kind() == "state")
-    return parse_json(*text);
-  return config_from_metadata(source.metadata());
+Config config_of(const Source& source) {
+  return source.kind == "state" ? *source.config() : config_from_metadata(source.metadata);
 }
 
-void write_safetensors(const TensorSource& source, const std::string& out, ProgressCounter& progress) {
-  SafetensorsWriter writer(out, source.tensors(), metadata_from_config(config_of(source)));
+void write_safetensors(const Source& source, const std::string& out, ProgressCounter& progress) {
+  SafetensorsWriter writer(out, source.entries(), metadata_from_config(config_of(source)));
   for_each_piece(source, false, progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
-                   writer.write(source.tensors()[tensor].name, offset, bytes);
+                   writer.write(source.entries()[tensor].name, offset, bytes);
                  });
   writer.commit();
 }
 
-void write_state(const TensorSource& source, const std::string& out, const ConvertOptions& options,
+void write_state(const Source& source, const std::string& out, const ConvertOptions& options,
                  ProgressCounter& progress) {
   std::vector<StateFileWriter::Entry> entries;
-  for (const TensorEntry& entry : source.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
+  for (const TensorEntry& entry : source.entries()) entries.push_back({entry.name, entry.dtype, entry.shape});
   StateFileOptions state;
   state.zstd_level = options.zstd_level;
-  if (const auto* from = dynamic_cast<const StateSource*>(&source)) state.info = from->file().info();
+  if (source.kind == "state") state.info = source.states.front().info();
   StateFileWriter writer(out, config_of(source), std::move(entries), state);
   // Pieces that do not end with a chunk must come in their order.
   for_each_piece(source, options.zstd_level.has_value(), progress,
@@ -101,16 +99,16 @@ void check_paths(const std::string& in, const std::string& out, const ConvertOpt
   if (std::filesystem::exists(status) && !options.force) refuse("the second is there already; --force replaces it");
 }
 
-}  // namespace
-
-FileFormat format_of_name(const std::string& path) {
-  if (path.ends_with(".safetensors")) return FileFormat::safetensors;
-  if (path.ends_with(".h5") || path.ends_with(".hdf5")) return FileFormat::state;
+bool is_state_name(const std::string& path) {
+  if (path.ends_with(".h5") || path.ends_with(".hdf5")) return true;
+  if (path.ends_with(".safetensors")) return false;
   throw Error(
       ErrorKind::argument,
       fmt::format("{} does not end with .safetensors, .h5 or .hdf5, by which the format is chosen", in_quotes(path)),
       {.path = path});
 }
+
+}  // namespace
 
 std::optional<int> parse_compression(const std::string& text) {
   if (text == "none") return std::nullopt;
@@ -128,23 +126,23 @@ std::optional<int> parse_compression(const std::string& text) {
 }
 
 ConvertReport convert(const std::string& in, const std::string& out, const ConvertOptions& options) {
-  const FileFormat format = format_of_name(out);
-  if (format == FileFormat::safetensors && options.zstd_level)
+  const bool is_state = is_state_name(out);
+  if (!is_state && options.zstd_level)
     throw Error(ErrorKind::argument, "safetensors files are not compressed; a state file (.h5) can be");
   check_paths(in, out, options);
-  const std::unique_ptr<TensorSource> source = open_source(in);
+  const Source source = open_source(in);
   ConvertReport report;
-  for (const TensorEntry& entry : source->tensors()) {
+  for (const TensorEntry& entry : source.entries()) {
     ++report.tensors;
     report.bytes += entry.bytes;
   }
   const auto begin = std::chrono::steady_clock::now();
   os::remove_dead_partials(out);
   ProgressCounter progress(options.progress, report.bytes, options.stop);
-  if (format == FileFormat::safetensors)
-    write_safetensors(*source, out, progress);
+  if (is_state)
+    write_state(source, out, options, progress);
   else
-    write_state(*source, out, options, progress);
+    write_safetensors(source, out, progress);
   std::error_code error;
   report.stored_bytes = std::filesystem::file_size(out, error);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -11,11 +11,6 @@
 
 namespace muster::inspect {
 
-enum class FileFormat : std::uint8_t { safetensors, state };
-
-/// By the name's end: ".safetensors"; ".h5" or ".hdf5", which is a state file. Throws Error(argument) on others.
-FileFormat format_of_name(const std::string& path);
-
 /// "zstd" or "zstd:3": the level, 1 where none is given; "none": none. Throws Error(argument).
 std::optional<int> parse_compression(const std::string& text);
 
@@ -33,11 +28,12 @@ struct ConvertReport {
   double seconds = 0;
 };
 
-/// `in`: a safetensors, state or any other HDF5 file, told by what is in it. `out`: by its name. Tensors keep names,
-/// dtypes, shapes and bits; config and metadata by the rule of shard_files.hpp; a state file made from a state file
-/// keeps whose it is. `out` appears whole or not at all; what a killed conversion to it left on this host goes. Memory
-/// is some pieces of some MiB, a thread each. Local. Throws Error(argument) where `out` is there and not forced, is
-/// `in`, or a name has no place in its format; as open_source, SafetensorsWriter and StateFileWriter.
+/// `in`: a safetensors, state or any other HDF5 file, told by what is in it. `out`: by its name's end, ".safetensors",
+/// or ".h5" or ".hdf5" of a state file. Tensors keep names, dtypes, shapes and bits; config and metadata by the rule of
+/// shard_files.hpp; a state file made from a state file keeps whose it is. `out` appears whole or not at all; what a
+/// killed conversion to it left on this host goes. Memory is some pieces of some MiB, a thread each. Local. Throws
+/// Error(argument) where `out` is there and not forced, is `in`, or a name has no place in its format; as open_source,
+/// SafetensorsWriter and StateFileWriter.
 ConvertReport convert(const std::string& in, const std::string& out, const ConvertOptions& options = {});
 
 }  // namespace muster::inspect

@@ -6,26 +6,29 @@
 #include <string>
 #include <vector>
 
-#include "muster/safetensors.hpp"
-#include "src/inspect/tensor_source.hpp"
-#include "src/inspect/values.hpp"
+#include "src/inspect/elements.hpp"
+#include "src/inspect/source.hpp"
 
 namespace muster::inspect {
 
-enum class DiffKind : std::uint8_t { only_in_a, only_in_b, type, values };
+/// How a tensor or a file differs.
+inline constexpr std::string_view only_in_a = "only in A";
+inline constexpr std::string_view only_in_b = "only in B";
+inline constexpr std::string_view other_type = "type";
+inline constexpr std::string_view other_values = "values";
 
 struct TensorDiff {
   std::string name;
-  DiffKind kind = DiffKind::values;
+  std::string_view kind = other_values;
   TensorEntry a = {};  ///< without a name where it is not there
   TensorEntry b = {};
-  ValueDifference values = {};  ///< of kind `values`
+  ValueDifference values = {};  ///< where these are other ones
 };
 
 /// A file that is carried along. JSON is compared as values: order of members and white space do not count.
 struct FileDiff {
   std::string name;
-  DiffKind kind = DiffKind::values;
+  std::string_view kind = other_values;
   std::string detail = {};  ///< where, and what on both sides
 };
 
@@ -35,9 +38,6 @@ struct ConfigDiff {
   std::string a;      ///< JSON, shortened; empty: nothing is there
   std::string b;
 };
-
-/// "PLACE: A / B".
-std::string words_of(const ConfigDiff& diff);
 
 struct DiffReport {
   std::string a;
@@ -70,6 +70,6 @@ std::string diff_text(const DiffReport& report);
 /// {"same", "tensors", "bytes", "files", "config", "metadata_differs", "tensor_differences": [{"name", "kind", "a",
 /// "b", "elements", ...}], "file_differences": [{"name", "kind", "detail"}], "config_differences": [{"place", "a",
 /// "b"}], "config_differences_in_all"}; numbers that are not finite are strings.
-std::string diff_json(const DiffReport& report);
+Config diff_tree(const DiffReport& report);
 
 }  // namespace muster::inspect

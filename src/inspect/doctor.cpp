@@ -5,15 +5,14 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
 #include "muster/error.hpp"
-#include "muster/state.hpp"
 #include "muster/version.hpp"
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/device/device_report.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
-#include "src/inspect/printable.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/library.hpp"
 #include "src/os/machine.hpp"
@@ -214,7 +213,7 @@ Finding hdf5_plugin() {
 
 Finding devices() {
   const std::string file = fmt::format("libmuster-cuda.so.{}", version());
-  const os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&examine_machine), file);
+  const os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&version), file);
   void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
   if (symbol == nullptr)
     return {"CUDA", Health::note, fmt::format("{} is not here", file),
@@ -231,32 +230,15 @@ Finding devices() {
           fmt::format("between devices of several hosts tensors go through host memory: {}", report.nccl_obstacle)};
 }
 
-std::string_view state_text(Health health) {
-  switch (health) {
-    case Health::good:
-      return "ok";
-    case Health::note:
-      return "note";
-    case Health::warning:
-      return "warning";
-    case Health::bad:
-      break;
-  }
-  return "bad";
-}
+struct Look {
+  std::string_view word;
+  Colour colour;
+};
 
-Colour colour_of(Health health) {
-  switch (health) {
-    case Health::good:
-      return Colour::good;
-    case Health::note:
-      return Colour::faint;
-    case Health::warning:
-      return Colour::warning;
-    case Health::bad:
-      break;
-  }
-  return Colour::bad;
+Look look_of(Health health) {
+  constexpr std::array<Look, 4> looks = {
+      {{"ok", Colour::good}, {"note", Colour::faint}, {"warning", Colour::warning}, {"bad", Colour::bad}}};
+  return looks[static_cast<std::size_t>(health)];
 }
 
 /// Appends words; where a width is given, lines break before it and go on at `indent`.
@@ -308,8 +290,8 @@ std::string findings_text(const std::vector<Finding>& findings, const OutputStyl
   const std::size_t indent = state_width + gap + name_width + gap;
   std::string out;
   for (const Finding& finding : findings) {
-    const std::string_view state = state_text(finding.health);
-    out += coloured(style, colour_of(finding.health), state) + std::string(state_width + gap - state.size(), ' ');
+    const auto [word, colour] = look_of(finding.health);
+    out += coloured(style, colour, word) + std::string(state_width + gap - word.size(), ' ');
     out += finding.name + std::string(name_width + gap - finding.name.size(), ' ');
     append_wrapped(out, finding.value, indent, style.width);
     if (finding.remedy.empty()) continue;
@@ -319,17 +301,14 @@ std::string findings_text(const std::vector<Finding>& findings, const OutputStyl
   return out;
 }
 
-std::string findings_json(const std::vector<Finding>& findings) {
+Config findings_tree(const std::vector<Finding>& findings) {
   ConfigArray checks;
   for (const Finding& finding : findings)
-    checks.push_back(
-        Config::object({{"name", Config(finding.name)},
-                        {"state", Config(state_text(finding.health))},
-                        {"value", Config(json_text(finding.value))},
-                        {"remedy", finding.remedy.empty() ? Config() : Config(json_text(finding.remedy))}}));
-  return printable_json(to_json(
-             Config::object({{"healthy", Config(is_healthy(findings))}, {"checks", Config(std::move(checks))}}), 2)) +
-         "\n";
+    checks.push_back(Config::object({{"name", finding.name},
+                                     {"state", look_of(finding.health).word},
+                                     {"value", finding.value},
+                                     {"remedy", or_null(finding.remedy)}}));
+  return Config::object({{"healthy", is_healthy(findings)}, {"checks", std::move(checks)}});
 }
 
 bool is_healthy(const std::vector<Finding>& findings) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 
 namespace muster::inspect {
 
@@ -33,7 +33,7 @@ std::vector<Finding> examine_workspace(const std::string& path);
 /// A line a finding, its remedy below it.
 std::string findings_text(const std::vector<Finding>& findings, const OutputStyle& style);
 /// {"healthy", "checks": [{"name", "state", "value", "remedy"}]}.
-std::string findings_json(const std::vector<Finding>& findings);
+Config findings_tree(const std::vector<Finding>& findings);
 
 /// None of them is bad.
 bool is_healthy(const std::vector<Finding>& findings);

@@ -12,7 +12,7 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/inspect/doctor.hpp"
-#include "src/inspect/printable.hpp"
+#include "src/inspect/output.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/machine.hpp"
 #include "src/os/publish.hpp"

@@ -3,12 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace muster::inspect {
 namespace {
@@ -54,6 +56,29 @@ double f16(std::uint16_t word) noexcept {
   return std::bit_cast<float>(wide);
 }
 
+enum class Kind : std::uint8_t { boolean, unsigned_integer, signed_integer, real };
+
+Kind kind_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::boolean:
+      return Kind::boolean;
+    case DType::u8:
+    case DType::u16:
+    case DType::u32:
+    case DType::u64:
+    case DType::u4:
+      return Kind::unsigned_integer;
+    case DType::i8:
+    case DType::i16:
+    case DType::i32:
+    case DType::i64:
+    case DType::i4:
+      return Kind::signed_integer;
+    default:
+      return Kind::real;
+  }
+}
+
 std::int64_t extended(DType dtype, std::uint64_t word) noexcept {
   const int unused = 64 - bits(dtype);
   return static_cast<std::int64_t>(word << unused) >> unused;
@@ -96,6 +121,44 @@ bool reads_back(const Precision& precision, double value, double decimal) noexce
   return apart < step / 2 && -apart < step / (is_power ? 4 : 2);
 }
 
+constexpr int most_digits = 8;  // of an array's numbers, behind the point
+
+// |a - b| of integers exactly, where doubles would round each first: the difference of their bits, from the larger one.
+double integer_distance(DType dtype, std::uint64_t a, std::uint64_t b) noexcept {
+  if (std::pair(value_of(dtype, a), a) < std::pair(value_of(dtype, b), b)) std::swap(a, b);
+  const int unused = 64 - bits(dtype);
+  return static_cast<double>((a - b) << unused >> unused);
+}
+
+void note(ValueDifference& difference, DType dtype, std::uint64_t x, std::uint64_t y) noexcept {
+  if (x == y) return;
+  ++difference.elements;
+  const double a = value_of(dtype, x);
+  const double b = value_of(dtype, y);
+  if (std::isnan(a) || std::isnan(b)) {
+    difference.nans += std::isnan(a) != std::isnan(b) ? 1 : 0;
+    return;
+  }
+  const double apart = is_integer(dtype) ? integer_distance(dtype, x, y) : std::abs(a - b);
+  difference.absolute = std::max(difference.absolute, apart);
+  if (apart > 0 && !std::isinf(apart))
+    difference.relative = std::max(difference.relative, apart / std::max(std::abs(a), std::abs(b)));
+  if (std::isinf(apart)) difference.relative = infinity;
+}
+
+/// Values whose bits are a Word.
+template <class Word>
+void compare(ValueDifference& difference, DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
+  for (std::size_t at = 0; at + sizeof(Word) <= std::min(a.size(), b.size()); at += sizeof(Word)) {
+    Word x{};
+    Word y{};
+    // Files of other hands need not be aligned.
+    std::memcpy(&x, a.data() + at, sizeof(Word));
+    std::memcpy(&y, b.data() + at, sizeof(Word));
+    note(difference, dtype, x, y);
+  }
+}
+
 }  // namespace
 
 DType value_dtype(DType dtype) noexcept {
@@ -119,21 +182,12 @@ std::uint64_t value_bits(DType dtype, std::span<const std::byte> run, std::uint6
   return word;
 }
 
+bool is_integer(DType dtype) noexcept {
+  return kind_of(dtype) != Kind::real;
+}
+
 double value_of(DType dtype, std::uint64_t word) noexcept {
   switch (dtype) {
-    case DType::boolean:
-    case DType::u8:
-    case DType::u16:
-    case DType::u32:
-    case DType::u64:
-    case DType::u4:
-      return static_cast<double>(word);
-    case DType::i8:
-    case DType::i16:
-    case DType::i32:
-    case DType::i64:
-    case DType::i4:
-      return static_cast<double>(extended(dtype, word));
     case DType::f16:
       return f16(static_cast<std::uint16_t>(word));
     case DType::bf16:
@@ -151,46 +205,24 @@ double value_of(DType dtype, std::uint64_t word) noexcept {
       return word == 255 ? nan : std::ldexp(1.0, static_cast<int>(word) - 127);
     case DType::f4_e2m1:
       return e2m1[word & 15U];
+    default:
+      return kind_of(dtype) == Kind::signed_integer ? static_cast<double>(extended(dtype, word))
+                                                    : static_cast<double>(word);
   }
-  return nan;
 }
 
 Config exact_value(DType dtype, std::uint64_t word) {
-  switch (dtype) {
-    case DType::boolean:
+  switch (kind_of(dtype)) {
+    case Kind::boolean:
       return word != 0;
-    case DType::u8:
-    case DType::u16:
-    case DType::u32:
-    case DType::u64:
-    case DType::u4:
+    case Kind::unsigned_integer:
       return word;
-    case DType::i8:
-    case DType::i16:
-    case DType::i32:
-    case DType::i64:
-    case DType::i4:
+    case Kind::signed_integer:
       return extended(dtype, word);
-    default:
-      return value_of(dtype, word);
+    case Kind::real:
+      break;
   }
-}
-
-bool is_integer(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::f16:
-    case DType::bf16:
-    case DType::f32:
-    case DType::f64:
-    case DType::f8_e4m3fn:
-    case DType::f8_e5m2:
-    case DType::f8_e8m0:
-    case DType::f4_e2m1:
-    case DType::complex64:
-      return false;
-    default:
-      return true;
-  }
+  return value_of(dtype, word);
 }
 
 Config json_number(double value) {
@@ -231,6 +263,95 @@ std::string value_text(DType dtype, std::uint64_t word) {
   if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
   if (value == 0) return std::signbit(value) ? "-0" : "0";
   return fmt::format("{:.{}g}", value, value_digits(dtype, value));
+}
+
+void ArrayFormat::note(std::uint64_t bits) {
+  if (is_integer(dtype_)) {
+    width_ = std::max(width_, value_text(dtype_, bits).size());
+    return;
+  }
+  const double value = value_of(dtype_, bits);
+  if (!std::isfinite(value)) {
+    width_ = std::max<std::size_t>(width_, std::isnan(value) || value > 0 ? 3 : 4);
+    return;
+  }
+  has_numbers_ = true;
+  has_sign_ = has_sign_ || std::signbit(value);
+  if (value == 0) {
+    left_ = std::max<std::size_t>(left_, std::signbit(value) ? 2 : 1);
+    return;
+  }
+  const double magnitude = std::abs(value);
+  largest_ = std::max(largest_, magnitude);
+  smallest_ = smallest_ == 0 ? magnitude : std::min(smallest_, magnitude);
+  const int digits = value_digits(value_dtype(dtype_), value);
+  // Decimal exponent as it is printed, after rounding.
+  const std::string text = fmt::format("{:.{}e}", magnitude, digits - 1);
+  const int exponent = std::stoi(text.substr(text.find('e') + 1));
+  significant_ = std::max(significant_, digits);
+  fraction_ = std::max(fraction_, std::min(digits - 1 - exponent, most_digits));
+  left_ = std::max(left_, static_cast<std::size_t>(std::max(exponent, 0) + 1 + (std::signbit(value) ? 1 : 0)));
+}
+
+bool ArrayFormat::is_scientific() const noexcept {
+  return largest_ >= 1e8 || (smallest_ > 0 && (smallest_ < 1e-4 || largest_ / smallest_ > 1000));
+}
+
+std::string ArrayFormat::number(double value) const {
+  if (is_scientific()) {
+    const int digits = std::clamp(significant_ - 1, 1, most_digits);
+    const std::string text = fmt::format("{:.{}e}", value, digits);
+    return has_sign_ && !std::signbit(value) ? " " + text : text;
+  }
+  std::string text = fmt::format("{:.{}f}", value, fraction_);
+  if (fraction_ == 0) {
+    text += '.';
+  } else {
+    // Zeros at the end say nothing; blanks keep the points below each other.
+    for (std::size_t i = text.size(); i-- > 0 && text[i] == '0';) text[i] = ' ';
+  }
+  const std::size_t point = text.find('.');
+  return point < left_ ? std::string(left_ - point, ' ') + text : text;
+}
+
+std::string ArrayFormat::text(std::uint64_t bits) const {
+  if (is_integer(dtype_)) return fmt::format("{:>{}}", value_text(dtype_, bits), width_);
+  const double value = value_of(dtype_, bits);
+  if (std::isfinite(value)) {
+    const std::string text = number(value);
+    return text.size() < width_ ? std::string(width_ - text.size(), ' ') + text : text;
+  }
+  const std::size_t width = std::max(width_, has_numbers_ ? number(0).size() : 0);
+  return fmt::format("{:>{}}", value_text(dtype_, bits), width);
+}
+
+void ValueDifference::add(const ValueDifference& other) noexcept {
+  elements += other.elements;
+  nans += other.nans;
+  absolute = std::max(absolute, other.absolute);
+  relative = std::max(relative, other.relative);
+}
+
+ValueDifference compare_values(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
+  ValueDifference difference;
+  switch (bits(value_dtype(dtype))) {
+    case 64:
+      compare<std::uint64_t>(difference, dtype, a, b);
+      break;
+    case 32:
+      compare<std::uint32_t>(difference, dtype, a, b);
+      break;
+    case 16:
+      compare<std::uint16_t>(difference, dtype, a, b);
+      break;
+    case 8:
+      compare<std::uint8_t>(difference, dtype, a, b);
+      break;
+    default:
+      for (std::uint64_t i = 0; i < values_in(dtype, std::min(a.size(), b.size())); ++i)
+        note(difference, dtype, value_bits(dtype, a, i), value_bits(dtype, b, i));
+  }
+  return difference;
 }
 
 }  // namespace muster::inspect

@@ -4,16 +4,17 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
+#include <tuple>
 
-#include "muster/plan.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/core/checksum.hpp"
+#include "src/core/quoted.hpp"
 #include "src/inspect/name_tree.hpp"
-#include "src/inspect/names.hpp"
-#include "src/inspect/printable.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -26,27 +27,16 @@ struct Total {
 
 /// What is shown: some of the source's tensors, in the order that was asked for.
 struct Listing {
-  Listing(const TensorSource& from, const ShowOptions& options)
-      : source(from), tensors(from.tensors()), chosen(matching(from, options.pattern)) {
-    switch (options.order) {
-      case ShowOrder::natural:
-        std::sort(chosen.begin(), chosen.end(),
-                  [&](std::size_t a, std::size_t b) { return natural_less(tensors[a].name, tensors[b].name); });
-        break;
-      case ShowOrder::name:
-        std::sort(chosen.begin(), chosen.end(),
-                  [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
-        break;
-      case ShowOrder::size:
-        std::stable_sort(chosen.begin(), chosen.end(),
-                         [&](std::size_t a, std::size_t b) { return tensors[a].bytes > tensors[b].bytes; });
-        break;
-      case ShowOrder::offset:
-        break;
-    }
+  Listing(const Source& source, const ShowOptions& options)
+      : tensors(source.entries()), chosen(matching(source, options.pattern)) {
+    const auto name_of = [&](std::size_t i) -> std::string_view { return tensors[i].name; };
+    if (options.order == ShowOrder::natural) std::ranges::sort(chosen, natural_less, name_of);
+    if (options.order == ShowOrder::name) std::ranges::sort(chosen, {}, name_of);
+    if (options.order == ShowOrder::size)
+      std::ranges::stable_sort(chosen, std::greater(), [&](std::size_t i) { return tensors[i].bytes; });
     details.reserve(chosen.size());
     for (const std::size_t i : chosen) {
-      const TensorDetail& detail = details.emplace_back(source.detail(i));
+      const TensorDetail& detail = details.emplace_back(source.tensors->detail(i));
       is_compressed = is_compressed || detail.is_compressed;
       for (Total* total : {&all, &by_dtype[tensors[i].dtype]}) {
         ++total->tensors;
@@ -56,7 +46,6 @@ struct Listing {
     }
   }
 
-  const TensorSource& source;
   const std::vector<TensorEntry>& tensors;
   std::vector<std::size_t> chosen;
   std::vector<TensorDetail> details;  // of the chosen ones
@@ -179,18 +168,14 @@ std::string fact_text(const Config& value) {
   return value.is_string() ? printable(value.as_string()) : printable(to_json(value));
 }
 
-Config total_json(const Total& total) {
-  return Config::object({{"tensors", Config(total.tensors)},
-                         {"bytes", Config(total.bytes)},
-                         {"stored_bytes", Config(total.stored_bytes)}});
+Config total_tree(const Total& total) {
+  return Config::object({{"tensors", total.tensors}, {"bytes", total.bytes}, {"stored_bytes", total.stored_bytes}});
 }
 
-ConfigArray issues_array(const std::vector<SourceIssue>& issues) {
+Config issues_tree(const std::vector<SourceIssue>& issues) {
   ConfigArray out;
   for (const SourceIssue& issue : issues)
-    out.push_back(Config::object({{"kind", Config(issue.kind)},
-                                  {"tensor", issue.tensor.empty() ? Config() : Config(json_text(issue.tensor))},
-                                  {"words", Config(json_text(issue.words))}}));
+    out.push_back(Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"words", issue.words}}));
   return out;
 }
 
@@ -198,32 +183,46 @@ ConfigArray issues_array(const std::vector<SourceIssue>& issues) {
 std::string tensor_json(const Listing& listing, std::size_t place) {
   const TensorEntry& entry = listing.tensors[listing.chosen[place]];
   const TensorDetail& detail = listing.details[place];
-  ConfigArray shape;
-  for (const std::int64_t extent : entry.shape) shape.emplace_back(extent);
-  const Config item =
-      Config::object({{"name", Config(json_text(entry.name))},
-                      {"dtype", Config(to_string(entry.dtype))},
-                      {"shape", Config(std::move(shape))},
-                      {"bytes", Config(entry.bytes)},
-                      {"file", detail.file.empty() ? Config() : Config(json_text(std::string(detail.file)))},
-                      {"offset", Config(entry.offset)},
-                      {"stored_bytes", Config(detail.stored_bytes)},
-                      {"compressed", Config(detail.is_compressed)},
-                      {"checksum", detail.checksum ? Config(checksum_text(*detail.checksum)) : Config()}});
+  const Config item = Config::object({{"name", entry.name},
+                                      {"dtype", to_string(entry.dtype)},
+                                      {"shape", extents_of(entry.shape)},
+                                      {"bytes", entry.bytes},
+                                      {"file", or_null(std::string(detail.file))},
+                                      {"offset", entry.offset},
+                                      {"stored_bytes", detail.stored_bytes},
+                                      {"compressed", detail.is_compressed},
+                                      {"checksum", detail.checksum ? checksum_text(*detail.checksum) : Config()}});
   std::string out = "    ";
-  for (const char c : printable_json(to_json(item, 2))) out += c == '\n' ? "\n    " : std::string_view(&c, 1);
-  return out;
+  for (const char c : json_report(item)) out += c == '\n' ? "\n    " : std::string_view(&c, 1);
+  return out.substr(0, out.rfind('\n'));
+}
+
+constexpr std::size_t longest_name = 255;
+
+/// What is odd about a name; empty where nothing is.
+std::string oddity(const std::string& name) {
+  if (name.empty()) return "the name is empty";
+  if (name.size() > longest_name) return fmt::format("the name has {} bytes", name.size());
+  std::string plain;
+  for (const char c : name)
+    if (c != '\\') plain += c;
+  if (printable(plain) != plain) return "the name has characters that cannot be seen";
+  if (name.front() == ' ' || name.back() == ' ') return "the name has blanks at an end";
+  if (name.find("..") != std::string::npos || name.front() == '.' || name.back() == '.')
+    return "the name has an empty part";
+  if (name.front() == '/') return "the name looks like a path";
+  return {};
 }
 
 }  // namespace
 
-std::string show_text(const TensorSource& source, const std::string& path, const ShowOptions& options) {
+std::string show_text(const Source& source, const ShowOptions& options) {
   const Listing listing(source, options);
-  const std::size_t files = source.files().size();
+  const std::size_t files = source.files.size();
   std::string out;
   // Room for all at once: a line is some hundred characters.
   out.reserve(listing.chosen.size() * 128 + 1024);
-  out += fmt::format("{}: {}, {}", printable(path), counted(listing.all.tensors, "tensor"),
+  out += fmt::format("{}: {}, {}", printable(source.path), counted(listing.all.tensors, "tensor"),
                      human_bytes(listing.all.bytes));
   if (listing.chosen.size() != listing.tensors.size()) out += fmt::format(" (of {} tensors)", listing.tensors.size());
   if (listing.is_compressed)
@@ -245,36 +244,34 @@ std::string show_text(const TensorSource& source, const std::string& path, const
     out += options.style.width == 0 ? line : shorten(line, options.style.width);
     out += '\n';
   };
-  for (const auto& [key, value] : source.facts()) append_line(fmt::format("{}: {}", key, fact_text(value)));
-  for (const auto& [key, value] : source.metadata())
+  for (const auto& [key, value] : source.facts) append_line(fmt::format("{}: {}", key, fact_text(value)));
+  for (const auto& [key, value] : source.metadata)
     append_line(fmt::format("metadata {}: {}", printable(key), printable(value)));
   return out;
 }
 
-void show_json(const TensorSource& source, const std::string& path, const ShowOptions& options, const Sink& sink) {
+void show_json(const Source& source, const ShowOptions& options, const Sink& sink) {
   const Listing listing(source, options);
   ConfigArray files;
-  for (const SourceFile& file : source.files())
-    files.push_back(Config::object(
-        {{"path", Config(json_text(file.path))}, {"tensors", Config(file.tensors)}, {"bytes", Config(file.bytes)}}));
+  for (const SourceFile& file : source.files)
+    files.push_back(Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}}));
   ConfigObject metadata;
-  const std::map<std::string, std::string> all_metadata = source.metadata();
-  metadata.reserve(all_metadata.size());
-  for (const auto& [key, value] : all_metadata) metadata.insert(json_text(key), Config(json_text(value)));
+  metadata.reserve(source.metadata.size());
+  for (const auto& [key, value] : source.metadata) metadata.insert(is_utf8(key) ? key : printable(key), value);
   ConfigObject facts;
-  for (auto& [key, value] : source.facts()) facts.insert(key, value);
-  Config totals = total_json(listing.all);
+  for (const auto& [key, value] : source.facts) facts.insert(key, value);
+  Config totals = total_tree(listing.all);
   totals["dtypes"] = Config::object();
-  for (const auto& [dtype, total] : listing.by_dtype) totals["dtypes"][to_string(dtype)] = total_json(total);
-  Config out = Config::object({{"path", Config(json_text(path))},
-                               {"kind", Config(source.kind())},
-                               {"facts", Config(std::move(facts))},
-                               {"files", Config(std::move(files))},
-                               {"metadata", Config(std::move(metadata))},
-                               {"tensors", Config(ConfigArray())},
+  for (const auto& [dtype, total] : listing.by_dtype) totals["dtypes"][to_string(dtype)] = total_tree(total);
+  Config out = Config::object({{"path", source.path},
+                               {"kind", source.kind},
+                               {"facts", std::move(facts)},
+                               {"files", std::move(files)},
+                               {"metadata", std::move(metadata)},
+                               {"tensors", ConfigArray()},
                                {"totals", std::move(totals)}});
-  if (options.has_issues) out["issues"] = issues_array(find_issues(source));
-  const std::string text = printable_json(to_json(out, 2)) + "\n";
+  if (options.has_issues) out["issues"] = issues_tree(find_issues(source));
+  const std::string text = json_report(out);
   // A tree of all tensors takes some kilobytes each: they are written one by one, into this list.
   constexpr std::string_view mark = "\n  \"tensors\": [";
   const std::size_t place_of_tensors = text.find(mark) + mark.size();
@@ -284,8 +281,41 @@ void show_json(const TensorSource& source, const std::string& path, const ShowOp
   sink((listing.chosen.empty() ? "" : "\n  ") + text.substr(place_of_tensors));
 }
 
-std::string show_text(const std::string& path, const ShowOptions& options) {
-  return show_text(*open_source(path), path, options);
+std::vector<SourceIssue> find_issues(const Source& source) {
+  std::vector<SourceIssue> issues = source.issues;
+  std::map<std::tuple<std::uint64_t, std::uint64_t, DType>, std::size_t> first;  // by checksum and size
+  const std::vector<TensorEntry>& tensors = source.entries();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorEntry& entry = tensors[i];
+    const TensorDetail detail = source.tensors->detail(i);
+    if (std::string words = oddity(entry.name); !words.empty())
+      issues.push_back({"name", entry.name, std::move(words)});
+    if (entry.bytes == 0)
+      issues.push_back(
+          {"empty", entry.name, fmt::format("a tensor of shape {} without elements", to_string(entry.shape))});
+    const std::size_t size = itemsize(entry.dtype);
+    if (entry.bytes != 0 && !detail.is_compressed && size > 1 && entry.offset % size != 0)
+      issues.push_back(
+          {"unaligned", entry.name,
+           fmt::format("its bytes begin at {}, which is no multiple of the {} of an element", entry.offset, size)});
+    if (!detail.checksum || entry.bytes == 0) continue;
+    const auto [other, is_first] = first.try_emplace({*detail.checksum, entry.bytes, entry.dtype}, i);
+    if (!is_first)
+      issues.push_back(
+          {"duplicate", entry.name, fmt::format("the same bytes as {}", in_quotes(tensors[other->second].name))});
+  }
+  return issues;
+}
+
+std::string issues_text(const std::vector<SourceIssue>& issues, const OutputStyle& style) {
+  std::string out;
+  for (const SourceIssue& issue : issues) {
+    out += coloured(style, Colour::warning, issue.kind) + ": ";
+    if (!issue.tensor.empty()) out += printable(issue.tensor) + ": ";
+    out += escaped(issue.words) + "\n";
+  }
+  out += issues.empty() ? "nothing suspicious\n" : counted(issues.size(), "issue") + "\n";
+  return out;
 }
 
 }  // namespace muster::inspect

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "src/inspect/tensor_source.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
+#include "src/inspect/source.hpp"
 
 namespace muster::inspect {
 
@@ -36,22 +36,19 @@ struct ShowOptions {
 
 /// A table or a tree, totals by dtype, metadata. Lines end with '\n'. Throws like TensorPattern::glob and as the
 /// source's own.
-std::string show_text(const TensorSource& source, const std::string& path, const ShowOptions& options = {});
+std::string show_text(const Source& source, const ShowOptions& options = {});
 
 /// One JSON object; its keys are in docs/inspecting.md. Throws likewise, and what `sink` throws.
-void show_json(const TensorSource& source, const std::string& path, const ShowOptions& options, const Sink& sink);
-
-/// The same of a path. Throws also as open_source.
-std::string show_text(const std::string& path, const ShowOptions& options = {});
+void show_json(const Source& source, const ShowOptions& options, const Sink& sink);
 
 /// The config, or the part of it at `place`: keys and numbers of items with dots between them ("layers.0.hidden_size";
 /// keys may have dots). Indented JSON text and '\n'. Throws Error(not_found) where there is no config or nothing at
 /// that place (with what there is), Error(corrupt | io).
-std::string show_config(const TensorSource& source, const std::string& path, const std::string& place);
+std::string show_config(const Source& source, const std::string& place);
 
 /// What may be wrong, as far as headers tell: what the source found itself, and tensors that are empty, not aligned, of
 /// odd names, or of the same bytes as another one.
-std::vector<SourceIssue> find_issues(const TensorSource& source);
+std::vector<SourceIssue> find_issues(const Source& source);
 
 /// A line an issue and one for the whole.
 std::string issues_text(const std::vector<SourceIssue>& issues, const OutputStyle& style);

@@ -6,9 +6,7 @@
 #include <charconv>
 
 #include "muster/error.hpp"
-#include "muster/state.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/printable.hpp"
 #include "src/inspect/show.hpp"
 
 namespace muster::inspect {
@@ -57,17 +55,17 @@ std::string nearest(const Config& tree, std::string_view place) {
 
 }  // namespace
 
-std::string show_config(const TensorSource& source, const std::string& path, const std::string& place) {
-  const std::optional<std::string> text = source.config_text();
-  if (!text) throw Error(ErrorKind::not_found, fmt::format("{} has no config", in_quotes(path)), {.path = path});
-  const Config config = parse_json(*text);
-  const Config* part = place.empty() ? &config : find_place(config, place);
+std::string show_config(const Source& source, const std::string& place) {
+  const std::optional<Config> config = source.config();
+  if (!config)
+    throw Error(ErrorKind::not_found, fmt::format("{} has no config", in_quotes(source.path)), {.path = source.path});
+  const Config* part = place.empty() ? &*config : find_place(*config, place);
   if (part == nullptr)
     throw Error(ErrorKind::not_found,
-                fmt::format("the config of {} has nothing at {}; {}", in_quotes(path), in_quotes(place),
-                            nearest(config, place)),
-                {.path = path});
-  return printable_json(to_json(*part, 2)) + "\n";
+                fmt::format("the config of {} has nothing at {}; {}", in_quotes(source.path), in_quotes(place),
+                            nearest(*config, place)),
+                {.path = source.path});
+  return json_report(*part);
 }
 
 }  // namespace muster::inspect

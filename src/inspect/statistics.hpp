@@ -9,11 +9,10 @@
 
 #include "muster/config.hpp"
 #include "muster/progress.hpp"
-#include "muster/safetensors.hpp"
+#include "src/inspect/output.hpp"
+#include "src/inspect/source.hpp"
 
 namespace muster::inspect {
-
-class TensorSource;
 
 /// Equally wide bins from the smallest to the largest finite value; the largest is in the last bin.
 struct Histogram {
@@ -43,5 +42,21 @@ struct TensorStatistics {
 /// TensorSource::read.
 std::vector<TensorStatistics> statistics(const TensorSource& source, const std::vector<std::size_t>& tensors,
                                          std::size_t bins, const ProgressCallback& progress = {});
+
+struct StatsOptions {
+  std::string pattern = {};     ///< only tensors whose names match (TensorPattern::glob); empty: all
+  std::size_t bins = 16;        ///< of each histogram
+  bool has_histograms = false;  ///< under each tensor, not only where there is one alone
+  OutputStyle style = {};
+  ProgressCallback progress = {};
+};
+
+/// A row a tensor and a histogram where it is asked for; one tensor alone has its histogram. Lines end with '\n'.
+/// Throws as TensorSource::read; Error(not_found) where no name matches, with names that are near.
+std::string stats_text(const Source& source, const StatsOptions& options);
+
+/// {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum", "maximum",
+/// "mean", "deviation", "histogram": {"low", "high", "counts"}}]} (docs/inspecting.md). Throws likewise.
+Config stats_tree(const Source& source, const StatsOptions& options);
 
 }  // namespace muster::inspect

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/statistics_output.hpp"
+// What `muster stats` says.
+
+#include "src/inspect/statistics.hpp"
 
 #include <fmt/format.h>
 
@@ -8,12 +10,7 @@
 #include <cmath>
 #include <iterator>
 
-#include "muster/plan.hpp"
-#include "muster/state.hpp"
 #include "src/inspect/elements.hpp"
-#include "src/inspect/names.hpp"
-#include "src/inspect/printable.hpp"
-#include "src/inspect/tensor_source.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -89,19 +86,19 @@ void append_histogram(std::string& out, const TensorStatistics& tensor, const Ou
                        : std::clamp(style.width > others ? style.width - others : 0, least_columns, most_columns);
   for (std::size_t i = 0; i < begins.size(); ++i) {
     const double part = static_cast<double>(histogram.counts[i]) / static_cast<double>(largest);
-    const std::string drawn = bar(part, columns, style.is_unicode);
+    const std::string blocks = bar(part, columns, style.is_unicode);
     fmt::format_to(std::back_inserter(out), "  {:>{}}  {:>{}}{}{}\n", begins[i], begin_width, counts[i], count_width,
-                   drawn.empty() ? "" : "  ", drawn);
+                   blocks.empty() ? "" : "  ", blocks);
   }
 }
 
-std::vector<TensorStatistics> of_chosen(const TensorSource& source, const StatsOptions& options) {
-  return statistics(source, matching(source, options.pattern), options.bins, options.progress);
+std::vector<TensorStatistics> of_chosen(const Source& source, const StatsOptions& options) {
+  return statistics(*source.tensors, matching(source, options.pattern), options.bins, options.progress);
 }
 
 }  // namespace
 
-std::string stats_text(const TensorSource& source, const StatsOptions& options) {
+std::string stats_text(const Source& source, const StatsOptions& options) {
   const std::vector<TensorStatistics> all = of_chosen(source, options);
   std::string out;
   const bool is_alone = all.size() == 1;
@@ -149,7 +146,7 @@ std::string stats_text(const TensorSource& source, const StatsOptions& options) 
   return out;
 }
 
-std::string stats_json(const TensorSource& source, const StatsOptions& options) {
+Config stats_tree(const Source& source, const StatsOptions& options) {
   const std::vector<TensorStatistics> all = of_chosen(source, options);
   ConfigArray tensors;
   tensors.reserve(all.size());
@@ -157,29 +154,27 @@ std::string stats_json(const TensorSource& source, const StatsOptions& options) 
     return value.type() == Config::Type::real ? json_number(value.as_double()) : value;
   };
   for (const TensorStatistics& tensor : all) {
-    ConfigArray shape;
-    for (const std::int64_t extent : tensor.tensor.shape) shape.emplace_back(extent);
-    ConfigArray counts;
-    for (const std::uint64_t count : tensor.histogram.counts) counts.emplace_back(count);
+    const Histogram& histogram = tensor.histogram;
     const bool has_numbers = tensor.finite() != 0;
     const auto if_any = [&](double value) { return has_numbers ? json_number(value) : Config(); };
-    tensors.push_back(Config::object({{"name", Config(json_text(tensor.tensor.name))},
-                                      {"dtype", Config(to_string(tensor.tensor.dtype))},
-                                      {"shape", Config(std::move(shape))},
-                                      {"bytes", Config(tensor.tensor.bytes)},
-                                      {"values", Config(tensor.values)},
-                                      {"nans", Config(tensor.nans)},
-                                      {"infinities", Config(tensor.infinities)},
-                                      {"zeros", Config(tensor.zeros)},
-                                      {"minimum", number(tensor.minimum)},
-                                      {"maximum", number(tensor.maximum)},
-                                      {"mean", if_any(tensor.mean)},
-                                      {"deviation", if_any(tensor.deviation)},
-                                      {"histogram", Config::object({{"low", if_any(tensor.histogram.low)},
-                                                                    {"high", if_any(tensor.histogram.high)},
-                                                                    {"counts", Config(std::move(counts))}})}}));
+    tensors.push_back(Config::object(
+        {{"name", tensor.tensor.name},
+         {"dtype", to_string(tensor.tensor.dtype)},
+         {"shape", extents_of(tensor.tensor.shape)},
+         {"bytes", tensor.tensor.bytes},
+         {"values", tensor.values},
+         {"nans", tensor.nans},
+         {"infinities", tensor.infinities},
+         {"zeros", tensor.zeros},
+         {"minimum", number(tensor.minimum)},
+         {"maximum", number(tensor.maximum)},
+         {"mean", if_any(tensor.mean)},
+         {"deviation", if_any(tensor.deviation)},
+         {"histogram", Config::object({{"low", if_any(histogram.low)},
+                                       {"high", if_any(histogram.high)},
+                                       {"counts", ConfigArray(histogram.counts.begin(), histogram.counts.end())}})}}));
   }
-  return printable_json(to_json(Config::object({{"tensors", Config(std::move(tensors))}}), 2)) + "\n";
+  return Config::object({{"tensors", std::move(tensors)}});
 }
 
 }  // namespace muster::inspect

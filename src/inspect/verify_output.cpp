@@ -3,30 +3,18 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <iterator>
 
-#include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/inspect/printable.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 
 namespace muster::inspect {
 namespace {
 
 std::string_view kind_name(VerifiedKind kind) noexcept {
-  switch (kind) {
-    case VerifiedKind::checkpoint:
-      return "checkpoint";
-    case VerifiedKind::shards:
-      return "shards";
-    case VerifiedKind::state:
-      return "state";
-    case VerifiedKind::workspace:
-      return "workspace";
-    case VerifiedKind::file:
-      break;
-  }
-  return "file";
+  constexpr std::array<std::string_view, 5> names = {"checkpoint", "shards", "file", "state", "workspace"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 }  // namespace
@@ -50,40 +38,26 @@ std::string verify_text(const VerifyReport& report) {
   return out;
 }
 
-namespace {
-
-Config report_json(const VerifyReport& report) {
+Config verify_tree(const VerifyReport& report) {
   ConfigArray problems;
   problems.reserve(report.problems.size());
   for (const VerifyProblem& problem : report.problems) {
-    Config item = Config::object({{"defect", Config(to_string(problem.defect))}});
-    if (!problem.file.empty()) item["file"] = json_text(problem.file);
-    if (!problem.tensor.empty()) item["tensor"] = json_text(problem.tensor);
-    item["words"] = json_text(problem.words);
+    Config item = Config::object({{"defect", to_string(problem.defect)}});
+    if (!problem.file.empty()) item["file"] = problem.file;
+    if (!problem.tensor.empty()) item["tensor"] = problem.tensor;
+    item["words"] = problem.words;
     problems.push_back(std::move(item));
   }
-  return Config::object({{"good", Config(report.is_good())},
-                         {"path", Config(json_text(report.path))},
-                         {"kind", Config(kind_name(report.kind))},
-                         {"files", Config(report.files)},
-                         {"tensors", Config(report.tensors)},
-                         {"bytes", Config(report.bytes)},
-                         {"has_checksums", Config(report.has_checksums)},
-                         {"checked", Config(report.checked)},
-                         {"problems", Config(std::move(problems))},
-                         {"problems_left_out", Config(report.problems_left_out)}});
-}
-
-}  // namespace
-
-std::string verify_json(const VerifyReport& report) {
-  return printable_json(to_json(report_json(report), 2)) + "\n";
-}
-
-std::string verify_json(const std::vector<VerifyReport>& reports) {
-  ConfigArray all;
-  for (const VerifyReport& report : reports) all.push_back(report_json(report));
-  return printable_json(to_json(Config::object({{"reports", Config(std::move(all))}}), 2)) + "\n";
+  return Config::object({{"good", report.is_good()},
+                         {"path", report.path},
+                         {"kind", kind_name(report.kind)},
+                         {"files", report.files},
+                         {"tensors", report.tensors},
+                         {"bytes", report.bytes},
+                         {"has_checksums", report.has_checksums},
+                         {"checked", report.checked},
+                         {"problems", std::move(problems)},
+                         {"problems_left_out", report.problems_left_out}});
 }
 
 }  // namespace muster::inspect

@@ -3,8 +3,8 @@
 // What `muster verify` says.
 
 #include <string>
-#include <vector>
 
+#include "muster/config.hpp"
 #include "muster/verify.hpp"
 
 namespace muster::inspect {
@@ -14,9 +14,6 @@ std::string verify_text(const VerifyReport& report);
 
 /// {"good", "path", "kind", "files", "tensors", "bytes", "has_checksums", "checked", "problems": [{"defect", "file",
 /// "tensor", "words"}], "problems_left_out"}.
-std::string verify_json(const VerifyReport& report);
-
-/// {"reports": [...]}, each like that.
-std::string verify_json(const std::vector<VerifyReport>& reports);
+Config verify_tree(const VerifyReport& report);
 
 }  // namespace muster::inspect

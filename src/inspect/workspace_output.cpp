@@ -8,10 +8,8 @@
 #include <iterator>
 
 #include "muster/error.hpp"
-#include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/printable.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -31,19 +29,12 @@ std::chrono::seconds age_of(TimePoint changed, TimePoint now) {
 }
 
 std::string_view life_text(const SurveyEntry& entry) {
-  switch (entry.writer) {
-    case os::Life::alive:
-      return "alive";
-    case os::Life::dead:
-      return "gone";
-    case os::Life::unknown:
-      break;
-  }
-  return entry.name && entry.name->writer ? "unknown" : "-";
+  if (entry.writer == os::Life::unknown) return entry.name && entry.name->writer ? "unknown" : "-";
+  return entry.writer == os::Life::alive ? "alive" : "gone";
 }
 
-std::string kind_text(const SurveyEntry& entry) {
-  return entry.name ? std::string(workspace::to_string(entry.name->kind)) : "other";
+std::string_view kind_text(const SurveyEntry& entry) {
+  return entry.name ? workspace::to_string(entry.name->kind) : "other";
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -113,32 +104,32 @@ void append_entries(std::string& out, const std::vector<SurveyEntry>& entries, s
   fmt::format_to(std::back_inserter(out), "\n{}\n", coloured(style, Colour::strong, title));
   TextTable table({{"FILE"}, {"KIND"}, {"SIZE", Align::right}, {"AGE", Align::right}, {"WRITER"}}, {0});
   for (const SurveyEntry& entry : entries)
-    table.add({printable(entry.file), kind_text(entry), human_bytes(entry.bytes), age_text(age_of(entry.changed, now)),
-               std::string(life_text(entry))});
+    table.add({printable(entry.file), std::string(kind_text(entry)), human_bytes(entry.bytes),
+               age_text(age_of(entry.changed, now)), std::string(life_text(entry))});
   table.append_to(out, style);
 }
 
-Config entry_json(const SurveyEntry& entry, TimePoint now) {
-  return Config::object({{"file", Config(json_text(entry.file))},
-                         {"kind", Config(kind_text(entry))},
-                         {"bytes", Config(entry.bytes)},
-                         {"files", Config(entry.files)},
-                         {"age_seconds", Config(std::int64_t{age_of(entry.changed, now).count()})},
-                         {"writer", Config(life_text(entry))}});
+Config entry_tree(const SurveyEntry& entry, TimePoint now) {
+  return Config::object({{"file", entry.file},
+                         {"kind", kind_text(entry)},
+                         {"bytes", entry.bytes},
+                         {"files", entry.files},
+                         {"age_seconds", age_of(entry.changed, now).count()},
+                         {"writer", life_text(entry)}});
 }
 
-Config state_json(const SurveyState& state, TimePoint now) {
-  return Config::object({{"file", Config(json_text(state.entry.file))},
-                         {"rank", Config(state.rank)},
-                         {"world_size", Config(state.world_size)},
-                         {"generation", Config(state.generation)},
-                         {"complete", Config(state.complete)},
-                         {"problem", state.problem.empty() ? Config() : Config(json_text(state.problem))},
-                         {"tensors", Config(state.tensors)},
-                         {"tensor_bytes", Config(state.tensor_bytes)},
-                         {"compressed", Config(state.compressed)},
-                         {"bytes", Config(state.entry.bytes)},
-                         {"age_seconds", Config(std::int64_t{age_of(state.entry.changed, now).count()})}});
+Config state_tree(const SurveyState& state, TimePoint now) {
+  return Config::object({{"file", state.entry.file},
+                         {"rank", state.rank},
+                         {"world_size", state.world_size},
+                         {"generation", state.generation},
+                         {"complete", state.complete},
+                         {"problem", or_null(state.problem)},
+                         {"tensors", state.tensors},
+                         {"tensor_bytes", state.tensor_bytes},
+                         {"compressed", state.compressed},
+                         {"bytes", state.entry.bytes},
+                         {"age_seconds", age_of(state.entry.changed, now).count()}});
 }
 
 template <class Items, class Json>
@@ -150,27 +141,11 @@ ConfigArray array_of(const Items& items, TimePoint now, Json&& json) {
 }
 
 std::string_view marked_text(Marked marked) {
-  switch (marked) {
-    case Marked::by_mark:
-      return "mark";
-    case Marked::by_names:
-      return "names";
-    case Marked::empty:
-      break;
-  }
-  return "empty";
+  return marked == Marked::by_mark ? "mark" : marked == Marked::by_names ? "names" : "empty";
 }
 
 std::string_view verdict_text(GcVerdict verdict) {
-  switch (verdict) {
-    case GcVerdict::remove:
-      return "remove";
-    case GcVerdict::keep:
-      return "keep";
-    case GcVerdict::failed:
-      break;
-  }
-  return "failed";
+  return verdict == GcVerdict::remove ? "remove" : verdict == GcVerdict::keep ? "keep" : "failed";
 }
 
 }  // namespace
@@ -212,32 +187,28 @@ std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& 
   return out;
 }
 
-std::string survey_json(const Survey& survey, TimePoint now) {
+Config survey_tree(const Survey& survey, TimePoint now) {
   ConfigArray jobs;
   for (const SurveyJob& job : survey.jobs) {
-    ConfigArray missing;
-    for (const int rank : job.missing_ranks) missing.emplace_back(rank);
     jobs.push_back(
-        Config::object({{"job", Config(job.nonce)},
-                        {"world_size", Config(job.world_size)},
-                        {"bytes", Config(job.bytes)},
-                        {"age_seconds", Config(std::int64_t{age_of(job.changed, now).count()})},
+        Config::object({{"job", job.nonce},
+                        {"world_size", job.world_size},
+                        {"bytes", job.bytes},
+                        {"age_seconds", age_of(job.changed, now).count()},
                         {"common_generation", job.common_generation ? Config(*job.common_generation) : Config()},
-                        {"missing_ranks", Config(std::move(missing))},
-                        {"states", Config(array_of(job.states, now, state_json))},
-                        {"kept", Config(array_of(job.kept, now, state_json))},
-                        {"passing", Config(array_of(job.passing, now, entry_json))}}));
+                        {"missing_ranks", ConfigArray(job.missing_ranks.begin(), job.missing_ranks.end())},
+                        {"states", array_of(job.states, now, state_tree)},
+                        {"kept", array_of(job.kept, now, state_tree)},
+                        {"passing", array_of(job.passing, now, entry_tree)}}));
   }
-  return printable_json(to_json(Config::object({{"path", Config(json_text(survey.path))},
-                                                {"kind", Config("workspace")},
-                                                {"marked", Config(marked_text(survey.marked))},
-                                                {"files", Config(survey.files)},
-                                                {"bytes", Config(survey.bytes)},
-                                                {"jobs", Config(std::move(jobs))},
-                                                {"temporary", Config(array_of(survey.temporary, now, entry_json))},
-                                                {"foreign", Config(array_of(survey.foreign, now, entry_json))}}),
-                                2)) +
-         "\n";
+  return Config::object({{"path", survey.path},
+                         {"kind", "workspace"},
+                         {"marked", marked_text(survey.marked)},
+                         {"files", survey.files},
+                         {"bytes", survey.bytes},
+                         {"jobs", std::move(jobs)},
+                         {"temporary", array_of(survey.temporary, now, entry_tree)},
+                         {"foreign", array_of(survey.foreign, now, entry_tree)}});
 }
 
 std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& style) {
@@ -277,22 +248,20 @@ std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& 
   return out;
 }
 
-std::string gc_json(const GcReport& report, bool is_dry_run) {
+Config gc_tree(const GcReport& report, bool is_dry_run) {
   ConfigArray items;
   for (const GcItem& item : report.items)
-    items.push_back(Config::object({{"file", Config(json_text(item.file))},
-                                    {"kind", Config(workspace::to_string(item.kind))},
-                                    {"bytes", Config(item.bytes)},
-                                    {"files", Config(item.files)},
-                                    {"age_seconds", Config(std::int64_t{item.age.count()})},
-                                    {"verdict", Config(verdict_text(item.verdict))},
-                                    {"reason", Config(json_text(item.reason))}}));
-  return printable_json(to_json(Config::object({{"dry_run", Config(is_dry_run)},
-                                                {"removed_files", Config(report.removed_files)},
-                                                {"removed_bytes", Config(report.removed_bytes)},
-                                                {"items", Config(std::move(items))}}),
-                                2)) +
-         "\n";
+    items.push_back(Config::object({{"file", item.file},
+                                    {"kind", workspace::to_string(item.kind)},
+                                    {"bytes", item.bytes},
+                                    {"files", item.files},
+                                    {"age_seconds", item.age.count()},
+                                    {"verdict", verdict_text(item.verdict)},
+                                    {"reason", item.reason}}));
+  return Config::object({{"dry_run", is_dry_run},
+                         {"removed_files", report.removed_files},
+                         {"removed_bytes", report.removed_bytes},
+                         {"items", std::move(items)}});
 }
 
 }  // namespace muster::inspect

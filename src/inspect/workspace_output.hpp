@@ -5,7 +5,7 @@
 #include <chrono>
 #include <string>
 
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/survey.hpp"
 
@@ -19,10 +19,10 @@ std::chrono::seconds parse_age(const std::string& text);
 /// Jobs, their ranks' states, and what else lies there. Lines end with '\n'.
 std::string survey_text(const workspace::Survey& survey, std::chrono::system_clock::time_point now,
                         const OutputStyle& style);
-std::string survey_json(const workspace::Survey& survey, std::chrono::system_clock::time_point now);
+Config survey_tree(const workspace::Survey& survey, std::chrono::system_clock::time_point now);
 
 /// Every file with its verdict, and the sum.
 std::string gc_text(const workspace::GcReport& report, bool is_dry_run, const OutputStyle& style);
-std::string gc_json(const workspace::GcReport& report, bool is_dry_run);
+Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
 
 }  // namespace muster::inspect

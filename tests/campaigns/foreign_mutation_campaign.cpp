@@ -24,11 +24,10 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 using namespace muster::test;
 
 namespace {
@@ -209,13 +208,14 @@ Verdict look(const std::string& path) {
   try {
     const auto file = ForeignHdf5::open(path, {.deadline = deadline});
     bool is_unreadable = false;
+    std::vector<std::byte> memory;
     for (std::size_t i = 0; i < file->tensors().size(); ++i) {
       const TensorEntry& tensor = file->tensors()[i];
       if (byte_size(tensor.dtype, tensor.shape) != tensor.bytes || file->find(tensor.name) != i) return broken;
       try {
         const std::uint64_t length = std::min(piece, tensor.bytes);
-        if (file->read(i, 0, length)->bytes().size() != length) return broken;
-        if (file->read(i, tensor.bytes - length, length)->bytes().size() != length) return broken;
+        (void)file->read_piece(i, 0, length, memory);
+        (void)file->read_piece(i, tensor.bytes - length, length, memory);
       } catch (const Error&) {
         is_unreadable = true;
       }

@@ -10,10 +10,9 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/inspect/foreign_report.hpp"
+#include "src/checkpoint/foreign_report.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 
 namespace {
 

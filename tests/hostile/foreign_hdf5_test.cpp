@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
-#include "src/inspect/printable.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
+#include "src/inspect/output.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
@@ -67,12 +67,13 @@ struct Look {
 /// The beginning and the end of every tensor, as far as a person would look.
 void read_ends(const ForeignHdf5& file, std::vector<std::string>& lines) {
   constexpr std::uint64_t piece = std::uint64_t{256} << 10;
+  std::vector<std::byte> memory;
   for (std::size_t i = 0; i < file.tensors().size(); ++i) {
     const TensorEntry& tensor = file.tensors()[i];
     try {
       const std::uint64_t length = std::min(piece, tensor.bytes);
-      if (file.read(i, 0, length)->bytes().size() != length) lines.push_back("wrong length");
-      if (file.read(i, tensor.bytes - length, length)->bytes().size() != length) lines.push_back("wrong length");
+      (void)file.read_piece(i, 0, length, memory);
+      (void)file.read_piece(i, tensor.bytes - length, length, memory);
     } catch (const Error& error) {
       lines.push_back("unreadable " + printable(tensor.name) + ": " + error.what());
     }
@@ -228,11 +229,12 @@ bool counts(const ForeignHdf5& file, std::string_view name, DType dtype, const S
   bool is_same = true;
   // Pieces that end anywhere.
   constexpr std::uint64_t piece = 24;
+  std::vector<std::byte> memory;
   for (std::uint64_t at = 0; at < tensor.bytes; at += piece) {
-    const auto part = file.read(*found, at, std::min(piece, tensor.bytes - at));
-    for (std::size_t i = 0; i < part->bytes().size() / sizeof(Element); ++i) {
+    const auto part = file.read_piece(*found, at, std::min(piece, tensor.bytes - at), memory);
+    for (std::size_t i = 0; i < part.size() / sizeof(Element); ++i) {
       Element value{};
-      std::memcpy(&value, part->bytes().data() + i * sizeof(Element), sizeof(Element));
+      std::memcpy(&value, part.data() + i * sizeof(Element), sizeof(Element));
       is_same = is_same && value == static_cast<Element>((at / sizeof(Element) + i) % 1000);
     }
   }
@@ -259,8 +261,9 @@ TEST_CASE("honest files of every version of the format are read") {
     CHECK(file->metadata().at("names") == R"(["one", "two", "three"])");
     CHECK(file->metadata().at("layers/0/weight@note7") == "some words");
     const std::optional<std::size_t> weight = file->find("layers/1/weight");
-    CHECK(file->stored_bytes(*weight) < file->tensors()[*weight].bytes);
-    CHECK(words_of(ErrorKind::argument, [&] { (void)file->read(*weight, 2400, 1); }) != "");
+    std::vector<std::byte> memory;
+    CHECK(file->detail(*weight).stored_bytes < file->tensors()[*weight].bytes);
+    CHECK(words_of(ErrorKind::argument, [&] { (void)file->read_piece(*weight, 2400, 1, memory); }) != "");
   }
 }
 
@@ -270,11 +273,11 @@ bool is_run(const ForeignHdf5& file, std::size_t tensor, std::uint64_t first, st
   const std::uint64_t rows = static_cast<std::uint64_t>(entry.shape[0]);
   const std::uint64_t row = entry.bytes / 2 / rows;
   const std::uint64_t written = entry.name.starts_with("sparse") ? rows / 2 * row : rows * row;
-  const auto part = file.read(tensor, 2 * first, 2 * count);
-  if (part->bytes().size() != 2 * count) return false;
+  std::vector<std::byte> memory;
+  const auto part = file.read_piece(tensor, 2 * first, 2 * count, memory);
   for (std::uint64_t i = 0; i < count; ++i) {
     std::uint16_t value = 0;
-    std::memcpy(&value, part->bytes().data() + 2 * i, 2);
+    std::memcpy(&value, part.data() + 2 * i, 2);
     if (value != (first + i < written ? (first + i) % 1000 : 7)) return false;
   }
   return true;
@@ -304,12 +307,15 @@ TEST_CASE("a damaged chunk is told; what is beside it can be read") {
   const TemporaryDirectory folder;
   make("chunks", folder);
   const auto file = ForeignHdf5::open(folder / "damaged.h5");
-  const std::string words = words_of(ErrorKind::corrupt, [&] { (void)file->read(*file->find("sums"), 0, 2 * 64); });
+  std::vector<std::byte> memory;
+  const std::string words =
+      words_of(ErrorKind::corrupt, [&] { (void)file->read_piece(*file->find("sums"), 0, 2 * 64, memory); });
   CHECK(has(words, "the tensor \"sums\" of "));
   CHECK(has(words, "libhdf5 cannot read it: data error detected by Fletcher32 checksum"));
   CHECK(is_run(*file, *file->find("sums"), 0, 32));
   CHECK(is_run(*file, *file->find("sums"), 48, 16));
-  CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)file->read(*file->find("zstd"), 0, 2 * 64); }), "cannot read it"));
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)file->read_piece(*file->find("zstd"), 0, 2 * 64, memory); }),
+            "cannot read it"));
   CHECK(is_run(*file, *file->find("zstd"), 0, 16));
 }
 
@@ -420,7 +426,8 @@ TEST_CASE("a reader that is missing, no program, silent, or of another build is 
     ForeignHdf5Options options;
     options.reader = script(name, fmt::format("[ $3 = list ] && exec '{}' \"$@\"\n{}", reader, text));
     options.deadline = std::chrono::milliseconds(300);
-    (void)ForeignHdf5::open(samples / "old.h5", options)->read(0, 0, 1);
+    std::vector<std::byte> memory;
+    (void)ForeignHdf5::open(samples / "old.h5", options)->read_piece(0, 0, 1, memory);
   };
   CHECK(has(words_of(ErrorKind::corrupt, [&] { read_with("dies", "kill -SEGV $$"); }),
             "libhdf5 does not survive it: it crashed (SIGSEGV)"));

@@ -18,10 +18,9 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 
 namespace {
 
@@ -41,7 +40,7 @@ void list(const std::string& path) {
                        {"dtype", std::string(to_string(tensor.dtype))},
                        {"shape", tensor.shape},
                        {"bytes", tensor.bytes},
-                       {"stored", file->stored_bytes(i)}});
+                       {"stored", file->detail(i).stored_bytes}});
   }
   nlohmann::json issues = nlohmann::json::array();
   for (const ForeignIssue& issue : file->issues()) issues.push_back({{"path", issue.path}, {"words", issue.words}});
@@ -60,9 +59,10 @@ void dump(const ForeignHdf5& file, std::size_t tensor, const std::string& to, st
   std::FILE* out = std::fopen(to.c_str(), "wb");
   if (out == nullptr) throw Error(ErrorKind::io, "cannot write " + to);
   const std::uint64_t bytes = file.tensors()[tensor].bytes;
+  std::vector<std::byte> memory;
   for (std::uint64_t at = 0; at < bytes; at += piece) {
-    const auto part = file.read(tensor, at, std::min(piece, bytes - at));
-    std::fwrite(part->bytes().data(), 1, part->bytes().size(), out);
+    const auto part = file.read_piece(tensor, at, std::min(piece, bytes - at), memory);
+    std::fwrite(part.data(), 1, part.size(), out);
   }
   std::fclose(out);
 }

@@ -10,12 +10,11 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/checkpoint/foreign_report.hpp"
 #include "src/hdf5/foreign_report_writer.hpp"
-#include "src/inspect/foreign_report.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
-using namespace muster::inspect;
 using namespace muster::test;
 using hdf5::ForeignRecord;
 using hdf5::RecordBytes;

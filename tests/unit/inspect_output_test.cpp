@@ -10,7 +10,7 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/inspect/name_tree.hpp"
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 #include "src/inspect/workspace_output.hpp"
 #include "tests/support/random_config.hpp"
 

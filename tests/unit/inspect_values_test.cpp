@@ -6,19 +6,18 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/inspect/array_format.hpp"
 #include "src/inspect/cat.hpp"
 #include "src/inspect/elements.hpp"
-#include "src/inspect/names.hpp"
 #include "src/inspect/selection.hpp"
+#include "src/inspect/source.hpp"
 #include "src/inspect/statistics.hpp"
-#include "src/inspect/tensor_source.hpp"
 
 using namespace muster;
 using namespace muster::inspect;
@@ -26,24 +25,17 @@ using namespace muster::inspect;
 namespace {
 
 /// Tensors in memory.
-class MemorySource : public inspect::TensorSource {
+class MemorySource : public TensorSource {
  public:
   void add(const std::string& name, DType dtype, Shape shape, std::vector<std::byte> bytes) {
     entries_.push_back({name, dtype, std::move(shape), 0, bytes.size()});
     bytes_.push_back(std::move(bytes));
   }
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
-  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept override {
-    for (std::size_t i = 0; i < entries_.size(); ++i)
-      if (entries_[i].name == name) return i;
-    return std::nullopt;
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
+    REQUIRE(offset + target.size() <= bytes_[tensor].size());
+    std::copy_n(bytes_[tensor].begin() + static_cast<std::ptrdiff_t>(offset), target.size(), target.begin());
   }
-  [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
-                                                 std::uint64_t length) const override {
-    const auto begin = bytes_[tensor].begin() + static_cast<std::ptrdiff_t>(offset);
-    return std::make_unique<PieceBytes>(std::vector<std::byte>(begin, begin + static_cast<std::ptrdiff_t>(length)));
-  }
-  [[nodiscard]] std::map<std::string, std::string> metadata() const override { return {}; }
 
  private:
   std::vector<TensorEntry> entries_;
@@ -72,7 +64,8 @@ TensorStatistics of(DType dtype, Shape shape, std::vector<std::byte> bytes, std:
 
 std::string printed(const MemorySource& source, const std::string& what, CatOptions options = {}) {
   std::string out;
-  cat(source, "memory", what, options, [&](std::string_view text) { out += text; });
+  const Source opened{.path = "memory", .tensors = std::make_shared<MemorySource>(source)};
+  cat(opened, what, options, [&](std::string_view text) { out += text; });
   return out;
 }
 

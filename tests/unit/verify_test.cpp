@@ -17,6 +17,7 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/inspect/output.hpp"
 #include "src/inspect/verify_output.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -108,7 +109,7 @@ TEST_CASE("a whole checkpoint is good, with and without checksums") {
   CHECK(inspect::verify_text(report) == "good: 5 tensors of 3 files, 10.5 MB; 5 checksums checked\n");
   CHECK(verify(work.path(), {.checksums = false}).checked == 0);
   CHECK(verify(work.path(), {.checksums = false}).is_good());
-  const Config json = parse_json(inspect::verify_json(report));
+  const Config json = inspect::verify_tree(report);
   CHECK(json.at("good").as_bool());
   CHECK(json.at("kind").as_string() == "checkpoint");
   CHECK(json.at("problems").size() == 0);
@@ -223,7 +224,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     write_model_file(work / "z.safetensors", {{"a", test::pattern(DType::f32, {2}, 3)}});
     const List problems = found(path);
     CHECK(problems.size() == 5);
-    const Config json = parse_json(inspect::verify_json(verify(path)));
+    const Config json = inspect::verify_tree(verify(path));
     CHECK_FALSE(json.at("good").as_bool());
     CHECK(json.at("problems").size() == 5);
     CHECK(has(words_of(ErrorKind::argument, [&] { write_checksums(path); }), "not whole"));
@@ -349,7 +350,7 @@ TEST_CASE("whatever bytes are broken, there is a verdict") {
     test::write_text(work / name, broken);
     const VerifyReport report = verify(work.path());
     if (!report.is_good()) ++bad;
-    (void)parse_json(inspect::verify_json(report));
+    (void)parse_json(inspect::json_report(inspect::verify_tree(report)));
     test::write_text(work / name, whole);
   }
   CHECK(bad > 2'000);

@@ -4,7 +4,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <functional>
+#include <numeric>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -12,18 +15,17 @@
 #include "muster/error.hpp"
 #include "muster/state_file.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/verification.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
-#include "src/inspect/verification.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
-namespace inspect {
 namespace {
 
 namespace fs = std::filesystem;
@@ -31,36 +33,16 @@ namespace fs = std::filesystem;
 constexpr std::size_t most_problems = 10'000;
 
 struct Summed {
-  std::string_view name;
-  const OpenedFile* file = nullptr;
-  std::size_t index = 0;
-  std::uint64_t checksum = 0;
-  std::string failure;  ///< why its bytes could not be read
+  std::vector<ReadTensor> tensors;
+  std::vector<std::uint64_t> checksums;  // of each
 };
 
-// Each tensor is read once, by one thread.
-std::vector<Summed> sum_all(const Places& places, const ProgressCallback& progress) {
-  std::vector<Summed> all;
-  std::uint64_t total = 0;
-  all.reserve(places.size());
-  for (const auto& [name, place] : places) {
-    all.push_back({name, place.first, place.second, 0, {}});
-    total += place.first->file.tensors()[place.second].bytes;
-  }
-  // The largest first: the last thread to finish has a small one.
-  std::vector<std::size_t> order(all.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  const auto bytes = [&](std::size_t i) { return all[i].file->file.tensors()[all[i].index].bytes; };
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return bytes(a) > bytes(b); });
-
-  ProgressCounter reading(progress, total);
-  parallel_for(order.size(), copy_workers(), [&](std::size_t place, std::size_t) {
-    Summed& summed = all[order[place]];
-    try {
-      summed.checksum = checksum_of(summed.file->file, summed.index, [&](std::uint64_t count) { reading.add(count); });
-    } catch (const Error& error) {
-      summed.failure = error.what();
-    }
+Summed sum_all(const Places& places, const ProgressCallback& progress) {
+  Summed all;
+  for (const auto& [name, place] : places) all.tensors.push_back({place.first, place.second});
+  all.checksums.resize(all.tensors.size());
+  read_all(all.tensors, progress, [&](std::size_t i, const ReadProgress& add) {
+    all.checksums[i] = checksum_of(all.tensors[i].file->file, all.tensors[i].index, add);
   });
   return all;
 }
@@ -92,18 +74,21 @@ void verify_checksums(const std::string& directory, const Places& places, const 
                        fmt::format("{} has no checksum of the tensor {}", in_quotes(file), in_quotes(name)));
   }
   if (!options.checksums) return;
-  for (const Summed& summed : sum_all(with, options.progress)) {
-    if (!summed.failure.empty()) {
-      verification.add(Defect::file, summed.file->name, std::string(summed.name), summed.failure);
+  const Summed summed = sum_all(with, options.progress);
+  for (std::size_t i = 0; i < summed.tensors.size(); ++i) {
+    const auto& [in, index, failure] = summed.tensors[i];
+    const std::string& name = in->file.tensors()[index].name;
+    if (!failure.empty()) {
+      verification.add(Defect::file, in->name, name, failure);
       continue;
     }
     ++report.checked;
-    const std::uint64_t expected = checksums->find(summed.name)->second;
-    if (summed.checksum == expected) continue;
+    const std::uint64_t expected = checksums->find(name)->second;
+    if (summed.checksums[i] == expected) continue;
     verification.add(
-        Defect::checksum, summed.file->name, std::string(summed.name),
-        fmt::format("the tensor {} in {} has the checksum {}, not {}: its bytes have changed", in_quotes(summed.name),
-                    in_quotes(summed.file->name), checksum_text(summed.checksum), checksum_text(expected)));
+        Defect::checksum, in->name, name,
+        fmt::format("the tensor {} in {} has the checksum {}, not {}: its bytes have changed", in_quotes(name),
+                    in_quotes(in->name), checksum_text(summed.checksums[i]), checksum_text(expected)));
   }
 }
 
@@ -220,6 +205,38 @@ std::vector<OpenedFile> Verification::open_all(const std::string& directory, con
   return files;
 }
 
+void Verification::find_holes(const std::set<std::uint64_t>& there, std::uint64_t first, std::uint64_t last,
+                              std::string_view what, const std::function<std::string(std::uint64_t)>& name_of) {
+  for (auto next = there.lower_bound(first); first <= last; ++first) {
+    const std::uint64_t end = next == there.end() || *next > last ? last + 1 : *next++;
+    if (first < end)
+      add(Defect::missing, name_of(first), "",
+          first + 1 == end
+              ? fmt::format("{} is not there", in_quotes(name_of(first)))
+              : fmt::format("{} and those up to {} {} are not there", in_quotes(name_of(first)), what, end - 1));
+    first = end;
+  }
+}
+
+void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress,
+              const std::function<void(std::size_t, const ReadProgress&)>& read) {
+  std::vector<std::size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto bytes = [&](std::size_t place) { return tensors[place].entry().bytes; };
+  std::uint64_t total = 0;
+  for (const std::size_t place : order) total += bytes(place);
+  // The last thread to finish has a small one.
+  std::ranges::stable_sort(order, std::greater(), bytes);
+  ProgressCounter reading(progress, total);
+  parallel_for(order.size(), copy_workers(), [&](std::size_t i, std::size_t) {
+    try {
+      read(order[i], [&](std::uint64_t count) { reading.add(count); });
+    } catch (const Error& error) {
+      tensors[order[i]].failure = error.what();
+    }
+  });
+}
+
 Places find_places(const std::vector<OpenedFile>& files, Verification& verification) {
   Places places;
   for (const OpenedFile& file : files) {
@@ -235,30 +252,10 @@ Places find_places(const std::vector<OpenedFile>& files, Verification& verificat
   return places;
 }
 
-}  // namespace inspect
-
 std::string_view to_string(Defect defect) noexcept {
-  switch (defect) {
-    case Defect::file:
-      return "file";
-    case Defect::missing:
-      return "missing";
-    case Defect::unindexed:
-      return "unindexed";
-    case Defect::twice:
-      return "twice";
-    case Defect::index:
-      return "index";
-    case Defect::numbering:
-      return "numbering";
-    case Defect::disagree:
-      return "disagree";
-    case Defect::left:
-      return "left";
-    case Defect::checksum:
-      break;
-  }
-  return "checksum";
+  constexpr std::array<std::string_view, 9> names = {"file",      "missing",  "unindexed", "twice",   "index",
+                                                     "numbering", "disagree", "left",      "checksum"};
+  return names[static_cast<std::size_t>(defect)];
 }
 
 VerifyReport verify(const std::string& path, const VerifyOptions& options) {
@@ -266,8 +263,7 @@ VerifyReport verify(const std::string& path, const VerifyOptions& options) {
   const auto status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status))
     throw Error(ErrorKind::not_found, fmt::format("verifying {}: it is not there", in_quotes(path)), {.path = path});
-  return std::filesystem::is_directory(status) ? inspect::verify_directory(path, options)
-                                               : inspect::verify_file(path, options);
+  return std::filesystem::is_directory(status) ? verify_directory(path, options) : verify_file(path, options);
 }
 
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress) {
@@ -282,15 +278,17 @@ std::uint64_t write_checksums(const std::string& path, const ProgressCallback& p
     if (problem.defect != Defect::checksum) refuse(fmt::format("it is not whole: {}", problem.words));
 
   VerifyReport unused;
-  inspect::Verification ignored(unused);
+  Verification ignored(unused);
   std::vector<std::string> names;
   for (std::string& name : files_in(path))
     if (is_weight_name(name)) names.push_back(std::move(name));
-  const std::vector<inspect::OpenedFile> files = ignored.open_all(path, names);
+  const std::vector<OpenedFile> files = ignored.open_all(path, names);
   Checksums checksums;
-  for (const inspect::Summed& summed : inspect::sum_all(inspect::find_places(files, ignored), progress)) {
-    if (!summed.failure.empty()) throw Error(ErrorKind::io, summed.failure, {.path = path});
-    checksums.emplace(summed.name, summed.checksum);
+  const Summed summed = sum_all(find_places(files, ignored), progress);
+  for (std::size_t i = 0; i < summed.tensors.size(); ++i) {
+    const ReadTensor& tensor = summed.tensors[i];
+    if (!tensor.failure.empty()) throw Error(ErrorKind::io, tensor.failure, {.path = path});
+    checksums.emplace(tensor.entry().name, summed.checksums[i]);
   }
   write_checksums(path, checksums);
   return checksums.size();

@@ -3,8 +3,10 @@
 // The parts of a verification. Each adds what it finds and goes on; nothing here throws for what a file says.
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
-#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,7 +15,7 @@
 #include "muster/safetensors.hpp"
 #include "muster/verify.hpp"
 
-namespace muster::inspect {
+namespace muster {
 
 /// A safetensors file that could be opened.
 struct OpenedFile {
@@ -29,10 +31,28 @@ class Verification {
   void add(Defect defect, std::string file, std::string tensor, std::string words);
   /// Opens what it can of these names, in their order.
   std::vector<OpenedFile> open_all(const std::string& directory, const std::vector<std::string>& names);
+  /// Tells each run of numbers from `first` to `last` that is not there; a count from a name is only believed as far as
+  /// there are files.
+  void find_holes(const std::set<std::uint64_t>& there, std::uint64_t first, std::uint64_t last, std::string_view what,
+                  const std::function<std::string(std::uint64_t)>& name_of);
 
  private:
   VerifyReport& report_;
 };
+
+/// A tensor of an opened file whose bytes are looked at.
+struct ReadTensor {
+  const OpenedFile* file = nullptr;
+  std::size_t index = 0;
+  std::string failure = {};  ///< why that failed
+
+  [[nodiscard]] const TensorEntry& entry() const { return file->file.tensors()[index]; }
+};
+/// To be told how many bytes more were read.
+using ReadProgress = std::function<void(std::uint64_t)>;
+/// Calls read(place, progress) for each, once, by several threads, the largest first, and notes what it throws.
+void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress,
+              const std::function<void(std::size_t, const ReadProgress&)>& read);
 
 /// Where a name of a checkpoint is: file and place in it.
 using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size_t>>;
@@ -61,4 +81,4 @@ VerifyReport verify_workspace(const std::string& path, const VerifyOptions& opti
 void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,
                    VerifyReport& report, Verification& verification);
 
-}  // namespace muster::inspect
+}  // namespace muster

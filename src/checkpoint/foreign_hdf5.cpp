@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/foreign_hdf5.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -16,16 +16,16 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/foreign_report.hpp"
+#include "src/checkpoint/reader_place.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/foreign_report.hpp"
-#include "src/inspect/printable.hpp"
-#include "src/inspect/reader_place.hpp"
 #include "src/os/file.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
 #include "src/os/subprocess.hpp"
 
-namespace muster::inspect {
+namespace muster {
 namespace {
 
 constexpr std::string_view signature("\x89HDF\r\n\x1a\n", 8);
@@ -158,7 +158,7 @@ void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first
       const std::scoped_lock lock(mutex_);
       idle_.push_back(std::move(reader));
     }
-    if (length != 0) refuse(ErrorKind::corrupt, printable(refusal));
+    if (length != 0) refuse(ErrorKind::corrupt, escaped(refusal, "\\"));
     return;
   }
 }
@@ -250,41 +250,35 @@ std::optional<std::size_t> ForeignHdf5::find(std::string_view name) const noexce
   return found->second;
 }
 
-std::unique_ptr<PieceBytes> ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const {
+void ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
   const ForeignTensor& from = contents_->tensors.at(tensor);
-  if (offset > from.bytes || length > from.bytes - offset)
-    throw Error(ErrorKind::argument, fmt::format("reading {} bytes at {} of the tensor {}, which has {}", length,
+  if (offset > from.bytes || target.size() > from.bytes - offset)
+    throw Error(ErrorKind::argument, fmt::format("reading {} bytes at {} of the tensor {}, which has {}", target.size(),
                                                  offset, in_quotes(from.name), from.bytes));
-  std::vector<std::byte> bytes(length);
-  if (from.offset != 0) {
-    contents_->file.read_at(from.offset + offset, bytes);
-    return std::make_unique<PieceBytes>(std::move(bytes));
-  }
+  if (target.empty()) return;
+  if (from.offset != 0) return contents_->file.read_at(from.offset + offset, target);
   // Whole stored elements around what is wanted.
   const std::uint64_t first = offset / from.item_bytes;
-  const std::uint64_t end = (offset + length + from.item_bytes - 1) / from.item_bytes;
-  bytes.resize(length == 0 ? 0 : (end - first) * from.item_bytes);
-  const std::uint64_t most = hdf5::most_question_bytes / from.item_bytes;
-  for (std::uint64_t at = 0; at < bytes.size() / from.item_bytes; at += most)
-    contents_->ask(from, first + at,
-                   std::span(bytes)
-                       .subspan(at * from.item_bytes)
-                       .first(std::min(most * from.item_bytes, bytes.size() - at * from.item_bytes)));
-  bytes.erase(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(offset - first * from.item_bytes));
-  bytes.resize(length);
-  return std::make_unique<PieceBytes>(std::move(bytes));
+  const std::uint64_t end = (offset + target.size() + from.item_bytes - 1) / from.item_bytes;
+  std::vector<std::byte> elements((end - first) * from.item_bytes);
+  const std::uint64_t most = hdf5::most_question_bytes / from.item_bytes * from.item_bytes;
+  for (std::uint64_t at = 0; at < elements.size(); at += most)
+    contents_->ask(from, first + at / from.item_bytes,
+                   std::span(elements).subspan(at, std::min(most, elements.size() - at)));
+  std::memcpy(target.data(), elements.data() + (offset - first * from.item_bytes), target.size());
 }
 
-std::map<std::string, std::string> ForeignHdf5::metadata() const {
+TensorDetail ForeignHdf5::detail(std::size_t tensor) const {
+  const ForeignTensor& from = contents_->tensors.at(tensor);
+  return {.stored_bytes = from.stored_bytes, .is_compressed = from.stored_bytes != from.bytes};
+}
+
+const std::map<std::string, std::string>& ForeignHdf5::metadata() const noexcept {
   return contents_->texts;
 }
 
 const std::vector<ForeignIssue>& ForeignHdf5::issues() const noexcept {
   return contents_->issues;
-}
-
-std::uint64_t ForeignHdf5::stored_bytes(std::size_t tensor) const {
-  return contents_->tensors.at(tensor).stored_bytes;
 }
 
 const ForeignListingCost& ForeignHdf5::cost() const noexcept {
@@ -308,4 +302,4 @@ std::string hdf5_reader_program() {
   return {};
 }
 
-}  // namespace muster::inspect
+}  // namespace muster

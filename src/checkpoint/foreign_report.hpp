@@ -13,10 +13,10 @@
 
 #include "muster/dtype.hpp"
 #include "muster/tensor.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/hdf5/foreign_report.hpp"
-#include "src/inspect/foreign_hdf5.hpp"
 
-namespace muster::inspect {
+namespace muster {
 
 /// One tensor and where its elements are.
 struct ForeignTensor {
@@ -55,4 +55,4 @@ struct ForeignReportLimits {
 /// this build makes.
 ForeignReport parse_foreign_report(std::span<const std::byte> bytes, const ForeignReportLimits& limits);
 
-}  // namespace muster::inspect
+}  // namespace muster

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/text_table.hpp"
+#include "src/inspect/output.hpp"
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <unordered_map>
 
+#include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/inspect/printable.hpp"
 
 namespace muster::inspect {
 namespace {
@@ -18,26 +20,90 @@ constexpr std::size_t least_flexible = 12;
 }  // namespace
 
 std::string coloured(const OutputStyle& style, Colour colour, std::string_view text) {
-  if (!style.is_coloured) return std::string(text);
-  const char* code = "0";
-  switch (colour) {
-    case Colour::good:
-      code = "32";
-      break;
-    case Colour::warning:
-      code = "33";
-      break;
-    case Colour::bad:
-      code = "31";
-      break;
-    case Colour::faint:
-      code = "2";
-      break;
-    case Colour::strong:
-      code = "1";
-      break;
+  return style.is_coloured ? fmt::format("\x1b[{}m{}\x1b[0m", static_cast<int>(colour), text) : std::string(text);
+}
+
+std::string printable(std::string_view text) {
+  return escaped(text, "\\");
+}
+
+std::string printable_json(std::string_view json) {
+  std::string out;
+  out.reserve(json.size());
+  while (!json.empty()) {
+    const Character character = first_character(json);
+    // Line breaks between values are the text's own: inside strings they are escaped already.
+    if (!is_dangerous(character.code) || character.code == '\n') {
+      out += json.substr(0, character.bytes);
+    } else if (character.code < 0x10000) {
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned>(character.code));
+    } else {
+      const auto above = static_cast<unsigned>(character.code) - 0x10000U;
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}\\u{:04x}", 0xd800 + (above >> 10), 0xdc00 + (above & 0x3ff));
+    }
+    json.remove_prefix(character.bytes);
   }
-  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+  return out;
+}
+
+std::string json_report(const Config& tree, int indent) {
+  const Config utf8 = with_leaves(tree, [](const Config& leaf) {
+    return leaf.is_string() && !is_utf8(leaf.as_string()) ? Config(printable(leaf.as_string())) : leaf;
+  });
+  return printable_json(to_json(utf8, indent)) + "\n";
+}
+
+Config or_null(const std::string& text) {
+  return text.empty() ? Config() : Config(text);
+}
+
+Config extents_of(const Shape& shape) {
+  return ConfigArray(shape.begin(), shape.end());
+}
+
+std::size_t columns(std::string_view text) noexcept {
+  std::size_t count = 0;
+  for (const char c : text) count += (static_cast<unsigned char>(c) & 0xc0U) != 0x80 ? 1 : 0;
+  return count;
+}
+
+std::string shorten(std::string_view text, std::size_t width) {
+  const std::size_t length = columns(text);
+  if (length <= width) return std::string(text);
+  const std::size_t kept = width < 5 ? 2 : width - 3;
+  // The end tells more than the beginning: "...layers.11.mlp.weight".
+  const std::size_t head = kept / 3;
+  const std::size_t tail = kept - head;
+  const auto byte_of = [&text](std::size_t column) {
+    std::size_t at = 0;
+    for (; at < text.size(); ++at) {
+      if ((static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80) continue;
+      if (column-- == 0) break;
+    }
+    return at;
+  };
+  return fmt::format("{}...{}", text.substr(0, byte_of(head)), text.substr(byte_of(length - tail)));
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  if (bytes < 1000) return fmt::format("{} B", bytes);
+  constexpr std::array<const char*, 6> units = {"kB", "MB", "GB", "TB", "PB", "EB"};
+  auto value = static_cast<double>(bytes) / 1000;
+  std::size_t unit = 0;
+  // 999,950 and more would be printed as 1000.0.
+  while (value >= 999.95 && unit + 1 < units.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string_view plural(std::uint64_t count) noexcept {
+  return count == 1 ? "" : "s";
+}
+
+std::string counted(std::uint64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, plural(count));
 }
 
 TextTable::TextTable(std::vector<Column> columns, std::vector<std::size_t> flexible)
@@ -112,18 +178,6 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
   append_row([&](std::size_t i) { return std::string_view(columns_[i].title); });
   for (std::size_t row = 0; row < ends_.size(); row += columns_.size())
     append_row([&](std::size_t i) { return cell_at(row + i); });
-}
-
-std::string_view plural(std::uint64_t count) noexcept {
-  return count == 1 ? "" : "s";
-}
-
-std::string counted(std::uint64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, plural(count));
-}
-
-std::string json_text(const std::string& text) {
-  return is_utf8(text) ? text : printable(text);
 }
 
 }  // namespace muster::inspect

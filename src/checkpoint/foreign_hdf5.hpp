@@ -16,13 +16,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "src/inspect/tensor_source.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 
-namespace muster::inspect {
+namespace muster {
 
 struct ForeignHdf5Options {
   /// Of the other program for a listing or up to 8 MiB of elements, in CPU time; on the clock it may take five times as
@@ -64,18 +65,17 @@ class ForeignHdf5 : public TensorSource {
   ~ForeignHdf5() override;
 
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override;
-  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept override;
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
   /// Throws also Error(corrupt) where libhdf5 refuses or does not survive it, Error(timeout) past the deadline,
   /// Error(argument) past the end.
-  [[nodiscard]] std::unique_ptr<PieceBytes> read(std::size_t tensor, std::uint64_t offset,
-                                                 std::uint64_t length) const override;
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
+  /// Less is stored than a tensor has where it is compressed or was never written.
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   /// Attributes that are text or one number, as "path@name" ("@name" of the root), and small datasets of text by their
   /// path; a list of texts is JSON.
-  [[nodiscard]] std::map<std::string, std::string> metadata() const override;
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept;
   /// Everything that is not shown: links, types and filters that are not read, damage.
   [[nodiscard]] const std::vector<ForeignIssue>& issues() const noexcept;
-  /// What a tensor takes in the file; less than its bytes where it is compressed or was never written.
-  [[nodiscard]] std::uint64_t stored_bytes(std::size_t tensor) const;
   [[nodiscard]] const ForeignListingCost& cost() const noexcept;
 
  private:
@@ -92,4 +92,4 @@ bool is_hdf5_file(const std::string& path);
 /// none.
 std::string hdf5_reader_program();
 
-}  // namespace muster::inspect
+}  // namespace muster

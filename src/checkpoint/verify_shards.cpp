@@ -10,13 +10,13 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/verification.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/verification.hpp"
 #include "src/os/file.hpp"
 
-namespace muster::inspect {
+namespace muster {
 namespace {
 
 struct Shard {
@@ -119,21 +119,15 @@ void compare_facts(const Shard& first, const Shard& other, Verification& verific
 // What shards say of their own bytes.
 void verify_pieces(const std::vector<OpenedFile>& files, const VerifyOptions& options, VerifyReport& report,
                    Verification& verification) {
-  struct Checked {
-    const OpenedFile* file = nullptr;
-    std::size_t index = 0;
-    std::shared_ptr<const CheckedTensor> tensor;
-    std::string failure = {};
-  };
-  std::vector<Checked> all;
-  std::uint64_t total = 0;
+  std::vector<ReadTensor> all;
+  std::vector<std::shared_ptr<const CheckedTensor>> tensors;  // of each
   for (const OpenedFile& opened : files) {
     try {
       const PieceChecksums sums = piece_checksums_of(opened.file);
       for (std::size_t i = 0; i < opened.file.tensors().size(); ++i)
         if (auto tensor = checked_tensor(opened.file, i, sums)) {
-          all.push_back({&opened, i, std::move(tensor)});
-          total += opened.file.tensors()[i].bytes;
+          all.push_back({&opened, i});
+          tensors.push_back(std::move(tensor));
         }
     } catch (const Error& error) {
       verification.add(Defect::file, opened.name, "", error.what());
@@ -141,38 +135,29 @@ void verify_pieces(const std::vector<OpenedFile>& files, const VerifyOptions& op
   }
   report.has_checksums = !all.empty();
   if (!options.checksums) return;
-  ProgressCounter reading(options.progress, total);
-  parallel_for(all.size(), copy_workers(), [&](std::size_t place, std::size_t) {
-    Checked& checked = all[place];
-    const std::uint64_t bytes = checked.file->file.tensors()[checked.index].bytes;
+  read_all(all, options.progress, [&](std::size_t place, const ReadProgress& progress) {
+    const std::uint64_t bytes = all[place].entry().bytes;
     std::vector<std::byte> memory(std::min(bytes, checked_piece_bytes));
-    try {
-      for (std::uint64_t at = 0; at < bytes; at += memory.size()) {
-        memory.resize(std::min(bytes - at, checked_piece_bytes));
-        checked.tensor->read(at, memory);
-        reading.add(memory.size());
-      }
-    } catch (const Error& error) {
-      checked.failure = error.what();
+    for (std::uint64_t at = 0; at < bytes; at += memory.size()) {
+      memory.resize(std::min(bytes - at, checked_piece_bytes));
+      tensors[place]->read(at, memory);
+      progress(memory.size());
     }
   });
-  for (const Checked& checked : all) {
-    ++report.checked;
-    if (!checked.failure.empty())
-      verification.add(Defect::checksum, checked.file->name, checked.file->file.tensors()[checked.index].name,
-                       checked.failure);
-  }
+  report.checked += all.size();
+  for (const ReadTensor& read : all)
+    if (!read.failure.empty()) verification.add(Defect::checksum, read.file->name, read.entry().name, read.failure);
 }
 
 }  // namespace
 
 void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,
                    VerifyReport& report, Verification& verification) {
-  std::map<int, std::set<int>> sets;  // by the number of ranks
+  std::map<int, std::set<std::uint64_t>> sets;  // by the number of ranks
   std::vector<std::string> shard_names;
   for (const std::string& name : names) {
     if (const auto parsed = parse_shard_file_name(name)) {
-      sets[parsed->ranks].insert(parsed->rank);
+      sets[parsed->ranks].insert(static_cast<std::uint64_t>(parsed->rank));
       shard_names.push_back(name);
     } else {
       verification.add(Defect::numbering, name, "",
@@ -181,24 +166,16 @@ void verify_shards(const std::string& directory, const std::vector<std::string>&
   }
   if (sets.size() > 1) {
     std::string list;
-    for (const auto& [ranks, there] : sets)
-      list += fmt::format("{}{}", list.empty() ? "" : ", ", in_quotes(shard_file_name(*there.begin(), ranks)));
-    verification.add(Defect::numbering, shard_file_name(*sets.begin()->second.begin(), sets.begin()->first), "",
-                     fmt::format("shards of sets of different sizes: {}", list));
+    std::vector<std::string> firsts;
+    firsts.reserve(sets.size());
+    for (const auto& [ranks, there] : sets) firsts.push_back(shard_file_name(static_cast<int>(*there.begin()), ranks));
+    for (const std::string& name : firsts) list += (list.empty() ? "" : ", ") + in_quotes(name);
+    verification.add(Defect::numbering, firsts.front(), "", fmt::format("shards of sets of different sizes: {}", list));
   }
   for (const auto& [ranks, there] : sets) {
-    int next = 0;
-    const auto hole = [&, ranks = ranks](int from, int to) {
-      const std::string name = shard_file_name(from, ranks);
-      verification.add(Defect::missing, name, "",
-                       from == to ? fmt::format("{} is not there", in_quotes(name))
-                                  : fmt::format("{} and those up to rank {} are not there", in_quotes(name), to));
-    };
-    for (const int rank : there) {
-      if (rank > next) hole(next, rank - 1);
-      next = rank + 1;
-    }
-    if (next < ranks) hole(next, ranks - 1);
+    verification.find_holes(
+        there, 0, static_cast<std::uint64_t>(ranks) - 1, "rank",
+        [ranks = ranks](std::uint64_t rank) { return shard_file_name(static_cast<int>(rank), ranks); });
   }
 
   const std::vector<OpenedFile> files = verification.open_all(directory, shard_names);
@@ -216,4 +193,4 @@ void verify_shards(const std::string& directory, const std::vector<std::string>&
   verify_pieces(files, options, report, verification);
 }
 
-}  // namespace muster::inspect
+}  // namespace muster

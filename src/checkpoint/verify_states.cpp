@@ -8,12 +8,12 @@
 #include "muster/error.hpp"
 #include "muster/state_file.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/verification.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/verification.hpp"
 #include "src/workspace/survey.hpp"
 
-namespace muster::inspect {
+namespace muster {
 namespace {
 
 /// Opens and checks one file. `done` is told of what was read.
@@ -118,4 +118,4 @@ VerifyReport verify_workspace(const std::string& path, const VerifyOptions& opti
   return report;
 }
 
-}  // namespace muster::inspect
+}  // namespace muster

@@ -2,6 +2,7 @@
 // The index of a checkpoint, read without believing it: ModelDir refuses a bad one at its first defect, this lists all.
 
 #include <fmt/core.h>
+#include <re2/re2.h>
 
 #include <algorithm>
 #include <set>
@@ -12,17 +13,14 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/verification.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/verification.hpp"
 #include "src/os/file.hpp"
 
-namespace muster::inspect {
+namespace muster {
 namespace {
 
-constexpr std::uint64_t longest_index = std::uint64_t{1} << 28;
-constexpr std::size_t number_digits = 5;
-constexpr std::string_view of = "-of-";
-constexpr std::string_view suffix = ".safetensors";
+constexpr std::uint64_t most_index_bytes = std::uint64_t{1} << 28;
 
 bool is_beside(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
@@ -33,7 +31,7 @@ std::optional<Config> read_json(const std::string& directory, const std::string&
   try {
     const auto file = os::MappedFile::open(join_path(directory, name));
     const std::span<const std::byte> bytes = file->bytes();
-    if (bytes.size() > longest_index)
+    if (bytes.size() > most_index_bytes)
       throw Error(ErrorKind::corrupt, fmt::format("{} bytes are too many for an index", bytes.size()));
     return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   } catch (const Error& error) {
@@ -59,29 +57,17 @@ void verify_total(const Config& index, const std::string& name, const Places& pl
 }
 
 struct Numbered {
-  std::string_view prefix;
+  std::string prefix;
   std::uint64_t number = 0;
   std::uint64_t count = 0;
 };
 
 // PREFIX-NNNNN-of-NNNNN.safetensors
-std::optional<Numbered> parse_numbered(std::string_view name) {
-  constexpr std::size_t tail = 1 + number_digits + of.size() + number_digits + suffix.size();
-  if (name.size() < tail || !name.ends_with(suffix)) return std::nullopt;
-  const std::string_view end = name.substr(name.size() - tail);
-  if (end[0] != '-' || end.substr(1 + number_digits, of.size()) != of) return std::nullopt;
-  const auto number = [](std::string_view digits) -> std::optional<std::uint64_t> {
-    std::uint64_t value = 0;
-    for (const char c : digits) {
-      if (c < '0' || c > '9') return std::nullopt;
-      value = value * 10 + static_cast<std::uint64_t>(c - '0');
-    }
-    return value;
-  };
-  const auto first = number(end.substr(1, number_digits));
-  const auto second = number(end.substr(1 + number_digits + of.size(), number_digits));
-  if (!first || !second) return std::nullopt;
-  return Numbered{name.substr(0, name.size() - tail), *first, *second};
+std::optional<Numbered> parse_numbered(const std::string& name) {
+  static const re2::RE2 pattern(R"((?s)(.*)-(\d{5})-of-(\d{5})\.safetensors)", re2::RE2::Latin1);
+  Numbered out;
+  if (!re2::RE2::FullMatch(name, pattern, &out.prefix, &out.number, &out.count)) return std::nullopt;
+  return out;
 }
 
 }  // namespace
@@ -138,9 +124,9 @@ void verify_index(const std::string& directory, const std::string& index_name, c
 bool verify_numbering(const std::vector<std::string>& names, Verification& verification) {
   struct Set {
     std::set<std::uint64_t> numbers;
-    std::string_view first;
+    std::string first;
   };
-  std::map<std::string_view, std::map<std::uint64_t, Set>> sets;
+  std::map<std::string, std::map<std::uint64_t, Set>> sets;
   for (const std::string& name : names) {
     const std::optional<Numbered> numbered = parse_numbered(name);
     if (!numbered) continue;
@@ -153,33 +139,21 @@ bool verify_numbering(const std::vector<std::string>& names, Verification& verif
       std::string list;
       for (const auto& [count, set] : counts)
         list += fmt::format("{}{}", list.empty() ? "" : ", ", in_quotes(set.first));
-      verification.add(Defect::numbering, std::string(counts.begin()->second.first), "",
+      verification.add(Defect::numbering, counts.begin()->second.first, "",
                        fmt::format("files of sets of different sizes: {}", list));
     }
     for (const auto& [count, set] : counts) {
-      for (const std::uint64_t number : set.numbers) {
-        if (number >= 1 && number <= count) continue;
-        const std::string name = fmt::format("{}-{:05}-of-{:05}.safetensors", prefix, number, count);
-        verification.add(Defect::numbering, name, "",
-                         fmt::format("{} is no number from 1 to {}", in_quotes(name), count));
-      }
-      // A count from a name is only believed as far as there are files: holes are told as ranges.
-      std::uint64_t next = 1;
-      const auto hole = [&, prefix = prefix, count = count](std::uint64_t from, std::uint64_t to) {
-        const std::string name = fmt::format("{}-{:05}-of-{:05}.safetensors", prefix, from, count);
-        verification.add(Defect::missing, name, "",
-                         from == to ? fmt::format("{} is not there", in_quotes(name))
-                                    : fmt::format("{} and those up to number {} are not there", in_quotes(name), to));
+      const auto name_of = [&, prefix = prefix, count = count](std::uint64_t number) {
+        return fmt::format("{}-{:05}-of-{:05}.safetensors", prefix, number, count);
       };
-      for (const std::uint64_t number : set.numbers) {
-        if (number < 1 || number > count) continue;
-        if (number > next) hole(next, number - 1);
-        next = number + 1;
-      }
-      if (next <= count) hole(next, count);
+      for (const std::uint64_t number : set.numbers)
+        if (number < 1 || number > count)
+          verification.add(Defect::numbering, name_of(number), "",
+                           fmt::format("{} is no number from 1 to {}", in_quotes(name_of(number)), count));
+      verification.find_holes(set.numbers, 1, count, "number", name_of);
     }
   }
   return !sets.empty();
 }
 
-}  // namespace muster::inspect
+}  // namespace muster

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/foreign_report.hpp"
+#include "src/checkpoint/foreign_report.hpp"
 
 #include <fmt/core.h>
 
@@ -11,9 +11,9 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
-#include "src/inspect/printable.hpp"
+#include "src/base/escaped.hpp"
 
-namespace muster::inspect {
+namespace muster {
 namespace {
 
 using hdf5::ForeignRecord;
@@ -117,12 +117,12 @@ class Parser {
         return;
       case ForeignRecord::issue: {
         const std::string path(cursor.text(hdf5::most_path_bytes));
-        issue(path, printable(cursor.text(hdf5::longest_words)));
+        issue(path, escaped(cursor.text(hdf5::longest_words), "\\"));
         return;
       }
       case ForeignRecord::fatal: {
         const std::uint64_t code = cursor.number();
-        report_.fatal = {static_cast<hdf5::FatalCode>(code), printable(cursor.text(hdf5::longest_words))};
+        report_.fatal = {static_cast<hdf5::FatalCode>(code), escaped(cursor.text(hdf5::longest_words), "\\")};
         is_over_ = true;
         return;
       }
@@ -184,14 +184,14 @@ class Parser {
     const std::string key = attribute.empty() ? path : path + "@" + attribute;
     if (!is_utf8(key) || !is_utf8(value)) {
       issue(path, fmt::format("a text that is no UTF-8{}",
-                              attribute.empty() ? "" : ", the attribute \"" + printable(attribute) + "\""));
+                              attribute.empty() ? "" : ", the attribute \"" + escaped(attribute, "\\") + "\""));
       return;
     }
     report_.texts[key] = value;
   }
 
   void issue(const std::string& path, std::string words) {
-    report_.issues.push_back({is_utf8(path) ? path : printable(path), std::move(words)});
+    report_.issues.push_back({is_utf8(path) ? path : escaped(path, "\\"), std::move(words)});
   }
 
   /// The tensor will not be shown. One word for each is enough.
@@ -265,7 +265,7 @@ void Parser::find_overlaps() {
     const ForeignTensor& tensor = report_.tensors[i];
     if (before != nullptr && tensor.offset < before->offset + before->bytes)
       hide(i, tensor,
-           fmt::format("a damaged dataset: some of its bytes are those of \"{}\" too", printable(before->name)));
+           fmt::format("a damaged dataset: some of its bytes are those of \"{}\" too", escaped(before->name, "\\")));
     if (before == nullptr || tensor.offset + tensor.bytes > before->offset + before->bytes) before = &tensor;
   }
 }
@@ -303,4 +303,4 @@ ForeignReport parse_foreign_report(std::span<const std::byte> bytes, const Forei
   return Parser(limits).parse(bytes);
 }
 
-}  // namespace muster::inspect
+}  // namespace muster

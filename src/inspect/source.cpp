@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/inspect/source.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <numeric>
+
+#include "muster/error.hpp"
+#include "muster/plan.hpp"
+#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
+#include "src/core/quoted.hpp"
+#include "src/workspace/names.hpp"
+
+namespace muster::inspect {
+namespace {
+
+/// The tensors of state files, each under its rank's prefix.
+class StateTensors : public TensorSource {
+ public:
+  explicit StateTensors(const std::vector<StateFile>& files, bool has_prefix) : files_(files) {
+    for (const StateFile& file : files_) {
+      const std::string prefix = has_prefix ? fmt::format("rank{}/", file.info().rank) : "";
+      for (std::size_t i = 0; i < file.tensors().size(); ++i) {
+        const StateTensor& tensor = file.tensors()[i];
+        entries_.push_back({prefix + tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
+        places_.emplace_back(&file, i);
+      }
+    }
+  }
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
+    places_[tensor].first->read(places_[tensor].second, offset, target);
+  }
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override {
+    const auto [file, place] = places_[tensor];
+    const StateTensor& entry = file->tensors()[place];
+    return {file->path(), entry.stored_bytes, entry.compressed, entry.checksum};
+  }
+
+ private:
+  std::vector<StateFile> files_;
+  std::vector<TensorEntry> entries_;
+  std::vector<std::pair<const StateFile*, std::size_t>> places_;
+};
+
+template <class File>
+SourceFile described(const File& file) {
+  SourceFile out{file.path(), 0, file.tensors().size()};
+  for (const auto& tensor : file.tensors()) out.bytes += tensor.bytes;
+  return out;
+}
+
+Source source_of_model(const std::string& path, bool is_directory) {
+  const ModelDir model = ModelDir::open(path);
+  Source source{.path = path, .kind = is_directory ? "model" : "safetensors", .metadata = model.metadata()};
+  for (const SafetensorsFile& file : model.files()) source.files.push_back(described(file));
+  source.tensors = std::make_shared<ModelTensors>(model);
+  return source;
+}
+
+Source source_of_hdf5(const std::string& path, std::vector<SourceIssue> issues = {}) {
+  const std::shared_ptr<const ForeignHdf5> file = ForeignHdf5::open(path);
+  for (const ForeignIssue& issue : file->issues()) issues.push_back({"not shown", issue.path, issue.words});
+  return {.path = path, .kind = "hdf5", .tensors = file, .metadata = file->metadata(), .issues = std::move(issues)};
+}
+
+Source source_of_state(const std::string& path, const StateFile& file) {
+  const StateFileInfo& info = file.info();
+  Source source{.path = path, .kind = "state", .files = {described(file)}, .states = {file}};
+  source.tensors = std::make_shared<StateTensors>(source.states, false);
+  source.facts = {{"job", workspace::job_text(info.job)},
+                  {"generation", info.generation},
+                  {"rank", info.rank},
+                  {"world_size", info.world_size},
+                  {"format_version", file.format_version()},
+                  {"file_bytes", file.file_bytes()}};
+  return source;
+}
+
+/// h5repack and the like copy a commit mark that does not belong to the new file: then it is HDF5 like any other.
+Source source_of_state_file(const std::string& path) {
+  try {
+    return source_of_state(path, StateFile::open(path));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corrupt) throw;
+    try {
+      return source_of_hdf5(path, {{"incomplete", "", error.what()}});
+    } catch (const Error&) {
+      throw error;
+    }
+  }
+}
+
+/// The states of a workspace that the choice means, without a plan.
+Source source_of_states(const std::string& path, const StateChoice& choice) {
+  const ChosenStates chosen = choose_states(path, choice);
+  if (chosen.world_size == 1 || choice.rank) return source_of_state(path, StateFile::open(chosen.states.front().path));
+  Source source{.path = path, .kind = "workspace"};
+  ConfigArray generations;
+  for (const ChosenState& state : chosen.states) {
+    const StateFile& file = source.states.emplace_back(StateFile::open(state.path));
+    source.files.push_back(described(file));
+    generations.emplace_back(file.info().generation);
+  }
+  source.tensors = std::make_shared<StateTensors>(source.states, true);
+  const StateFileInfo& first = source.states.front().info();
+  source.facts = {{"job", workspace::job_text(first.job)},
+                  {"ranks", source.states.size()},
+                  {"world_size", first.world_size},
+                  {"generations", std::move(generations)}};
+  if (static_cast<std::size_t>(first.world_size) != source.states.size())
+    source.issues.push_back(
+        {"missing", "",
+         fmt::format("complete states of {} of {} ranks are there", source.states.size(), first.world_size)});
+  for (const StateFile& file : source.states)
+    if (file.info().generation != first.generation)
+      source.issues.push_back({"generation", "",
+                               fmt::format("rank {} has generation {}, rank {} has {}", first.rank, first.generation,
+                                           file.info().rank, file.info().generation)});
+  return source;
+}
+
+MergedTensor merged_from(const ArrangedTensor& arranged, const ShardSet& shards, std::span<const RankSources> ranks) {
+  MergedTensor merged{arranged.name, arranged.layout, {}};
+  const auto part_of = [&](const SourceRef& ref) -> TensorPart {
+    const std::size_t tensor = ranks[static_cast<std::size_t>(ref.rank)].first + ref.index;
+    return {ref.rank, tensor, ref.begin, ref.bytes != 0 ? ref.bytes : shards.tensors()[tensor].bytes};
+  };
+  for (const SourceRef& ref : arranged.sources) merged.parts.push_back(part_of(ref));
+  for (const std::vector<SourceRef>& set : arranged.equal)
+    for (std::size_t i = 1; i < set.size(); ++i) merged.equal.emplace_back(part_of(set.front()), part_of(set[i]));
+  return merged;
+}
+
+/// The shards of all ranks of a directory, or the states of a workspace that all ranks have: arranged by the plan as an
+/// export arranges them, and merged piece by piece.
+Source source_of_shards(const std::string& directory, const SourceOptions& options) {
+  const std::optional<Config> config = read_model_config(directory);
+  const auto shards = std::make_shared<const ShardSet>(directory, 0, 1, options.states);
+  std::vector<std::string> notes;
+  const MergePlan plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes);
+  const ParallelLayout layout = layout_of(shards->listings(), {});
+  std::vector<RankTensors> ranks;
+  std::vector<std::size_t> counts;
+  for (const ShardListing& listing : shards->listings()) {
+    ranks.push_back(to_rank_tensors(listing));
+    counts.push_back(listing.tensors.size());
+  }
+  const std::vector<RankSources> places = sources_by_rank(counts, 1);
+  std::vector<MergedTensor> merged;
+  for (const ArrangedTensor& tensor : arrange(plan, layout, ranks).tensors)
+    merged.push_back(merged_from(tensor, *shards, places));
+  return {.path = directory,
+          .kind = "shards",
+          .tensors = std::make_shared<MergedTensors>(shards, std::move(merged)),
+          .metadata = shards->metadata()};
+}
+
+/// "No such file" would be told of a name that people see in the directory.
+void refuse_dangling(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+  if (!error)
+    throw Error(ErrorKind::not_found,
+                fmt::format("opening {}: it is a link to {}, which is not there", path, target.string()),
+                {.path = path, .os_error = ENOENT});
+}
+
+constexpr std::size_t longest_compared = 200;
+constexpr std::size_t most_compared = 20000;
+constexpr std::size_t most_named = 3;
+
+/// Characters to change, put in or take away until one is the other; `limit` where there are more.
+std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
+  if (a.size() > b.size()) std::swap(a, b);
+  if (b.size() - a.size() >= limit) return limit;
+  std::vector<std::size_t> row(a.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t j = 1; j <= b.size(); ++j) {
+    std::size_t diagonal = std::exchange(row[0], j);
+    std::size_t least = row[0];
+    for (std::size_t i = 1; i <= a.size(); ++i) {
+      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[i];
+      row[i] = std::min({changed, row[i] + 1, row[i - 1] + 1});
+      least = std::min(least, row[i]);
+    }
+    if (least >= limit) return limit;
+  }
+  return std::min(row.back(), limit);
+}
+
+/// "; near it: "a.weight", "b.weight"" where some names are like this one, else how many there are: for messages.
+std::string near_names(const std::vector<TensorEntry>& tensors, std::string_view name) {
+  if (tensors.empty()) return "; there are no tensors";
+  std::vector<std::pair<std::size_t, std::size_t>> near;  // distance, place
+  const std::size_t limit = std::min(name.size(), longest_compared) / 3 + 2;
+  for (std::size_t i = 0; i < std::min(tensors.size(), most_compared) && name.size() <= longest_compared; ++i) {
+    const std::string_view other = tensors[i].name;
+    if (other.size() > longest_compared) continue;
+    // Who types the end or the middle of a name means it, too.
+    const std::size_t distance =
+        name.size() >= 3 && other.find(name) != std::string_view::npos ? 1 : edits(name, other, limit);
+    if (distance < limit) near.emplace_back(distance, i);
+  }
+  if (near.empty()) return fmt::format("; there are {} others (muster ls, muster show)", tensors.size());
+  std::ranges::sort(near);
+  std::string list;
+  for (std::size_t i = 0; i < std::min(near.size(), most_named); ++i)
+    list += fmt::format("{}{}", i == 0 ? "" : ", ", in_quotes(tensors[near[i].second].name));
+  return fmt::format("; near it: {}", list);
+}
+
+}  // namespace
+
+std::optional<Config> Source::config() const {
+  if (kind == "model") return read_model_config(path);
+  if (kind == "state") return states.front().config();
+  // What a state's config became when it was converted.
+  if (kind == "safetensors" && metadata.contains(std::string(config_metadata_key)))
+    return config_from_metadata(metadata);
+  if (kind != "workspace") return std::nullopt;
+  Config configs = Config::object();
+  for (const StateFile& file : states) configs[fmt::format("rank{}", file.info().rank)] = file.config();
+  return configs;
+}
+
+bool is_shards_directory(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return false;
+  bool has_shards = false;
+  for (const std::string& name : files_in(path)) {
+    if (is_index_name(name) || name == model_file_name) return false;
+    has_shards = has_shards || parse_shard_file_name(name);
+  }
+  return has_shards;
+}
+
+Source open_source(const std::string& path, const SourceOptions& options) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) refuse_dangling(path);
+  if (std::filesystem::is_directory(status)) {
+    if (is_shards_directory(path)) return source_of_shards(path, options);
+    if (!is_workspace_directory(path)) return source_of_model(path, true);
+    return options.plan.empty() ? source_of_states(path, options.states) : source_of_shards(path, options);
+  }
+  if (StateFile::is_state_file(path)) return source_of_state_file(path);
+  if (is_hdf5_file(path)) return source_of_hdf5(path);
+  return source_of_model(path, false);
+}
+
+std::vector<std::size_t> matching(const Source& source, const std::string& pattern) {
+  const std::vector<TensorEntry>& tensors = source.entries();
+  std::vector<std::size_t> places(tensors.size());
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  if (pattern.empty()) return places;
+  const TensorPattern glob = TensorPattern::glob(pattern);
+  std::erase_if(places, [&](std::size_t place) { return !glob.matches(tensors[place].name); });
+  if (places.empty())
+    throw Error(ErrorKind::not_found,
+                fmt::format("no tensor's name matches {}{}", in_quotes(pattern), near_names(tensors, pattern)));
+  return places;
+}
+
+std::optional<std::size_t> place_of(const Source& source, std::string_view name) {
+  const auto found = std::ranges::find(source.entries(), name, &TensorEntry::name);
+  if (found == source.entries().end()) return std::nullopt;
+  return static_cast<std::size_t>(found - source.entries().begin());
+}
+
+std::size_t find_tensor(const Source& source, std::string_view name) {
+  if (const std::optional<std::size_t> place = place_of(source, name)) return *place;
+  throw Error(
+      ErrorKind::not_found,
+      fmt::format("{} has no tensor {}{}", in_quotes(source.path), in_quotes(name), near_names(source.entries(), name)),
+      {.path = source.path});
+}
+
+}  // namespace muster::inspect
