@@ -4,6 +4,7 @@
 #include "src/gather/policy.hpp"
 
 #include <fmt/core.h>
+
 #include <algorithm>
 
 #include "src/gather/opening.hpp"
