@@ -207,7 +207,8 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
-  const std::string json = inspect::json_report(inspect::account_tree(account));
+  const bool is_asked = arguments.json || !arguments.report.empty();
+  const std::string json = is_asked ? inspect::json_report(inspect::account_tree(account)) : std::string();
   print(arguments.json ? json : notes_of(account) + inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;

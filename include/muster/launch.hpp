@@ -32,7 +32,8 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The job's key, MUSTER_JOB. Empty: 128 random bits in hexadecimal digits, as it should be.
   std::string job = {};
-  /// A rank that ends with one of these statuses has said why itself: no line about it.
+  /// A rank that ends with one of these statuses has said why itself: no line about it. After a signal that was to end
+  /// the job its status is the signal's.
   std::vector<int> explained = {};
   /// What its messages on standard error begin with.
   std::string name = "muster run";

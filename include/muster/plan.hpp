@@ -170,7 +170,8 @@ class MergePlan {
   [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
   /// Backwards: the ranks' name of a tensor of the result, and its rule; forwards they give that result again. Where
   /// several rules do, it is the first; none where no rule does. Throws Error(argument) where a rule with `rename` that
-  /// fits cannot be turned around (regular expressions, braces, a star that the new name lacks or has twice).
+  /// fits cannot be turned around (regular expressions, braces of several words, a star that the new name lacks or has
+  /// twice).
   struct Origin {
     std::string name;
     const MergeRule* rule = nullptr;

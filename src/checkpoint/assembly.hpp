@@ -6,7 +6,7 @@
 // goes from where it lies to the file. All others go through a window, a piece of the writer's shared memory in which
 // every process puts its part, all in parallel; where tensors are reduced (max, sum), each puts a whole contribution
 // beside it, and the writer reduces. All processes go through the items in one order, the files', which is why nobody
-// waits for something that waits for him (assembly.hpp).
+// waits for something that waits for him.
 
 #include <algorithm>
 #include <cstdint>
@@ -123,7 +123,7 @@ ProcessWork decode_work(std::span<const std::byte> bytes);
 
 // How it is carried out: every process its own steps, in one order.
 //
-//  1. Every process makes its windows and hands them to all others that share memory with it.
+//  1. Every process makes its windows and tells all others where they are.
 //  2. It goes through its steps. direct: from its tensors to the file. window: it puts its part into the writer's
 //     window, or sends it there (WindowMail). hash: it hashes a tensor, which is compared at the end.
 //  3. Where the window is its own, a second thread waits until all parts are there, reduces what is to be reduced,

@@ -247,7 +247,7 @@ class Writing {
     (put(std::as_bytes(std::span(&values, 1))), ...);
   }
   template <class T>
-  void count(const std::vector<T>& list) {
+  void count(const std::vector<T>& list, std::size_t /*least*/ = 1) {
     values(static_cast<std::uint64_t>(list.size()));
   }
   template <class T>
@@ -300,7 +300,8 @@ class Reading {
 template <class Archive, class Work>
 void describe(Archive& archive, Work& work) {
   archive.values(work.turns, work.written);
-  archive.count(work.steps);
+  constexpr std::size_t least_step = 40;  // of its numbers and counts
+  archive.count(work.steps, least_step);
   for (auto& step : work.steps) {
     archive.values(step.kind, step.has_gaps, step.file, step.offset, step.bytes, step.writer, step.turn,
                    step.contributors);

@@ -291,7 +291,7 @@ bool is_hdf5_file(const std::string& path) {
 
 std::string hdf5_reader_program() {
   if (const std::optional<std::string> named = os::environment("MUSTER_HDF5_READER")) return *named;
-  const std::string directory = os::folder_of(reinterpret_cast<const void*>(&hdf5_reader_program));
+  const std::string directory = os::own_folder();
   if (directory.empty()) return {};
   // An installed library's; that of a program with the library in it; the build folder's.
   const std::array<std::string, 3> places = {MUSTER_HDF5_READER_FROM_LIBRARY, "../libexec/muster", "hdf5"};

@@ -242,7 +242,7 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) {
   if (pattern.is_regex())
     no_way_back_ = "its pattern is a regular expression";
   else if (globs.size() > 1)
-    no_way_back_ = "its pattern has braces";
+    no_way_back_ = "its pattern has braces of several words";
   else if (std::ranges::any_of(uses, [](std::size_t count) { return count > 1; }))
     no_way_back_ = "its new name has a star of the pattern twice";
   else if (std::ranges::count(uses, 0U) != 0)

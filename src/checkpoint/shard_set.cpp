@@ -40,6 +40,8 @@ PlanText plan_said(const ShardListing& listing) {
 Config meaning_of(const std::string& plan_text) {
   Config plan = parse_json(plan_text);
   plan.as_object().erase("comment");
+  for (const char* numbering : {"layers", "experts"})
+    if (plan.contains(numbering) && plan[numbering].is_object()) plan[numbering].as_object().erase("comment");
   for (Config& rule : plan["rules"].as_array()) rule.as_object().erase("comment");
   return plan;
 }

@@ -122,6 +122,7 @@ void MergedTensors::compare(std::size_t tensor, std::uint64_t offset, std::uint6
     };
     const std::uint64_t begin = share(offset);
     const std::uint64_t end = share(offset + length);
+    if (begin == end) return;
     std::vector<std::byte> a;
     std::vector<std::byte> b;
     source_->read_piece(first.tensor, first.begin + begin, end - begin, a);

@@ -11,8 +11,6 @@
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/verification.hpp"
-#include "src/core/parallel.hpp"
-#include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 

@@ -70,7 +70,7 @@ void compare_pairs(const TensorSource& a, const TensorSource& b, std::vector<Pai
 /// Places of the tensors by their names.
 std::unordered_map<std::string_view, std::size_t> places_in(const TensorSource& source) {
   std::unordered_map<std::string_view, std::size_t> places;
-  for (const TensorEntry& entry : source.tensors()) places.emplace(entry.name, places.size());
+  for (std::size_t i = 0; i < source.tensors().size(); ++i) places.emplace(source.tensors()[i].name, i);
   return places;
 }
 

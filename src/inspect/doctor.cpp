@@ -213,7 +213,7 @@ Finding hdf5_plugin() {
 
 Finding devices() {
   const std::string file = fmt::format("libmuster-cuda.so.{}", version());
-  const os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&version), file);
+  const os::LoadedLibrary library = os::load_library(file);
   void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
   if (symbol == nullptr)
     return {"CUDA", Health::note, fmt::format("{} is not here", file),

@@ -204,8 +204,9 @@ class Job {
       for (std::size_t i = 0; ready > 0 && i < whose.size(); ++i)
         if (wanted[i + 1].revents != 0) ended.push_back(whose[i]);
       for (const std::size_t rank : ended) reap(ranks_[rank]);
-      if (ready > 0 && wanted[0].revents != 0) pass_signals_on();
+      const bool stops = ready > 0 && wanted[0].revents != 0 && pass_signals_on();
       judge(ended);
+      if (stops) signals_->stop_here();
       keep_deadlines();
     }
   }
@@ -222,14 +223,14 @@ class Job {
     }
     if (first == nullptr) return;
     failed_ = true;
-    status_ = status_of(first->end);
+    const bool is_explained =
+        first->end.si_code == CLD_EXITED && std::ranges::count(options_.explained, first->end.si_status) != 0;
+    // It may have heard of a signal from another rank, before the signal came to this one.
+    const bool is_asked = asked_by_ == SIGINT ? is_interrupted() : asked_by_ != 0;
+    status_ = is_explained && is_asked ? 128 + asked_by_ : status_of(first->end);
     if (phase_ == Phase::killed) return;  // that was said
     if (phase_ == Phase::running) enter(Phase::grace, options_.grace);
-    if (first->end.si_code == CLD_EXITED && std::ranges::count(options_.explained, first->end.si_status) != 0) {
-      // It may have heard of the signal from another rank, before it came to this one.
-      if (asked_by_ != 0) status_ = 128 + asked_by_;
-      return;
-    }
+    if (is_explained) return;
     std::string words = "rank " + std::to_string(first - ranks_.data()) + " (pid " + std::to_string(first->child.pid) +
                         ") on host " + os::host_name();
     if (first->end.si_code == CLD_EXITED)
@@ -241,7 +242,14 @@ class Job {
     say(words + (others ? "; ending the others" : ""));
   }
 
-  void pass_signals_on() {
+  /// Just now.
+  [[nodiscard]] bool is_interrupted() const {
+    return interrupted_ && Clock::now() - *interrupted_ < options_.kill_after;
+  }
+
+  /// Whether the launcher is to stop, too.
+  bool pass_signals_on() {
+    bool stops = false;
     while (const auto received = signals_->next()) {
       for (const Rank& rank : ranks_) {
         if (!rank.alive) continue;
@@ -249,21 +257,21 @@ class Job {
         if (received->from_terminal && ::getpgid(rank.child.pid) == ::getpgrp()) continue;
         os::send_signal(rank.child.process, received->signal);
       }
-      if (received->signal == SIGTSTP) signals_->stop_here();
+      stops = stops || received->signal == SIGTSTP;
       if (received->signal == SIGINT || received->signal == SIGTERM || received->signal == SIGHUP)
         asked_by_ = received->signal;
       if (received->signal == SIGINT) {
-        const auto now = Clock::now();
-        if (interrupted_ && now - *interrupted_ < options_.kill_after) {
+        if (is_interrupted()) {
           say("interrupted again: killing the ranks");
           end_ranks(SIGKILL);
         }
-        interrupted_ = now;
+        interrupted_ = Clock::now();
       } else if ((received->signal == SIGTERM || received->signal == SIGHUP) && phase_ == Phase::running) {
         passed_on_ = received->signal;
         enter(Phase::terminated, options_.kill_after);
       }
     }
+    return stops;
   }
 
   void enter(Phase phase, std::chrono::milliseconds longest) {
@@ -320,8 +328,8 @@ class Job {
   Clock::time_point phase_end_{};
   std::optional<Clock::time_point> timeout_;
   std::optional<Clock::time_point> interrupted_;
-  int asked_by_ = 0;   // the signal that was to end the job
-  int passed_on_ = 0;  // the same, where the ranks are killed if they do not
+  int asked_by_ = 0;   // the last signal that was to end the job
+  int passed_on_ = 0;  // of these the one that ranks are killed after if they do not end
   bool failed_ = false;
   bool timed_out_ = false;
   int status_ = 0;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "muster/error.hpp"
-#include "src/os/pages.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -52,7 +51,6 @@ std::vector<BufferPool::Buffer> BufferPool::take(std::span<const std::uint64_t> 
       lent->memory = find(sizes[i]);
       lent->epoch = epoch_;
       lent_ += lent->memory.size();
-      peak_ = std::max(peak_, lent_ + free_bytes_);
     }
     buffers[i].bytes = lent->memory.size();
     std::byte* data = lent->memory.data();
@@ -60,6 +58,7 @@ std::vector<BufferPool::Buffer> BufferPool::take(std::span<const std::uint64_t> 
   }
   const std::lock_guard lock(mutex_);
   trim_locked(std::min(limit_, std::max(before, lent_) - lent_));
+  peak_ = std::max(peak_, lent_ + free_bytes_);
   return buffers;
 }
 

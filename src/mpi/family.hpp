@@ -73,7 +73,7 @@ Error to_error(const Control& notice);
 
 /// "rank 3 (host a, pid 7)".
 std::string name_of(const RankInfo& rank);
-/// An error that this rank is to blame for.
+/// An error that `rank` is to blame for.
 Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words);
 
 /// Which threads MPI may be called from.

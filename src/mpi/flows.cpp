@@ -183,6 +183,7 @@ void Outflow::send(std::span<const std::byte> bytes, std::shared_ptr<const void>
   drain(pieces_under_way - 1, wait);
   under_way_.push_back(group_.towards(
       to_, [&] { return start_send(group_.comm(), to_, group_.data_tag() + tag, bytes, std::move(keeper)); }));
+  eagerness_.note();
 }
 
 void Outflow::send(const OutgoingTree& tree, const Piece& piece, const WaitOptions& wait) {

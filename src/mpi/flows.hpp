@@ -31,6 +31,8 @@ class Eagerness {
  public:
   /// At the begin of a look that may last.
   void begin() noexcept { entered_ = Clock::now(); }
+  /// Something was begun.
+  void note() noexcept { moved_ = Clock::now(); }
   /// Whether to look again at once.
   bool again(bool has_moved) noexcept;
 

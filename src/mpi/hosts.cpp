@@ -144,7 +144,7 @@ Hosts candidates(std::span<const Card> cards) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
     const Card& card = cards[rank];
     // A rank that cannot tell where it is shares memory with nobody, as far as one knows.
-    const bool is_known = card.network != 0;
+    const bool is_known = card.network != 0 && get_text(card.boot) != os::unknown_boot;
     const auto [place, is_new] = known.emplace(
         std::tuple(is_known ? get_text(card.boot) : "rank " + std::to_string(rank), card.network, card.user),
         static_cast<int>(hosts.members.size()));

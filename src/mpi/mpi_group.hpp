@@ -223,7 +223,7 @@ auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
   try {
     return towards(on, call, options.phase);
   } catch (const Error& error) {
-    if (!known_failure()) sync::fail(*this, error);
+    if (!known_failure()) sync::fail(*this, sync::in_own_name(*this, error));
     pass_on_local_failure();
     throw *failure();
   }

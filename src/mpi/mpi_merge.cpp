@@ -174,6 +174,8 @@ void Receiving::run() {
     });
   answer(goes_on);
   if (inflow) inflow->run(wait);
+  for (std::size_t lane = 0; !goes_on && lane < rings_.size(); ++lane)
+    if (rings_[lane] != nullptr && rings_[lane]->place != heads_[lane].ring) rings_[lane]->windows->not_told();
   shm::publish_fence();
   if (goes_on)
     for (std::size_t lane = 0; lane < rings_.size(); ++lane)
@@ -218,8 +220,7 @@ bool Receiving::take_heads() {
 void Receiving::make_rings() {
   for (std::size_t source = 1; source < call_.list.size(); ++source) {
     if (!plan_.is_near[source] || plan_.bytes[source] == 0) continue;
-    rings_[source - 1] =
-        &merge_rings_of(group_)->give(call_.list[source], heads_[source - 1].ring, plan_.window_piece);
+    rings_[source - 1] = &merge_rings_of(group_)->give(call_.list[source], heads_[source - 1].ring, plan_.window_piece);
   }
 }
 

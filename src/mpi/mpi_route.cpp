@@ -24,9 +24,9 @@
 #include <optional>
 
 #include "src/gather/merge_record.hpp"
-#include "src/gather/route.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/receive_need.hpp"
+#include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/mpi/merge_rings.hpp"
 #include "src/mpi/mpi_route.hpp"

@@ -87,9 +87,10 @@ class MpiOutlet final : public gather::PartOutlet {
   std::uint64_t credits_ = 0;
   std::uint64_t asked_ = 0;  // parts whose bytes need a grant
   std::uint64_t granted_ = 0;
-  // Of the part that is offered or under way.
+  // Of the part that is offered.
   OutgoingTree tree_;
   bool has_value_ = false;
+  // Of the last part whose head was sent.
   std::vector<Piece> pieces_;
   std::size_t next_piece_ = 0;
 };

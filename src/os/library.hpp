@@ -7,9 +7,8 @@
 
 namespace muster::os {
 
-/// The folder of the library or program that `code` (a function's address) belongs to, behind links. Empty if that
-/// cannot be told.
-std::string folder_of(const void* code);
+/// The folder of libmuster, or of the program that it is a part of, behind links. Empty if that cannot be told.
+std::string own_folder();
 
 struct LoadedLibrary {
   void* handle = nullptr;    ///< null where it could not be loaded
@@ -17,8 +16,8 @@ struct LoadedLibrary {
   std::string failure = {};  ///< the loader's words about each place that it was looked for in
 };
 
-/// Loads the library of that file name, from folder_of(code), else where the system looks.
-LoadedLibrary load_library(const void* code, const std::string& name);
+/// Loads the library of that file name, from own_folder(), else where the system looks.
+LoadedLibrary load_library(const std::string& name);
 
 /// The address of a symbol of it; null where there is none.
 void* find_symbol(const LoadedLibrary& library, const char* name) noexcept;

@@ -24,8 +24,6 @@
 namespace muster::os {
 namespace {
 
-constexpr std::string_view unknown_boot = "0000000000000000";
-
 /// The beginning of a file of /proc, ended by a zero. Negative: errno says why there is none.
 template <std::size_t N>
 long read_proc(const char* path, std::array<char, N>& text) noexcept {

@@ -26,10 +26,13 @@ enum class ProcessState : std::uint8_t { running, stopped, dead, unknown };
 /// What /proc says of a live process: for messages.
 ProcessState process_state(std::int64_t pid) noexcept;
 
+/// Where the kernel does not tell.
+inline constexpr std::string_view unknown_boot = "0000000000000000";
+
 /// A process, told from every other one that has its number later on, before a reboot or in another container.
 struct ProcessIdentity {
   std::string host;                 ///< host name; what is no letter, digit, '.' or '-' in it is '_'
-  std::string boot;                 ///< the kernel's boot id, 16 digits of it
+  std::string boot;                 ///< the kernel's boot id, 16 digits of it; unknown_boot
   std::int64_t pid = 0;             ///< as the process itself sees it
   std::uint64_t start = 0;          ///< clock ticks since boot
   std::uint64_t pid_namespace = 0;  ///< 0: not known

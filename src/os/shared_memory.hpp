@@ -22,8 +22,8 @@ Backing default_backing();
 std::string to_string(Backing backing);
 
 /// Memory of `bytes` that nobody can open by a name and that is gone with its last descriptor and mapping. It is taken
-/// as it is touched; POSIX memory has to be reserved before, so that a full mount is an error and not a SIGBUS. Anonymous
-/// memory is sealed against another size. Throws Error(no_space | unsupported).
+/// as it is touched; POSIX memory has to be reserved before, so that a full mount is an error and not a SIGBUS.
+/// Anonymous memory is sealed against another size. Throws Error(no_space | unsupported).
 Fd create_shared_memory(std::uint64_t bytes, Backing backing);
 /// Size of a shared memory file. Throws Error(io).
 std::uint64_t shared_memory_size(const Fd& memory);

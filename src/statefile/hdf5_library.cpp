@@ -16,7 +16,7 @@ namespace {
 
 hdf5::MakeMetadata load() {
   const std::string name = fmt::format("libmuster-hdf5.so.{}", version());
-  os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&require_hdf5), name);
+  os::LoadedLibrary library = os::load_library(name);
   if (library.handle != nullptr) {
     if (void* symbol = os::find_symbol(library, hdf5::make_metadata_symbol); symbol != nullptr)
       return reinterpret_cast<hdf5::MakeMetadata>(symbol);

@@ -27,7 +27,7 @@ std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
   try {
     work();
   } catch (const Error& error) {
-    if (group.failure()) throw;
+    if (const auto cause = group.failure()) throw Error(*cause);
     return error;
   } catch (const std::bad_alloc&) {
     return Error(ErrorKind::no_space, "out of memory");

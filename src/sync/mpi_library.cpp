@@ -34,7 +34,7 @@ const MpiSupport& require_mpi() {
   if (const MpiSupport* support = mpi_support()) return *support;
   const std::string name = fmt::format("libmuster-mpi.so.{}", version());
   // It registers itself while it is loaded.
-  const os::LoadedLibrary library = os::load_library(reinterpret_cast<const void*>(&require_mpi), name);
+  const os::LoadedLibrary library = os::load_library(name);
   if (const MpiSupport* support = mpi_support()) return *support;
   throw Error(ErrorKind::unsupported,
               fmt::format("ranks that MPI has started need {} and the MPI that it was built with: install them, the "

@@ -203,6 +203,24 @@ TEST_CASE("a merge needs no file descriptor") {
   });
 }
 
+TEST_CASE("a first rank that cannot make windows fails one merge at once, and the next one is as ever") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const auto merge = [&] { (void)merge_tensor_parallel(mine, concat(0), ranks_from(0, 4), group); };
+    rlimit before{};
+    RANK_CHECK(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    // Windows are reserved when they are made.
+    const rlimit none{4096, before.rlim_max};
+    if (group.rank() == 0) RANK_CHECK(::setrlimit(RLIMIT_FSIZE, &none) == 0);
+    const auto begin = Clock::now();
+    const Error refusal = error_of(merge);
+    RANK_CHECK(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+    RANK_CHECK(refusal.rank() == 0 && refusal.kind() == ErrorKind::no_space);
+    RANK_CHECK(Clock::now() - begin < 2s);
+    merge();
+  });
+}
+
 TEST_CASE("rings of merges count against the budget of what comes after them") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
