@@ -214,6 +214,8 @@ class Run {
     if (trouble) mine.status = status_of(trouble->kind());
     const auto closing = round<ClosingRecord>(mine, "gather: round 2");
     if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return true;
+    // Before a sender can begin again: what this rank has taken is free.
+    transfer_.reset();
     const auto words = round<Words>(trouble ? words_of(*trouble) : Words{}, "gather: failing");
     throw make_closing_error(closing, words, group_);
   }

@@ -57,15 +57,13 @@ template <class Work>
 auto collectively(SyncGroup& group, Operation operation, const Work& work) -> decltype(work()) {
   try {
     const SyncGroup::Use use(group);
-    try {
-      return sync::unless_out_of_memory(group, work);
-    } catch (const Error&) {
-      if (group.failure())
-        for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
-      throw;
-    }
+    return sync::unless_out_of_memory(group, work);
   } catch (const Error& error) {
-    throw group.failure().value_or(error).with_context(to_string(operation));
+    const std::optional<Error> cause = group.failure();
+    // It may have failed long before this call.
+    if (cause)
+      for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
+    throw cause.value_or(error).with_context(to_string(operation));
   }
 }
 

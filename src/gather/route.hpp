@@ -70,6 +70,8 @@ class Obligation {
   [[nodiscard]] virtual bool is_given_back() const noexcept = 0;
   /// Returns whether it was given back (or the holder died) by then. Any thread.
   virtual bool wait(std::chrono::steady_clock::time_point deadline) const = 0;
+  /// The first rank will not look for it any more: ends it unless the first rank has it.
+  virtual void withdraw() noexcept {}
 };
 
 /// One exchange on one rank. Called in this order; each may throw Error, which becomes the status of the next round.

@@ -21,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -46,6 +47,7 @@ constexpr std::uint64_t message_place(std::uint64_t moving_bytes) noexcept {
 
 /// What the route keeps with a group.
 struct ShmState {
+  std::mutex cleaning;
   shm::SenderPool pool;
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by owner and place
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and place

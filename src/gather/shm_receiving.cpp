@@ -33,7 +33,7 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report,
     if (trouble && !failure) failure = trouble->with_context(fmt::format("taking in what rank {} sent", sender));
   }
   if (failure) throw *failure;
-  for (const auto& [segment, bytes] : in_use_) segment->populate_known();
+  for (const auto& [segment, bytes] : in_use_) segment->populate_known(bytes);
 }
 
 void ShmReceiving::commit() noexcept {
@@ -85,7 +85,7 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
     arenas.push_back(std::make_shared<shm::Lease>(segment(sender, entry.segment), entry.lease));
   std::shared_ptr<shm::Lease> slot;
   if (record.moving_bytes != 0) {
-    auto moved = segment(sender, record.complete ? record.segment : header.slot);
+    auto moved = segment(sender, header.slot);
     if (record.moving_bytes > moved->capacity())
       throw Error(ErrorKind::corrupt, "more bytes than the segment has room for");
     slot = std::make_shared<shm::Lease>(moved, header.lease);

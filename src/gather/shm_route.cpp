@@ -133,6 +133,7 @@ class ShmRoute final : public RouteDriver {
   std::uint64_t trim(SyncGroup& group) const override { return shm_state_of(group)->pool.trim(); }
   void clean_up(SyncGroup& group) const noexcept override {
     const auto state = shm_state_of(group);
+    const std::lock_guard lock(state->cleaning);
     for (int rank = 0; rank < group.size(); ++rank) {
       if (rank == group.rank() || !group.liveness(rank)->is_dead()) continue;
       state->pool.drop(rank);

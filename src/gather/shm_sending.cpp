@@ -27,10 +27,11 @@ void append(std::vector<std::byte>& bytes, const T& value) {
 class LeaseObligation final : public Obligation {
  public:
   /// `keeper` keeps the segment.
-  LeaseObligation(std::shared_ptr<const void> keeper, const shm::OwnedSegment& segment, shm::LeaseId lease,
+  LeaseObligation(std::shared_ptr<const void> keeper, shm::OwnedSegment& segment, shm::LeaseId lease,
                   std::shared_ptr<const PeerLiveness> holder)
       : keeper_(std::move(keeper)), segment_(segment), lease_(lease), holder_(std::move(holder)) {}
   [[nodiscard]] bool is_given_back() const noexcept override { return segment_.has_ended(lease_); }
+  void withdraw() noexcept override { segment_.withdraw(lease_); }
   bool wait(Clock::time_point deadline) const override {
     if (os::comes_soon([&] { return is_given_back(); })) return true;
     const std::atomic<std::uint32_t>& word = segment_.header().leases[lease_.word];
@@ -45,7 +46,7 @@ class LeaseObligation final : public Obligation {
 
  private:
   std::shared_ptr<const void> keeper_;
-  const shm::OwnedSegment& segment_;
+  shm::OwnedSegment& segment_;
   shm::LeaseId lease_;
   std::shared_ptr<const PeerLiveness> holder_;
 };
@@ -119,7 +120,7 @@ void ShmSending::lend_slot() {
   MessageHeader header;
   std::memcpy(&header, message_.data(), sizeof header);
   header.slot = slot_->segment().place();
-  header.lease = slot_lease_ = slot_->lend();
+  header.lease = slot_lease_ = slot_->lend(call_.group->liveness(call_.first()));
   std::memcpy(message_.data(), &header, sizeof header);
 }
 

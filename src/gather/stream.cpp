@@ -65,6 +65,8 @@ class Run {
       // They live on the companion.
       outlet_.reset();
       inlet_.reset();
+      if (sending_) sending_->withdraw();
+      sending_.reset();
       // All ranks drop it: there may be messages of this stream in it, and slots that nobody gives back.
       state_->companion.reset();
       throw;
@@ -177,7 +179,7 @@ class Run {
         if (call_.entry.is_first())
           StreamReceiving(call_).run();
         else
-          StreamSending(call_).run();
+          sending_.emplace(call_).run();
         settle(*call_.companion);
       });
     } catch (const CallbackFailure& failure) {
@@ -240,6 +242,7 @@ class Run {
   Call part_call_;  // of the two below
   std::unique_ptr<PartOutlet> outlet_;
   std::unique_ptr<PartInlet> inlet_;
+  std::optional<StreamSending> sending_;
   StreamReport report_;
 };
 

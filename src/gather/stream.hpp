@@ -94,6 +94,8 @@ class StreamSending {
  public:
   explicit StreamSending(const StreamCall& call) : call_(call) {}
   void run();
+  /// The stream has failed, and the first rank takes nothing any more: what it has not taken is this rank's again.
+  void withdraw() noexcept;
 
  private:
   void send_layer(std::uint64_t layer, const Config& config);
@@ -105,6 +107,10 @@ class StreamSending {
 
   const StreamCall& call_;
   std::deque<std::vector<std::unique_ptr<Obligation>>> under_way_;  // parts that the first rank may hold
+  // Of the part that is being sent. After a failure it stays until all ranks know of that: the first rank may be taking
+  // it in.
+  Call part_call_;
+  std::unique_ptr<Transfer> transfer_;
 };
 
 /// The first rank's side.

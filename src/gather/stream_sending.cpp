@@ -74,7 +74,7 @@ void StreamSending::send_layer(std::uint64_t layer, const Config& config) {
 
 void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint32_t parts, const Config* value,
                               const std::vector<TensorSlice>& slices) {
-  Call call = call_.part_call(layer, part, value);
+  Call& call = part_call_ = call_.part_call(layer, part, value);
   const std::unique_ptr<SlotFiller> filler = call_.filler_of(call);
   call.filler = filler.get();
   std::optional<Config> staged;
@@ -89,8 +89,8 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
     under_way_.emplace_back();
     return;
   }
-  const std::unique_ptr<Transfer> transfer = call_.driver->begin(call);
-  transfer->offer(header.record);
+  transfer_ = call_.driver->begin(call);
+  transfer_->offer(header.record);
   if (header.record.fresh_bytes > header.record.available_bytes)
     throw Error(
         ErrorKind::no_space,
@@ -99,16 +99,23 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
                     header.record.fresh_bytes, header.record.available_bytes, os::to_string(header.record.limit)));
   send_header(header, slices);
   ExchangeReport moved;
-  transfer->move({}, moved);
-  transfer->commit();
+  transfer_->move({}, moved);
+  transfer_->commit();
   // It is whole. What was complete with its header needs no word.
   if (!header.record.complete)
     call_.companion->send(call.first(), std::as_bytes(std::span(&call.number, 1)), call_.wait("gather_each: sending"));
-  under_way_.push_back(transfer->obligations());
+  under_way_.push_back(transfer_->obligations());
   StreamReport& report = *call_.report;
   report.bytes += header.record.payload_bytes;
   report.arena_bytes += moved.arena_bytes;
-  report.peak_slot_bytes = std::max(report.peak_slot_bytes, transfer->pool_bytes() + call_.staged_bytes());
+  report.peak_slot_bytes = std::max(report.peak_slot_bytes, transfer_->pool_bytes() + call_.staged_bytes());
+  transfer_.reset();
+}
+
+void StreamSending::withdraw() noexcept {
+  transfer_.reset();
+  for (const auto& part : under_way_)
+    for (const auto& obligation : part) obligation->withdraw();
 }
 
 void StreamSending::send_through_outlet(PartHeader header, const std::vector<TensorSlice>& slices,

@@ -160,16 +160,25 @@ void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noe
 }
 
 void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
+  // In pieces: a signal may undo a call, and a profiler's timer comes every few milliseconds.
+  constexpr std::uint64_t piece = 4 << 20;
   const FileSizeAsError no_signal;
-  int status = 0;
-  do {
-    status = is_faulty("fallocate", seam_path)
-                 ? errno
-                 : ::posix_fallocate(memory.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (status == EINTR);
-  if (status != 0)
-    throw errno_error(ErrorKind::no_space, "reserving " + std::to_string(bytes) + " bytes of POSIX shared memory in",
-                      status, posix_mount);
+  for (std::uint64_t done = 0; done < bytes;) {
+    const std::uint64_t length = std::min(piece, bytes - done);
+    const int status =
+        is_faulty("fallocate", seam_path)
+            ? errno
+            : ::posix_fallocate(memory.get(), static_cast<off_t>(offset + done), static_cast<off_t>(length));
+    if (status == EINTR) continue;
+    if (status == 0) {
+      done += length;
+      continue;
+    }
+    punch_hole(memory, offset, done);
+    const std::string what = "reserving " + std::to_string(bytes) + " bytes of shared memory";
+    if (default_backing() == Backing::anonymous) throw errno_error(ErrorKind::no_space, what, status);
+    throw errno_error(ErrorKind::no_space, what + " in", status, posix_mount);
+  }
 }
 
 void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes) {

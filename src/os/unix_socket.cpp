@@ -174,13 +174,6 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) 
 bool wait_readable(const Fd& socket, std::chrono::milliseconds longest) noexcept {
   return wait_for(socket, POLLIN, longest);
 }
-bool wait_any_readable(std::span<const int> sockets, std::chrono::milliseconds longest) {
-  std::vector<pollfd> entries;
-  entries.reserve(sockets.size());
-  for (const int socket : sockets) entries.push_back({socket, POLLIN, 0});
-  return ::poll(entries.data(), entries.size(), static_cast<int>(longest.count())) > 0;
-}
-
 bool wait_writable(const Fd& socket, std::chrono::milliseconds longest) noexcept {
   return wait_for(socket, POLLOUT, longest);
 }

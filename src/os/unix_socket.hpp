@@ -44,8 +44,6 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet);
 
 /// Waits until the socket is readable (or hung up), at most `longest`.
 bool wait_readable(const Fd& socket, std::chrono::milliseconds longest) noexcept;
-/// Likewise for any of several.
-bool wait_any_readable(std::span<const int> sockets, std::chrono::milliseconds longest);
 bool wait_writable(const Fd& socket, std::chrono::milliseconds longest) noexcept;
 
 }  // namespace muster::os

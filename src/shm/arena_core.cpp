@@ -53,9 +53,6 @@ std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
 }
 
 ArenaCore::~ArenaCore() {
-  // What was delivered stays readable there, and goes with the last lease.
-  segment_.retire();
-  if (segment_.is_owner_process() && is_lent()) segment_.keep_memory();
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
   all.by_begin.erase(segment_.data());
@@ -104,26 +101,18 @@ void ArenaCore::release(std::byte* data, std::uint64_t bytes) noexcept {
   // In a forked child the allocator's words are still the parent's.
   if (!segment_.is_owner_process()) return;
   const std::lock_guard lock(mutex_);
-  if (!is_lent()) return buffer_.deallocate(data);
+  if (!segment_.is_lent()) return buffer_.deallocate(data);
   try {
     std::vector<shm::LeaseId> leases;
-    for (const Lent& lent : lent_) leases.push_back(lent.lease);
+    for (const auto& lent : segment_.lent()) leases.push_back(lent.lease);
     freed_.push_back({data, bytes, std::move(leases)});
   } catch (const std::bad_alloc&) {
     // It stays taken: nobody could tell when its leases end.
   }
 }
 
-bool ArenaCore::is_lent() noexcept {
-  std::erase_if(lent_, [&](const Lent& lent) {
-    if (!segment_.has_ended(lent.lease) && lent.holder->is_dead()) segment_.take_back(lent.lease);
-    return segment_.has_ended(lent.lease);
-  });
-  return !lent_.empty();
-}
-
 void ArenaCore::reclaim() noexcept {
-  (void)is_lent();  // leases of dead ranks end here
+  (void)segment_.is_lent();  // leases of dead ranks end here
   std::erase_if(freed_, [&](Freed& block) {
     std::erase_if(block.leases, [&](shm::LeaseId lease) { return segment_.has_ended(lease); });
     if (!block.leases.empty()) return false;
@@ -148,11 +137,10 @@ std::uint64_t ArenaCore::waiting_for_leases() {
 
 shm::LeaseId ArenaCore::lend(std::shared_ptr<const PeerLiveness> holder) {
   const std::lock_guard lock(mutex_);
-  (void)is_lent();
+  (void)segment_.is_lent();
   for (std::uint32_t word = 0; word < shm::lease_words; ++word) {
-    if (std::ranges::any_of(lent_, [&](const Lent& lent) { return lent.lease.word == word; })) continue;
-    lent_.push_back({{}, std::move(holder)});
-    return lent_.back().lease = segment_.offer(word);
+    if (std::ranges::none_of(segment_.lent(), [&](const auto& lent) { return lent.lease.word == word; }))
+      return segment_.offer(word, std::move(holder));
   }
   throw Error(
       ErrorKind::no_space,

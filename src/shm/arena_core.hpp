@@ -46,10 +46,6 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   using Buffer = boost::interprocess::basic_managed_external_buffer<
       char, boost::interprocess::rbtree_best_fit<boost::interprocess::null_mutex_family>,
       boost::interprocess::iset_index>;
-  struct Lent {
-    shm::LeaseId lease;
-    std::shared_ptr<const PeerLiveness> holder;
-  };
   struct Freed {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
@@ -59,14 +55,11 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   explicit ArenaCore(std::uint64_t capacity);
   void release(std::byte* data, std::uint64_t bytes) noexcept;
   void reclaim() noexcept;
-  /// Forgets leases that have ended, those of dead ranks too; whether any is out.
-  bool is_lent() noexcept;
 
   std::uint64_t capacity_;
   shm::OwnedSegment segment_;
   Buffer buffer_;
   std::mutex mutex_;
-  std::vector<Lent> lent_;
   std::vector<Freed> freed_;
 };
 

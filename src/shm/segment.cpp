@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <new>
 
 #include "muster/error.hpp"
 #include "muster/log.hpp"
@@ -53,12 +55,62 @@ void PopulatedBlocks::ensure(const os::Mapping& mapping, std::uint64_t data_offs
   }
 }
 
-OwnedSegment::OwnedSegment(std::uint64_t capacity) : owner_pid_(os::process_id()) {
+namespace {
+
+/// Of this process: what it has dropped while it was lent.
+struct Retired {
+  std::mutex mutex;
+  std::vector<SegmentMemory> segments;
+};
+
+Retired& retired() {
+  static auto* all = new Retired;  // arenas may be destroyed after other statics
+  return *all;
+}
+
+void give_back_retired() {
+  const std::lock_guard lock(retired().mutex);
+  std::erase_if(retired().segments, [](SegmentMemory& segment) {
+    if (segment.owner_pid != os::process_id()) return true;  // the parent's
+    if (segment.is_lent()) return false;
+    segment.give_back();
+    return true;
+  });
+}
+
+}  // namespace
+
+bool SegmentMemory::has_ended(LeaseId lease) const noexcept {
+  return lease.stamp == 0 || header().leases[lease.word].load(std::memory_order_seq_cst) >> 2 != lease.stamp;
+}
+
+bool SegmentMemory::is_lent() noexcept {
+  std::erase_if(lent, [&](const Lent& each) {
+    if (has_ended(each.lease)) return true;
+    if (!each.holder || !each.holder->is_dead()) return false;
+    header().leases[each.lease.word].store(0, std::memory_order_seq_cst);
+    return true;
+  });
+  return !lent.empty();
+}
+
+void SegmentMemory::punch() const noexcept {
+  os::punch_hole(*memory, place + header_bytes, capacity());
+}
+
+void SegmentMemory::give_back() const noexcept {
+  punch();
+  if (header().users.fetch_sub(1, std::memory_order_acq_rel) == 1) os::punch_hole(*memory, place, mapping.size());
+}
+
+OwnedSegment::OwnedSegment(std::uint64_t capacity) {
+  give_back_retired();
   const std::shared_ptr<sync::Region> region = sync::Region::own();
-  memory_ = region->memory();
-  place_ = region->take(header_bytes + capacity);
-  mapping_ = os::Mapping(*memory_, os::Access::read_write, place_, header_bytes + capacity);
-  if (region->backing() == os::Backing::posix) os::reserve(*memory_, place_, header_bytes + capacity);
+  memory_.owner_pid = os::process_id();
+  memory_.memory = region->memory();
+  memory_.place = region->take(header_bytes + capacity);
+  memory_.mapping = os::Mapping(*memory_.memory, os::Access::read_write, memory_.place, header_bytes + capacity);
+  if (region->backing() == os::Backing::posix) os::reserve(*memory_.memory, memory_.place, header_bytes + capacity);
   header().magic = segment_magic;
   header().capacity = capacity;
   header().users.store(1, std::memory_order_relaxed);
@@ -67,34 +119,37 @@ OwnedSegment::OwnedSegment(std::uint64_t capacity) : owner_pid_(os::process_id()
 OwnedSegment::~OwnedSegment() {
   attachment_.reset();
   if (!is_owner_process()) return;
-  retire();
-  if (give_back_) punch();
-  if (header().users.fetch_sub(1, std::memory_order_acq_rel) == 1) os::punch_hole(*memory_, place_, mapping_.size());
+  // From now on whoever ends a lease on it looks whether it was the last one.
+  header().retired.store(1, std::memory_order_seq_cst);
+  if (!is_lent()) {
+    memory_.give_back();
+    return;
+  }
+  try {
+    const std::lock_guard lock(retired().mutex);
+    retired().segments.push_back(std::move(memory_));
+  } catch (const std::bad_alloc&) {
+    // The holder gives it back, unless it is killed.
+  }
 }
 
 bool OwnedSegment::is_owner_process() const noexcept {
-  return os::process_id() == owner_pid_;
+  return os::process_id() == memory_.owner_pid;
 }
 
 void OwnedSegment::reserve() {
-  os::reserve(*memory_, place_ + header_bytes, capacity());
+  os::reserve(*memory_.memory, memory_.place + header_bytes, capacity());
 }
 
 void OwnedSegment::write(std::uint64_t offset, std::span<const std::byte> bytes) {
-  write_fresh(*memory_, place_ + header_bytes, data(), offset, bytes);
+  write_fresh(*memory_.memory, memory_.place + header_bytes, data(), offset, bytes);
 }
 
-void OwnedSegment::punch() noexcept {
-  os::punch_hole(*memory_, place_ + header_bytes, capacity());
-}
-
-void OwnedSegment::retire() noexcept {
-  if (is_owner_process()) header().retired.store(1, std::memory_order_seq_cst);
-}
-
-LeaseId OwnedSegment::offer(std::uint32_t word) noexcept {
+LeaseId OwnedSegment::offer(std::uint32_t word, std::shared_ptr<const PeerLiveness> holder) {
   stamp_ = stamp_ % ((1U << 30) - 1) + 1;
   const LeaseId lease{word, stamp_};
+  std::erase_if(memory_.lent, [word](const SegmentMemory::Lent& each) { return each.lease.word == word; });
+  memory_.lent.push_back({lease, std::move(holder)});
   header().leases[word].store(word_of(lease, offered), std::memory_order_release);
   return lease;
 }
@@ -102,14 +157,6 @@ LeaseId OwnedSegment::offer(std::uint32_t word) noexcept {
 void OwnedSegment::withdraw(LeaseId lease) noexcept {
   std::uint32_t word = word_of(lease, offered);
   if (is_owner_process()) header().leases[lease.word].compare_exchange_strong(word, 0, std::memory_order_seq_cst);
-}
-
-void OwnedSegment::take_back(LeaseId lease) noexcept {
-  if (!has_ended(lease)) header().leases[lease.word].store(0, std::memory_order_seq_cst);
-}
-
-bool OwnedSegment::has_ended(LeaseId lease) const noexcept {
-  return lease.stamp == 0 || header().leases[lease.word].load(std::memory_order_seq_cst) >> 2 != lease.stamp;
 }
 
 RemoteSegment::RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access)
@@ -146,10 +193,11 @@ bool RemoteSegment::is_owner_process() const noexcept {
   return os::process_id() == owner_pid_;
 }
 
-void RemoteSegment::populate_known() noexcept {
-  if (populated_ >= written_) return;
-  data_.populate(os::Access::read_only, populated_, written_ - populated_);
-  populated_ = written_;
+void RemoteSegment::populate_known(std::uint64_t bytes) noexcept {
+  const std::uint64_t end = std::min(bytes, written_);
+  if (populated_ >= end) return;
+  data_.populate(os::Access::read_only, populated_, end - populated_);
+  populated_ = end;
 }
 
 Lease::Lease(std::shared_ptr<const RemoteSegment> segment, LeaseId id) : segment_(std::move(segment)), id_(id) {

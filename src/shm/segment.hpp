@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Segments: places in a rank's region as their owner and as the first rank see them. A page with a few words, then the
-// data. The memory of a segment goes when its owner has dropped it and nobody looks at it any more: who sees that last
-// gives it back.
+// data. The memory of a segment goes when its owner has dropped it and no lease on it is out. The holder of the last
+// one gives it back, or the owner itself, which looks for dead holders whenever it makes a segment.
 
 #include <array>
 #include <atomic>
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/sync_group.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/sync/region.hpp"
 
@@ -21,11 +22,11 @@ inline constexpr std::uint64_t header_bytes = 4096;
 inline constexpr std::size_t lease_words = 256;
 inline constexpr std::uint64_t segment_magic = 0x31474553'5453554dULL;  // "MUSTSEG1"
 
-/// The first page. The owner writes it once; others write only the words of leases.
+/// The first page. Others than the owner write only `users` and the words of leases.
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t capacity;
-  std::atomic<std::uint32_t> users;                            // processes that have it mapped
+  std::atomic<std::uint32_t> users;                            // that have it mapped
   std::atomic<std::uint32_t> retired;                          // the owner has dropped the segment
   std::array<std::atomic<std::uint32_t>, lease_words> leases;  // futexes; 0: none is out
 };
@@ -37,7 +38,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 /// becomes of the exchange of tensors: what has not been taken can be withdrawn, what has been taken is held.
 struct LeaseId {
   std::uint32_t word = 0;
-  std::uint32_t stamp = 0;  // not 0; never the one of an earlier lease of this word
+  std::uint32_t stamp = 0;  // not 0; that of an earlier lease of this word only after 2^30 of them
 };
 
 /// Which parts of a segment this process has put into its page table: memory is taken and mapped a block at a time,
@@ -53,21 +54,43 @@ class PopulatedBlocks {
   std::vector<bool> blocks_;
 };
 
-/// A segment that this process made, in its region: its own mapping covers header and data.
+/// What there is of a segment that this process made: in its region, mapped with its header.
+struct SegmentMemory {
+  struct Lent {
+    LeaseId lease;
+    std::shared_ptr<const PeerLiveness> holder;  // null: this process
+  };
+  std::shared_ptr<const os::Fd> memory;
+  std::uint64_t place = 0;
+  os::Mapping mapping;
+  std::int64_t owner_pid = 0;
+  std::vector<Lent> lent;
+
+  [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping.data()); }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return mapping.size() - header_bytes; }
+  [[nodiscard]] bool has_ended(LeaseId lease) const noexcept;
+  /// Whether any lease is out. Those of dead ranks are not: they are taken back.
+  bool is_lent() noexcept;
+  /// Gives the data's memory back; it reads as zero after it.
+  void punch() const noexcept;
+  /// The owner has no use for it any more.
+  void give_back() const noexcept;
+};
+
 class OwnedSegment {
  public:
   /// Room for `capacity` bytes of data. Throws Error(no_space | unsupported).
   explicit OwnedSegment(std::uint64_t capacity);
-  /// Retires the segment, and gives its memory back unless it is kept.
+  /// Gives the memory back; if some of it is lent, once that ends.
   ~OwnedSegment();
   OwnedSegment(const OwnedSegment&) = delete;
   OwnedSegment& operator=(const OwnedSegment&) = delete;
 
-  [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
-  [[nodiscard]] std::uint64_t capacity() const noexcept { return mapping_.size() - header_bytes; }
-  [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping_.data()); }
-  [[nodiscard]] std::byte* data() const noexcept { return mapping_.data() + header_bytes; }
-  [[nodiscard]] const os::Mapping& mapping() const noexcept { return mapping_; }
+  [[nodiscard]] std::uint64_t place() const noexcept { return memory_.place; }
+  [[nodiscard]] std::uint64_t capacity() const noexcept { return memory_.capacity(); }
+  [[nodiscard]] SegmentHeader& header() const noexcept { return memory_.header(); }
+  [[nodiscard]] std::byte* data() const noexcept { return memory_.mapping.data() + header_bytes; }
+  [[nodiscard]] const os::Mapping& mapping() const noexcept { return memory_.mapping; }
   /// This process made it (a forked child did not, and must not write into it).
   [[nodiscard]] bool is_owner_process() const noexcept;
 
@@ -75,33 +98,25 @@ class OwnedSegment {
   void reserve();
   /// Writes into fresh memory. Throws Error(no_space | io).
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
-  /// Gives the data's memory back; it reads as zero after it.
-  void punch() noexcept;
-  /// From now on whoever ends a lease on it gives the data's memory back. Those that are out are asked for after this.
-  void retire() noexcept;
-  /// Somebody will.
-  void keep_memory() noexcept { give_back_ = false; }
+  void punch() noexcept { memory_.punch(); }
 
-  /// A lease by that word, which is free.
-  LeaseId offer(std::uint32_t word) noexcept;
+  /// A lease by that word, whose last one has ended. `holder`: the rank that may take it; null: this process keeps it.
+  LeaseId offer(std::uint32_t word, std::shared_ptr<const PeerLiveness> holder);
   /// Ends a lease that nobody has taken; one that is held stays.
   void withdraw(LeaseId lease) noexcept;
-  /// Ends it, held or not: who could hold it is dead.
-  void take_back(LeaseId lease) noexcept;
   /// Or it has never been. Any thread.
-  [[nodiscard]] bool has_ended(LeaseId lease) const noexcept;
+  [[nodiscard]] bool has_ended(LeaseId lease) const noexcept { return memory_.has_ended(lease); }
+  bool is_lent() noexcept { return memory_.is_lent(); }
+  [[nodiscard]] const std::vector<SegmentMemory::Lent>& lent() const noexcept { return memory_.lent; }
+
   /// Something that has to go before the memory is given back or unmapped: a lock on its pages. One of them; a later
   /// one takes its place.
   void attach(std::shared_ptr<void> attachment) noexcept { attachment_ = std::move(attachment); }
   [[nodiscard]] const std::shared_ptr<void>& attachment() const noexcept { return attachment_; }
 
  private:
-  std::shared_ptr<const os::Fd> memory_;
-  std::uint64_t place_;
-  os::Mapping mapping_;
-  std::int64_t owner_pid_;
+  SegmentMemory memory_;
   std::uint32_t stamp_ = 0;
-  bool give_back_ = true;
   std::shared_ptr<void> attachment_;
 };
 
@@ -128,8 +143,8 @@ class RemoteSegment {
   /// A lease has ended: the memory goes with the last one if the owner has dropped the segment.
   void lease_ended() const noexcept;
 
-  /// The first `bytes` of data have been written by an earlier use: puts them into the page table, once.
-  void populate_known() noexcept;
+  /// Puts so many bytes of data into the page table, once, as far as an earlier use has written them.
+  void populate_known(std::uint64_t bytes) noexcept;
   void note_written(std::uint64_t bytes) noexcept { written_ = std::max(written_, bytes); }
 
  private:

@@ -27,12 +27,6 @@ std::uint64_t capacity_for(std::uint64_t bytes, const sync::Region& region) {
 
 }  // namespace
 
-Slot::~Slot() {
-  // Held by the first rank: what was delivered stays readable there, and goes with its lease.
-  segment_.retire();
-  if (!is_free()) segment_.keep_memory();
-}
-
 void Slot::give_back() noexcept {
   segment_.attach(nullptr);
   segment_.punch();
@@ -50,10 +44,7 @@ void Slot::take(std::uint64_t bytes) {
 }
 
 SlotWriter::SlotWriter(Slot& slot, std::function<void()> progress) : slot_(slot), progress_(std::move(progress)) {
-  if (slot_.must_reserve_ && !slot_.reserved_) {
-    slot_.segment_.reserve();
-    slot_.reserved_ = true;
-  }
+  slot_.take(0);
   if (slot_.ready_ < slot_.backed_) {
     slot_.segment_.mapping().populate(os::Access::read_write, header_bytes + slot_.ready_,
                                       slot_.backed_ - slot_.ready_);
@@ -239,9 +230,7 @@ std::uint64_t SenderPool::trim() noexcept {
 }
 
 void SenderPool::drop(int first) noexcept {
-  Lane& lane = this->lane(first);
-  for (const auto& slot : lane.slots) slot->reclaim();
-  lane.slots.clear();
+  lane(first).slots.clear();
 }
 
 }  // namespace muster::shm

@@ -22,7 +22,6 @@ class Slot {
       : segment_(capacity),
         must_reserve_(sync::Region::own()->backing() == os::Backing::posix),
         reserved_(must_reserve_) {}
-  ~Slot();
 
   [[nodiscard]] OwnedSegment& segment() noexcept { return segment_; }
   [[nodiscard]] const OwnedSegment& segment() const noexcept { return segment_; }
@@ -30,8 +29,8 @@ class Slot {
   /// Data bytes that memory has been taken for.
   [[nodiscard]] std::uint64_t backed() const noexcept { return backed_; }
 
-  /// A lease on it. It is not free until that ends.
-  LeaseId lend() noexcept { return lease_ = segment_.offer(0); }
+  /// A lease on it (OwnedSegment::offer). It is not free until that ends.
+  LeaseId lend(std::shared_ptr<const PeerLiveness> holder) { return lease_ = segment_.offer(0, std::move(holder)); }
   /// Ends it unless the other rank has taken it.
   void withdraw() noexcept { segment_.withdraw(lease_); }
   /// Several ranks are about to write the first `bytes`: their memory counts as taken. Where a full mount could refuse
@@ -41,15 +40,13 @@ class Slot {
   [[nodiscard]] bool is_taken(std::uint64_t bytes) const noexcept {
     return reserved_ == must_reserve_ && backed_ >= bytes;
   }
-  /// Whether the other ranks have it mapped: an exchange or a merge by it went well. So it is for all that a pool has.
+  /// Whether the other ranks have it mapped: an exchange or a merge by it went well.
   [[nodiscard]] bool is_known() const noexcept { return is_known_; }
   void set_known() noexcept { is_known_ = true; }
   /// Of this process, where it writes beside others.
   [[nodiscard]] PopulatedBlocks& populated() noexcept { return populated_; }
   /// Gives the memory of a free slot back; it stays mapped and is taken anew when written.
   void give_back() noexcept;
-  /// The first rank is dead: nobody will give this slot back.
-  void reclaim() noexcept { segment_.take_back(lease_); }
 
  private:
   friend class SlotWriter;
@@ -67,7 +64,7 @@ class Slot {
 /// thread, nothing in a forked child.
 class OwnSlotLease {
  public:
-  explicit OwnSlotLease(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) { slot_->lend(); }
+  explicit OwnSlotLease(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) { slot_->lend(nullptr); }
   ~OwnSlotLease() { slot_->withdraw(); }
   OwnSlotLease(const OwnSlotLease&) = delete;
   OwnSlotLease& operator=(const OwnSlotLease&) = delete;

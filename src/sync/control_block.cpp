@@ -181,11 +181,13 @@ std::shared_ptr<ControlBlock> ControlBlock::open(const Region& region, std::uint
 }
 
 void ControlBlock::leave(int self, const Peers& peers) noexcept {
-  const bool has_failed = has_failure();
+  // Before this rank is counted: what has been given back is not looked at.
+  bool is_last = true;
+  for (int rank = 0; rank < size_ && is_last; ++rank)
+    is_last = rank == self || cell(rank).left.load(std::memory_order_seq_cst) != 0 || peers.has_ended(rank);
   cell(self).left.store(1, std::memory_order_seq_cst);
-  for (int rank = 0; rank < size_; ++rank)
-    if (cell(rank).left.load(std::memory_order_seq_cst) == 0 && !(has_failed && peers.has_ended(rank))) return;
-  give_back();
+  const std::uint32_t left = header().left.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (is_last || left == static_cast<std::uint32_t>(size_)) give_back();
 }
 
 void ControlBlock::give_back() noexcept {

@@ -58,6 +58,7 @@ struct alignas(64) ControlHeader {
   alignas(64) std::atomic<std::uint32_t> round;    // the last complete one; futex
   alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have come to the next one
   std::atomic<std::uint32_t> waiting;
+  std::atomic<std::uint32_t> left;  // ranks that have left
   alignas(64) FailureCell failure;
   alignas(64) FailureCell verdict;
 };
@@ -110,7 +111,7 @@ class ControlBlock final : public Pulse {
   static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
-  /// This rank has left the group. Who sees that all others have left or are dead gives the memory back.
+  /// This rank has left the group. The last one gives the memory back, or one that sees all others left or dead.
   void leave(int self, const Peers& peers) noexcept;
   /// Nobody uses it.
   void give_back() noexcept;

@@ -240,18 +240,19 @@ std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, 
   Card mine{};  // rank 0's counts
   std::vector<Card> cards;
   Membership membership;
-  // What is in no group in the end has nobody who gives it back.
+  // Of a group that is not made in the end.
   struct GiveBack {
-    const std::shared_ptr<ControlBlock>& block;
+    std::shared_ptr<ControlBlock> block;
     ~GiveBack() {
       if (block) block->give_back();
     }
-  } const unless_made{membership.control};
+  } unless_made;
   together(options, [&] {
     cards.resize(static_cast<std::size_t>(size()));
     if (rank() != 0) return;
     os::random_bytes(mine.nonce);
     membership.control = ControlBlock::create(*peers_->structure, size());
+    unless_made.block = membership.control;
     mine.place = membership.control->place();
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
@@ -264,6 +265,7 @@ std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, 
     if (tie == Tie::companion) membership.parent = control_;
     copy = std::make_shared<LocalGroup>(std::move(membership), timeout());
   });
+  unless_made.block = nullptr;
   return copy;
 }
 

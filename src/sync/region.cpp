@@ -61,10 +61,11 @@ std::uint64_t Region::room() const noexcept {
 
 void Region::check(std::uint64_t bytes) const {
   if (whole_pages(bytes) > room())
-    throw Error(ErrorKind::no_space,
-                fmt::format("needed {} bytes of shared memory, RLIMIT_FSIZE allows {} in all, of which {} are left: "
-                            "raise it (ulimit -f)",
-                            bytes, size_, room()));
+    throw Error(
+        ErrorKind::no_space,
+        fmt::format("needed {} bytes of shared memory, RLIMIT_FSIZE allows this process {} in its whole life, of "
+                    "which {} are left: raise it before the job starts (ulimit -f)",
+                    bytes, size_, room()));
 }
 
 std::uint64_t Region::take(std::uint64_t bytes) {

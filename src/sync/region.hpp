@@ -3,8 +3,8 @@
 // Regions: shared memory that is handed to the other ranks of the host when they meet. A region is one sparse file.
 // What ranks share later on is a place in it, told as a number: no operation needs another file descriptor.
 //
-// Places are never used twice, so that whoever looks late at one finds zeros, and giving a place back twice does no
-// harm. There is room for that: memory is taken for what is touched alone.
+// Places are never used twice, so that whoever looks late at one finds zeros, and nobody takes one thing for another.
+// There is room for that: memory is taken for what is touched alone.
 
 #include <atomic>
 #include <cstdint>

@@ -138,8 +138,8 @@ class Host {
                                                         guest.hello.pid, hello.pid, hello.rank));
     if (packet.further.size() + 1 != descriptors_a_card)
       throw Error(ErrorKind::corrupt, fmt::format("rank {} came without its pidfd and its memory", hello.rank));
-    guest = Guest{std::move(socket), std::move(packet.descriptor),
-                  std::make_shared<Region>(std::move(packet.further.front())), hello};
+    auto region = std::make_shared<Region>(std::move(packet.further.front()));
+    guest = Guest{std::move(socket), std::move(packet.descriptor), std::move(region), hello};
     return true;
   }
 

@@ -88,19 +88,68 @@ TEST_CASE("what the first rank holds stays when its sender's group or arena goes
 }
 
 TEST_CASE("what was held of a rank that was killed stays, and its memory is kept open by nobody else") {
-  const GroupOf two(2);
-  Ranks ranks(2, [&](int rank) {
-    const auto group = two.join(rank);
-    GatheredTensors all = get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group);
-    const Regions before = open_regions();
-    if (rank == 1) ::raise(SIGKILL);
-    const auto again = [&] { (void)get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group); };
-    RANK_CHECK(error_of(again).kind() == ErrorKind::peer_lost);
-    RANK_CHECK(is_whole(all));
-    all = {};
-    RANK_CHECK(open_regions().count == before.count - 1);
+  for (const bool is_seen_by_barrier : {false, true}) {
+    CAPTURE(is_seen_by_barrier);
+    const GroupOf two(2);
+    Ranks ranks(2, [&](int rank) {
+      const auto group = two.join(rank);
+      GatheredTensors all = get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group);
+      const Regions before = open_regions();
+      if (rank == 1) ::raise(SIGKILL);
+      if (is_seen_by_barrier) RANK_CHECK(error_of([&] { group->barrier(); }).kind() == ErrorKind::peer_lost);
+      const auto again = [&] { (void)get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group); };
+      RANK_CHECK(error_of(again).kind() == ErrorKind::peer_lost);
+      RANK_CHECK(is_whole(all));
+      all = {};
+      RANK_CHECK(open_regions().count == before.count - 1);
+    });
+    check_ended(ranks.wait(), {1});
+  }
+}
+
+TEST_CASE("what a first rank had that was killed is given back: in a stream, and after its sender's group") {
+  for (const bool is_stream : {true, false}) {
+    CAPTURE(is_stream);
+    const GroupOf two(2);
+    Ranks ranks(2, [&](int rank) {
+      const auto group = two.join(rank);
+      const auto stream = [&] {
+        gather_each([&]() -> std::optional<Config> { return tensor_of(rank); }, std::vector{0, 1}, *group,
+                    [](LayerPart& part) {
+                      if (part.layer == 3) ::raise(SIGKILL);
+                    });
+      };
+      if (is_stream) {
+        RANK_CHECK(error_of(stream).kind() == ErrorKind::peer_lost);
+      } else {
+        auto copy = group->duplicate();
+        GatheredTensors all = get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *copy);
+        if (rank == 1) all = {};
+        copy.reset();
+        group->barrier();
+        if (rank == 0) ::raise(SIGKILL);
+        RANK_CHECK(open_regions().bytes >= elements);
+        RANK_CHECK(error_of([&] { group->barrier(); }).kind() == ErrorKind::peer_lost);
+      }
+      // Who makes shared memory looks for what has come back.
+      const SharedArena arena(1000);
+      RANK_CHECK(open_regions().bytes < a_few_pages);
+    });
+    check_ended(ranks.wait(), {0});
+  }
+}
+
+TEST_CASE("streams that fail leave nothing lent of an arena") {
+  run_ranks(2, [](SyncGroup& group) {
+    SharedArena arena(1 << 20);
+    const auto stream = [&] {
+      gather_each([&]() -> std::optional<Config> { return arena.allocate(DType::u8, {100000}); }, std::vector{0, 1},
+                  group, [](LayerPart&) { throw Error(ErrorKind::io, "enough"); });
+    };
+    for (int i = 0; i < 20; ++i) RANK_CHECK(says(error_of(stream), "enough"));
+    RANK_CHECK(arena.waiting_for_leases() == 0);
+    (void)arena.allocate(DType::u8, {1000000});
   });
-  check_ended(ranks.wait(), {1});
 }
 
 TEST_CASE("groups and operations that come and go leave nothing in shared memory") {
