@@ -26,7 +26,7 @@ inline constexpr std::uint64_t segment_magic = 0x31474553'5453554dULL;  // "MUST
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t capacity;
-  std::atomic<std::uint32_t> users;                            // that have it mapped
+  std::atomic<std::uint32_t> users;                            // mappings of it
   std::atomic<std::uint32_t> retired;                          // the owner has dropped the segment
   std::array<std::atomic<std::uint32_t>, lease_words> leases;  // futexes; 0: none is out
 };
