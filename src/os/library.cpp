@@ -10,13 +10,13 @@ namespace muster::os {
 namespace {
 
 /// A function that is certainly libmuster's own.
-void here() {}
+void anchor() {}
 
 }  // namespace
 
 std::string own_folder() {
   Dl_info found{};
-  if (::dladdr(reinterpret_cast<const void*>(&here), &found) == 0 || found.dli_fname == nullptr) return {};
+  if (::dladdr(reinterpret_cast<const void*>(&anchor), &found) == 0 || found.dli_fname == nullptr) return {};
   std::error_code error;
   const std::filesystem::path file = std::filesystem::canonical(found.dli_fname, error);
   return error ? std::string() : file.parent_path().string();
