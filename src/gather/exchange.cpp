@@ -238,7 +238,8 @@ class Run {
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge) {
   Run run(operation, value, ranks, group, options, merge);
-  // While it still has what it lends: whether that is taken back depends on whether the group has failed.
+  // While it still lends: a first rank that is about to take a lease has to hear of the failure before that is
+  // withdrawn.
   Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(); });
   if (log_enabled(LogLevel::debug)) {
     const ExchangeReport& report = outcome.state->report;

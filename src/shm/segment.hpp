@@ -54,7 +54,7 @@ class PopulatedBlocks {
   std::vector<bool> blocks_;
 };
 
-/// What there is of a segment that this process made: in its region, mapped with its header.
+/// What stays of one after its owner has dropped it, as long as it is lent: its place, mapped with its header.
 struct SegmentMemory {
   struct Lent {
     LeaseId lease;
@@ -77,6 +77,7 @@ struct SegmentMemory {
   void give_back() const noexcept;
 };
 
+/// A segment that this process made.
 class OwnedSegment {
  public:
   /// Room for `capacity` bytes of data. Throws Error(no_space | unsupported).
