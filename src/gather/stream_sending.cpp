@@ -101,10 +101,11 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   ExchangeReport moved;
   transfer_->move({}, moved);
   transfer_->commit();
+  // Before anything else can fail: what the stream lends is withdrawn with it.
+  under_way_.push_back(transfer_->obligations());
   // It is whole. What was complete with its header needs no word.
   if (!header.record.complete)
     call_.companion->send(call.first(), std::as_bytes(std::span(&call.number, 1)), call_.wait("gather_each: sending"));
-  under_way_.push_back(transfer_->obligations());
   StreamReport& report = *call_.report;
   report.bytes += header.record.payload_bytes;
   report.arena_bytes += moved.arena_bytes;
