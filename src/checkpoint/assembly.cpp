@@ -187,8 +187,8 @@ class Assembling {
     group_.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(places)),
                       {.phase = "export: finding windows"});
     for (const int rank : others_)
-      rings_[static_cast<std::size_t>(rank)] = std::make_unique<shm::WindowRing>(
-          *group_.region_of(rank), places[static_cast<std::size_t>(rank)]);
+      rings_[static_cast<std::size_t>(rank)] =
+          std::make_unique<shm::WindowRing>(*group_.region_of(rank), places[static_cast<std::size_t>(rank)]);
   }
 
   [[nodiscard]] const shm::WindowRing& ring(std::uint32_t rank) const {

@@ -15,8 +15,8 @@
 
 #include "muster/config.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/tensor_source.hpp"
 #include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 
 namespace muster::inspect {
 

@@ -100,9 +100,8 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
   World world;
   for (const Writers writers : {Writers::owners, Writers::first}) {
     for (const int victim : {0, 2}) {
-      for (const char* call :
-           {"open", "mmap", "mkdir", "create", "fallocate", "open-for-writing", "pwrite", "fsync", "fsync-directory",
-            "close", "rename", "exchange"}) {
+      for (const char* call : {"open", "mmap", "mkdir", "create", "fallocate", "open-for-writing", "pwrite", "fsync",
+                               "fsync-directory", "close", "rename", "exchange"}) {
         int reached = 0;
         // Past the last such call the export succeeds; every one before it fails.
         for (int nth = 1; nth < 400; nth = nth < 6 ? nth + 1 : nth + nth / 3) {
