@@ -309,6 +309,11 @@ void MpiGroup::do_wait_until(const std::function<bool()>& done,
     wait(done, sleep, on, options, milliseconds(0));
     return;
   }
+  // What began on another host need not be known to the local group yet.
+  if (!done() && known_failure()) {
+    pass_on_local_failure();
+    throw *failure();
+  }
   std::vector<int> places;
   for (const int rank : on) places.push_back(place_of(rank));
   locally(on.empty() ? -1 : on.front(), [&] { local().wait_until(done, sleep, places, later(options)); });

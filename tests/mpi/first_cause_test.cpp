@@ -98,3 +98,13 @@ TEST_CASE("one rank of each host is cancelled at the same moment: one cause") {
     for (;;) group.barrier({.timeout = {}, .stop = source.get_token(), .phase = "rounds"});
   });
 }
+
+TEST_CASE("a failure that began on another host ends a companion's wait for ranks of this host") {
+  expect_one_cause([](SyncGroup& group, Clock::time_point) {
+    const auto companion = group.companion();
+    if (group.rank() == 3) group.poison(Error(ErrorKind::io, "the disk of rank 3"));
+    // Nobody of this host has told the others yet.
+    while (!companion->failure()) std::this_thread::sleep_for(1ms);
+    companion->wait_until([] { return false; }, [](std::chrono::nanoseconds) { std::this_thread::sleep_for(1ms); }, {});
+  });
+}
