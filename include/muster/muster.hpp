@@ -3,6 +3,7 @@
 // All of Muster in one header, but for what needs another library's headers: muster/mpi.hpp, muster/cuda.hpp (which
 // libmuster-mpi and libmuster-cuda go with) and muster/json.hpp (nlohmann's json).
 
+#include "muster/async.hpp"
 #include "muster/config.hpp"
 #include "muster/device.hpp"
 #include "muster/dtype.hpp"

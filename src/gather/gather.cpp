@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "muster/merge_gather.hpp"
+#include "src/gather/async.hpp"
 #include "src/gather/exchange.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"
@@ -58,16 +59,21 @@ GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> 
   });
 }
 
-GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
-                                     const GatherOptions& options) {
+GatheredTensors gather::get_tensors(const Tensor& tensor, std::span<const int> ranks, SyncGroup& group,
+                                    const GatherOptions& options) {
   return gather::collectively(group, gather::Operation::tensors, [&]() -> GatheredTensors {
-    const Config value = Tensor::borrow(tensor);
+    const Config value = tensor;
     gather::Outcome outcome = gather::exchange(gather::Operation::tensors, &value, ranks, group, options);
     std::vector<std::optional<Tensor>> entries(outcome.entries.size());
     for (std::size_t i = 0; i < entries.size(); ++i)
       if (outcome.entries[i]) entries[i] = outcome.entries[i]->as_tensor();
     return {std::move(outcome.list), std::move(entries), std::move(outcome.state)};
   });
+}
+
+GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
+                                     const GatherOptions& options) {
+  return gather::get_tensors(Tensor::borrow(tensor), ranks, group, options);
 }
 
 GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks) {
@@ -80,20 +86,25 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const i
 
 std::uint64_t trim(SyncGroup& group) {
   const SyncGroup::Use use(group);
-  std::uint64_t bytes = gather::trim_streams(group);
+  std::uint64_t bytes = gather::trim_streams(group) + gather::trim_async(group);
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
   return bytes;
 }
 
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
-                             const GatherOptions& options) {
+Merged gather::merge_tensor(const Tensor& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+                            const GatherOptions& options) {
   return gather::collectively(group, gather::Operation::merge, [&]() -> Merged {
-    const Config value = Tensor::borrow(tensor);
+    const Config value = tensor;
     gather::Outcome outcome = gather::exchange(gather::Operation::merge, &value, ranks, group, options, &merge);
     std::optional<Tensor> merged;
     if (!outcome.entries.empty() && outcome.entries.front()) merged = outcome.entries.front()->as_tensor();
     return {std::move(outcome.list), std::move(merged), std::move(outcome.state)};
   });
+}
+
+Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+                             const GatherOptions& options) {
+  return gather::merge_tensor(Tensor::borrow(tensor), merge, ranks, group, options);
 }
 
 Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "src/core/quoted.hpp"
+#include "src/gather/async.hpp"
 
 namespace muster::gather {
 namespace {
@@ -34,6 +35,14 @@ std::string route_text(const GatherOptions& options) {
                                         : fmt::format("workspace ({})", in_quotes(options.workspace_path));
 }
 
+void refuse_asynchronous(const Config& value) {
+  if (is_asynchronous() && (residency_of(value) | Residency::host) == Residency::mixed)
+    throw Error(ErrorKind::unsupported,
+                fmt::format("asynchronous calls take tensors on the host, and these are on {}: copy them there first, "
+                            "or use the call without _async",
+                            places_text(value)));
+}
+
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record) {
   check_list(ranks, *call.group);
   if (options.pipeline_depth < 1) throw Error(ErrorKind::argument, "pipeline_depth must be at least 1");
@@ -49,6 +58,7 @@ bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& 
   record.forced = call.forced = forcing.route;
   record.forced_by = forcing.by;
   record.routes = usable_routes(call);
+  if (call.value != nullptr) refuse_asynchronous(*call.value);
   return true;
 }
 

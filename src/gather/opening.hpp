@@ -25,6 +25,9 @@ std::string route_text(const GatherOptions& options);
 /// The bits of the drivers that this rank could use.
 std::uint8_t usable_routes(const Call& call);
 
+/// Throws Error(unsupported) where it has tensors on devices and this is an asynchronous call.
+void refuse_asynchronous(const Config& value);
+
 /// Checks the list and writes it, this rank's place in it and the routes that it could use into call and record. False
 /// where this rank is not in the list: then it only takes part in the rounds. Throws Error(argument).
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);

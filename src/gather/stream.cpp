@@ -273,7 +273,10 @@ Call StreamCall::part_call(std::uint64_t layer, std::uint32_t part, const Config
 
 std::optional<Config> StreamCall::next_layer(std::uint64_t layer) const {
   std::optional<Config> config;
-  call_back(fmt::format("the source threw at layer {}", layer), [&] { config = (*source)(); });
+  call_back(fmt::format("the source threw at layer {}", layer), [&] {
+    config = (*source)();
+    if (config) refuse_asynchronous(*config);
+  });
   // The route was chosen before anybody knew where the tensors would be.
   if (config && has_device_tensors(*config) && RouteTable::instance().staging() == nullptr)
     throw CallbackFailure{

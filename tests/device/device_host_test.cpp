@@ -2,6 +2,7 @@
 // Tensors on devices, gathered to the host: between real processes, over a fake driver (fake/fake_cuda.hpp). What this
 // shows is that nothing is read too early and nothing is left; not that a device does it.
 
+#include "muster/async.hpp"
 #include "tests/device/device_ranks.hpp"
 
 using namespace muster;
@@ -320,6 +321,21 @@ TEST_CASE("results outlive their group, and what they hold goes with them") {
     all.release();
     cuda::pinned_pool_of_process()->trim();
     RANK_CHECK(still_open("host") == 0);
+  });
+}
+
+TEST_CASE("asynchronous calls refuse tensors on devices, on all ranks, and the group goes on") {
+  run_ranks(2, [](SyncGroup& group) {
+    const Config mine = layer_of(group.rank());
+    const std::optional<Config> given = group.rank() == 0 ? std::nullopt : std::optional(mine);
+    const Error gather = error_of([&] { (void)get_configs_async(given, all_of(group), group).get(); });
+    RANK_CHECK(gather.kind() == ErrorKind::unsupported);
+    RANK_CHECK(says(gather, "without _async"));
+    const auto source = [&]() -> std::optional<Config> { return mine; };
+    const Error stream =
+        error_of([&] { (void)gather_each_async(source, all_of(group), group, [](LayerPart&) {}).get(); });
+    RANK_CHECK(says(stream, "without _async"));
+    (void)get_configs_parallel(&mine, all_of(group), group);
   });
 }
 

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/async.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "src/gather/async.hpp"
+#include "src/gather/opening.hpp"
+#include "src/os/process.hpp"
+
+namespace muster {
+namespace gather {
+namespace {
+
+thread_local bool of_a_lane = false;
+
+/// Runs what it is given, in that order. Its end waits for all of it.
+class Lane {
+ public:
+  explicit Lane(std::shared_ptr<SyncGroup> group) : group_(std::move(group)) {}
+  ~Lane() {
+    if (os::process_id() != owner_) {
+      // A forked child has no such thread to wait for.
+      (void)new std::thread(std::move(thread_));
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  void add(std::function<void(SyncGroup&)> task) {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    changed_.notify_one();
+  }
+
+  std::uint64_t trim_if_idle() {
+    const std::lock_guard lock(mutex_);
+    return tasks_.empty() && !group_->failure() ? trim(*group_) : 0;
+  }
+
+ private:
+  void run() {
+    of_a_lane = true;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return is_ending_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      lock.unlock();
+      tasks_.front()(*group_);
+      lock.lock();
+      // Only now: while it runs, the group is in use.
+      tasks_.pop_front();
+    }
+  }
+
+  std::shared_ptr<SyncGroup> group_;
+  std::int64_t owner_ = os::process_id();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void(SyncGroup&)>> tasks_;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+/// What a group keeps; made by the thread that uses the group.
+struct AsyncState {
+  std::unique_ptr<Lane> lane;
+};
+
+AsyncState& state_of(SyncGroup& group) {
+  static const char key = 0;
+  return *std::static_pointer_cast<AsyncState>(group.extension(&key, [] { return std::make_shared<AsyncState>(); }));
+}
+
+template <class Result, class Call>
+Work<Result> start(SyncGroup& group, Call call) {
+  const SyncGroup::Use use(group);
+  AsyncState& state = state_of(group);
+  if (!state.lane) state.lane = std::make_unique<Lane>(group.duplicate({.phase = "asynchronous calls: setting up"}));
+  const auto task = std::make_shared<std::packaged_task<Result(SyncGroup&)>>(
+      [call = std::move(call), parent = group.weak_from_this()](SyncGroup& own) mutable {
+        // What the caller lends ends with the call, not with its result.
+        const Call once = std::move(call);
+        try {
+          return once(own);
+        } catch (const Error&) {
+          if (const auto cause = own.failure())
+            if (const auto all = parent.lock()) all->poison(*cause);
+          throw;
+        }
+      });
+  Work<Result> work(task->get_future());
+  state.lane->add([task](SyncGroup& own) { (*task)(own); });
+  return work;
+}
+
+std::vector<int> list_of(std::span<const int> ranks) {
+  return {ranks.begin(), ranks.end()};
+}
+
+}  // namespace
+
+bool is_asynchronous() noexcept {
+  return of_a_lane;
+}
+
+std::uint64_t trim_async(SyncGroup& group) {
+  const AsyncState& state = state_of(group);
+  return state.lane ? state.lane->trim_if_idle() : 0;
+}
+
+}  // namespace gather
+
+void detail::refuse_empty_work() {
+  throw Error(ErrorKind::argument, "a Work without an operation: its result has been taken, or there was never one");
+}
+
+Work<GatheredConfigs> get_configs_async(std::optional<Config> config, std::span<const int> ranks, SyncGroup& group,
+                                        const GatherOptions& options) {
+  return gather::start<GatheredConfigs>(
+      group, [config = std::move(config), list = gather::list_of(ranks), options](SyncGroup& own) {
+        return get_configs_parallel(config ? &*config : nullptr, list, own, options);
+      });
+}
+
+Work<GatheredTensors> get_tensors_async(Tensor tensor, std::span<const int> ranks, SyncGroup& group,
+                                        const GatherOptions& options) {
+  return gather::start<GatheredTensors>(
+      group, [tensor = std::move(tensor), list = gather::list_of(ranks), options](SyncGroup& own) {
+        return gather::get_tensors(tensor, list, own, options);
+      });
+}
+
+Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+                                const GatherOptions& options) {
+  return gather::start<Merged>(
+      group, [tensor = std::move(tensor), merge, list = gather::list_of(ranks), options](SyncGroup& own) {
+        return gather::merge_tensor(tensor, merge, list, own, options);
+      });
+}
+
+Work<StreamReport> gather_each_async(LayerSource source, std::span<const int> ranks, SyncGroup& group,
+                                     LayerConsumer consume, const StreamOptions& options) {
+  return gather::start<StreamReport>(
+      group, [source = std::move(source), list = gather::list_of(ranks), consume = std::move(consume),
+              options](SyncGroup& own) { return gather_each(source, list, own, consume, options); });
+}
+
+}  // namespace muster

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asynchronous gathers, merges and streams: what they give, in which order, beside what, and how they fail and end.
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "muster/async.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int size = 4;
+const std::vector<int> list = {0, 1, 2, 3};
+
+/// What `rank` gives in `turn`.
+Tensor tensor_of(int rank, int turn, std::int64_t rows = 300) {
+  return pattern(DType::u8, {rows, 100}, static_cast<std::uint64_t>(100 * turn + rank));
+}
+
+void check_turn(const GatheredTensors& result, int rank, int turn) {
+  RANK_CHECK(result.size() == (rank == 0 ? list.size() : 0));
+  for (const auto& [from, tensor] : result.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(from, turn)));
+}
+
+/// A source of so many layers; each is this rank's tensor of that turn.
+LayerSource layers_of(int rank, int layers) {
+  return [rank, layers, next = 0]() mutable -> std::optional<Config> {
+    if (next == layers) return std::nullopt;
+    return Config(tensor_of(rank, next++));
+  };
+}
+
+}  // namespace
+
+TEST_CASE("works of a group come in the order they were started, beside other calls of the group") {
+  run_ranks(size, [](SyncGroup& group) {
+    std::vector<Work<GatheredTensors>> works;
+    for (int turn = 0; turn < 6; ++turn) {
+      works.push_back(get_tensors_async(tensor_of(group.rank(), turn), list, group));
+      check_turn(get_tensors_parallel(tensor_of(group.rank(), 50 + turn), list, group), group.rank(), 50 + turn);
+      group.barrier();
+    }
+    for (int turn = 5; turn >= 0; --turn) {
+      Work<GatheredTensors>& work = works[static_cast<std::size_t>(turn)];
+      check_turn(work.get(), group.rank(), turn);
+      RANK_CHECK(!work.is_pending());
+      RANK_CHECK(error_of([&] { (void)work.get(); }).kind() == ErrorKind::argument);
+    }
+    RANK_CHECK(error_of([&] { (void)Work<Merged>().is_done(); }).kind() == ErrorKind::argument);
+  });
+}
+
+TEST_CASE("each kind of work gives what the call without _async gives") {
+  run_ranks(size, [](SyncGroup& group) {
+    const int rank = group.rank();
+    auto configs = get_configs_async(rank == 2 ? std::nullopt : std::optional(Config(rank)), list, group);
+    auto merged = merge_tensor_async(tensor_of(rank, 0), concat(0), list, group);
+    std::vector<int> seen;
+    auto stream = gather_each_async(layers_of(rank, 5), list, group, [&](LayerPart& part) {
+      for (const auto& [from, config] : part.present())
+        RANK_CHECK(bitwise_equal(config.as_tensor(), tensor_of(from, static_cast<int>(part.layer))));
+      seen.push_back(static_cast<int>(part.layer));
+    });
+    const GatheredConfigs all = configs.get();
+    for (const auto& [from, config] : all.present()) RANK_CHECK(config.as_int() == from);
+    RANK_CHECK(all.present().size() == (rank == 0 ? 3U : 0U));
+    const Merged whole = merged.get();
+    RANK_CHECK(whole.tensor().has_value() == (rank == 0));
+    if (rank == 0) RANK_CHECK((whole.tensor()->shape() == Shape{1200, 100}));
+    RANK_CHECK(stream.get().layers == 5);
+    RANK_CHECK(seen == (rank == 0 ? std::vector<int>{0, 1, 2, 3, 4} : std::vector<int>{}));
+    // All that they have kept goes, once nothing runs.
+    (void)trim(group);
+  });
+}
+
+TEST_CASE("the caller goes on while a work waits for a rank that comes late, and has its memory back when it is done") {
+  run_ranks(size, [](SyncGroup& group) {
+    std::vector<std::byte> mine(30000, std::byte{7});
+    if (group.rank() == 3) std::this_thread::sleep_for(300ms);
+    const auto begin = std::chrono::steady_clock::now();
+    Work<GatheredTensors> warm = get_tensors_async(tensor_of(group.rank(), 0), list, group);
+    (void)warm.get();
+    if (group.rank() == 3) std::this_thread::sleep_for(300ms);
+    Work<GatheredTensors> work = get_tensors_async(Tensor::borrow({DType::u8, {30000}, mine.data()}), list, group);
+    if (group.rank() == 0) RANK_CHECK(!work.is_done());
+    RANK_CHECK(work.wait_for(20s));
+    RANK_CHECK(work.is_done());
+    std::ranges::fill(mine, std::byte{8});
+    const GatheredTensors result = work.get();
+    for (const auto& [from, tensor] : result.present())
+      if (from != 0) RANK_CHECK(tensor.bytes()[29999] == std::byte{7});
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 20s);
+  });
+}
+
+TEST_CASE("what a work throws is what the call throws: arguments leave the group well") {
+  run_ranks(size, [](SyncGroup& group) {
+    Work<GatheredTensors> work = get_tensors_async(tensor_of(group.rank(), 0, 100 + group.rank()), list, group);
+    const Error error = error_of([&] { (void)work.get(); });
+    RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
+    RANK_CHECK(says(error, "[101, 100]"));
+    Work<StreamReport> stream = gather_each_async(
+        [rank = group.rank()]() -> std::optional<Config> {
+          if (rank == 1) throw std::runtime_error("no such layer");
+          return std::nullopt;
+        },
+        list, group, [](LayerPart&) {});
+    RANK_CHECK(says(error_of([&] { (void)stream.get(); }), "no such layer"));
+    RANK_CHECK(!group.failure());
+    check_turn(get_tensors_async(tensor_of(group.rank(), 1), list, group).get(), group.rank(), 1);
+  });
+}
+
+TEST_CASE("a cancelled work poisons the group and the works behind it") {
+  run_ranks(size, [](SyncGroup& group) {
+    std::stop_source stop;
+    (void)get_tensors_async(tensor_of(group.rank(), 0), list, group).get();
+    // Rank 1 does not want to wait for rank 2, which may hear of it before it begins.
+    if (group.rank() == 2) std::this_thread::sleep_for(300ms);
+    const Error error = error_of([&] {
+      auto work = get_tensors_async(tensor_of(group.rank(), 1), list, group, {.stop = stop.get_token()});
+      if (group.rank() == 1) stop.request_stop();
+      (void)work.get();
+    });
+    RANK_CHECK(error.kind() == ErrorKind::cancelled);
+    RANK_CHECK(error.rank() == 1);
+    // The group itself has it from this rank's own work, or from another's.
+    while (!group.failure()) std::this_thread::sleep_for(1ms);
+    RANK_CHECK(error_of([&] { (void)get_tensors_async(tensor_of(0, 2), list, group); }).kind() == ErrorKind::cancelled);
+  });
+}
+
+TEST_CASE("works that are dropped run to their end, and the end of the group waits for them") {
+  run_ranks(size, [](SyncGroup& group) {
+    std::atomic<int> consumed{0};
+    {
+      const auto copy = group.duplicate();
+      (void)get_tensors_async(tensor_of(group.rank(), 0), list, *copy);
+      (void)gather_each_async(layers_of(group.rank(), 20), list, *copy, [&](LayerPart&) { ++consumed; });
+    }
+    RANK_CHECK(consumed == (group.rank() == 0 ? 20 : 0));
+    group.barrier();
+  });
+}
+
+TEST_CASE("a killed rank ends the works of the others, who are told which") {
+  const GroupOf group_of(size);
+  Ranks ranks(size, [&group_of](int rank) {
+    const auto group = group_of.join(rank, 20s);
+    (void)get_tensors_async(tensor_of(rank, 0), list, *group).get();
+    if (rank == 2) {
+      ::raise(SIGKILL);
+    }
+    Work<GatheredTensors> work = get_tensors_async(tensor_of(rank, 1), list, *group);
+    const auto begin = std::chrono::steady_clock::now();
+    const Error error = error_of([&] { (void)work.get(); });
+    RANK_CHECK(error.kind() == ErrorKind::peer_lost);
+    RANK_CHECK(error.rank() == 2);
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 5s);
+  });
+  check_ended(ranks.wait(), {2});
+}
+
+TEST_CASE("a child forked while works run ends without them") {
+  run_ranks(2, [](SyncGroup& group) {
+    const auto copy = group.duplicate();
+    Work<StreamReport> work = gather_each_async(layers_of(group.rank(), 50), std::vector{0, 1}, *copy,
+                                                [](LayerPart&) { std::this_thread::sleep_for(1ms); });
+    const pid_t child = ::fork();
+    if (child == 0) {
+      // As a child's destructors would.
+      const_cast<std::shared_ptr<SyncGroup>&>(copy).reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    RANK_CHECK(::waitpid(child, &status, 0) == child && status == 0);
+    RANK_CHECK(work.get().layers == 50);
+  });
+}
