@@ -58,7 +58,8 @@ class CountingGroup final : public muster::SyncGroup {
                      std::span<const int> on, const muster::WaitOptions& options) override {
     inner_->wait_until(done, sleep, on, options);
   }
-  std::shared_ptr<SyncGroup> do_duplicate(const muster::WaitOptions& options, Tie tie) override {
+  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const muster::WaitOptions& options) override {
+    if (static_cast<int>(part.members.size()) != size()) return inner_->split(part.members, options);
     return tie == Tie::companion ? inner_->companion(options) : inner_->duplicate(options);
   }
 

@@ -120,6 +120,13 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
                   std::span<const int> on, const WaitOptions& options = {});
   /// Collective. A group of the same ranks, with its own rounds and failures.
   std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {});
+  /// Collective over all ranks of this group. A group of the ranks of a list, in its order: list[0] is its rank 0. As
+  /// in gathers, all members of a list pass the same one, lists have no rank twice and none in common, and a rank that
+  /// is not in the list it passes (or passes an empty one) gets null. The new group has its own rounds and failures,
+  /// and its messages call ranks by their numbers in the job (RankInfo::rank). Throws as barrier, and on all ranks
+  /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) where ranks of a list pass different ones;
+  /// these leave the group usable.
+  std::shared_ptr<SyncGroup> split(std::span<const int> ranks, const WaitOptions& options = {});
   /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
   /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
   /// wait of the companion ends where any rank is dead, waited for or not.
@@ -168,7 +175,13 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
   enum class Tie : std::uint8_t { none, companion };
-  virtual std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) = 0;
+  /// Some ranks of this group that become one. Several such parts are made at the same time.
+  struct Part {
+    std::vector<int> members;  ///< in the order that they have there; empty on a rank that is in no part
+    int position = -1;         ///< this rank's among them; -1: in no part
+  };
+  /// Collective over this group. Null on a rank that is in no part.
+  virtual std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
   /// Collective. Runs local work of a collective call. Where it fails on some ranks, all throw the first one's error:
   /// who cannot go on says so before the others wait for it, and the group goes on.
   template <class Work>
@@ -187,6 +200,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 
  private:
   void agree(const std::optional<Error>& trouble, const WaitOptions& options);
+  [[nodiscard]] Part whole() const;
+  Part part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
   std::vector<RankInfo> ranks_;
   Nonce nonce_;

@@ -303,7 +303,7 @@ std::vector<std::byte> MpiGroup::do_receive(int from, Subject subject, std::uint
   return bytes;
 }
 
-std::shared_ptr<SyncGroup> MpiGroup::do_duplicate(const WaitOptions& options, Tie tie) {
+std::shared_ptr<SyncGroup> MpiGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   // The numbers of groups have to be the same on all ranks, and new on each: rank 0 says them.
   struct Proposal {
     std::int32_t number;

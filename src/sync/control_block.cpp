@@ -161,7 +161,7 @@ ControlBlock::ControlBlock(std::shared_ptr<const os::Fd> memory, std::uint64_t p
 std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
   // Fresh shared memory is zero, and zero is the first state of every word in it.
   const std::uint64_t place = region.take(block_bytes(size));
-  const bool reserves = region.backing() == os::Backing::posix;
+  const bool reserves = region.must_reserve();
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
   if (reserves) os::reserve(*block->memory_, place, rings_offset(size));
   block->header().size = static_cast<std::uint32_t>(size);

@@ -104,8 +104,7 @@ class Ring {
 /// are many of them a mapping, too. Of few, all are mapped at once, so that no message fails for want of that.
 class ControlBlock final : public Pulse {
  public:
-  /// A new one for `size` ranks, in a region that this process has made; tell the others its place. Throws
-  /// Error(no_space).
+  /// A new one for `size` ranks, in a region that all of them have; tell the others its place. Throws Error(no_space).
   static std::shared_ptr<ControlBlock> create(Region& region, int size);
   /// Maps what another rank made. Throws Error(corrupt) where it cannot be for `size` ranks.
   static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);

@@ -19,14 +19,24 @@ namespace {
 class LocalLiveness final : public PeerLiveness {
  public:
   LocalLiveness(std::shared_ptr<const Peers> peers, int rank) : peers_(std::move(peers)), rank_(rank) {}
-  [[nodiscard]] bool is_dead() const noexcept override {
-    return os::has_exited(peers_->pidfds[static_cast<std::size_t>(rank_)]);
-  }
+  [[nodiscard]] bool is_dead() const noexcept override { return peers_->has_ended(rank_); }
 
  private:
   std::shared_ptr<const Peers> peers_;
   int rank_;
 };
+
+std::shared_ptr<Peers> peers_of(const Peers& all, std::span<const int> members) {
+  auto some = std::make_shared<Peers>();
+  for (const int member : members) {
+    const auto at = static_cast<std::size_t>(member);
+    some->ranks.push_back(all.ranks[at]);
+    some->pidfds.push_back(all.pidfds[at]);
+    some->regions.push_back(all.regions[at]);
+  }
+  some->structure = all.structure;
+  return some;
+}
 
 }  // namespace
 
@@ -232,12 +242,12 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
   if (!os::comes_soon(done)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
-std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, Tie tie) {
+std::shared_ptr<SyncGroup> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
     std::uint64_t place;  // of the new control block
   };
-  Card mine{};  // rank 0's counts
+  Card mine{};  // the first member's counts
   std::vector<Card> cards;
   Membership membership;
   // Of a group that is not made in the end.
@@ -249,19 +259,22 @@ std::shared_ptr<SyncGroup> LocalGroup::do_duplicate(const WaitOptions& options, 
   } unless_made;
   together(options, [&] {
     cards.resize(static_cast<std::size_t>(size()));
-    if (rank() != 0) return;
+    if (part.position != 0) return;
     os::random_bytes(mine.nonce);
-    membership.control = ControlBlock::create(*peers_->structure, size());
+    membership.control = ControlBlock::create(*peers_->structure, static_cast<int>(part.members.size()));
     unless_made.block = membership.control;
     mine.place = membership.control->place();
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
   std::shared_ptr<SyncGroup> copy;
   together(options, [&] {
-    if (rank() != 0) membership.control = ControlBlock::open(*peers_->structure, cards.front().place, size());
-    membership.nonce = cards.front().nonce;
-    membership.rank = rank();
-    membership.peers = peers_;
+    if (part.members.empty()) return;
+    const Card& first = cards[static_cast<std::size_t>(part.members.front())];
+    if (part.position != 0)
+      membership.control = ControlBlock::open(*peers_->structure, first.place, static_cast<int>(part.members.size()));
+    membership.nonce = first.nonce;
+    membership.rank = part.position;
+    membership.peers = peers_of(*peers_, part.members);
     if (tie == Tie::companion) membership.parent = control_;
     copy = std::make_shared<LocalGroup>(std::move(membership), timeout());
   });

@@ -6,8 +6,8 @@
 namespace muster::sync {
 
 bool Peers::has_ended(int rank) const noexcept {
-  const os::Fd& pidfd = pidfds[static_cast<std::size_t>(rank)];
-  return pidfd && os::has_exited(pidfd);
+  const auto& pidfd = pidfds[static_cast<std::size_t>(rank)];
+  return pidfd && *pidfd && os::has_exited(*pidfd);
 }
 
 std::optional<std::string> Peers::end_of(int rank) const {

@@ -38,16 +38,16 @@ class Pulse {
 /// Who the ranks are and how to see that one has ended. The same for a group and its duplicates.
 struct Peers {
   std::vector<RankInfo> ranks;
-  std::vector<os::Fd> pidfds;  // of each rank; none where there is no such thing
+  std::vector<std::shared_ptr<const os::Fd>> pidfds;  // of each rank; null where there is no such thing
   // Of ranks that share memory: each one's, and rank 0's for what groups are made of, which is apart because it stays
   // as long as the groups do, whoever is dead.
   std::vector<std::shared_ptr<Region>> regions;
   std::shared_ptr<Region> structure;
 
   Peers() = default;
-  Peers(Peers&&) = default;
-  Peers& operator=(Peers&&) = default;
   virtual ~Peers() = default;
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
   /// What became of a rank that is no more ("died"); none where it may live. Never waits.
   [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const;
   /// Of a rank of this host.

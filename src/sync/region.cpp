@@ -38,8 +38,11 @@ std::shared_ptr<Region> Region::own() {
 Region::Region(os::Backing backing)
     : backing_(backing),
       size_(std::min(most_bytes, os::largest_file())),
-      next_(os::page_size()),  // 0 stands for no place
-      memory_(std::make_shared<const os::Fd>(os::create_shared_memory(size_, backing))) {}
+      memory_(std::make_shared<const os::Fd>(os::create_shared_memory(size_, backing))) {
+  if (backing == os::Backing::posix) os::reserve(*memory_, 0, os::page_size());
+  head().must_reserve = backing == os::Backing::posix ? 1 : 0;
+  head().next.store(os::page_size(), std::memory_order_release);
+}
 
 Region::Region(os::Fd memory)
     : size_(os::shared_memory_size(memory)), memory_(std::make_shared<const os::Fd>(std::move(memory))) {}
@@ -50,13 +53,27 @@ std::shared_ptr<const os::Fd> Region::memory() const {
   return memory_;
 }
 
+Region::Head& Region::head() {
+  if (Head* const known = head_.load(std::memory_order_acquire)) return *known;
+  const std::shared_ptr<const os::Fd> memory = this->memory();
+  const std::lock_guard lock(mutex_);
+  if (!first_page_) first_page_ = os::Mapping(*memory, os::Access::read_write, 0, os::page_size());
+  head_.store(reinterpret_cast<Head*>(first_page_.data()), std::memory_order_release);
+  return *head_.load(std::memory_order_relaxed);
+}
+
+bool Region::must_reserve() {
+  return head().must_reserve != 0;
+}
+
 void Region::let_go() noexcept {
   const std::lock_guard lock(mutex_);
   memory_ = nullptr;
 }
 
 std::uint64_t Region::room() const noexcept {
-  return size_ - std::min(size_, next_.load(std::memory_order_relaxed));
+  const Head* const head = head_.load(std::memory_order_acquire);
+  return head == nullptr ? 0 : size_ - std::min(size_, head->next.load(std::memory_order_relaxed));
 }
 
 void Region::check(std::uint64_t bytes) const {
@@ -69,9 +86,10 @@ void Region::check(std::uint64_t bytes) const {
 }
 
 std::uint64_t Region::take(std::uint64_t bytes) {
-  std::uint64_t place = next_.load(std::memory_order_relaxed);
+  std::atomic<std::uint64_t>& next = head().next;
+  std::uint64_t place = next.load(std::memory_order_relaxed);
   do check(bytes);
-  while (!next_.compare_exchange_weak(place, place + whole_pages(bytes), std::memory_order_relaxed));
+  while (!next.compare_exchange_weak(place, place + whole_pages(bytes), std::memory_order_relaxed));
   return place;
 }
 

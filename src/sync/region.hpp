@@ -30,11 +30,13 @@ class Region {
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   /// Of one that this process has made.
   [[nodiscard]] os::Backing backing() const noexcept { return backing_; }
+  /// Whether places have to be reserved before they are touched. Throws as take().
+  [[nodiscard]] bool must_reserve();
 
-  /// The maker's: a place for so many bytes. No memory is taken yet. Throws Error(no_space) where a limit of the size
-  /// of files (RLIMIT_FSIZE) leaves no room.
+  /// A place for so many bytes, for any process that has the region: what has been taken stands in its first page. No
+  /// memory is taken yet. Throws Error(no_space) where a limit of the size of files (RLIMIT_FSIZE) leaves no room.
   std::uint64_t take(std::uint64_t bytes);
-  /// Throws where take() would.
+  /// Of the maker. Throws where take() would.
   void check(std::uint64_t bytes) const;
   [[nodiscard]] std::uint64_t room() const noexcept;
 
@@ -42,11 +44,19 @@ class Region {
   void let_go() noexcept;
 
  private:
+  /// What stands in the first page.
+  struct Head {
+    std::atomic<std::uint64_t> next;  // the first place that has not been taken
+    std::uint32_t must_reserve;
+  };
+  Head& head();
+
   os::Backing backing_ = os::Backing::anonymous;
   std::uint64_t size_ = 0;
-  std::atomic<std::uint64_t> next_{0};
   mutable std::mutex mutex_;
   std::shared_ptr<const os::Fd> memory_;
+  os::Mapping first_page_;  // the maker's from the beginning; else from the first call that needs it
+  std::atomic<Head*> head_{nullptr};
 };
 
 }  // namespace muster::sync

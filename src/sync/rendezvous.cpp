@@ -70,7 +70,8 @@ class Visitor {
     std::memcpy(static_cast<void*>(cards.data()), packet.bytes.data(), packet.bytes.size());
     for (std::size_t i = 0; i < count; ++i) {
       peers.ranks.push_back({cards[i].rank, get_text(cards[i].host), cards[i].pid});
-      peers.pidfds.push_back(std::move(i == 0 ? packet.descriptor : packet.further[descriptors_a_card * i - 1]));
+      os::Fd& pidfd = i == 0 ? packet.descriptor : packet.further[descriptors_a_card * i - 1];
+      peers.pidfds.push_back(std::make_shared<const os::Fd>(std::move(pidfd)));
       peers.regions.push_back(std::make_shared<Region>(std::move(packet.further[descriptors_a_card * i])));
     }
   }

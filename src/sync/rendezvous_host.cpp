@@ -231,7 +231,7 @@ class Host {
       }
     }
     for (Guest& guest : guests_) {
-      peers->pidfds.push_back(std::move(guest.pidfd));
+      peers->pidfds.push_back(std::make_shared<const os::Fd>(std::move(guest.pidfd)));
       peers->regions.push_back(std::move(guest.region));
     }
     membership.peers = std::move(peers);

@@ -69,9 +69,9 @@ class SingleGroup final : public SyncGroup {
       throw cause;
     }
   }
-  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&, Tie) override {
+  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie, const WaitOptions&) override {
     // Tied or not: nobody else could see this group's progress, and only its own calls fail it.
-    return std::make_shared<SingleGroup>(timeout());
+    return part.members.empty() ? nullptr : std::make_shared<SingleGroup>(timeout());
   }
 
  private:

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/sync_group.hpp"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
@@ -148,14 +152,65 @@ void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
               {.rank = origin.rank, .pid = origin.pid, .host = origin.host, .os_error = all[at].os_error});
 }
 
+SyncGroup::Part SyncGroup::whole() const {
+  Part part;
+  part.members.resize(ranks_.size());
+  std::iota(part.members.begin(), part.members.end(), 0);
+  part.position = rank_;
+  return part;
+}
+
+SyncGroup::Part SyncGroup::part_of(std::span<const int> ranks, const WaitOptions& options) {
+  struct Card {
+    std::uint64_t hash = 0;
+    std::int32_t length = 0;  // 0: in no list
+    std::int32_t position = -1;
+  };
+  Part part;
+  Card mine;
+  std::vector<Card> cards;
+  together(options, [&] {
+    cards.resize(ranks_.size());
+    const auto self = std::ranges::find(ranks, rank_);
+    for (auto rank = ranks.begin(); rank != ranks.end(); ++rank) {
+      (void)info(*rank);
+      if (std::find(ranks.begin(), rank, *rank) != rank)
+        throw Error(ErrorKind::argument, "the list to split by has rank " + std::to_string(*rank) + " twice");
+    }
+    if (self == ranks.end()) return;
+    part.members.assign(ranks.begin(), ranks.end());
+    part.position = static_cast<int>(self - ranks.begin());
+    mine = {XXH3_64bits(ranks.data(), ranks.size_bytes()), static_cast<std::int32_t>(ranks.size()), part.position};
+  });
+  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
+  // Whoever is in a list says so of itself: as many have to say it as the list has ranks.
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    const Card& card = cards[rank];
+    if (card.length == 0) continue;
+    const auto said = std::ranges::count(cards, card.hash, &Card::hash);
+    if (said != card.length)
+      throw Error(ErrorKind::rank_mismatch,
+                  "rank " + std::to_string(ranks_[rank].rank) + " splits the group by a list of " +
+                      std::to_string(card.length) + " ranks, which " + std::to_string(said) +
+                      " of them pass: all members of a list must pass the same one",
+                  {.rank = ranks_[rank].rank});
+  }
+  return part;
+}
+
 std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
   const Use use(*this);
-  return unless_out_of_memory(*this, [&] { return do_duplicate(options, Tie::none); });
+  return unless_out_of_memory(*this, [&] { return make_part(whole(), Tie::none, options); });
 }
 
 std::shared_ptr<SyncGroup> SyncGroup::companion(const WaitOptions& options) {
   const Use use(*this);
-  return unless_out_of_memory(*this, [&] { return do_duplicate(options, Tie::companion); });
+  return unless_out_of_memory(*this, [&] { return make_part(whole(), Tie::companion, options); });
+}
+
+std::shared_ptr<SyncGroup> SyncGroup::split(std::span<const int> ranks, const WaitOptions& options) {
+  const Use use(*this);
+  return unless_out_of_memory(*this, [&] { return make_part(part_of(ranks, options), Tie::none, options); });
 }
 
 }  // namespace muster

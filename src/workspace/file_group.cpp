@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "muster/workspace.hpp"
@@ -29,28 +30,50 @@ using sync::Watchdog;
 // How much later than a rank's end its last files may be seen on a network file system, with probes.
 constexpr milliseconds longest_delay{500};
 
+std::vector<RankInfo> infos_of(const GroupDirectory& directory, std::span<const int> members) {
+  std::vector<RankInfo> infos;
+  for (const int member : members) infos.push_back(directory.members()[static_cast<std::size_t>(member)].info);
+  return infos;
+}
+
+}  // namespace
+
+/// The job's ranks that a group has, by their numbers in the group.
+class FileGroup::Members final : public sync::Peers {
+ public:
+  Members(std::shared_ptr<const GroupDirectory> directory, std::vector<int> members)
+      : directory_(std::move(directory)), members_(std::move(members)) {
+    ranks = infos_of(*directory_, members_);
+  }
+  /// Its number in the job.
+  [[nodiscard]] int operator[](int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
+    return directory_->peers().end_of((*this)[rank]);
+  }
+  [[nodiscard]] std::string state_of(int rank) const override { return directory_->peers().state_of((*this)[rank]); }
+
+ private:
+  std::shared_ptr<const GroupDirectory> directory_;
+  std::vector<int> members_;
+};
+
+namespace {
+
 class FileLiveness final : public PeerLiveness {
  public:
-  FileLiveness(std::shared_ptr<const GroupDirectory> directory, int rank)
-      : directory_(std::move(directory)), rank_(rank) {}
+  FileLiveness(std::shared_ptr<const sync::Peers> members, int rank) : members_(std::move(members)), rank_(rank) {}
   [[nodiscard]] bool is_dead() const noexcept override {
     try {
-      return directory_->peers().end_of(rank_).has_value();
+      return members_->end_of(rank_).has_value();
     } catch (const std::exception&) {
       return false;
     }
   }
 
  private:
-  std::shared_ptr<const GroupDirectory> directory_;
+  std::shared_ptr<const sync::Peers> members_;
   int rank_;
 };
-
-std::vector<RankInfo> infos_of(const GroupDirectory& directory) {
-  std::vector<RankInfo> infos;
-  for (const GroupMember& member : directory.members()) infos.push_back(member.info);
-  return infos;
-}
 
 }  // namespace
 
@@ -66,13 +89,14 @@ class FileGroup::Phase {
   GroupPulse& pulse_;
 };
 
-FileGroup::FileGroup(std::shared_ptr<Heart> heart, std::shared_ptr<GroupPulse> parent, int number, Nonce nonce,
-                     milliseconds timeout)
-    : SyncGroup(heart->directory()->options().rank, infos_of(*heart->directory()), nonce, timeout),
+FileGroup::FileGroup(std::shared_ptr<Heart> heart, std::vector<int> members, int rank,
+                     std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
+    : SyncGroup(rank, infos_of(*heart->directory(), members), nonce, timeout),
       heart_(std::move(heart)),
       directory_(heart_->directory()),
+      members_(std::make_shared<const Members>(directory_, std::move(members))),
       parent_(std::move(parent)),
-      pulse_(GroupPulse::create(directory_, number)),
+      pulse_(GroupPulse::create(directory_, number, rank)),
       number_(number) {}
 
 FileGroup::~FileGroup() {
@@ -100,7 +124,7 @@ milliseconds FileGroup::timeout_of(const WaitOptions& options) const {
 
 Watchdog FileGroup::watchdog(const WaitOptions& options) const {
   // Progress is told by heartbeats: what a rank did just now is known here two of them later.
-  return {*pulse_, parent_.get(), directory_->peers(),
+  return {*pulse_, parent_.get(), *members_,
           rank(),  options,       timeout_of(options) + 2 * directory_->options().heartbeat};
 }
 
@@ -116,7 +140,8 @@ std::optional<Error> FileGroup::failure() const {
 }
 
 std::shared_ptr<const PeerLiveness> FileGroup::liveness(int rank) const {
-  return std::make_shared<FileLiveness>(directory_, info(rank).rank);
+  (void)info(rank);
+  return std::make_shared<FileLiveness>(members_, rank);
 }
 
 std::shared_ptr<const Snapshot> FileGroup::look(bool with_probe) {
@@ -279,25 +304,31 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
   }
 }
 
-std::shared_ptr<SyncGroup> FileGroup::do_duplicate(const WaitOptions& options, Tie tie) {
+std::shared_ptr<SyncGroup> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
-    std::int32_t number = 0;
+    std::int32_t count = 0;
   };
   Card mine{};
   std::vector<Card> cards;
   together(options, [&] {
     os::random_bytes(mine.nonce);
-    if (rank() == 0) mine.number = directory_->next_group();
+    if (part.position == 0) mine.count = directory_->next_count();
     cards.resize(static_cast<std::size_t>(size()));
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  std::shared_ptr<SyncGroup> copy;
+  std::shared_ptr<SyncGroup> made;
   together(options, [&] {
-    copy = std::make_shared<FileGroup>(heart_, tie == Tie::companion ? pulse_ : nullptr, cards.front().number,
-                                       cards.front().nonce, timeout());
+    if (part.members.empty()) return;
+    std::vector<int> members;
+    for (const int member : part.members) members.push_back((*members_)[member]);
+    const Card& first = cards[static_cast<std::size_t>(part.members.front())];
+    // No other group has the same first rank and count.
+    const int number = first.count * static_cast<int>(directory_->members().size()) + members.front();
+    made = std::make_shared<FileGroup>(heart_, std::move(members), part.position,
+                                       tie == Tie::companion ? pulse_ : nullptr, number, first.nonce, timeout());
   });
-  return copy;
+  return made;
 }
 
 }  // namespace muster::workspace
@@ -346,7 +377,10 @@ std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
                                          .lost_after = options.lost_after,
                                          .is_network = directory.is_network},
       std::move(job.members)));
-  auto group = std::make_shared<workspace::FileGroup>(std::move(heart), nullptr, 0, job.nonce, timeout);
+  std::vector<int> members(static_cast<std::size_t>(options.size));
+  std::iota(members.begin(), members.end(), 0);
+  auto group = std::make_shared<workspace::FileGroup>(std::move(heart), std::move(members), options.rank, nullptr, 0,
+                                                      job.nonce, timeout);
   // Rank 0's list of the ranks stays until all have read it.
   group->barrier({.timeout = timeout, .stop = {}, .phase = "meeting"});
   return group;

@@ -22,13 +22,17 @@ namespace muster::workspace {
 
 class FileGroup final : public SyncGroup {
  public:
+  /// `members`: the job's ranks that it has, in the order that they have here; `rank`: this one's place among them.
   /// `parent`: of a companion, else null.
-  FileGroup(std::shared_ptr<Heart> heart, std::shared_ptr<GroupPulse> parent, int number, Nonce nonce,
-            std::chrono::milliseconds timeout);
+  FileGroup(std::shared_ptr<Heart> heart, std::vector<int> members, int rank, std::shared_ptr<GroupPulse> parent,
+            int number, Nonce nonce, std::chrono::milliseconds timeout);
   ~FileGroup() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "file"; }
-  [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank == this->rank(); }
+  [[nodiscard]] bool shares_memory(int rank) const override {
+    (void)info(rank);
+    return rank == this->rank();
+  }
   [[nodiscard]] int host_of(int rank) const override {
     (void)info(rank);
     return rank;
@@ -47,10 +51,11 @@ class FileGroup final : public SyncGroup {
   std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions& options, Tie tie) override;
+  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   class Phase;
+  class Members;
   std::vector<std::byte> round(std::span<const std::byte> record, const WaitOptions& options);
   std::vector<std::byte> collect(std::uint64_t number, std::span<const std::byte> record, const WaitOptions& options);
   std::vector<std::byte> wait_for_all(std::uint64_t number, std::uint64_t length, const WaitOptions& options);
@@ -62,6 +67,7 @@ class FileGroup final : public SyncGroup {
 
   std::shared_ptr<Heart> heart_;
   std::shared_ptr<GroupDirectory> directory_;
+  std::shared_ptr<const Members> members_;
   std::shared_ptr<GroupPulse> parent_;
   std::shared_ptr<GroupPulse> pulse_;
   int number_;

@@ -67,16 +67,17 @@ FilePeers::FilePeers(int self, std::span<const GroupMember> members, millisecond
     identities_.push_back(member.identity);
     const bool is_here = os::life_of(member.identity) != os::Life::unknown;
     is_here_.push_back(is_here);
-    pidfds.push_back(is_here ? os::open_pidfd(static_cast<pid_t>(member.identity.pid)) : os::Fd());
+    pidfds.push_back(is_here ? std::make_shared<const os::Fd>(os::open_pidfd(static_cast<pid_t>(member.identity.pid)))
+                             : nullptr);
     // A process that ended before this may have given its number to another one.
-    if (is_here && os::life_of(member.identity) == os::Life::dead) pidfds.back().reset();
+    if (is_here && os::life_of(member.identity) == os::Life::dead) pidfds.back() = nullptr;
   }
 }
 
 bool FilePeers::is_dead_here(int rank) const {
   const auto at = static_cast<std::size_t>(rank);
   if (!is_here_[at] || rank == self_) return false;
-  return pidfds[at] ? os::has_exited(pidfds[at]) : os::life_of(identities_[at]) == os::Life::dead;
+  return pidfds[at] && *pidfds[at] ? os::has_exited(*pidfds[at]) : os::life_of(identities_[at]) == os::Life::dead;
 }
 
 std::optional<std::string> FilePeers::end_of(int rank) const {

@@ -116,8 +116,8 @@ class GroupDirectory {
   /// Renames `from`, or makes `to` (empty) where that is not there.
   void renew(const std::string& from, const std::string& to) const;
   void remove(const std::string& name) const noexcept;
-  /// Rank 0's count of the groups of the job.
-  int next_group() noexcept { return groups_.fetch_add(1) + 1; }
+  /// Of the groups that this process is the first rank of.
+  int next_count() noexcept { return groups_.fetch_add(1) + 1; }
 
  private:
   std::shared_ptr<const Snapshot> look(bool with_probe, bool is_heartbeat);

@@ -53,11 +53,11 @@ Error failure_of(std::string_view text) {
 
 }  // namespace
 
-GroupPulse::GroupPulse(std::shared_ptr<GroupDirectory> directory, int group)
-    : directory_(std::move(directory)), group_(group), self_(directory_->options().rank) {}
+GroupPulse::GroupPulse(std::shared_ptr<GroupDirectory> directory, int group, int self)
+    : directory_(std::move(directory)), group_(group), self_(self) {}
 
-std::shared_ptr<GroupPulse> GroupPulse::create(std::shared_ptr<GroupDirectory> directory, int group) {
-  std::shared_ptr<GroupPulse> pulse(new GroupPulse(std::move(directory), group));
+std::shared_ptr<GroupPulse> GroupPulse::create(std::shared_ptr<GroupDirectory> directory, int group, int self) {
+  std::shared_ptr<GroupPulse> pulse(new GroupPulse(std::move(directory), group, self));
   pulse->directory_->watch(pulse);
   return pulse;
 }

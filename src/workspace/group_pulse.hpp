@@ -19,7 +19,8 @@ namespace muster::workspace {
 /// Thread-safe.
 class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
  public:
-  static std::shared_ptr<GroupPulse> create(std::shared_ptr<GroupDirectory> directory, int group);
+  /// `self`: this rank's number in the group.
+  static std::shared_ptr<GroupPulse> create(std::shared_ptr<GroupDirectory> directory, int group, int self);
 
   [[nodiscard]] int group() const noexcept { return group_; }
   [[nodiscard]] bool has_left(int rank) const override;
@@ -39,7 +40,7 @@ class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
   void notice(const Snapshot& snapshot, bool is_heartbeat) override;
 
  private:
-  GroupPulse(std::shared_ptr<GroupDirectory> directory, int group);
+  GroupPulse(std::shared_ptr<GroupDirectory> directory, int group, int self);
   void publish_own();
   void publish_failure(const Error& cause);
   void set_failure(const Error& cause) noexcept;

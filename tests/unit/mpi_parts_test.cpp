@@ -82,7 +82,7 @@ class TwoHosts final : public SyncGroup {
   std::vector<std::byte> do_receive(int, Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
                      std::span<const int>, const WaitOptions&) override {}
-  std::shared_ptr<SyncGroup> do_duplicate(const WaitOptions&, Tie) override { return nullptr; }
+  std::shared_ptr<SyncGroup> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
 /// One list of all ranks, each of which has `bytes` to send to rank 0.
