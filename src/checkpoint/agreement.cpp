@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "src/sync/failing.hpp"
+
 namespace muster {
 namespace {
 
@@ -53,8 +55,8 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
     const std::string words(record.words.data(), std::min<std::size_t>(record.length, record.words.size()));
     const bool is_named = record.origin >= 0 && record.origin < group.size();
     const RankInfo& info = group.info(is_named ? record.origin : rank);
-    throw Error(static_cast<ErrorKind>(record.kind), is_named ? words : fmt::format("rank {}: {}", rank, words),
-                {.rank = info.rank, .pid = info.pid, .host = info.host});
+    throw sync::error_of(info, static_cast<ErrorKind>(record.kind),
+                         is_named ? words : fmt::format("rank {}: {}", rank, words));
   }
 }
 
@@ -70,7 +72,7 @@ FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop, const std
     const std::string words =
         group.size() == 1 ? "stopped by request"
                           : fmt::format("rank {} (pid {} on host {}) was told to stop", self.rank, self.pid, self.host);
-    group.poison(Error(ErrorKind::cancelled, words, {.rank = self.rank, .pid = self.pid, .host = self.host}));
+    group.poison(sync::error_of(self, ErrorKind::cancelled, words));
   };
   return FailOnStop(stop, fail);
 }

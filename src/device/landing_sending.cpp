@@ -76,10 +76,7 @@ void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, Ncc
           std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(10)));
         },
         members, call.wait("gather: NCCL has failed"));
-    const RankInfo& self = group.info(group.rank());
-    const Error cause(error->kind(), error->what(), {.rank = self.rank, .pid = self.pid, .host = self.host});
-    group.poison(cause);
-    throw group.failure().value_or(cause);
+    sync::fail(group, sync::error_of(group.info(group.rank()), error->kind(), error->what()));
   } catch (const Error&) {
     // A stream that waits for a rank that is gone would never be idle: its communicator goes first.
     entry.communicator.reset();

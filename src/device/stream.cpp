@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "muster/error.hpp"
+#include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster::cuda {
@@ -119,15 +120,11 @@ void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const 
     if (done()) return true;
     if (Clock::now() - begin < timeout) return false;
     const RankInfo& self = group.info(group.rank());
-    const Error cause(
-        ErrorKind::timeout,
-        fmt::format("rank {} (host {}, pid {}) waited {:.1f} s in '{}' for {}: look what else runs there, "
-                    "or raise the timeout (MUSTER_TIMEOUT, seconds)",
-                    self.rank, self.host, self.pid, std::chrono::duration<double>(timeout).count(), options.phase,
-                    what),
-        {.rank = self.rank, .pid = self.pid, .host = self.host});
-    group.poison(cause);
-    throw group.failure().value_or(cause);
+    sync::fail(group, sync::error_of(self, ErrorKind::timeout,
+                                     fmt::format("{} waited {:.1f} s in '{}' for {}: look what else runs there, or "
+                                                 "raise the timeout (MUSTER_TIMEOUT, seconds)",
+                                                 sync::name_of(self), std::chrono::duration<double>(timeout).count(),
+                                                 options.phase, what)));
   };
   auto pause = 2us;
   group.wait_until(

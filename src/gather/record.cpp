@@ -13,14 +13,10 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/policy.hpp"
 #include "src/gather/receive_need.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::gather {
 namespace {
-
-std::string where(int rank, const SyncGroup& group) {
-  const RankInfo& info = group.info(rank);
-  return fmt::format("rank {} (host {}, pid {})", info.rank, info.host, info.pid);
-}
 
 ErrorDetails details_of(int rank, const Words* words, const SyncGroup& group) {
   const RankInfo& info = group.info(rank);
@@ -42,7 +38,7 @@ Error failure_of(const std::vector<int>& failed, const Records& records, std::sp
                  const SyncGroup& group) {
   const int origin = failed.front();
   const auto at = static_cast<std::size_t>(origin);
-  std::string text = where(origin, group) + ": " + get_text(words[at].text);
+  std::string text = sync::name_of(group.info(origin)) + ": " + get_text(words[at].text);
   if (failed.size() > 1) text += fmt::format(" (and {} more ranks failed)", failed.size() - 1);
   return Error(static_cast<ErrorKind>(records[at].status - 1), text, details_of(origin, &words[at], group));
 }
@@ -219,7 +215,7 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
           ErrorKind::no_space,
           fmt::format("{} needs {} bytes of memory more for what others send, and its memory budget leaves {}: "
                       "gather less at a time, release earlier results, or raise memory_budget",
-                      where(first, group), fresh_bytes_of(first, records, group),
+                      sync::name_of(group.info(first)), fresh_bytes_of(first, records, group),
                       records[static_cast<std::size_t>(first)].facts[fact_room]),
           details_of(first, nullptr, group));
     case Reason::memory: {

@@ -18,7 +18,6 @@
 // Messages carry the number of the exchange: what a failed one left behind is passed over.
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -129,8 +128,7 @@ class ShmSending {
 class ShmReceiving {
  public:
   ShmReceiving(const Call& call, ShmState& state);
-  /// `takes`, where given: the ranks whose bytes come this way; all others' entries stay empty.
-  void move(std::span<const Record> records, ExchangeReport& report, const std::function<bool(int)>& takes = {});
+  void move(std::span<const Record> records, ExchangeReport& report);
   void commit() noexcept;
   std::vector<std::optional<Config>> deliver();
 

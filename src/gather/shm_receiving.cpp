@@ -19,13 +19,12 @@ ShmReceiving::ShmReceiving(const Call& call, ShmState& state) : call_(call), sta
   forget_retired(state_);
 }
 
-void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report,
-                        const std::function<bool(int)>& takes) {
+void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report) {
   std::optional<Error> failure;
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
     const int sender = call_.list[position];
     const Record& record = records[static_cast<std::size_t>(sender)];
-    if (!record.has_value || (takes && !takes(sender))) continue;
+    if (!record.has_value) continue;
     std::optional<Error> trouble = attempt(*call_.group, [&] {
       const std::vector<std::byte> message = take(sender, record);
       if (!failure) unpack(position, record, message, report);
@@ -119,11 +118,9 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
         if (header.checks_leases != 0 && place.segment != 0) leased[place.segment - 1].emplace_back(data, bytes);
         return {TensorView(dtype, shape, data), std::move(owner)};
       });
-  const RankInfo& info = call_.group->info(sender);
   for (std::uint32_t i = 0; i < header.arenas; ++i)
     if (!leased[i].empty())
-      arenas[i]->watch(std::move(leased[i]), entries[i].hash,
-                       fmt::format("rank {} (host {}, pid {})", sender, info.host, info.pid));
+      arenas[i]->watch(std::move(leased[i]), entries[i].hash, sync::name_of(call_.group->info(sender)));
 }
 
 }  // namespace muster::gather

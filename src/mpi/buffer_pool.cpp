@@ -2,7 +2,6 @@
 #include "src/mpi/buffer_pool.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -32,34 +31,19 @@ struct BufferPool::Lent {
   }
 };
 
-std::vector<BufferPool::Buffer> BufferPool::take(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
-  std::vector<std::size_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  // The largest first: what is left of a free buffer may serve the smaller ones.
-  std::ranges::stable_sort(order, std::greater<>{}, [&](std::size_t i) { return sizes[i]; });
-  std::vector<Buffer> buffers(sizes.size());
-  const std::uint64_t before = bytes();
-  {
-    const std::lock_guard lock(mutex_);
-    limit_ = limit;
-  }
-  for (const std::size_t i : order) {
-    if (sizes[i] == 0) continue;
-    auto lent = std::make_shared<Lent>(weak_from_this());
-    {
-      const std::lock_guard lock(mutex_);
-      lent->memory = find(sizes[i]);
-      lent->epoch = epoch_;
-      lent_ += lent->memory.size();
-    }
-    buffers[i].bytes = lent->memory.size();
-    std::byte* data = lent->memory.data();
-    buffers[i].data = std::shared_ptr<std::byte>(std::move(lent), data);
-  }
+std::shared_ptr<std::byte> BufferPool::take(std::uint64_t bytes, std::uint64_t limit) {
+  if (bytes == 0) return nullptr;
+  auto lent = std::make_shared<Lent>(weak_from_this());
   const std::lock_guard lock(mutex_);
+  limit_ = limit;
+  const std::uint64_t before = lent_ + free_bytes_;
+  lent->memory = find(bytes);
+  lent->epoch = epoch_;
+  lent_ += lent->memory.size();
   trim_locked(std::min(limit_, std::max(before, lent_) - lent_));
   peak_ = std::max(peak_, lent_ + free_bytes_);
-  return buffers;
+  std::byte* const data = lent->memory.data();
+  return {std::move(lent), data};
 }
 
 /// Free memory of that size: the smallest that is large enough, else the largest, grown, else fresh.

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <vector>
 
 #include "muster/sync_group.hpp"
@@ -21,13 +20,9 @@ namespace muster::mpi {
 /// Thread-safe. Buffers go back to it when nobody holds them, and outlive it.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  struct Buffer {
-    std::shared_ptr<std::byte> data;  ///< at the begin of a page; not initialised; null where nothing was asked for
-    std::uint64_t bytes = 0;
-  };
-  /// A buffer of each size, from free memory as far as there is some: afterwards the pool has grown by no more than the
-  /// sum of the sizes beyond that. At most `limit` bytes stay free from now on. Throws Error(no_space).
-  std::vector<Buffer> take(std::span<const std::uint64_t> sizes, std::uint64_t limit);
+  /// At the begin of a page, not initialised; null of no bytes. From free memory as far as there is some: the pool
+  /// grows by no more than is missing. At most `limit` bytes stay free from now on. Throws Error(no_space).
+  std::shared_ptr<std::byte> take(std::uint64_t bytes, std::uint64_t limit);
   /// Nobody holds them.
   [[nodiscard]] std::uint64_t free_bytes() const;
   /// Bytes in it and lent out.

@@ -102,15 +102,9 @@ std::shared_ptr<Comm> Comm::duplicate(MPI_Comm comm, std::chrono::milliseconds t
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Comm_idup(comm, copy.get(), &request), "duplicating the communicator");
   Pending pending(request, copy);
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  while (!pending.test()) {
-    if (std::chrono::steady_clock::now() > deadline)
-      throw Error(ErrorKind::timeout,
-                  fmt::format("mpi_group: not all ranks of the communicator came within {:.1f} s: all of them have to "
-                              "make the group",
-                              std::chrono::duration<double>(timeout).count()));
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+  pending.wait(timeout, fmt::format("mpi_group: not all ranks of the communicator came within {:.1f} s: all of them "
+                                    "have to make the group",
+                                    std::chrono::duration<double>(timeout).count()));
   check(MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN), "setting the error handler");
   return std::make_shared<Comm>(*copy);
 }
@@ -169,15 +163,23 @@ void Pending::abandon() noexcept {
   keep_for_ever(std::move(keeper_));
 }
 
-bool Pending::test(MPI_Status* status) {
+bool Pending::test() {
   if (!is_open()) return true;
   throw_if_resting();
   int flag = 0;
-  check(MPI_Test(&request_, &flag, status), "testing a message");
+  check(MPI_Test(&request_, &flag, MPI_STATUS_IGNORE), "testing a message");
   if (flag == 0) return false;
   request_ = MPI_REQUEST_NULL;
   keeper_.reset();
   return true;
+}
+
+void Pending::wait(std::chrono::milliseconds longest, const std::string& late) {
+  const auto deadline = std::chrono::steady_clock::now() + longest;
+  while (!test()) {
+    if (std::chrono::steady_clock::now() > deadline) throw Error(ErrorKind::timeout, late);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 
 void Pending::cancel() noexcept {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -77,7 +78,9 @@ class Pending {
   /// What it works on is the caller's.
   [[nodiscard]] bool borrows() const noexcept { return borrows_; }
   /// Whether it has finished; makes MPI go on. Throws Error(io), Error(unsupported) where MPI has to rest.
-  bool test(MPI_Status* status = MPI_STATUS_IGNORE);
+  bool test();
+  /// Until it has finished. Throws Error(timeout) with `late`.
+  void wait(std::chrono::milliseconds longest, const std::string& late);
   /// Takes back a receive that nobody has answered yet. Waits for MPI to say so, which is a local matter.
   void cancel() noexcept;
 

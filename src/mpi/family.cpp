@@ -18,11 +18,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Groups' tags begin at 8; 1 and 2 are the meeting's (hosts.cpp).
+// Groups' tags begin at 8.
 constexpr int control_tag = 3;
 // A rank that has ended in order may be gone before this one hears that all are through.
 constexpr milliseconds last_words{500};
-// See ending.hpp.
+// Before MPI_Finalize.
 constexpr milliseconds shortest_rest{200};
 constexpr milliseconds longest_rest{800};
 // After a failure there is little hope, but where all live their ends still meet.
@@ -51,14 +51,6 @@ Error to_error(const Control& notice) {
   details.host = get_text(notice.host);
   details.os_error = notice.os_error;
   return Error(static_cast<ErrorKind>(notice.error_kind), get_text(notice.text), std::move(details));
-}
-
-std::string name_of(const RankInfo& rank) {
-  return fmt::format("rank {} (host {}, pid {})", rank.rank, rank.host, rank.pid);
-}
-
-Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words) {
-  return Error(kind, words, {.rank = rank.rank, .pid = rank.pid, .host = rank.host});
 }
 
 Family::Family(std::shared_ptr<Comm> comm, MpiThreads threads, milliseconds timeout)
@@ -185,6 +177,14 @@ void Family::pump() {
   for (const auto& [owner, hook] : hooks_) hook();
 }
 
+void Family::try_pump() noexcept {
+  try {
+    pump();
+  } catch (const std::exception&) {
+    // MPI says it again.
+  }
+}
+
 void Family::add_hook(const void* owner, std::function<void()> hook) {
   const auto hold = lock();
   hooks_[owner] = std::move(hook);
@@ -292,7 +292,7 @@ void Family::step() {
 }
 
 void Family::start_barrier() {
-  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (ending.hpp).
+  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (family.hpp).
   const auto word = std::make_shared<std::array<int, 2>>();
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Iallreduce(word->data(), word->data() + 1, 1, MPI_INT, MPI_MAX, comm().get(), &request), "parting");
@@ -330,7 +330,7 @@ void Family::look_for_the_dead() {
 }
 
 std::string Family::name_of(int rank) const {
-  return ranks_.empty() ? fmt::format("rank {}", rank) : mpi::name_of(ranks_[static_cast<std::size_t>(rank)]);
+  return ranks_.empty() ? fmt::format("rank {}", rank) : sync::name_of(ranks_[static_cast<std::size_t>(rank)]);
 }
 
 std::string Family::missing() const {

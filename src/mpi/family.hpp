@@ -14,7 +14,17 @@
 //  5. The receive that nobody will answer is taken back, what a failure left behind is dropped, the communicator is
 //     freed.
 // Until MPI_Finalize all of this goes on by the way, whenever some group is used: nobody waits for it. MPI_Finalize
-// itself waits (ending.hpp), with a deadline.
+// itself waits, with a deadline: a callback that it makes before it does anything else (an attribute of MPI_COMM_SELF)
+// ends all groups that still are, and waits until all ranks' have (end_all).
+//
+// MPICH 4.0 over UCX and TCP has a race in MPI_Finalize: a rank takes leave of each other one that it has ever sent to
+// and waits for its answer, but one that has had all its own answers gives no more. Who takes leave too late, or of a
+// rank that need not take leave of it, is left waiting for ever: programs of ten lines hang at one end in three. Ranks
+// answer whenever they call MPI. So where there are several hosts
+//  - whoever sends to a rank of another host is sent to by it, too: collective operations are those whose messages go
+//    both ways between two ranks;
+//  - when all have parted, all leave MPI alone for a while: the last one hears of it meanwhile, and when they go on
+//    nobody has answered a leave before taking his own.
 
 #include <array>
 #include <atomic>
@@ -32,6 +42,7 @@
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "src/mpi/calls.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::mpi {
 
@@ -71,10 +82,8 @@ static_assert(std::is_trivially_copyable_v<Control> && sizeof(Control) <= 2048);
 Control failure_notice(int from, int group, const Error& cause);
 Error to_error(const Control& notice);
 
-/// "rank 3 (host a, pid 7)".
-std::string name_of(const RankInfo& rank);
-/// An error that `rank` is to blame for.
-Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words);
+using sync::error_of;
+using sync::name_of;
 
 /// Which threads MPI may be called from.
 enum class MpiThreads : std::uint8_t {
@@ -126,6 +135,8 @@ class Family : public std::enable_shared_from_this<Family> {
   void tell(int rank, const Control& control);
   /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).
   void pump();
+  /// The same; what fails is told by the next call that waits.
+  void try_pump() noexcept;
   /// `hook` is called whenever MPI goes on, until its owner takes it back. It throws nothing, and never pumps.
   void add_hook(const void* owner, std::function<void()> hook);
   void remove_hook(const void* owner);
@@ -151,7 +162,7 @@ class Family : public std::enable_shared_from_this<Family> {
   void give_up(const std::string& why) noexcept;
   /// There are ranks on other hosts. Called at the meeting.
   void spans_hosts() noexcept { spans_hosts_.store(true); }
-  /// How long this rank must leave MPI alone before MPI_Finalize (ending.hpp); nothing where all are on one host.
+  /// How long this rank must leave MPI alone before MPI_Finalize (above); nothing where all are on one host.
   [[nodiscard]] std::chrono::milliseconds rest() const noexcept;
   /// A group has failed: the end does not wait for long.
   void has_failed() noexcept { failed_.store(true); }
@@ -223,5 +234,14 @@ class Family : public std::enable_shared_from_this<Family> {
   std::optional<std::chrono::steady_clock::time_point> death_seen_;
   std::chrono::steady_clock::time_point looked_{};
 };
+
+// All families of this process (mpi_world.cpp).
+
+/// Lets families without groups get on with their end. Never waits. Called by a thread that may call MPI now.
+void advance_endings() noexcept;
+/// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; 2 s if one has
+/// failed, or if a rank of this host is dead. Returns whether all have ended in order: then MPI_Finalize returns, if
+/// nothing else of MPI is called before it.
+bool end_all() noexcept;
 
 }  // namespace muster::mpi

@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <tuple>
 
 #include "muster/log.hpp"
@@ -22,119 +21,33 @@
 namespace muster::mpi {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 std::uint64_t network_namespace() noexcept {
   struct stat status {};
   return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
 }
 
-/// Before what all ranks have said.
-struct Verdict {
-  std::uint32_t is_complete = 1;
-  std::uint32_t reserved = 0;
-  std::array<char, 1016> words{};
-};
-
-/// One wait of the meeting.
-class Patience {
- public:
-  explicit Patience(std::chrono::milliseconds longest) : longest_(longest), deadline_(Clock::now() + longest) {}
-  [[nodiscard]] bool is_over() const { return Clock::now() > deadline_; }
-  [[nodiscard]] double seconds() const { return std::chrono::duration<double>(longest_).count(); }
-  static void nap() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
-
- private:
-  std::chrono::milliseconds longest_;
-  Clock::time_point deadline_;
-};
-
-/// Waits until all have finished. Throws Error(timeout) with what `late` says of those that have not.
-template <class Late>
-void wait_for(std::vector<Pending>& pending, const Patience& patience, const Late& late) {
-  for (;;) {
-    bool is_complete = true;
-    for (Pending& one : pending) is_complete = one.test() && is_complete;
-    if (is_complete) return;
-    if (patience.is_over())
-      throw Error(ErrorKind::timeout,
-                  fmt::format("mpi_group: rank {}: all ranks of the communicator have to make the group", late()));
-    Patience::nap();
-  }
-}
-
-/// Rank 0 waits for all others, whom it alone can tell apart, and says to each what became of it.
-Verdict call_the_roll(const Comm& comm, int tag, std::chrono::milliseconds timeout) {
-  const auto words = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(comm.size()));
-  const auto verdict = std::make_shared<Verdict>();
-  std::vector<Pending> pending;
-  if (comm.rank() != 0) {
-    pending.push_back(start_send(comm, 0, tag, std::span(*words).first(1), words));
-    pending.push_back(start_receive(comm, 0, tag, std::as_writable_bytes(std::span(verdict.get(), 1)), verdict));
-    // Rank 0 takes its time, and says what came of it.
-    const Patience patience(timeout + std::chrono::milliseconds(1000));
-    wait_for(pending, patience, [&] {
-      return fmt::format("{} waited {:.1f} s for rank 0, which waits for all", comm.rank(), patience.seconds());
-    });
-    return *verdict;
-  }
-  for (int other = 1; other < comm.size(); ++other)
-    pending.push_back(
-        start_receive(comm, other, tag, std::span(*words).subspan(static_cast<std::size_t>(other), 1), words));
-  const Patience patience(timeout);
-  try {
-    wait_for(pending, patience, [&] {
-      constexpr int most_named = 16;
-      int missing = 0;
-      std::string names;
-      for (std::size_t i = 0; i < pending.size(); ++i)
-        if (pending[i].is_open() && ++missing <= most_named)
-          names += (names.empty() ? "" : ", ") + std::to_string(i + 1);
-      if (missing > most_named) names += fmt::format(" and {} more", missing - most_named);
-      return fmt::format("0 waited {:.1f} s for rank{} {}", patience.seconds(), missing == 1 ? "" : "s", names);
-    });
-  } catch (const Error& error) {
-    verdict->is_complete = 0;
-    put_text(verdict->words, error.what());
-  }
-  std::vector<Pending> answers;
-  for (int other = 1; other < comm.size(); ++other)
-    answers.push_back(start_send(comm, other, tag, std::as_bytes(std::span(verdict.get(), 1)), verdict));
-  const Patience soon(std::chrono::milliseconds(1000));
-  while (!soon.is_over() && !std::ranges::all_of(answers, [](Pending& answer) { return answer.test(); }))
-    Patience::nap();
-  return *verdict;
-}
-
-/// What every rank says, in rank order.
-std::vector<std::byte> tell_all(const Comm& comm, std::span<const std::byte> mine, int tag,
-                                std::chrono::milliseconds timeout) {
-  const Verdict verdict = call_the_roll(comm, tag, timeout);
-  if (verdict.is_complete == 0) throw Error(ErrorKind::timeout, get_text(verdict.words));
+/// What every rank says, in rank order. All have come: the communicator's duplicate tells (Comm::duplicate).
+std::vector<std::byte> tell_all(const Comm& comm, std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
   const auto size = static_cast<std::size_t>(comm.size());
   // What others say is zeros here. Messages of this operation go both ways between ranks, which an all-gather's would
-  // not (ending.hpp).
-  const auto said = std::make_shared<std::vector<std::byte>>(mine.size() * size);
-  const auto all = std::make_shared<std::vector<std::byte>>(said->size());
-  std::ranges::copy(mine, said->begin() + static_cast<std::ptrdiff_t>(mine.size()) * comm.rank());
+  // not (family.hpp).
+  struct Said {
+    std::vector<std::byte> mine;
+    std::vector<std::byte> all;
+  };
+  const auto said = std::make_shared<Said>();
+  said->mine.resize(mine.size() * size);
+  said->all.resize(mine.size() * size);
+  std::ranges::copy(mine, said->mine.begin() + static_cast<std::ptrdiff_t>(mine.size()) * comm.rank());
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Iallreduce(said->data(), all->data(), static_cast<int>(said->size()), MPI_BYTE, MPI_BOR, comm.get(),
-                       &request),
+  check(MPI_Iallreduce(said->mine.data(), said->all.data(), static_cast<int>(said->all.size()), MPI_BYTE, MPI_BOR,
+                       comm.get(), &request),
         "telling all ranks");
-  std::vector<Pending> pending;
-  pending.emplace_back(
-      request, std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(said, all));
-  const Patience patience(timeout);
-  wait_for(pending, patience,
-           [&] { return fmt::format("{} waited {:.1f} s for all to listen", comm.rank(), patience.seconds()); });
-  return *all;
-}
-
-std::vector<Card> exchange_cards(const Comm& comm, const Card& mine, int tag, std::chrono::milliseconds timeout) {
-  const std::vector<std::byte> bytes = tell_all(comm, std::as_bytes(std::span(&mine, 1)), tag, timeout);
-  std::vector<Card> cards(bytes.size() / sizeof(Card));
-  std::memcpy(cards.data(), bytes.data(), bytes.size());
-  return cards;
+  Pending(request, said)
+      .wait(timeout, fmt::format("mpi_group: rank {} waited {:.1f} s for all ranks of the communicator to meet: look "
+                                 "what the others do",
+                                 comm.rank(), std::chrono::duration<double>(timeout).count()));
+  return said->all;
 }
 
 /// Step 1's conclusion: the ranks that could meet.
@@ -209,10 +122,11 @@ void check_versions(std::span<const Card> cards) {
 }
 
 Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
-  constexpr int first_tag = 1;
-  constexpr int second_tag = 2;
   const int self = comm.rank();
-  const std::vector<Card> cards = exchange_cards(comm, own_card(), first_tag, timeout);
+  const Card mine = own_card();
+  const std::vector<std::byte> bytes = tell_all(comm, std::as_bytes(std::span(&mine, 1)), timeout);
+  std::vector<Card> cards(static_cast<std::size_t>(comm.size()));
+  std::memcpy(cards.data(), bytes.data(), bytes.size());
   check_versions(cards);
   Met met;
   met.nonce = cards.front().nonce;
@@ -239,8 +153,7 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
     }
   }
   // A meeting that fails takes its deadline: the others wait somewhat longer.
-  const std::vector<std::byte> met_there =
-      tell_all(comm, std::span(&has_met, 1), second_tag, timeout + std::chrono::seconds(2));
+  const std::vector<std::byte> met_there = tell_all(comm, std::span(&has_met, 1), timeout + std::chrono::seconds(2));
   std::vector<std::vector<int>> members;
   for (const std::vector<int>& host : hosts.members) {
     const bool all_met =

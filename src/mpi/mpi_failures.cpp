@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an MpiGroup fails: which words all ranks throw, and how the other hosts hear of them. The numbers are those of
-// first_cause.hpp.
+// FirstCause in mpi_group.hpp.
 
 #include <algorithm>
 #include <thread>
@@ -124,11 +124,7 @@ Error MpiGroup::origin_of(const Error& cause) const {
 }
 
 void MpiGroup::poison(const Error& news) noexcept {
-  try {
-    if (settles()) family_->pump();
-  } catch (const Error&) {
-    // What is found here is the news, then.
-  }
+  if (settles()) family_->try_pump();
   if (!known_failure()) {
     const Error cause = origin_of(news);
     local().poison(cause);
@@ -149,8 +145,7 @@ bool MpiGroup::settles() const noexcept {
 }
 
 std::optional<Error> MpiGroup::verdict() const {
-  const auto* shared = dynamic_cast<const sync::LocalGroup*>(hosts_.local.get());
-  return shared == nullptr ? std::nullopt : shared->verdict();
+  return shared() == nullptr ? std::nullopt : shared()->verdict();
 }
 
 std::optional<Error> MpiGroup::known_failure() const {
@@ -161,16 +156,16 @@ std::optional<Error> MpiGroup::failure() const {
   auto known = known_failure();
   if (!known && has_other_hosts() && family_->since_pumped() > longest_unpumped) {
     // Who only asks has to hear of other hosts, too.
-    try {
-      family_->pump();
-    } catch (const Error&) {
-      // The next wait tells.
-    }
+    family_->try_pump();
     known = known_failure();
   }
-  if (!known || !settles()) return known;
   // Settling listens and tells, but changes nothing that a caller could see but the failure itself.
-  return const_cast<MpiGroup*>(this)->settle();  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  if (known && settles())
+    known = const_cast<MpiGroup*>(this)->settle();  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  if (known && !is_companion() && must_rest())
+    return known->with_context(
+        "tensors were being sent, and MPI may still read them: leave them where they are until the process ends");
+  return known;
 }
 
 bool MpiGroup::is_settled() const {
@@ -187,11 +182,7 @@ Error MpiGroup::settle() noexcept {
   while (!verdict() && !is_settled()) {
     // A mate has put it there, and may be telling it.
     if (const auto own = local().failure(); own && !verdict()) standing_->first_cause.propose(hosts_.mine, *own);
-    try {
-      family_->pump();
-    } catch (const Error&) {
-      // As far as is known, then.
-    }
+    family_->try_pump();
     std::this_thread::sleep_for(settle_nap);
   }
   return decide();
@@ -201,8 +192,7 @@ Error MpiGroup::settle() noexcept {
 Error MpiGroup::decide() noexcept {
   family_->has_failed();
   const Error best = known_failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
-  auto* shared = dynamic_cast<sync::LocalGroup*>(hosts_.local.get());
-  const Error cause = shared == nullptr ? best : shared->decide(best);
+  const Error cause = shared() == nullptr ? best : shared()->decide(best);
   standing_->first_cause.decide(cause);
   local().poison(cause);
   return *standing_->first_cause.decided();

@@ -82,16 +82,22 @@ MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, millisec
       views_(static_cast<std::size_t>(size())) {
   family_->enroll(number_, *this);
   if (!has_other_hosts()) return;
-  if (auto* group = dynamic_cast<sync::LocalGroup*>(hosts_.local.get()))
-    group->while_waiting([this, kin = family_]() -> std::chrono::nanoseconds {
-      try {
-        kin->pump();
-      } catch (const Error&) {
-        // The next call of MPI tells.
-      }
+  if (shared() != nullptr)
+    shared()->while_waiting([this, kin = family_]() -> std::chrono::nanoseconds {
+      kin->try_pump();
       if (settles() && is_settled()) decide();
       return kin->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
     });
+}
+
+sync::LocalGroup* MpiGroup::shared() const noexcept {
+  return dynamic_cast<sync::LocalGroup*>(hosts_.local.get());
+}
+
+auto MpiGroup::in_phase(const WaitOptions& options) {
+  if (has_ended_.load()) throw *failure();
+  if (has_other_hosts()) family_->enter();
+  return sync::InPhase([this](const char* words) { phase_.store(words); }, options.phase);
 }
 
 int MpiGroup::tag(Tag kind) const noexcept {
@@ -129,7 +135,7 @@ void MpiGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byt
 }
 
 void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
-  const Phase phase(*this, options.phase);
+  const auto phase = in_phase(options);
   ++round_;
   progress();
   if (!has_other_hosts()) {
@@ -250,7 +256,7 @@ std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t 
 }
 
 void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
-  const Phase phase(*this, options.phase);
+  const auto phase = in_phase(options);
   if (hosts_.is_here(to)) {
     locally(to, [&] { local().send(place_of(to), message, later(options), subject); });
     return;
@@ -281,7 +287,7 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
 }
 
 std::vector<std::byte> MpiGroup::do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) {
-  const Phase phase(*this, options.phase);
+  const auto phase = in_phase(options);
   if (hosts_.is_here(from))
     return locally(from, [&] { return local().receive(place_of(from), most, later(options), subject); });
   MessageHead head;
@@ -309,7 +315,6 @@ std::shared_ptr<SyncGroup> MpiGroup::make_part(const Part& part, Tie tie, const 
     std::int32_t number;
     Nonce nonce;  // rank 0's is the new group's
   };
-  const Phase phase(*this, options.phase);
   Proposal mine{};
   std::vector<Proposal> cards;
   together(options, [&] {

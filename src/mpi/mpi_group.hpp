@@ -5,7 +5,7 @@
 //
 // A round (barrier, all-gather):
 //  1. The ranks of a host give their records to each other in a round of the local group.
-//  2. The hosts are a tree (host_tree.hpp) whose root is rank 0's. Each leader takes the records of all hosts below its
+//  2. The hosts are a tree (HostTree) whose root is rank 0's. Each leader takes the records of all hosts below its
 //     own, puts its host's before them, and sends them on.
 //  3. The root has all of them, and they go down the same way: each leader takes them and sends them to those below.
 //  4. Each leader gives them to the ranks of its host, by messages of the local group.
@@ -21,18 +21,82 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "src/mpi/family.hpp"
-#include "src/mpi/first_cause.hpp"
-#include "src/mpi/host_tree.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/pulse.hpp"
+
+namespace muster::sync {
+class LocalGroup;
+}
 
 namespace muster::mpi {
+
+/// Which failure all ranks of a group throw where ranks of several hosts find one at about the same time: deadlines
+/// pass on all of them at once.
+//
+///  1. On one host the first is right: its words are in the local group's failure cell. Whoever put them there proposes
+///     them to the other hosts. Who has heard of a failure proposes none any more.
+///  2. Whoever knows of a failure listens for `settling` to what other hosts propose. That of the lowest host counts.
+///  3. It goes into the local group's verdict cell, where the first stays: the ranks of a host throw what stands there.
+///     Where the others do not tell all ranks of a host, they tell its leader: the rest leave it `lead` to decide.
+///  4. Only then the local group is poisoned, which ends the waits of ranks that have not heard of it themselves.
+/// A companion does not settle: what fails it for good fails its parent as well, and the parent's words are thrown.
+///
+/// This is what one rank knows of it. Any thread.
+class FirstCause {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// Long against a message's way to a rank that waits (those look every 20 ms), short against the deadlines.
+  static constexpr std::chrono::milliseconds settling{200};
+  static constexpr std::chrono::milliseconds lead{100};
+
+  /// What a host has found; its first proposal stays.
+  void propose(int host, const Error& cause);
+  /// The proposal that counts as far as is known; none once it is decided.
+  [[nodiscard]] std::optional<Error> best() const;
+  /// Since when this rank knows of a failure; none where it does not.
+  [[nodiscard]] std::optional<Clock::time_point> since() const;
+  /// What is thrown from now on; the first stays.
+  void decide(const Error& cause);
+  [[nodiscard]] std::optional<Error> decided() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<int, Error> proposals_;  // by host
+  std::optional<Clock::time_point> since_;
+  std::optional<Error> decided_;
+};
+
+/// How a group stands on this rank: whether it gets on, and what it has failed with. A companion asks this of its
+/// group, which may be gone before it, and which owns it where it has streams: so it holds no more of it than this. Any
+/// thread.
+struct Standing {
+  std::atomic<std::uint64_t> progress{0};
+  FirstCause first_cause;
+  std::weak_ptr<const SyncGroup> local;  ///< of the ranks of this host
+  std::shared_ptr<Standing> parent;      ///< of a companion
+
+  Standing(const std::shared_ptr<SyncGroup>& host, std::shared_ptr<Standing> group)
+      : local(host), parent(std::move(group)) {}
+  /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
+  [[nodiscard]] std::optional<Error> known_failure() const {
+    if (auto cause = first_cause.decided()) return cause;
+    if (auto cause = first_cause.best()) return cause;
+    if (const auto host = local.lock())
+      if (auto cause = host->failure()) return cause;
+    return parent ? parent->known_failure() : std::nullopt;
+  }
+};
 
 class MpiGroup final : public SyncGroup, private Listener {
  public:
@@ -80,8 +144,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
-  class Phase;
   class Awaiting;
+  /// A call of the group. Throws if the thread may not call MPI.
+  [[nodiscard]] auto in_phase(const WaitOptions& options);
   /// What is known of a rank of another host.
   struct View {
     std::uint64_t progress = 0;
@@ -116,7 +181,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   void tell_other_hosts(const Error& cause) noexcept;
   /// Another host's failure.
   void hear(int host, const Error& cause);
-  /// Whether the hosts have to come to the same cause (first_cause.hpp).
+  /// Whether the hosts have to come to the same cause (FirstCause).
   [[nodiscard]] bool settles() const noexcept;
   /// Connections break where a rank has died, and where one has left because of that: a death on this host comes first.
   [[nodiscard]] Error origin_of(const Error& cause) const;
@@ -158,6 +223,8 @@ class MpiGroup final : public SyncGroup, private Listener {
                                                              const WaitOptions& options);
   [[nodiscard]] std::string describe(int rank);
   [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
+  /// The same, of several ranks; null of one.
+  [[nodiscard]] sync::LocalGroup* shared() const noexcept;
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
   [[nodiscard]] bool is_companion() const noexcept { return standing_->parent != nullptr; }
@@ -172,41 +239,29 @@ class MpiGroup final : public SyncGroup, private Listener {
   // leave room for an exchange's.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
   std::atomic<int> waits_for_{-1};
-  std::atomic<const char*> phase_{"between calls"};
+  std::atomic<const char*> phase_{sync::between_calls};
   std::vector<View> views_;  // guarded by the family's lock
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_passed_on_{false};
   std::atomic<std::chrono::steady_clock::time_point> looked_around_{};  // by any thread that waits
 };
 
-/// A call of the group: what this rank is in, for those who ask. Throws where the thread may not call MPI.
-class MpiGroup::Phase {
- public:
-  Phase(MpiGroup& group, const char* phase) : group_(group) {
-    if (group.has_ended_.load()) throw *group.failure();
-    if (group.has_other_hosts()) group.family_->enter();
-    before_ = group.phase_.exchange(phase);
-  }
-  ~Phase() { group_.phase_.store(before_); }
-  Phase(const Phase&) = delete;
-  Phase& operator=(const Phase&) = delete;
-
- private:
-  MpiGroup& group_;
-  const char* before_ = nullptr;
-};
-
 /// While this rank waits for another one (-1: for none, or all of its host): for those who ask.
 class MpiGroup::Awaiting {
  public:
-  Awaiting(MpiGroup& group, int on) : place_(group.waits_for_), before_(place_.exchange(on)) {}
-  ~Awaiting() { place_.store(before_); }
+  Awaiting(MpiGroup& group, int on, const char* phase)
+      : group_(group), on_before_(group.waits_for_.exchange(on)), phase_before_(group.phase_.exchange(phase)) {}
+  ~Awaiting() {
+    group_.waits_for_.store(on_before_);
+    group_.phase_.store(phase_before_);
+  }
   Awaiting(const Awaiting&) = delete;
   Awaiting& operator=(const Awaiting&) = delete;
 
  private:
-  std::atomic<int>& place_;
-  int before_;
+  MpiGroup& group_;
+  int on_before_;
+  const char* phase_before_;
 };
 
 template <class Call>
@@ -231,7 +286,7 @@ auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
 
 template <class Call>
 auto MpiGroup::locally(int on, const Call& call) {
-  const Awaiting awaiting(*this, on);
+  const Awaiting awaiting(*this, on, phase_.load());
   try {
     return call();
   } catch (const Error&) {

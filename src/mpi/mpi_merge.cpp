@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merging across hosts: ranks of other hosts send to the first rank by MPI, those of its own host write what they would
-// send into windows of shared memory (merge_rings.hpp).
+// send into windows of shared memory.
 //
 //  1. offer: every rank checks that its tensor can be merged; the first rank tells what memory it has and may take. All
 //     see from the records whether the merged tensor and the window fit (receive_need.hpp).
-//  2. All compute the same layout from the records. A sender says that it is ready; the first rank takes memory, opens
-//     receives and says yes to all, or no to all.
+//  2. All compute the same layout from the records. The first rank takes memory, and the tensors of other hosts are
+//     parts of mpi_link.hpp. When all of those are coming it tells each sender of its own host the place of a ring of
+//     windows, or that there is none: then round 2 says why. What goes by windows does not go by MPI, which on one host
+//     may end this process when a peer is killed.
 //  3. A tensor whose bytes lie together in the merged one (concat along the first dimension, stack) is received where
 //     it belongs. Any other comes through the window: two pieces a sender, whose rows are copied to their places while
 //     the next piece is under way.
 //  4. Of max and sum the window holds a piece of every sender: when all have come they are reduced into the merged
 //     tensor, the sources in the order of the list, so that the bits are those of the other routes.
 //  5. The first rank's own tensor is copied meanwhile.
-//  6. A sender of the first rank's host has no receives: its pieces are windows of a ring, taken like the others.
 // So the first rank has the merged tensor and the window, never the senders' tensors.
 
-#include <fmt/core.h>
-
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <cstring>
+#include <map>
 
 #include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
@@ -28,9 +28,9 @@
 #include "src/gather/shm_protocol.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/merge/rows.hpp"
-#include "src/mpi/merge_rings.hpp"
-#include "src/mpi/mpi_route.hpp"
+#include "src/mpi/mpi_link.hpp"
 #include "src/shm/stream_copy.hpp"
+#include "src/shm/window_ring.hpp"
 #include "src/sync/failing.hpp"
 
 namespace muster::mpi {
@@ -41,6 +41,26 @@ using gather::Record;
 // Of this rank's own tensor, between two looks at MPI.
 constexpr std::uint64_t own_piece = 1 << 20;
 constexpr std::uint64_t most_open = 2;  // pieces of the window a sender
+constexpr std::uint32_t ring_depth = 2;
+constexpr const char* receiving = "merge: receiving";
+
+/// One ring as either side sees it. It is kept with the group, so that memory is taken and handed over once.
+struct MergeRing {
+  std::shared_ptr<shm::WindowRing> windows;
+  std::uint32_t turn = 0;  // the next
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return windows ? ring_depth * windows->window_bytes() : 0; }
+};
+
+struct MergeRings {
+  std::map<int, MergeRing> own;     // by sender
+  std::map<int, MergeRing> theirs;  // by first rank
+};
+
+std::shared_ptr<MergeRings> merge_rings_of(SyncGroup& group) {
+  static const char key = 0;
+  return std::static_pointer_cast<MergeRings>(group.extension(&key, [] { return std::make_shared<MergeRings>(); }));
+}
 
 /// What all ranks of the list know from the records.
 struct Plan {
@@ -78,6 +98,10 @@ struct Plan {
   [[nodiscard]] std::size_t pieces(std::size_t source) const {
     return bytes[source] == 0 ? 0 : (bytes[source] + piece_bytes(source) - 1) / piece_bytes(source);
   }
+  /// Of a piece.
+  [[nodiscard]] std::uint64_t bytes_of(std::size_t source, std::size_t piece) const {
+    return std::min(piece_bytes(source), bytes[source] - piece * piece_bytes(source));
+  }
 };
 
 /// The elements of [begin, end) of a tensor's bytes: where they are, or copied to `staging`.
@@ -88,217 +112,182 @@ const std::byte* elements_of(const TensorView& tensor, std::uint64_t begin, std:
   return staging;
 }
 
-/// The first rank's answer to a sender.
-struct MergeWord {
-  std::uint64_t is_well = 0;
-  std::uint64_t ring = 0;  ///< of a near one: its place
-};
-
 /// Steps 2 to 5 on the first rank.
-class Receiving final : public Inflow::Sink {
+class Merging {
  public:
-  Receiving(const gather::Call& call, MpiGroup& group, BufferPool& pool, Plan plan)
-      : call_(call), group_(group), pool_(pool), plan_(std::move(plan)), own_(call.value->as_tensor().view()) {}
+  Merging(const gather::Call& call, MpiGroup& group, Plan plan)
+      : call_(call), group_(group), plan_(std::move(plan)), own_(call.value->as_tensor().view()) {}
 
-  void run();
-  Tensor result();
+  Tensor run();
 
  private:
+  /// A source that sends.
+  struct Lane {
+    std::size_t source = 0;
+    std::optional<std::uint64_t> straight = {};
+    std::byte* slots = nullptr;  // of the window
+    MergeRing* ring = nullptr;   // of a near one
+    std::size_t whole = 0;       // pieces that have come
+  };
   void take_memory();
-  bool take_heads();
-  void make_rings();
-  void answer(bool is_well);
-  [[nodiscard]] bool takes(std::size_t lane, std::size_t piece) const override {
-    return piece < (plan_.reduces() ? reduced_ : done_[lane]) + most_open;
+  Receiver::Part part_of(Lane& lane);
+  void copy_all(Receiver& receiver);
+  void reduce_all(Receiver& receiver);
+  /// Waits for a near lane's next piece.
+  void take_near(Lane& lane);
+  [[nodiscard]] const std::byte* at(const Lane& lane, std::size_t piece) const {
+    if (lane.ring != nullptr) return lane.ring->windows->window(lane.ring->turn).data();
+    return lane.slots + piece % most_open * plan_.window_piece;
   }
-  std::span<std::byte> place(std::size_t lane, std::size_t piece) override;
-  std::shared_ptr<const void> keeper(std::size_t lane) override;
-  void arrived(std::size_t lane, std::size_t piece) override;
-  bool work() override;
-  [[nodiscard]] bool has_work_left() const override { return !plan_.reduces() && own_done_ < own_.nbytes(); }
-  [[nodiscard]] std::byte* slot(std::size_t lane, std::size_t piece) const {
-    if (rings_[lane] != nullptr) return rings_[lane]->windows->window(turn(lane, piece)).data();
-    return window_.data.get() + (first_slot_[lane] + piece % most_open) * plan_.window_piece;
-  }
-  [[nodiscard]] std::uint64_t bytes_of(std::size_t source, std::size_t piece) const {
-    const std::uint64_t size = plan_.piece_bytes(source);
-    return std::min(size, plan_.bytes[source] - piece * size);
-  }
-  [[nodiscard]] std::uint32_t turn(std::size_t lane, std::size_t piece) const {
-    return rings_[lane]->turn + static_cast<std::uint32_t>(piece);
-  }
-  void release(std::size_t lane, std::size_t piece) {
-    if (rings_[lane] != nullptr) rings_[lane]->windows->release(turn(lane, piece));
-  }
+  static void release(MergeRing& ring) { ring.windows->release(ring.turn++); }
   void copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t end, const std::byte* from);
-  void reduce_piece(std::size_t piece);
 
   const gather::Call& call_;
   MpiGroup& group_;
-  BufferPool& pool_;
   Plan plan_;
   const TensorView& own_;
-  BufferPool::Buffer target_;
-  BufferPool::Buffer window_;
-  std::vector<std::byte> staging_;                      // of own strided elements
-  std::vector<std::optional<std::uint64_t>> straight_;  // by lane, which is the source less one
-  std::vector<std::uint64_t> first_slot_;               // of the window, by lane
-  std::vector<ParcelHead> heads_;
-  std::vector<MergeRing*> rings_;           // of near senders
-  std::vector<std::size_t> done_;           // pieces of each lane
-  std::vector<std::size_t> here_ = {0, 0};  // of a piece that is reduced: senders whose part has come
-  std::size_t reduced_ = 0;
-  std::uint64_t own_done_ = 0;
+  WaitOptions wait_ = call_.wait(receiving);
+  std::shared_ptr<std::byte> target_;
+  std::shared_ptr<std::byte> window_;
+  std::vector<std::byte> staging_;  // of own strided elements
+  std::vector<Lane> far_;
+  std::vector<Lane> near_;
+  // Any thread that lets MPI go on looks at these.
+  std::atomic<std::size_t> reduced_ = 0;  // pieces
+  std::atomic<bool> is_merged_ = true;    // else what still comes is dropped
 };
 
-void Receiving::run() {
-  const WaitOptions wait = call_.wait("merge: receiving");
-  done_.resize(call_.list.size() - 1);
-  rings_.resize(call_.list.size() - 1);
-  heads_.resize(call_.list.size() - 1);
-  std::optional<Error> failure = gather::attempt(group_, [&] { take_memory(); });
-  const bool all_are_well = take_heads();
-  if (all_are_well && !failure) failure = gather::attempt(group_, [&] { make_rings(); });
-  const bool goes_on = all_are_well && !failure;
-  std::optional<Inflow> inflow;
-  // Where only some receives are open they would take pieces of the next exchange.
-  if (goes_on)
+Tensor Merging::run() {
+  std::vector<Receiver::Source> sources;
+  for (std::size_t source = 1; source < call_.list.size(); ++source) {
+    if (plan_.bytes[source] == 0) continue;
+    (plan_.is_near[source] ? near_ : far_).push_back({source});
+    if (!plan_.is_near[source]) sources.push_back({call_.list[source], plan_.bytes[source]});
+  }
+  const std::optional<Error> failure = gather::attempt(group_, [&] { take_memory(); });
+  Receiver receiver(call_, group_, std::move(sources), [&](std::size_t lane) {
+    if (failure) throw Error(*failure);
+    return part_of(far_[lane]);
+  });
+  is_merged_ = receiver.take_heads(wait_) && !failure;
+  for (const Lane& lane : near_)
+    gather::tell(call_, call_.list[lane.source], is_merged_ ? lane.ring->windows->place() : 0, receiving);
+  if (is_merged_)
     sync::or_fail(group_, [&] {
-      std::vector<Inflow::Lane> lanes;
-      for (std::size_t source = 1; source < call_.list.size(); ++source) {
-        const MergeRing* ring = rings_[source - 1];
-        lanes.push_back({call_.list[source], plan_.pieces(source), ring == nullptr ? nullptr : ring->windows.get(),
-                         ring == nullptr ? 0 : ring->turn});
-      }
-      inflow.emplace(group_, lanes, *this).open();
+      if (plan_.reduces())
+        reduce_all(receiver);
+      else
+        copy_all(receiver);
     });
-  answer(goes_on);
-  if (inflow) inflow->run(wait);
-  for (std::size_t lane = 0; !goes_on && lane < rings_.size(); ++lane)
-    if (rings_[lane] != nullptr && rings_[lane]->place != heads_[lane].ring) rings_[lane]->windows->not_told();
+  receiver.take_all(wait_);
   shm::publish_fence();
-  if (goes_on)
-    for (std::size_t lane = 0; lane < rings_.size(); ++lane)
-      if (rings_[lane] != nullptr) rings_[lane]->turn = turn(lane, plan_.pieces(lane + 1));
-  window_ = {};
-  if (failure) throw *failure;
+  if (failure) throw Error(*failure);
+  return {TensorView(plan_.layout.target.dtype, std::move(plan_.layout.target.shape), target_.get()), target_};
 }
 
-void Receiving::take_memory() {
+void Merging::take_memory() {
   const std::uint64_t target = byte_size(plan_.layout.target.dtype, plan_.layout.target.shape);
   std::uint64_t slots = 0;
-  for (std::size_t source = 1; source < call_.list.size(); ++source) {
-    straight_.push_back(plan_.straight(source));
-    first_slot_.push_back(slots);
-    if (!straight_.back() && !plan_.is_near[source] && plan_.bytes[source] != 0) slots += most_open;
+  for (Lane& lane : far_) {
+    lane.straight = plan_.straight(lane.source);
+    if (!lane.straight) slots += most_open;
   }
-  const std::uint64_t window = slots * plan_.window_piece;
-  std::vector<BufferPool::Buffer> buffers =
-      pool_.take(std::array<std::uint64_t, 2>{target, window}, call_.options->pool_limit);
-  target_ = std::move(buffers[0]);
-  window_ = std::move(buffers[1]);
-  if (plan_.rows.has_gaps && target != 0) std::memset(target_.data.get(), 0, target);
+  const std::shared_ptr<BufferPool> pool = buffer_pool_of(group_);
+  target_ = pool->take(target, call_.options->pool_limit);
+  window_ = pool->take(slots * plan_.window_piece, call_.options->pool_limit);
+  std::byte* next = window_.get();
+  for (Lane& lane : far_) {
+    if (lane.straight) continue;
+    lane.slots = next;
+    next += most_open * plan_.window_piece;
+  }
+  for (Lane& lane : near_) {
+    lane.ring = &merge_rings_of(group_)->own[call_.list[lane.source]];
+    if (lane.ring->windows && lane.ring->windows->window_bytes() >= plan_.window_piece) continue;
+    *lane.ring = {};
+    *lane.ring = {std::make_shared<shm::WindowRing>(ring_depth, plan_.window_piece, 1)};
+  }
+  if (plan_.rows.has_gaps && target != 0) std::memset(target_.get(), 0, target);
   if (!own_.is_contiguous()) staging_.resize(std::min(own_.nbytes(), plan_.reduces() ? plan_.window_piece : own_piece));
 }
 
-/// Whether all senders are ready.
-bool Receiving::take_heads() {
-  bool all_are_well = true;
-  for (std::size_t source = 1; source < call_.list.size(); ++source) {
-    if (plan_.bytes[source] == 0) continue;
-    ParcelHead& head = heads_[source - 1];
-    const std::vector<std::byte> message =
-        gather::receive_of(call_, call_.list[source], largest_piece, "merge: receiving");
-    if (message.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
-    std::memcpy(&head, message.data(), sizeof head);
-    all_are_well = all_are_well && head.is_well != 0;
-  }
-  return all_are_well;
-}
-
-/// Before any sender is told to send: it may fail.
-void Receiving::make_rings() {
-  for (std::size_t source = 1; source < call_.list.size(); ++source) {
-    if (!plan_.is_near[source] || plan_.bytes[source] == 0) continue;
-    rings_[source - 1] = &merge_rings_of(group_)->give(call_.list[source], heads_[source - 1].ring, plan_.window_piece);
-  }
-}
-
-void Receiving::answer(bool is_well) {
-  const WaitOptions wait = call_.wait("merge: receiving");
-  for (std::size_t source = 1; source < call_.list.size(); ++source) {
-    // One that cannot send does not wait for the word, and would find it in its next exchange.
-    if (plan_.bytes[source] == 0 || heads_[source - 1].is_well == 0) continue;
-    const MergeRing* ring = rings_[source - 1];
-    const MergeWord word{is_well ? 1U : 0U, is_well && ring != nullptr ? ring->place : 0};
-    group_.send(call_.list[source], std::as_bytes(std::span(&word, 1)), wait, Subject::exchange);
-  }
-}
-
-std::span<std::byte> Receiving::place(std::size_t lane, std::size_t piece) {
-  const std::uint64_t bytes = bytes_of(lane + 1, piece);
-  if (straight_[lane]) return {target_.data.get() + *straight_[lane] + piece * cut_piece, bytes};
-  if (!takes(lane, piece)) return {};
-  return {slot(lane, piece), bytes};
-}
-
-std::shared_ptr<const void> Receiving::keeper(std::size_t lane) {
-  return straight_[lane] ? target_.data : window_.data;
-}
-
-void Receiving::arrived(std::size_t lane, std::size_t piece) {
-  done_[lane] = piece + 1;
-  if (straight_[lane]) return;
-  if (!plan_.reduces()) {
+Receiver::Part Merging::part_of(Lane& lane) {
+  Receiver::Part part;
+  part.pieces = plan_.pieces(lane.source);
+  part.keeper = lane.straight ? target_ : window_;
+  part.place = [this, &lane](std::size_t piece) -> std::span<std::byte> {
+    const std::uint64_t bytes = plan_.bytes_of(lane.source, piece);
+    if (lane.straight) return {target_.get() + *lane.straight + piece * cut_piece, bytes};
+    const std::size_t used = plan_.reduces() && is_merged_ ? reduced_.load() : lane.whole;
+    if (piece >= used + most_open) return {};
+    return {lane.slots + piece % most_open * plan_.window_piece, bytes};
+  };
+  part.arrived = [this, &lane](std::size_t piece) {
+    lane.whole = piece + 1;
+    if (lane.straight || plan_.reduces()) return;
     const std::uint64_t begin = piece * plan_.window_piece;
-    copy_rows(lane + 1, begin, begin + bytes_of(lane + 1, piece), slot(lane, piece));
-    release(lane, piece);
-    return;
+    copy_rows(lane.source, begin, begin + plan_.bytes_of(lane.source, piece), at(lane, piece));
+  };
+  return part;
+}
+
+void Merging::take_near(Lane& lane) {
+  const int sender = call_.list[lane.source];
+  lane.ring->windows->wait_full(lane.ring->turn, 1, std::span(&sender, 1), group_, wait_);
+  group_.progress();
+}
+
+void Merging::copy_all(Receiver& receiver) {
+  for (std::uint64_t begin = 0; begin < own_.nbytes(); begin += own_piece) {
+    const std::uint64_t end = std::min(begin + own_piece, own_.nbytes());
+    copy_rows(0, begin, end, elements_of(own_, begin, end, staging_.data()));
+    receiver.look();
   }
-  ++here_[piece % most_open];
-  while (here_[reduced_ % most_open] == done_.size()) {
-    reduce_piece(reduced_);
-    for (std::size_t each = 0; each < done_.size(); ++each) release(each, reduced_);
-    here_[reduced_ % most_open] = 0;
+  bool has_more = !near_.empty();
+  for (std::size_t piece = 0; has_more; ++piece) {
+    has_more = false;
+    for (Lane& lane : near_) {
+      if (piece >= plan_.pieces(lane.source)) continue;
+      has_more = true;
+      take_near(lane);
+      const std::uint64_t begin = piece * plan_.window_piece;
+      copy_rows(lane.source, begin, begin + plan_.bytes_of(lane.source, piece), at(lane, piece));
+      release(*lane.ring);
+      receiver.look();
+    }
+  }
+}
+
+void Merging::reduce_all(Receiver& receiver) {
+  for (std::size_t piece = 0; piece < plan_.pieces(0); ++piece) {
+    receiver.take_pieces(piece + 1, wait_);
+    std::vector<const std::byte*> parts(call_.list.size());
+    const std::uint64_t begin = piece * plan_.window_piece;
+    const std::uint64_t bytes = plan_.bytes_of(0, piece);
+    parts[0] = elements_of(own_, begin, begin + bytes, staging_.data());
+    for (Lane& lane : near_) take_near(lane);
+    for (const std::vector<Lane>* lanes : {&far_, &near_})
+      for (const Lane& lane : *lanes) parts[lane.source] = at(lane, piece);
+    merge::reduce(plan_.layout.combine, own_.dtype(), {target_.get() + begin, bytes}, parts);
+    for (Lane& lane : near_) release(*lane.ring);
     ++reduced_;
   }
 }
 
-void Receiving::reduce_piece(std::size_t piece) {
-  const std::uint64_t begin = piece * plan_.window_piece;
-  const std::uint64_t bytes = bytes_of(0, piece);
-  std::vector<const std::byte*> parts{elements_of(own_, begin, begin + bytes, staging_.data())};
-  for (std::size_t lane = 0; lane < done_.size(); ++lane) parts.push_back(slot(lane, piece));
-  merge::reduce(plan_.layout.combine, own_.dtype(), {target_.data.get() + begin, bytes}, parts);
-}
-
-bool Receiving::work() {
-  if (!has_work_left()) return false;
-  const std::uint64_t end = std::min(own_done_ + own_piece, own_.nbytes());
-  copy_rows(0, own_done_, end, elements_of(own_, own_done_, end, staging_.data()));
-  own_done_ = end;
-  return true;
-}
-
 /// Bytes [begin, end) of a source, which lie at `from`, to their places.
-void Receiving::copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t end, const std::byte* from) {
+void Merging::copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t end, const std::byte* from) {
   for (const merge::Rectangle& part : merge::rectangles_of(plan_.rows, static_cast<int>(source), begin, end))
-    shm::stream_rows(target_.data.get() + part.to, part.to_stride, from + part.from, part.from_stride, part.bytes,
+    shm::stream_rows(target_.get() + part.to, part.to_stride, from + part.from, part.from_stride, part.bytes,
                      part.rows);
-}
-
-Tensor Receiving::result() {
-  return {TensorView(plan_.layout.target.dtype, std::move(plan_.layout.target.shape), target_.data.get()),
-          target_.data};
 }
 
 class MpiMerge final : public gather::Transfer {
  public:
   MpiMerge(const gather::Call& call, MpiGroup& group)
-      : call_(call), group_(group), pool_(buffer_pool_of(group)), own_(call.value->as_tensor().view()) {}
+      : call_(call), group_(group), own_(call.value->as_tensor().view()) {}
 
   void offer(Record& record) override {
-    if (call_.is_first()) offer_to_receive(call_, *pool_, record);
+    if (call_.is_first()) offer_to_receive(call_, *buffer_pool_of(group_), record);
     record.merge = gather::merge_number(*call_.merge);
     record.payload_bytes = record.moving_bytes = own_.nbytes();
     record.facts[gather::fact_extent] =
@@ -310,10 +299,16 @@ class MpiMerge final : public gather::Transfer {
     for (std::size_t source = 1; source < plan.bytes.size(); ++source)
       if (!plan.is_near[source] && (call_.is_first() || source == call_.position))
         report.mpi_bytes += plan.bytes[source];
-    if (!call_.is_first()) return send(plan);
-    Receiving receiving(call_, group_, *pool_, std::move(plan));
-    receiving.run();
-    result_ = receiving.result();
+    if (call_.is_first()) {
+      result_ = Merging(call_, group_, std::move(plan)).run();
+      return;
+    }
+    if (own_.nbytes() == 0) return;
+    if (plan.is_near[call_.position]) return write(plan.window_piece);
+    Sender sender(call_, group_);
+    Record same;
+    sender.offer(call_.value, same);
+    sender.send_only(call_.wait("merge: sending"), plan.piece_bytes(call_.position));
   }
 
   std::vector<std::optional<Config>> deliver() override {
@@ -322,73 +317,37 @@ class MpiMerge final : public gather::Transfer {
     return entries;
   }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override {
-    return pool_->bytes() + merge_rings_of(group_)->bytes();
+    return buffer_pool_of(group_)->bytes() + merge_ring_bytes(group_);
   }
 
  private:
-  void send(const Plan& plan) {
-    if (own_.nbytes() == 0) return;
+  /// On the first rank's host.
+  void write(std::uint64_t piece_bytes) {
     const WaitOptions wait = call_.wait("merge: sending");
-    const bool is_near = plan.is_near[call_.position];
-    MergeRing& ring = merge_rings_of(group_)->of(call_.first());
-    Outflow flow(group_, call_.first());
-    ParcelHead head{call_.number, 1, is_near ? ring.place : 0};
-    const auto say = [&] { group_.send(call_.first(), std::as_bytes(std::span(&head, 1)), wait, Subject::exchange); };
-    try {
-      if (!own_.is_contiguous() && !is_near)
-        flow.prepare(*pool_, plan.pieces(call_.position), plan.piece_bytes(call_.position), call_.options->pool_limit);
-    } catch (...) {
-      head.is_well = 0;
-      say();
-      throw;
-    }
-    say();
-    MergeWord word;
-    const std::vector<std::byte> answer = group_.receive(call_.first(), sizeof word, wait, Subject::exchange);
-    if (answer.size() == sizeof word) std::memcpy(&word, answer.data(), sizeof word);
-    if (word.is_well == 0) return;
+    const std::uint64_t place = gather::hear(call_, call_.first(), wait.phase);
+    if (place == 0) return;
     sync::or_fail(group_, [&] {
-      if (is_near)
-        write_pieces(plan, ring, word, wait);
-      else
-        send_pieces(plan, flow, wait);
+      MergeRing& ring = merge_rings_of(group_)->theirs[call_.first()];
+      if (!ring.windows || ring.windows->place() != place)
+        ring = {std::make_shared<shm::WindowRing>(*group_.region_of(call_.first()), place)};
+      if (ring.windows->window_bytes() < piece_bytes)
+        throw Error(ErrorKind::corrupt, "the first rank of a merge gives windows that are too small");
+      for (std::uint64_t begin = 0; begin < own_.nbytes(); begin += piece_bytes, ++ring.turn) {
+        const std::uint64_t end = std::min(begin + piece_bytes, own_.nbytes());
+        ring.windows->claim(ring.turn, call_.first(), group_, wait);
+        std::byte* window = ring.windows->window(ring.turn).data();
+        if (own_.is_contiguous())
+          shm::stream_copy(window, own_.data() + begin, end - begin);
+        else
+          elements_of(own_, begin, end, window);
+        ring.windows->arrive(ring.turn);
+        group_.progress();
+      }
     });
-  }
-
-  void send_pieces(const Plan& plan, Outflow& flow, const WaitOptions& wait) {
-    const std::uint64_t size = plan.piece_bytes(call_.position);
-    for (std::uint64_t begin = 0; begin < own_.nbytes(); begin += size) {
-      const std::uint64_t end = std::min(begin + size, own_.nbytes());
-      const std::shared_ptr<std::byte> buffer = own_.is_contiguous() ? nullptr : flow.buffer(wait);
-      const std::byte* from = elements_of(own_, begin, end, buffer.get());
-      flow.send({from, end - begin}, buffer ? buffer : call_.value->as_tensor().owner(), wait);
-    }
-    flow.finish(wait);
-  }
-
-  /// The same through the windows of the first rank.
-  void write_pieces(const Plan& plan, MergeRing& ring, const MergeWord& word, const WaitOptions& wait) {
-    if (word.ring != ring.place)
-      ring = {word.ring, std::make_shared<shm::WindowRing>(*group_.region_of(call_.first()), word.ring), 0};
-    const std::uint64_t size = plan.window_piece;
-    if (ring.windows->window_bytes() < size)
-      throw Error(ErrorKind::corrupt, "the first rank of a merge gives windows that are too small");
-    for (std::uint64_t begin = 0; begin < own_.nbytes(); begin += size, ++ring.turn) {
-      const std::uint64_t end = std::min(begin + size, own_.nbytes());
-      ring.windows->claim(ring.turn, call_.first(), group_, wait);
-      std::byte* window = ring.windows->window(ring.turn).data();
-      if (own_.is_contiguous())
-        shm::stream_copy(window, own_.data() + begin, end - begin);
-      else
-        elements_of(own_, begin, end, window);
-      ring.windows->arrive(ring.turn);
-      group_.progress();
-    }
   }
 
   const gather::Call& call_;
   MpiGroup& group_;
-  std::shared_ptr<BufferPool> pool_;
   const TensorView& own_;
   Tensor result_;
 };
@@ -397,6 +356,20 @@ class MpiMerge final : public gather::Transfer {
 
 std::unique_ptr<gather::Transfer> make_mpi_merge(const gather::Call& call, MpiGroup& group) {
   return std::make_unique<MpiMerge>(call, group);
+}
+
+std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders) {
+  std::uint64_t sum = 0;
+  for (const auto& [sender, ring] : merge_rings_of(group)->own)
+    if (senders == nullptr || std::ranges::find(*senders, sender) != senders->end()) sum += ring.bytes();
+  return sum;
+}
+
+// The other side of a ring has nothing to give: it is forgotten when it is told of another one.
+std::uint64_t trim_merge_rings(SyncGroup& group) {
+  const std::uint64_t bytes = merge_ring_bytes(group);
+  merge_rings_of(group)->own.clear();
+  return bytes;
 }
 
 }  // namespace muster::mpi

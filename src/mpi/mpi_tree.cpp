@@ -21,8 +21,7 @@ std::vector<Piece> cut(const std::vector<Placed>& tensors) {
     const Placed& tensor = tensors[i];
     if (tensor.bytes == 0) continue;
     if (tensor.bytes >= large_tensor) {
-      for (std::uint64_t at = 0; at < tensor.bytes; at += cut_piece)
-        pieces.push_back({tensor.offset + at, std::min(cut_piece, tensor.bytes - at), i, 1});
+      for (const Piece& piece : cut_evenly(tensor, cut_piece)) pieces.push_back({piece.offset, piece.bytes, i, 1});
       is_packing = false;
       continue;
     }
@@ -35,6 +34,13 @@ std::vector<Piece> cut(const std::vector<Placed>& tensors) {
     pieces.push_back({tensor.offset, tensor.bytes, i, 1});
     is_packing = true;
   }
+  return pieces;
+}
+
+std::vector<Piece> cut_evenly(const Placed& tensor, std::uint64_t piece_bytes) {
+  std::vector<Piece> pieces;
+  for (std::uint64_t at = 0; at < tensor.bytes; at += piece_bytes)
+    pieces.push_back({tensor.offset + at, std::min(piece_bytes, tensor.bytes - at), 0, 1});
   return pieces;
 }
 
@@ -102,7 +108,6 @@ IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::u
           if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)
             throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
           places.push_back({place.offset, length});
-          tree.tensor_bytes += length;
           if (length == 0) return {TensorView(dtype, shape, nullptr), nullptr};
           return {TensorView(dtype, shape, buffer.get() + place.offset), buffer};
         });

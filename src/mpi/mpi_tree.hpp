@@ -45,6 +45,9 @@ struct Piece {
 /// `tensors` in the order of their offsets. The same on both sides. Empty tensors have no piece.
 std::vector<Piece> cut(const std::vector<Placed>& tensors);
 
+/// One tensor, in pieces of that size whatever its own.
+std::vector<Piece> cut_evenly(const Placed& tensor, std::uint64_t piece_bytes);
+
 /// A sender's side. The tree stays where it is as long as this is used.
 class OutgoingTree {
  public:
@@ -77,7 +80,6 @@ class OutgoingTree {
 /// A receiver's.
 struct IncomingTree {
   std::optional<Config> config;
-  std::uint64_t tensor_bytes = 0;
   std::vector<Piece> pieces;  ///< that are still to come
 };
 

@@ -10,7 +10,6 @@
 
 #include "muster/log.hpp"
 #include "src/base/fixed_text.hpp"
-#include "src/mpi/ending.hpp"
 #include "src/sync/local_group.hpp"
 #include "src/sync/settings.hpp"
 
@@ -112,11 +111,7 @@ void MpiGroup::progress() noexcept {
   // Who asks must hear from a rank that works for long inside one call.
   const milliseconds often = family_->is_under_way() ? milliseconds(1) : milliseconds(200);
   if ((!has_other_hosts() && !family_->is_under_way()) || family_->since_pumped() < often) return;
-  try {
-    family_->pump();
-  } catch (const Error&) {
-    // The next wait tells.
-  }
+  family_->try_pump();
 }
 
 WaitOptions MpiGroup::later(const WaitOptions& options, milliseconds grace) const {
@@ -148,8 +143,7 @@ std::string MpiGroup::describe(int rank) {
 
 int MpiGroup::awaited() const {
   if (const int on = waits_for_.load(); on >= 0) return on;
-  const auto* shared = dynamic_cast<const sync::LocalGroup*>(hosts_.local.get());
-  const std::optional<int> place = shared == nullptr ? std::nullopt : shared->missing();
+  const std::optional<int> place = shared() == nullptr ? std::nullopt : shared()->missing();
   if (!place) return -1;
   return hosts_.here()[static_cast<std::size_t>(*place)];
 }
@@ -187,7 +181,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   const milliseconds timeout = sync::timeout_of(options.timeout, this->timeout()) + grace;
   // Several times within the deadline, however short: who is not asked cannot say that it moves.
   const milliseconds every = std::min(asking, timeout / 5);
-  const Awaiting awaiting(*this, on.empty() ? -1 : on.front());
+  const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
   std::vector<Seen> seen(on.size(), Seen{0, begin});
   Clock::time_point looked = begin;
   Clock::time_point logged = begin;

@@ -11,6 +11,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -20,10 +21,11 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "muster/log.hpp"
 #include "muster/mpi.hpp"
-#include "src/mpi/ending.hpp"
+#include "src/mpi/family.hpp"
 #include "src/mpi/mpi_group.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/mpi_library.hpp"
@@ -31,6 +33,8 @@
 
 namespace muster::mpi {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 MpiThreads threads_of_mpi() {
   int level = MPI_THREAD_SINGLE;
@@ -53,50 +57,90 @@ std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_of(const Hosts& ho
   return neighbours;
 }
 
+struct Families {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Family>> all;
+  std::chrono::milliseconds rest{0};  // the longest of those that have closed
+  bool has_callback = false;
+  std::int64_t process = 0;
+};
+
+/// Never destroyed: MPI may end after this library's statics.
+Families& families() {
+  static auto* const the_families = new Families;
+  return *the_families;
+}
+
+std::vector<std::shared_ptr<Family>> list() {
+  Families& them = families();
+  const std::lock_guard lock(them.mutex);
+  // A forked child has copies of what its parent will end.
+  if (them.process != os::process_id()) return {};
+  return them.all;
+}
+
+void forget_ended() {
+  Families& them = families();
+  const std::lock_guard lock(them.mutex);
+  std::erase_if(them.all, [&them](const std::shared_ptr<Family>& family) {
+    if (!family->is_closed()) return false;
+    // Also before MPI_Finalize: the others may hear of it late.
+    them.rest = std::max(them.rest, family->rest());
+    return true;
+  });
+}
+
+/// Once: MPI_Finalize calls end_all() again where world() has.
+std::chrono::milliseconds take_rest() {
+  Families& them = families();
+  const std::lock_guard lock(them.mutex);
+  return std::exchange(them.rest, std::chrono::milliseconds(0));
+}
+
+int on_finalize(MPI_Comm, int, void*, void*) {
+  end_all();
+  return MPI_SUCCESS;
+}
+
+/// From now on it is ended by MPI_Finalize at the latest. Throws Error(io).
+void keep(std::shared_ptr<Family> family) {
+  Families& them = families();
+  const std::lock_guard lock(them.mutex);
+  if (!them.has_callback) {
+    int key = MPI_KEYVAL_INVALID;
+    check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "making an attribute");
+    check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "setting an attribute");
+    them.has_callback = true;
+    them.process = os::process_id();
+  }
+  them.all.push_back(std::move(family));
+}
+
 std::int64_t initialiser = 0;  // the process that has initialised MPI
 
 // All ranks have said that they are through when it is called.
 constexpr std::chrono::seconds longest_finalize{10};
 
 /// Beside one call of MPI that waits for all ranks, has no deadline and cannot be cancelled: made before it, destroyed
-/// when it has returned.
-class CallWatch {
- public:
-  using Look = std::function<void(std::chrono::milliseconds)>;
-  /// `look` is called in a thread of its own several times a second with the time that the call has taken; it ends the
-  /// process where that is too long.
-  explicit CallWatch(Look look) : thread_([this, look = std::move(look)] { run(look); }) {}
-  ~CallWatch() {
-    {
-      const std::lock_guard lock(mutex_);
-      has_returned_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  CallWatch(const CallWatch&) = delete;
-  CallWatch& operator=(const CallWatch&) = delete;
-
- private:
-  void run(const Look& look) {
+/// when it has returned. `look` is called in a thread of its own several times a second with the time that the call has
+/// taken; it ends the process if that is too long.
+std::jthread watch_call(std::function<void(std::chrono::milliseconds)> look) {
+  return std::jthread([look = std::move(look)](const std::stop_token& has_returned) {
     constexpr std::chrono::milliseconds between_looks{100};
-    const auto begin = std::chrono::steady_clock::now();
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, between_looks, [this] { return has_returned_; }))
-      look(std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin));
-  }
+    const Clock::time_point begin = Clock::now();
+    std::mutex mutex;
+    std::condition_variable_any changed;
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, has_returned, between_looks, [&] { return has_returned.stop_requested(); }))
+      look(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin));
+  });
+}
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool has_returned_ = false;
-  std::thread thread_;
-};
-
-/// MPI_Finalize may wait for ever (ending.hpp): past a deadline the process ends without. It is in exit() already. What
+/// MPI_Finalize may wait for ever (family.hpp): past a deadline the process ends without. It is in exit() already. What
 /// would come after this, handlers and destructors registered before MPI was initialised, would run in the thread that
 /// waits, and is left out; what is in the buffers of open files is written.
 void finalise_or_leave(int status) {
-  const CallWatch watch([status](std::chrono::milliseconds waited) {
+  const std::jthread watch = watch_call([status](std::chrono::milliseconds waited) {
     // In time: the process manager ends the others when the first of several ranks leaves.
     if (waited > longest_finalize / 2) std::fflush(nullptr);
     if (waited < longest_finalize) return;
@@ -162,7 +206,7 @@ void initialise(const sync::Start& start) {
   // By that signal MPICH's mpiexec tells that a rank has died where it does not end the others itself.
   before.handle_where_default(hear_of_a_death);
   {
-    const CallWatch watch(InitWatch{start});
+    const std::jthread watch = watch_call(InitWatch{start});
     // Several, because a program that does not know of MPI does not know of its rules for threads either.
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   }
@@ -217,6 +261,49 @@ int ranks() {
 }();
 
 }  // namespace
+
+void advance_endings() noexcept {
+  try {
+    bool has_some = false;
+    for (const std::shared_ptr<Family>& family : list()) {
+      if (!family->is_retired()) continue;
+      family->take_over();
+      family->advance();
+      has_some = has_some || family->is_closed();
+    }
+    if (has_some) forget_ended();
+  } catch (const std::bad_alloc&) {
+    // Later, then.
+  }
+}
+
+bool end_all() noexcept {
+  try {
+    const std::vector<std::shared_ptr<Family>> all = list();
+    for (const std::shared_ptr<Family>& family : all) {
+      family->take_over();
+      family->end_groups();
+    }
+    const Clock::time_point begin = Clock::now();
+    const auto has_ended = [](const std::shared_ptr<Family>& family) { return family->has_ended(); };
+    while (!std::ranges::all_of(all, has_ended)) {
+      for (const std::shared_ptr<Family>& family : all) {
+        if (family->has_ended()) continue;
+        family->advance();
+        family->give_up_after(Clock::now() - begin);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    forget_ended();
+    std::chrono::milliseconds rest = take_rest();
+    for (const std::shared_ptr<Family>& family : all) rest = std::max(rest, family->rest());
+    std::this_thread::sleep_for(rest);
+    return std::ranges::all_of(all, [](const std::shared_ptr<Family>& family) { return family->is_closed(); });
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 }  // namespace muster::mpi
 
 namespace muster {

@@ -75,10 +75,6 @@ WindowRing::~WindowRing() {
   if (header().users.fetch_sub(1, std::memory_order_acq_rel) == 1) os::punch_hole(*memory_, place_, mapping_.size());
 }
 
-void WindowRing::not_told() noexcept {
-  header().users.store(1, std::memory_order_relaxed);
-}
-
 WindowRing::Header& WindowRing::header() const noexcept {
   return *reinterpret_cast<Header*>(mapping_.data());
 }

@@ -36,8 +36,6 @@ class WindowRing {
   WindowRing& operator=(const WindowRing&) = delete;
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
-  /// The owner's: no other process was told of it.
-  void not_told() noexcept;
   [[nodiscard]] std::uint64_t window_bytes() const noexcept;
   [[nodiscard]] std::span<std::byte> window(std::uint32_t turn) const;
 

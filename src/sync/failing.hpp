@@ -12,7 +12,11 @@
 
 namespace muster::sync {
 
-/// "rank 3 (host a, pid 7): words". As it is where it names a rank already.
+/// "rank 3 (host a, pid 7)".
+std::string name_of(const RankInfo& rank);
+/// An error that `rank` is to blame for.
+Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words);
+/// "rank 3 (host a, pid 7): words". As it is if it names a rank already.
 Error in_own_name(const SyncGroup& group, const Error& cause);
 
 /// Makes `cause` the failure of all ranks and throws what all of them throw: the first one.

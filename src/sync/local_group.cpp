@@ -40,27 +40,16 @@ std::shared_ptr<Peers> peers_of(const Peers& all, std::span<const int> members) 
 
 }  // namespace
 
-/// Tells the others what this rank is in, for their messages.
-class LocalGroup::Phase {
- public:
-  Phase(ControlBlock& control, int rank, const WaitOptions& options) : control_(control), rank_(rank) {
-    control_.set_phase(rank_, options.phase);
-  }
-  ~Phase() { control_.set_phase(rank_, "its own work"); }
-  Phase(const Phase&) = delete;
-  Phase& operator=(const Phase&) = delete;
-
- private:
-  ControlBlock& control_;
-  int rank_;
-};
+auto LocalGroup::in_phase(const WaitOptions& options) {
+  return InPhase([this](const char* words) { control_->set_phase(rank(), words); }, options.phase);
+}
 
 LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
     : SyncGroup(membership.rank, membership.peers->ranks, membership.nonce, timeout),
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
       parent_(std::move(membership.parent)) {
-  control_->set_phase(rank(), "its own work");
+  control_->set_phase(rank(), between_calls);
 }
 
 LocalGroup::~LocalGroup() {
@@ -125,7 +114,7 @@ void LocalGroup::wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std
 }
 
 std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOptions& options) {
-  const Phase phase(*control_, rank(), options);
+  const auto phase = in_phase(options);
   ControlHeader& header = control_->header();
   RankCell& mine = control_->cell(rank());
   const std::uint32_t round = ++round_;
@@ -176,7 +165,7 @@ void LocalGroup::write(Ring& ring, int to, std::span<const std::byte> bytes, con
 }
 
 void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
-  const Phase phase(*control_, rank(), options);
+  const auto phase = in_phase(options);
   auto ring = outgoing_.find({to, subject});
   if (ring == outgoing_.end())
     or_fail(*this, [&] {
@@ -196,7 +185,7 @@ void LocalGroup::await_bytes(const Ring& ring, int from, std::uint64_t least, co
 
 std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::uint64_t most,
                                               const WaitOptions& options) {
-  const Phase phase(*control_, rank(), options);
+  const auto phase = in_phase(options);
   auto found = incoming_.find({from, subject});
   if (found == incoming_.end()) {
     RankCell& mine = control_->cell(rank());

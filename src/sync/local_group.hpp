@@ -78,7 +78,7 @@ class LocalGroup final : public SyncGroup {
   std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
-  class Phase;
+  [[nodiscard]] auto in_phase(const WaitOptions& options);
   std::uint32_t round(std::span<const std::byte> record, const WaitOptions& options);
   /// The loop of all waits. sleep(longest).
   template <class Done, class Needed, class Awaited, class Sleep>

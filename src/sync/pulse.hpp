@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -15,6 +16,9 @@
 #include "src/sync/region.hpp"
 
 namespace muster::sync {
+
+/// What a rank is in that is in no call of the group.
+inline constexpr const char* between_calls = "its own work";
 
 class Pulse {
  public:
@@ -33,6 +37,19 @@ class Pulse {
   virtual void poison(const Error& cause) noexcept = 0;
   [[nodiscard]] virtual std::optional<Error> failure() const = 0;
   [[nodiscard]] virtual bool has_failure() const noexcept = 0;
+};
+
+/// Tells the others what this rank is in as long as it lives, for their messages. tell(words).
+template <class Tell>
+class InPhase {
+ public:
+  InPhase(Tell tell, const char* phase) : tell_(std::move(tell)) { tell_(phase); }
+  ~InPhase() { tell_(between_calls); }
+  InPhase(const InPhase&) = delete;
+  InPhase& operator=(const InPhase&) = delete;
+
+ private:
+  Tell tell_;
 };
 
 /// Who the ranks are and how to see that one has ended. The same for a group and its duplicates.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/sync_group.hpp"
 
+#include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -18,6 +19,14 @@ namespace muster {
 
 using sync::unless_out_of_memory;
 
+std::string sync::name_of(const RankInfo& rank) {
+  return fmt::format("rank {} (host {}, pid {})", rank.rank, rank.host, rank.pid);
+}
+
+Error sync::error_of(const RankInfo& rank, ErrorKind kind, const std::string& words) {
+  return Error(kind, words, {.rank = rank.rank, .pid = rank.pid, .host = rank.host});
+}
+
 Error sync::in_own_name(const SyncGroup& group, const Error& cause) {
   if (cause.rank()) return cause;
   const RankInfo& self = group.info(group.rank());
@@ -25,10 +34,7 @@ Error sync::in_own_name(const SyncGroup& group, const Error& cause) {
   details.rank = self.rank;
   details.pid = self.pid;
   details.host = self.host;
-  return {cause.kind(),
-          "rank " + std::to_string(self.rank) + " (host " + self.host + ", pid " + std::to_string(self.pid) +
-              "): " + cause.what(),
-          details};
+  return {cause.kind(), name_of(self) + ": " + cause.what(), details};
 }
 
 SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
@@ -147,8 +153,7 @@ void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
   const auto at = static_cast<std::size_t>(first - statuses_.begin());
   const RankInfo& origin = ranks_[at];
   throw Error(static_cast<ErrorKind>(*first - 1),
-              std::string(options.phase) + ": rank " + std::to_string(origin.rank) + " (host " + origin.host +
-                  ", pid " + std::to_string(origin.pid) + "): " + get_text(all[at].text),
+              std::string(options.phase) + ": " + sync::name_of(origin) + ": " + get_text(all[at].text),
               {.rank = origin.rank, .pid = origin.pid, .host = origin.host, .os_error = all[at].os_error});
 }
 

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "muster/log.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::sync {
 namespace {
@@ -67,9 +68,7 @@ void Watchdog::check_failure() {
   if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->failure());
   if (options_.stop.stop_requested()) {
     const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
-    fail(Error(ErrorKind::cancelled,
-               fmt::format("rank {} (host {}, pid {}) cancelled '{}'", info.rank, info.host, info.pid, options_.phase),
-               {.rank = info.rank, .pid = info.pid, .host = info.host}));
+    fail(error_of(info, ErrorKind::cancelled, fmt::format("{} cancelled '{}'", name_of(info), options_.phase)));
   }
 }
 
@@ -79,12 +78,11 @@ void Watchdog::time_out(const std::vector<int>& missing) {
     names += (i == 0 ? "" : ", ") + describe(missing[i]);
   if (missing.size() > most_named) names += fmt::format(" and {} more", missing.size() - most_named);
   const RankInfo& first = peers_.ranks[static_cast<std::size_t>(missing.front())];
-  fail(Error(
-      ErrorKind::timeout,
+  fail(error_of(
+      first, ErrorKind::timeout,
       fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does, or raise the "
                   "timeout (MUSTER_TIMEOUT, seconds)",
-                  number(self_), seconds(Clock::now() - begin_), options_.phase, names),
-      {.rank = first.rank, .pid = first.pid, .host = first.host}));
+                  number(self_), seconds(Clock::now() - begin_), options_.phase, names)));
 }
 
 int Watchdog::at_once() const noexcept {
@@ -113,10 +111,9 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   // A rank that never came into the group ended for want of what rank 0 had to give it.
   if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-  fail(Error(ErrorKind::peer_lost,
-             fmt::format("rank {} (host {}, pid {}) {} while rank {} was in '{}'; it was last seen in '{}'", info.rank,
-                         info.host, info.pid, *end, number(self_), options_.phase, group_.phase(rank)),
-             {.rank = info.rank, .pid = info.pid, .host = info.host}));
+  fail(error_of(info, ErrorKind::peer_lost,
+                fmt::format("{} {} while rank {} was in '{}'; it was last seen in '{}'", name_of(info), *end,
+                            number(self_), options_.phase, group_.phase(rank))));
 }
 
 bool Watchdog::is_late(int rank, Clock::time_point now) {

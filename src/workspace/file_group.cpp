@@ -77,17 +77,9 @@ class FileLiveness final : public PeerLiveness {
 
 }  // namespace
 
-/// Tells the others what this rank is in, for their messages.
-class FileGroup::Phase {
- public:
-  Phase(GroupPulse& pulse, const WaitOptions& options) : pulse_(pulse) { pulse_.set_phase(options.phase); }
-  ~Phase() { pulse_.set_phase("its own work"); }
-  Phase(const Phase&) = delete;
-  Phase& operator=(const Phase&) = delete;
-
- private:
-  GroupPulse& pulse_;
-};
+auto FileGroup::in_phase(const WaitOptions& options) {
+  return sync::InPhase([this](const char* words) { pulse_->set_phase(words); }, options.phase);
+}
 
 FileGroup::FileGroup(std::shared_ptr<Heart> heart, std::vector<int> members, int rank,
                      std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
@@ -169,7 +161,7 @@ void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed&
 }
 
 std::vector<std::byte> FileGroup::round(std::span<const std::byte> record, const WaitOptions& options) {
-  const Phase phase(*pulse_, options);
+  const auto phase = in_phase(options);
   const std::uint64_t number = ++round_;
   std::vector<std::byte> all;
   if (rank() == 0) {
@@ -262,7 +254,7 @@ void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::by
 }
 
 void FileGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
-  const Phase phase(*pulse_, options);
+  const auto phase = in_phase(options);
   const MessageNumber which{subject, ++sent_[{to, subject}]};
   or_fail(*this, [&] { directory_->publish(message_name(number_, rank(), to, which, message.size()), message); });
   progress();
@@ -270,7 +262,7 @@ void FileGroup::do_send(int to, Subject subject, std::span<const std::byte> mess
 
 std::vector<std::byte> FileGroup::do_receive(int from, Subject subject, std::uint64_t most,
                                              const WaitOptions& options) {
-  const Phase phase(*pulse_, options);
+  const auto phase = in_phase(options);
   const MessageNumber which{subject, ++received_[{from, subject}]};
   const std::string prefix = message_prefix(number_, from, rank(), which);
   std::string name;

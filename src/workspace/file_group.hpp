@@ -54,8 +54,8 @@ class FileGroup final : public SyncGroup {
   std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
-  class Phase;
   class Members;
+  [[nodiscard]] auto in_phase(const WaitOptions& options);
   std::vector<std::byte> round(std::span<const std::byte> record, const WaitOptions& options);
   std::vector<std::byte> collect(std::uint64_t number, std::span<const std::byte> record, const WaitOptions& options);
   std::vector<std::byte> wait_for_all(std::uint64_t number, std::uint64_t length, const WaitOptions& options);

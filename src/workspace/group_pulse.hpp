@@ -52,7 +52,7 @@ class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
   int self_;
   std::atomic<std::uint64_t> progress_{0};
   std::atomic<std::uint32_t> awaited_{0};
-  std::atomic<const char*> phase_{"its own work"};
+  std::atomic<const char*> phase_{sync::between_calls};
 
   std::mutex own_mutex_;  // of what follows: the name that is there
   std::optional<PulseName> published_;

@@ -9,7 +9,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
-#include "src/mpi/host_tree.hpp"
+#include "src/mpi/hosts.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 
