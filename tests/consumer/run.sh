@@ -35,6 +35,21 @@ if pkg-config --exists muster-cuda; then
   "$place/devices"
 fi
 
+# The libraries give nothing of the libraries that they are made with, and a program needs nothing that is Muster's own.
+for file in "$library"/libmuster*.so; do
+  foreign=$(nm -DC --defined-only "$file" | cut -c20- |
+    grep -vE '^((non-virtual thunk to|vtable for|VTT for|typeinfo for|typeinfo name for|guard variable for) )?muster(::|_hdf5_)|^MUSTER_') || true
+  [ -z "$foreign" ] || {
+    echo "$file exports what is not Muster's: $foreign"
+    exit 1
+  }
+done
+private=$(nm -D --with-symbol-versions --undefined-only "$place/consumer" | grep MUSTER_PRIVATE) || true
+[ -z "$private" ] || {
+  echo "programs need what no public header declares: $private"
+  exit 1
+}
+
 program=$(find "$place" -name muster -type f -path '*bin*')
 said=$("$place/consumer" "$place/state.h5")
 [ "$said" = "$version" ]
