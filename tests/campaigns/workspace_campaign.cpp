@@ -52,7 +52,7 @@ void work(SyncGroup& group, const std::string& directory, int rounds) {
     const auto all = get_configs_parallel(&mine, ranks, group, {.workspace_path = directory});
     for (const auto& [other, config] : all.present()) RANK_CHECK(config == value_of(other, round));
     const Tensor part = pattern(DType::f32, {3, 1000}, static_cast<std::uint64_t>(rank));
-    const auto merged = merge_tensor_parallel(part, concat(0), ranks, group, {.workspace_path = directory});
+    const auto merged = merge_tensor_parallel(part, merge::concat(0), ranks, group, {.workspace_path = directory});
     if (merged.tensor()) RANK_CHECK((merged.tensor()->shape() == Shape{3 * size, 1000}));
     int given = 0;
     gather_each([&] { return given < 3 ? std::optional<Config>(value_of(rank, ++given)) : std::nullopt; }, ranks, group,

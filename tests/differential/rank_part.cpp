@@ -282,22 +282,22 @@ struct RankPart::State {
     Draw mine = own(1);
     const DType dtype = random_dtype(list);
     Shape shape = list.one_in(2) ? random_shape(list) : Shape{12, 1 + list.below(300), 8};
-    Merge kind = list.of({muster::concat(list.below(3)), muster::concat(-1), concat_blocks(0, {2, 1, 1}), same(),
-                          first(), muster::max(), sum(), stack()});
-    if (std::holds_alternative<Concat>(kind) && !shape.empty()) {
-      const Concat& concat = std::get<Concat>(kind);
+    Merge kind = list.of({merge::concat(list.below(3)), merge::concat(-1), merge::concat_blocks(0, {2, 1, 1}),
+                          merge::same(), merge::first(), merge::max(), merge::sum(), merge::stack()});
+    if (std::holds_alternative<merge::Concat>(kind) && !shape.empty()) {
+      const merge::Concat& concat = std::get<merge::Concat>(kind);
       const auto dims = static_cast<std::int64_t>(shape.size());
       const std::int64_t dim = concat.dim < 0 ? concat.dim + dims : concat.dim;
       if (dim < dims) shape[static_cast<std::size_t>(dim)] = concat.blocks.empty() ? mine.below(60) : 4 * mine.below(9);
     }
     const int mistake = draw.below(12);
     const bool is_culprit = rank() == lists.culprit;
-    const Tensor tensor = pattern(dtype, shape, std::holds_alternative<Same>(kind) ? list.word() : mine.word());
+    const Tensor tensor = pattern(dtype, shape, std::holds_alternative<merge::Same>(kind) ? list.word() : mine.word());
     make_numbers(tensor);
-    if (mistake == 0 && is_culprit) kind = std::holds_alternative<Sum>(kind) ? muster::max() : sum();
-    if (mistake == 1 && is_culprit && tensor.nbytes() > 0 && std::holds_alternative<Same>(kind))
+    if (mistake == 0 && is_culprit) kind = std::holds_alternative<merge::Sum>(kind) ? merge::max() : merge::sum();
+    if (mistake == 1 && is_culprit && tensor.nbytes() > 0 && std::holds_alternative<merge::Same>(kind))
       tensor.mutable_data()[tensor.nbytes() - 1] ^= std::byte{1};
-    if (mistake == 2 && is_culprit) kind = muster::concat(7);
+    if (mistake == 2 && is_culprit) kind = merge::concat(7);
     attempt(std::string("merge ").append(merge_name(kind)) + " " + to_text(lists.mine), [&]() -> std::string {
       auto merged = std::make_shared<Merged>(merge_tensor_parallel(tensor, kind, lists.mine, group, options));
       if (!merged->tensor()) return "nothing";

@@ -114,7 +114,7 @@ void merge_for_ever(const Part& part, const Merge& merge, bool is_first, std::ch
   if (part.is_victim()) part.end.after(delay);
   for (;;) {
     const Merged merged = merge_tensor_parallel(mine, merge, all_ranks, part.group);
-    if (merged.tensor()) RANK_CHECK(merged.tensor()->data()[0] == mine.data()[0] || merge == sum());
+    if (merged.tensor()) RANK_CHECK(merged.tensor()->data()[0] == mine.data()[0] || merge == merge::sum());
   }
 }
 
@@ -192,14 +192,14 @@ const Place places[] = {
     {"gather, copying", [](const Part& part) { gather_for_ever(part, 4ms, false, false); }},
     {"gather, reading", [](const Part& part) { gather_for_ever(part, 0us, true, false); }},
     {"gather, at the release", [](const Part& part) { gather_for_ever(part, 0us, false, true); }},
-    {"concat, the first", [](const Part& part) { merge_for_ever(part, concat(1), true, 6ms); }},
-    {"concat, a later one", [](const Part& part) { merge_for_ever(part, concat(1), false, 15ms); }},
-    {"sum, the first", [](const Part& part) { merge_for_ever(part, sum(), true, 6ms); }},
-    {"sum, a later one", [](const Part& part) { merge_for_ever(part, sum(), false, 15ms); }},
+    {"concat, the first", [](const Part& part) { merge_for_ever(part, merge::concat(1), true, 6ms); }},
+    {"concat, a later one", [](const Part& part) { merge_for_ever(part, merge::concat(1), false, 15ms); }},
+    {"sum, the first", [](const Part& part) { merge_for_ever(part, merge::sum(), true, 6ms); }},
+    {"sum, a later one", [](const Part& part) { merge_for_ever(part, merge::sum(), false, 15ms); }},
     {"merge, round 1",
      [](const Part& part) {
        if (part.is_victim()) part.end.now();
-       (void)merge_tensor_parallel(pattern(DType::f32, {1000}, 1), sum(), all_ranks, part.group,
+       (void)merge_tensor_parallel(pattern(DType::f32, {1000}, 1), merge::sum(), all_ranks, part.group,
                                    {.timeout = part.options.timeout});
      },
      all_ranks, true},
@@ -247,7 +247,7 @@ void take_part(SyncGroup& group, const Place& place, int victim, End& end, const
   const auto seed = [](int rank) { return static_cast<std::uint64_t>(rank); };
   const Tensor early = pattern(DType::u8, {100000}, seed(group.rank()));
   const GatheredTensors gathered = get_tensors_parallel(early, all_ranks, group);
-  const Merged merged = merge_tensor_parallel(early, stack(), all_ranks, group);
+  const Merged merged = merge_tensor_parallel(early, merge::stack(), all_ranks, group);
   const Clock::time_point since = Clock::now();
   try {
     // The others may hear of the victim's end in here.

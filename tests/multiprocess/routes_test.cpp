@@ -159,7 +159,7 @@ TEST_CASE("what is forced is taken, and told") {
     set_log_hook({});
     RANK_CHECK(logged == "rank " + std::to_string(group.rank()) +
                              ": get_tensors_parallel: 9000 bytes by shm (forced by MUSTER_ROUTE)");
-    const Merged whole = merge_tensor_parallel(mine, concat(0), ranks_from(0, 3), group);
+    const Merged whole = merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 3), group);
     RANK_CHECK(whole.report().reason == "forced by MUSTER_ROUTE");
     // Different causes, one route.
     tells(gathered({.route = group.rank() == 1 ? Route::shm : Route::automatic}), Route::shm,
@@ -232,9 +232,10 @@ TEST_CASE("tensors on devices, and nobody who could take them from there") {
       wants(refused(group, &device, {.route = route}), {"which takes tensors of the host", "rank 0: cuda:1"});
     wants(refused(group, &device, {.workspace_path = directory / "w"}),
           {"the route 'workspace' is forced by workspace_path", "to the host first"});
-    wants(same_words(group, ErrorKind::unsupported,
-                     [&] { (void)merge_tensor_parallel(device.as_tensor(), concat(0), ranks_from(0, 3), group); }),
-          {"merges read tensors of the host", "rank 2: cuda:1"});
+    wants(
+        same_words(group, ErrorKind::unsupported,
+                   [&] { (void)merge_tensor_parallel(device.as_tensor(), merge::concat(0), ranks_from(0, 3), group); }),
+        {"merges read tensors of the host", "rank 2: cuda:1"});
     // In a stream they are found when they come.
     int layer = 0;
     wants(same_words(group, ErrorKind::unsupported,

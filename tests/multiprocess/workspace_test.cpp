@@ -359,7 +359,7 @@ TEST_CASE("gathers, merges and streams over a workspace that is given; nothing i
         RANK_CHECK(all.explain().find("route workspace") != std::string::npos);
         RANK_CHECK(all.wait_released(0ms));
         const Tensor tensor = pattern(DType::f32, {40, 30}, static_cast<std::uint64_t>(rank));
-        const auto merged = merge_tensor_parallel(tensor, concat(1), ranks_from(first, 4), group, options);
+        const auto merged = merge_tensor_parallel(tensor, merge::concat(1), ranks_from(first, 4), group, options);
         if (rank == first) RANK_CHECK((merged.tensor()->shape() == Shape{40, 120}));
         std::uint64_t taken = 0;
         std::uint64_t given = 0;

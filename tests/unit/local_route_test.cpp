@@ -37,14 +37,15 @@ TEST_CASE("explain() tells the rounds that there were, and what there was when i
 TEST_CASE("the world of one process merges with itself") {
   const auto group = single_group();
   const Tensor mine = pattern(DType::f32, {4, 6}, 1);
-  for (const Merge& merge : {concat(1), concat_blocks(0, {1, 1}), sum(), muster::max(), same(), muster::first()}) {
+  for (const Merge& merge :
+       {merge::concat(1), merge::concat_blocks(0, {1, 1}), merge::sum(), merge::max(), merge::same(), merge::first()}) {
     const Merged merged = merge_tensor_parallel(mine, merge, std::vector<int>{0}, *group);
     CHECK(bitwise_equal(*merged.tensor(), mine));
     CHECK(merged.report().route == Route::local);
   }
   const TensorView strided = mine.view().transposed();
-  const Merged stacked = merge_tensor_parallel(strided, stack(), std::vector<int>{0}, *group);
+  const Merged stacked = merge_tensor_parallel(strided, merge::stack(), std::vector<int>{0}, *group);
   CHECK(stacked.tensor()->shape() == Shape{1, 6, 4});
   CHECK(bitwise_equal(stacked.tensor()->view().slice(0, 0, 1), stacked.tensor()->view()));
-  CHECK_THROWS_AS((void)merge_tensor_parallel(mine, concat(2), std::vector<int>{0}, *group), Error);
+  CHECK_THROWS_AS((void)merge_tensor_parallel(mine, merge::concat(2), std::vector<int>{0}, *group), Error);
 }
