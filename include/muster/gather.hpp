@@ -6,7 +6,9 @@
 // rank's error.
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -21,6 +23,27 @@
 #include "muster/tensor.hpp"
 
 namespace muster {
+
+struct AllRanks {};
+/// The ranks of the group of the call in their order: 0, 1, ...
+inline constexpr AllRanks all_ranks;
+
+/// The list of a gather, as calls take it: all_ranks, `{0, 2}`, a vector, an array or a span. Looks at the caller's
+/// numbers, as a span does: made for the call, not to be kept.
+class RankList {
+ public:
+  RankList(AllRanks) noexcept : is_all_(true) {}
+  RankList(std::initializer_list<int> ranks) noexcept : ranks_(std::data(ranks), ranks.size()) {}
+  template <std::convertible_to<std::span<const int>> List>
+  RankList(const List& ranks) noexcept : ranks_(ranks) {}
+
+  /// The ranks in this group; `room` gets them where they are all, and is looked at.
+  [[nodiscard]] std::span<const int> in(const SyncGroup& group, std::vector<int>& room) const;
+
+ private:
+  std::span<const int> ranks_;
+  bool is_all_ = false;
+};
 
 /// How bytes travel.
 enum class Route : std::uint8_t {
@@ -170,17 +193,17 @@ using GatheredTensors = Gathered<Tensor>;
 /// member's config; the others an empty result. Throws on all ranks alike, with the words of the rank that cannot go
 /// on: Error(argument | rank_mismatch | no_space | io | unsupported) leave the group usable; Error(timeout | peer_lost
 /// | cancelled) poison it.
-GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
 /// As above with one tensor a rank, all of the same dtype and shape; where they differ, Error(rank_mismatch) on
 /// every rank names each one's dtype and shape.
-GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
 // The same over the world.
-GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks);
-GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks);
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks = all_ranks);
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks = all_ranks);
 
 /// Gives the free shared memory of this rank's pool, and of its streams, back to the system; returns the bytes. Local.
 /// What results hold stays.

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <stop_token>
 #include <string>
 #include <utility>
@@ -123,7 +122,7 @@ struct StreamReport {
 /// source or a consumer throws: every rank throws an Error with the origin's rank, host and words (the kind of an
 /// Error, else Error(io)). Error(timeout | peer_lost | cancelled) of the stream itself poison the group,
 /// and so does a rank that cannot set up a group's first stream (no descriptors, no memory).
-StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, SyncGroup& group,
+StreamReport gather_each(const LayerSource& source, const RankList& ranks, SyncGroup& group,
                          const LayerConsumer& consume, const StreamOptions& options = {});
 
 }  // namespace muster
