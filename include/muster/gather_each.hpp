@@ -32,6 +32,13 @@ struct TensorSlice {
   std::int64_t elements = 0;
 };
 
+/// A tensor of a layer, in however many parts it comes.
+struct LayerTensor {
+  int rank = 0;
+  std::string path;  ///< as in TensorSlice
+  TensorSpec whole;
+};
+
 /// A layer, or a part of one that is larger than the budget allows. Each part of a layer has the same tree, with what
 /// travels in this part; every other leaf is null. Leaves that are no tensors come in part 0. Tensors are in one part
 /// each, but those that are larger than a part: `slices` tells where their pieces belong.
@@ -42,6 +49,7 @@ struct LayerPart {
   std::vector<int> ranks;   ///< the list
   std::vector<std::optional<Config>> configs;  ///< of ranks[i]; empty where that rank has nothing in this layer or part
   std::vector<TensorSlice> slices;             ///< in the order of the list, then of the tree
+  std::vector<LayerTensor> tensors;            ///< of part 0: all tensors of the layer, in that order; later none
 
   [[nodiscard]] bool is_last() const noexcept { return part + 1 == parts; }
   /// (rank, config) of those that are there, in the order of the list. Valid as long as this part.
