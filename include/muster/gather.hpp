@@ -69,9 +69,25 @@ enum class Landing : std::uint8_t {
 };
 
 struct GatherOptions {
+  /// Through state files in a directory that all ranks see.
+  struct Workspace {
+    /// Made where it is not there; empty: no files. Given on all members of a list or on none; the paths may be spelled
+    /// differently, what they lead to may not differ.
+    std::string path = {};
+    /// What every member gave stays there as a state file, durable, for inspection. The same on all.
+    bool keep_files = false;
+    std::optional<int> zstd_level = {};  ///< files are compressed; none: not
+  };
+  /// Of tensors on devices (muster/cuda.hpp).
+  struct Devices {
+    Landing landing = Landing::host;  ///< the same on all ranks
+  };
+  struct Debugging {
+    bool check_leases = false;  ///< hash arena tensors when gathered and when released, log who wrote them between
+  };
+
   Own own = Own::borrow;                                  ///< counts on the first rank
   Route route = Route::automatic;                         ///< the same on all ranks
-  Landing landing = Landing::host;                        ///< of tensors on devices; the same on all ranks
   std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
   std::stop_token stop = {};                              ///< cancels this rank's waits, and so poisons the group
   int pipeline_depth = 2;  ///< results the first rank may hold before senders take extra segments
@@ -80,14 +96,9 @@ struct GatherOptions {
                                                   ///< segments included
   std::uint64_t pool_limit =
       std::numeric_limits<std::uint64_t>::max();  ///< free bytes this rank's pool keeps for the next exchange
-  bool check_leases =
-      false;  ///< debug: hash arena tensors when gathered and when released, and log who wrote them between
-  /// A directory that all ranks see, made where it is not there: bytes go through state files in it. Given on all
-  /// members of a list or on none; the paths may be spelled differently, what they lead to may not differ.
-  std::string workspace_path = {};
-  /// Over a workspace: what every member gave stays there as a state file, durable, for inspection. The same on all.
-  bool keep_files = false;
-  std::optional<int> zstd_level = {};  ///< over a workspace: files are compressed; none: not
+  Workspace workspace = {};
+  Devices devices = {};
+  Debugging debugging = {};
 };
 
 /// One step of an exchange on this rank.

@@ -68,6 +68,13 @@ using LayerSource = std::function<std::optional<Config>()>;
 using LayerConsumer = std::function<void(LayerPart& part)>;
 
 struct StreamOptions {
+  /// As in GatherOptions. Then memory_budget bounds what each sender has in files, and what a consumer keeps holds no
+  /// sender up: a part is the first rank's own when it is consumed.
+  struct Workspace {
+    std::string path = {};
+    std::optional<int> zstd_level = {};
+  };
+
   /// Bytes of memory for parts that are under way or being consumed, at any moment, in equal shares of the senders: the
   /// senders' shared memory, and the first rank's own for what other hosts send. The same on all members.
   std::uint64_t memory_budget = 256_MiB;
@@ -76,11 +83,8 @@ struct StreamOptions {
   Route route = Route::automatic;                         ///< the same on all members
   std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
   std::stop_token stop = {};                              ///< cancels this rank, and so poisons the group
-  bool check_leases = false;                              ///< as in GatherOptions
-  /// As in GatherOptions. Then memory_budget bounds what each sender has in files, and what a consumer keeps holds no
-  /// sender up: a part is the first rank's own when it is consumed.
-  std::string workspace_path = {};
-  std::optional<int> zstd_level = {};  ///< as in GatherOptions
+  Workspace workspace = {};
+  GatherOptions::Debugging debugging = {};
 };
 
 /// What a stream did on this rank.

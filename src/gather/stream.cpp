@@ -50,9 +50,9 @@ class Run {
     call_.part_options.timeout = sync::timeout_of(options.timeout, group.timeout());
     call_.part_options.stop = options.stop;
     call_.part_options.pipeline_depth = options.pipeline_depth;
-    call_.part_options.check_leases = options.check_leases;
-    call_.part_options.workspace_path = options.workspace_path;
-    call_.part_options.zstd_level = options.zstd_level;
+    call_.part_options.workspace.path = options.workspace.path;
+    call_.part_options.workspace.zstd_level = options.workspace.zstd_level;
+    call_.part_options.debugging = options.debugging;
   }
 
   StreamReport operator()() {

@@ -37,7 +37,7 @@ void check_tensors(const LayerPart& part, const std::function<Config(int rank)>&
       if (!leaf.is_tensor()) return;
       RANK_CHECK(listed != part.tensors.end());
       RANK_CHECK(listed->rank == rank);
-      RANK_CHECK(listed->whole == TensorSpec{leaf.as_tensor().dtype(), leaf.as_tensor().shape()});
+      RANK_CHECK((listed->whole == TensorSpec{leaf.as_tensor().dtype(), leaf.as_tensor().shape()}));
       ++listed;
     });
   RANK_CHECK(listed == part.tensors.end());
@@ -226,7 +226,8 @@ TEST_CASE("arena tensors are the sender's own again when the stream is over") {
       const Tensor w = rank == group.rank() ? layers[layer] : pattern(DType::u8, {1 << 20}, seed_of(rank, layer));
       return Config::object({{"w", w}, {"index", layer}});
     };
-    stream_and_check(group, {0, 1, 2}, layers.size(), model, {.memory_budget = 1_MiB, .check_leases = true});
+    stream_and_check(group, {0, 1, 2}, layers.size(), model,
+                     {.memory_budget = 1_MiB, .debugging = {.check_leases = true}});
     layers.clear();
     group.barrier();
     RANK_CHECK(arena.waiting_for_leases() == 0);

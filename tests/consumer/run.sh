@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # usage: run.sh BUILD-FOLDER COMPILER...
 # Installs Muster into a temporary folder, builds a project against it that knows nothing but pkg-config, and runs it;
-# then the same with CMake.
+# then the same with CMake. What the manuals show is compiled, too.
 set -euo pipefail
 build=$1
 shift
@@ -26,6 +26,8 @@ sanitize=$(meson introspect "$build" --buildoptions |
 [ "$sanitize" = none ] || cflags+=("-fsanitize=$sanitize")
 library=$(find "$place" -name 'libmuster.so' -printf '%h')
 "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/main.cpp" -o "$place/consumer" "${libs[@]}" "-Wl,-rpath,$library"
+
+bash "$here/snippets.sh" "$here/../.." "$@" "${cflags[@]}"
 
 # What needs devices is a library of its own, and needs no toolkit.
 if pkg-config --exists muster-cuda; then

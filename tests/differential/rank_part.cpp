@@ -178,11 +178,11 @@ struct RankPart::State {
     GatherOptions options;
     options.own = draw.of({Own::borrow, Own::copy});
     options.pipeline_depth = 1 + draw.below(3);
-    options.check_leases = draw.one_in(4);
+    options.debugging.check_leases = draw.one_in(4);
     if (draw.one_in(5)) {
-      options.workspace_path = job.directory + "/exchange";
-      options.keep_files = draw.one_in(3);
-      if (draw.one_in(3)) options.zstd_level = 1;
+      options.workspace.path = job.directory + "/exchange";
+      options.workspace.keep_files = draw.one_in(3);
+      if (draw.one_in(3)) options.workspace.zstd_level = 1;
     }
     if (draw.one_in(3)) options.pool_limit = 0;
     return options;
@@ -263,7 +263,7 @@ struct RankPart::State {
     // Files do not count against it.
     if (mistake == 2 && group.shares_memory((rank() + 1) % job.ranks)) {
       options.memory_budget = 4096;
-      options.workspace_path.clear();
+      options.workspace.path.clear();
       shape = {300'000};
     }
     const std::optional<Tensor> shared_one = mine.one_in(4) ? lent(mine, dtype, shape) : std::nullopt;
@@ -314,8 +314,8 @@ struct RankPart::State {
     StreamOptions options;
     options.memory_budget = draw.of<std::uint64_t>({64_KiB, 512_KiB, 256_MiB});
     options.pipeline_depth = 1 + draw.below(3);
-    options.check_leases = draw.one_in(4);
-    if (draw.one_in(6)) options.workspace_path = job.directory + "/stream";
+    options.debugging.check_leases = draw.one_in(4);
+    if (draw.one_in(6)) options.workspace.path = job.directory + "/stream";
     const bool is_culprit = rank() == lists.culprit;
     const int mistake = draw.below(10);
     const auto failing_layer = static_cast<std::uint64_t>(draw.below(4));

@@ -104,7 +104,8 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
       std::optional<Tensor> mine = arena.allocate(DType::f32, {200000});
       fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
       {
-        const GatheredTensors all = get_tensors_parallel(*mine, ranks_from(0, 3), group, {.check_leases = true});
+        const GatheredTensors all =
+            get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debugging = {.check_leases = true}});
         // At its first lending the first rank has to map the arena.
         RANK_CHECK(all.report().rounds == (round == 0 ? 2 : 1));
         for (const auto& [rank, tensor] : all.present())
