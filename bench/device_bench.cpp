@@ -83,7 +83,7 @@ void run_case(bench::Meeting& meeting, SyncGroup& group, const Settings& setting
   const Config config = source;
   const std::vector<int> ranks{0, 1};
   GatherOptions options;
-  options.landing = landing;
+  options.devices.landing = landing;
   std::vector<double> plain;
   std::vector<double> ours;
   const cuda::Current current(mine);

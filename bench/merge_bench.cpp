@@ -92,7 +92,7 @@ std::vector<Way> ways(const What& what, std::span<std::byte> source, std::shared
   const muster::TensorView view(muster::DType::bf16,
                                 {static_cast<std::int64_t>(what.bytes / row), static_cast<std::int64_t>(row / 2)},
                                 source.data());
-  const muster::Merge merge = muster::concat(what.row == 0 ? 0 : 1);
+  const muster::Merge merge = muster::merge::concat(what.row == 0 ? 0 : 1);
   const std::uint64_t total = what.bytes * static_cast<std::uint64_t>(what.ranks);
 
   const auto gather = [&group, &held, view](const std::vector<int>& list) {

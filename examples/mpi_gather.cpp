@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
 #include <vector>
 
 #include "muster/gather.hpp"
@@ -17,17 +16,14 @@ namespace {
 
 void gather() {
   const std::shared_ptr<muster::SyncGroup> group = muster::mpi_group(MPI_COMM_WORLD);
-  std::vector<int> ranks(static_cast<std::size_t>(group->size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
 
   const muster::Tensor shard = muster::Tensor::allocate(muster::DType::f32, {1024, 1024});
-  auto* values = reinterpret_cast<float*>(shard.mutable_data());
-  std::fill_n(values, shard.nbytes() / sizeof(float), static_cast<float>(group->rank()));
+  std::ranges::fill(shard.mutable_values<float>(), static_cast<float>(group->rank()));
 
-  const muster::GatheredTensors shards = muster::get_tensors_parallel(shard, ranks, *group);
+  const muster::GatheredTensors shards = muster::get_tensors_parallel(shard, muster::all_ranks, *group);
   for (const auto& [rank, tensor] : shards.present())  // empty on all but the first rank
     std::printf("rank %d on %s: %zu bytes, all %.0f\n", rank, group->info(rank).host.c_str(), tensor.nbytes(),
-                static_cast<double>(*reinterpret_cast<const float*>(tensor.data())));
+                static_cast<double>(tensor.values<float>().front()));
   if (group->rank() == 0) std::printf("%s\n", shards.explain().c_str());
 }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <numeric>
 #include <vector>
 
 #include "muster/config.hpp"
@@ -32,8 +31,8 @@ struct Quantised {
 
 Quantised quantise(const std::vector<float>& weight) {
   Quantised layer;
-  auto* values = reinterpret_cast<std::int8_t*>(layer.weight.mutable_data());
-  auto* scales = reinterpret_cast<float*>(layer.scale.mutable_data());
+  const auto values = layer.weight.mutable_values<std::int8_t>();
+  const auto scales = layer.scale.mutable_values<float>();
   for (std::int64_t c = 0; c < channels; ++c) {
     const float* row = weight.data() + c * inputs;
     float amax = 0;
@@ -49,8 +48,6 @@ Quantised quantise(const std::vector<float>& weight) {
 
 int main() try {
   const std::shared_ptr<muster::SyncGroup> group = muster::world();
-  std::vector<int> ranks(static_cast<std::size_t>(group->size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
 
   const Quantised layer = quantise(train(group->rank()));
   const muster::Config config =
@@ -58,14 +55,14 @@ int main() try {
                               {"quantization", muster::Config::object({{"bits", 8}, {"axis", 0}})},
                               {"weight_scale", layer.scale}});
 
-  const muster::GatheredTensors weights = muster::get_tensors_parallel(layer.weight, ranks, *group);
-  const muster::GatheredConfigs configs = muster::get_configs_parallel(&config, ranks, *group);
+  const muster::GatheredTensors weights = muster::get_tensors_parallel(layer.weight, muster::all_ranks, *group);
+  const muster::GatheredConfigs configs = muster::get_configs_parallel(&config, muster::all_ranks, *group);
 
   for (const auto& [rank, gathered] : configs.present()) {  // empty on all but the first rank
-    const auto* scales = reinterpret_cast<const float*>(gathered.at("weight_scale").as_tensor().data());
+    const auto scales = gathered.at("weight_scale").as_tensor().values<float>();
     const muster::Tensor& weight = *weights[static_cast<std::size_t>(rank)];
     std::printf("rank %d: %s, %zu bytes of int8, largest scale %.5f\n", rank, gathered.at("name").as_string().c_str(),
-                weight.nbytes(), static_cast<double>(*std::max_element(scales, scales + channels)));
+                weight.nbytes(), static_cast<double>(*std::ranges::max_element(scales)));
   }
   if (group->rank() == 0) std::printf("%s\n", weights.explain().c_str());
   return 0;

@@ -61,13 +61,13 @@ class [[nodiscard]] Work {
 // refused with Error(unsupported), on all ranks: what is queued on the caller's stream is not known to another thread.
 // With MPI they need MPI_THREAD_MULTIPLE (else Error(unsupported)). Destroying a group waits for what is under way.
 
-Work<GatheredConfigs> get_configs_async(std::optional<Config> config, std::span<const int> ranks, SyncGroup& group,
+Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, SyncGroup& group,
                                         const GatherOptions& options = {});
-Work<GatheredTensors> get_tensors_async(Tensor tensor, std::span<const int> ranks, SyncGroup& group,
+Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, SyncGroup& group,
                                         const GatherOptions& options = {});
-Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                                 const GatherOptions& options = {});
-Work<StreamReport> gather_each_async(LayerSource source, std::span<const int> ranks, SyncGroup& group,
-                                     LayerConsumer consume, const StreamOptions& options = {});
+Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, SyncGroup& group, LayerConsumer consume,
+                                     const StreamOptions& options = {});
 
 }  // namespace muster

@@ -46,9 +46,25 @@ enum class Landing : std::uint8_t {
 };
 
 struct GatherOptions {
+  /// Through state files in a directory that all ranks see.
+  struct Workspace {
+    /// Made where it is not there; empty: no files. Given on all members of a list or on none; the paths may be spelled
+    /// differently, what they lead to may not differ.
+    std::string path = {};
+    /// What every member gave stays there as a state file, durable, for inspection. The same on all.
+    bool keep_files = false;
+    std::optional<int> zstd_level = {};  ///< files are compressed; none: not
+  };
+  /// Of tensors on devices (muster/cuda.hpp).
+  struct Devices {
+    Landing landing = Landing::host;  ///< the same on all ranks
+  };
+  struct Debugging {
+    bool check_leases = false;  ///< hash arena tensors when gathered and when released, log who wrote them between
+  };
+
   Own own = Own::borrow;                                  ///< counts on the first rank
   Route route = Route::automatic;                         ///< the same on all ranks
-  Landing landing = Landing::host;                        ///< of tensors on devices; the same on all ranks
   std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
   std::stop_token stop = {};                              ///< cancels this rank's waits, and so poisons the group
   int pipeline_depth = 2;  ///< results the first rank may hold before senders take extra segments
@@ -57,14 +73,9 @@ struct GatherOptions {
                                                   ///< segments included
   std::uint64_t pool_limit =
       std::numeric_limits<std::uint64_t>::max();  ///< free bytes this rank's pool keeps for the next exchange
-  bool check_leases =
-      false;  ///< debug: hash arena tensors when gathered and when released, and log who wrote them between
-  /// A directory that all ranks see, made where it is not there: bytes go through state files in it. Given on all
-  /// members of a list or on none; the paths may be spelled differently, what they lead to may not differ.
-  std::string workspace_path = {};
-  /// Over a workspace: what every member gave stays there as a state file, durable, for inspection. The same on all.
-  bool keep_files = false;
-  std::optional<int> zstd_level = {};  ///< over a workspace: files are compressed; none: not
+  Workspace workspace = {};
+  Devices devices = {};
+  Debugging debugging = {};
 };
 
 /// One step of an exchange on this rank.
@@ -170,17 +181,17 @@ using GatheredTensors = Gathered<Tensor>;
 /// member's config; the others an empty result. Throws on all ranks alike, with the words of the rank that cannot go
 /// on: Error(argument | rank_mismatch | no_space | io | unsupported) leave the group usable; Error(timeout | peer_lost
 /// | cancelled) poison it.
-GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
 /// As above with one tensor a rank, all of the same dtype and shape; where they differ, Error(rank_mismatch) on
 /// every rank names each one's dtype and shape.
-GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
 // The same over the world.
-GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks);
-GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks);
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks = all_ranks);
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks = all_ranks);
 
 /// Gives the free shared memory of this rank's pool, and of its streams, back to the system; returns the bytes. Local.
 /// What results hold stays.

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <stop_token>
 #include <string>
 #include <utility>
@@ -33,6 +32,13 @@ struct TensorSlice {
   std::int64_t elements = 0;
 };
 
+/// A tensor of a layer, in however many parts it comes.
+struct LayerTensor {
+  int rank = 0;
+  std::string path;  ///< as in TensorSlice
+  TensorSpec whole;
+};
+
 /// A layer, or a part of one that is larger than the budget allows. Each part of a layer has the same tree, with what
 /// travels in this part; every other leaf is null. Leaves that are no tensors come in part 0. Tensors are in one part
 /// each, but those that are larger than a part: `slices` tells where their pieces belong.
@@ -43,6 +49,7 @@ struct LayerPart {
   std::vector<int> ranks;   ///< the list
   std::vector<std::optional<Config>> configs;  ///< of ranks[i]; empty where that rank has nothing in this layer or part
   std::vector<TensorSlice> slices;             ///< in the order of the list, then of the tree
+  std::vector<LayerTensor> tensors;            ///< of part 0: all tensors of the layer, in that order; later none
 
   [[nodiscard]] bool is_last() const noexcept { return part + 1 == parts; }
   /// (rank, config) of those that are there, in the order of the list. Valid as long as this part.
@@ -61,6 +68,13 @@ using LayerSource = std::function<std::optional<Config>()>;
 using LayerConsumer = std::function<void(LayerPart& part)>;
 
 struct StreamOptions {
+  /// As in GatherOptions. Then memory_budget bounds what each sender has in files, and what a consumer keeps holds no
+  /// sender up: a part is the first rank's own when it is consumed.
+  struct Workspace {
+    std::string path = {};
+    std::optional<int> zstd_level = {};
+  };
+
   /// Bytes of memory for parts that are under way or being consumed, at any moment, in equal shares of the senders: the
   /// senders' shared memory, and the first rank's own for what other hosts send. The same on all members.
   std::uint64_t memory_budget = 256_MiB;
@@ -69,11 +83,8 @@ struct StreamOptions {
   Route route = Route::automatic;                         ///< the same on all members
   std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
   std::stop_token stop = {};                              ///< cancels this rank, and so poisons the group
-  bool check_leases = false;                              ///< as in GatherOptions
-  /// As in GatherOptions. Then memory_budget bounds what each sender has in files, and what a consumer keeps holds no
-  /// sender up: a part is the first rank's own when it is consumed.
-  std::string workspace_path = {};
-  std::optional<int> zstd_level = {};  ///< as in GatherOptions
+  Workspace workspace = {};
+  GatherOptions::Debugging debugging = {};
 };
 
 /// What a stream did on this rank.
@@ -123,7 +134,7 @@ struct StreamReport {
 /// source or a consumer throws: every rank throws an Error with the origin's rank, host and words (the kind of an
 /// Error, else Error(io)). Error(timeout | peer_lost | cancelled) of the stream itself poison the group,
 /// and so does a rank that cannot set up a group's first stream (no descriptors, no memory).
-StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, SyncGroup& group,
+StreamReport gather_each(const LayerSource& source, const RankList& ranks, SyncGroup& group,
                          const LayerConsumer& consume, const StreamOptions& options = {});
 
 }  // namespace muster

@@ -11,6 +11,8 @@
 
 namespace muster {
 
+namespace merge {
+
 /// The ranks' tensors one after the other along `dim` (negative: counted from the last); other sizes and dtypes are
 /// equal. With `blocks` the tensor is several fused ones (query, key, value; gate, up), each of them concatenated by
 /// itself: the numbers are the blocks' relative sizes along dim, the same on every rank.
@@ -41,7 +43,11 @@ struct Stack {
   friend bool operator==(const Stack&, const Stack&) = default;
 };
 
-using Merge = std::variant<Concat, Same, First, Max, Sum, Stack>;
+}  // namespace merge
+
+using Merge = std::variant<merge::Concat, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack>;
+
+namespace merge {
 
 inline Merge concat(std::int64_t dim) {
   return Concat{dim, {}};
@@ -64,6 +70,8 @@ inline Merge sum() {
 inline Merge stack() {
   return Stack{};
 }
+
+}  // namespace merge
 
 /// "concat", "same", "first", "max", "sum", "stack".
 std::string_view merge_name(const Merge& merge) noexcept;

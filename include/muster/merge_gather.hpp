@@ -6,7 +6,6 @@
 // (concatenation, and for scalar scales the maximum), and MPI_Reduce for max and sum. Roundings: merge.hpp.
 
 #include <optional>
-#include <span>
 
 #include "muster/gather.hpp"
 #include "muster/merge.hpp"
@@ -49,10 +48,10 @@ class Merged : public Exchange {
 /// of two ranks would share a byte; Error(no_space) before any byte is copied; Error(no_space | io) where a rank is out
 /// of memory or file descriptors. All these leave the group usable.
 /// Error(timeout | peer_lost | cancelled) poison it.
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                              const GatherOptions& options = {});
 
 /// The same over the world.
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks);
+Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks = all_ranks);
 
 }  // namespace muster

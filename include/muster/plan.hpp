@@ -56,7 +56,8 @@ struct DropAction {
   friend bool operator==(const DropAction&, const DropAction&) = default;
 };
 
-using MergeAction = std::variant<ConcatAction, Same, First, Max, Sum, Stack, ScaleAction, DropAction>;
+using MergeAction = std::variant<ConcatAction, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack,
+                                 ScaleAction, DropAction>;
 
 /// "concat", "same", "first", "max", "sum", "stack", "scale", "drop".
 std::string_view action_name(const MergeAction& action) noexcept;

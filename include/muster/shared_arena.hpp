@@ -15,7 +15,7 @@ class ArenaCore;
 
 /// Anonymous shared memory of this process. Its tensors are ordinary tensors to their owner; a gather over shared
 /// memory leases them to the first rank instead of copying. While leased they must not be written (the caller's error;
-/// GatherOptions::check_leases finds it). Dropping the last Tensor of an allocation frees it once every lease taken on
+/// GatherOptions::debugging finds it). Dropping the last Tensor of an allocation frees it once every lease taken on
 /// it has ended: never earlier, and without waiting. Thread-safe.
 class SharedArena {
  public:

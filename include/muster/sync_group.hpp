@@ -7,9 +7,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,6 +62,29 @@ class PeerLiveness {
 namespace sync {
 class Region;  // src/sync/region.hpp: shared memory of a rank
 }
+
+class SyncGroup;
+
+struct AllRanks {};
+/// The ranks of the group of the call in their order: 0, 1, ...
+inline constexpr AllRanks all_ranks;
+
+/// A list of ranks, as calls take it: all_ranks, `{0, 2}`, a vector, an array or a span. Looks at the caller's
+/// numbers, as a span does: made for the call, not to be kept.
+class RankList {
+ public:
+  RankList(AllRanks) noexcept : is_all_(true) {}
+  RankList(std::initializer_list<int> ranks) noexcept : ranks_(std::data(ranks), ranks.size()) {}
+  template <std::convertible_to<std::span<const int>> List>
+  RankList(const List& ranks) noexcept : ranks_(ranks) {}
+
+  /// The ranks in this group; `room` gets them where they are all, and is looked at.
+  [[nodiscard]] std::span<const int> in(const SyncGroup& group, std::vector<int>& room) const;
+
+ private:
+  std::span<const int> ranks_;
+  bool is_all_ = false;
+};
 
 /// A group is used by one thread at a time: a second one is detected and gets Error(argument). duplicate() makes
 /// another group. After fork, calls in the child throw Error(unsupported) and destructors only unmap. Destroying a
@@ -126,7 +152,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// and its messages call ranks by their numbers in the job (RankInfo::rank). Throws as barrier, and on all ranks
   /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) where ranks of a list pass different ones;
   /// these leave the group usable.
-  std::shared_ptr<SyncGroup> split(std::span<const int> ranks, const WaitOptions& options = {});
+  std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {});
   /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
   /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
   /// wait of the companion ends where any rank is dead, waited for or not.

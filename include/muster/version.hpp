@@ -5,12 +5,12 @@
 #include <string_view>
 
 #define MUSTER_VERSION_MAJOR 0
-#define MUSTER_VERSION_MINOR 1
+#define MUSTER_VERSION_MINOR 2
 #define MUSTER_VERSION_PATCH 0
 
 namespace muster {
 
-/// "0.1.0" of the library at run time.
+/// "0.2.0" of the library at run time.
 std::string_view version() noexcept;
 
 }  // namespace muster

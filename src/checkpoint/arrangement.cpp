@@ -233,13 +233,13 @@ class Arranging {
                  "expert ranks that count their experts from 0 need \"renumber\" in the plan's \"experts\"");
       return tensor;
     }
-    if (std::holds_alternative<First>(rule.action)) {
+    if (std::holds_alternative<merge::First>(rule.action)) {
       // Whatever the others have: they are not even looked at.
       const SourceRef& ref = found.refs.front();
       if (first.tensor != 0) lacks(layout_.rank({0, first.pipeline, first.expert}));
       tensor.sources = {ref};
       tensor.unused.assign(found.refs.begin() + 1, found.refs.end());
-      tensor.layout = merge::join(First{}, std::vector{spec(ref)});
+      tensor.layout = merge::join(merge::First{}, std::vector{spec(ref)});
       return tensor;
     }
     const bool across_experts = rule.across == Axis::expert;
@@ -295,7 +295,7 @@ class Arranging {
   std::vector<std::int64_t> heads_of(const Found& found, const MergeRule& rule, const ResolvedMerge& resolved,
                                      std::span<const SourceRef> sources) {
     const auto parts = static_cast<int>(sources.size());
-    const auto* concat = std::get_if<Concat>(&resolved.merge);
+    const auto* concat = std::get_if<merge::Concat>(&resolved.merge);
     if (parts == 1 || concat == nullptr) return {};
     const RankTensors& rank = ranks_[static_cast<std::size_t>(sources.front().rank)];
     if (rank.is_ours) {
@@ -393,7 +393,7 @@ class Arranging {
                                 sources.front().rank, ref.rank),
                     {.rank = ref.rank});
     if (resolved.true_size || !padding) return resolved.true_size;
-    const auto* concat = std::get_if<Concat>(&resolved.merge);
+    const auto* concat = std::get_if<merge::Concat>(&resolved.merge);
     const auto dimensions = static_cast<std::int64_t>(spec(sources.front()).shape.size());
     const std::int64_t dim = concat == nullptr ? -1 : concat->dim < 0 ? concat->dim + dimensions : concat->dim;
     if (dim != static_cast<std::int64_t>(padding->first))

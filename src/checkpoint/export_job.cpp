@@ -207,7 +207,7 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
     arrangement.tensors.push_back({model[index].name,
                                    whole.origin,
                                    whole.rule,
-                                   merge::join(First{}, std::span(&whole.spec, 1)),
+                                   merge::join(merge::First{}, std::span(&whole.spec, 1)),
                                    {{0, index}},
                                    {},
                                    {}});

@@ -144,11 +144,11 @@ class Cutter {
   void check_blocks(const WholeTensor& whole, const Cutting& scale, const WholeTensor& weight) const {
     const Cutting cutting = cut(weight, nullptr);
     const merge::Cut& weights = cutting.cut;
-    const auto* concat = std::get_if<Concat>(&cutting.resolved.merge);
+    const auto* concat = std::get_if<merge::Concat>(&cutting.resolved.merge);
     const std::size_t dim = dimension(std::get<ScaleAction>(whole.rule->action), whole);
     if (concat == nullptr || in_range(concat->dim, weight) != dim) return;
     const std::int64_t block = scale.resolved.block;
-    const bool is_joined = std::holds_alternative<Concat>(scale.resolved.merge);
+    const bool is_joined = std::holds_alternative<merge::Concat>(scale.resolved.merge);
     bool fits = is_joined || weights.part_units == weights.whole_units;
     for (std::size_t part = 0; fits && is_joined && part < weights.pieces.size(); ++part) {
       const std::vector<merge::Piece>& of_weight = weights.pieces[part];
@@ -175,7 +175,8 @@ class Cutter {
 std::optional<std::size_t> dimension_to_remember(const WholeTensor& whole, const Cutting& cutting) {
   if (cutting.cut.padded_dim) return cutting.cut.padded_dim;
   const auto* scale = std::get_if<ScaleAction>(&whole.rule->action);
-  if (scale == nullptr || cutting.parts == 1 || !std::holds_alternative<Concat>(cutting.resolved.merge)) return {};
+  if (scale == nullptr || cutting.parts == 1 || !std::holds_alternative<merge::Concat>(cutting.resolved.merge))
+    return {};
   const std::size_t dim = dimension(*scale, whole);
   return cutting.cut.part.shape[dim] == 1 ? std::optional(dim) : std::nullopt;
 }
@@ -209,7 +210,8 @@ class Notes {
       is_shared = is_shared || merge::share_heads(heads, cutting.parts).ranks > 1;
     if (is_shared) shared_.push_back(whole.origin);
     if (!cutting.resolved.heads.empty() && cutting.cut.padded_dim) padded_.push_back(whole.origin);
-    if (std::holds_alternative<Concat>(cutting.resolved.merge) && cutting.cut.whole_units < cutting.parts && !is_shared)
+    if (std::holds_alternative<merge::Concat>(cutting.resolved.merge) && cutting.cut.whole_units < cutting.parts &&
+        !is_shared)
       idle_.push_back(whole.origin);
     const auto* concat = std::get_if<ConcatAction>(&whole.rule->action);
     if (concat != nullptr && !concat->heads.empty() && cutting.parts > 1 && cutting.resolved.heads.empty())

@@ -157,7 +157,7 @@ class Resolver {
                      [&](const TensorSpec& spec) { return size_along(spec, *action.dim).value_or(1) > 1; }) ||
          has_own_blocks(*action.dim, block));
     if (is_cut) return concat(action, *action.dim, block);
-    ResolvedMerge resolved{all_one && !whole_ ? max() : same()};
+    ResolvedMerge resolved{all_one && !whole_ ? merge::max() : merge::same()};
     resolved.block = block;
     return resolved;
   }
@@ -172,13 +172,13 @@ class Resolver {
  private:
   template <class Action>
   [[nodiscard]] ResolvedMerge concat(const Action& action, std::int64_t dim, std::int64_t block) const {
-    ResolvedMerge resolved{Concat{dim, numbers(action.blocks)}};
+    ResolvedMerge resolved{merge::Concat{dim, numbers(action.blocks)}};
     resolved.block = block;
     if (action.heads.size() == 1) {
       if (const auto count = known(action.heads.front())) resolved.heads = {*count};
     } else if (!action.heads.empty()) {
       resolved.heads = numbers(action.heads);
-      std::get<Concat>(resolved.merge).blocks = resolved.heads;
+      std::get<merge::Concat>(resolved.merge).blocks = resolved.heads;
     }
     if (!resolved.heads.empty()) resolved.head_size = head_along(dim, block);
     return resolved;

@@ -117,11 +117,11 @@ struct ActionReader {
 };
 constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_readers = {{
     {"concat", read_concat, {"dim", "blocks", "trim", "heads"}},
-    {"same", read_plain<Same>, {}},
-    {"first", read_plain<First>, {}},
-    {"max", read_plain<Max>, {}},
-    {"sum", read_plain<Sum>, {}},
-    {"stack", read_plain<Stack>, {}},
+    {"same", read_plain<merge::Same>, {}},
+    {"first", read_plain<merge::First>, {}},
+    {"max", read_plain<merge::Max>, {}},
+    {"sum", read_plain<merge::Sum>, {}},
+    {"stack", read_plain<merge::Stack>, {}},
     {"scale", read_scale, {"dim", "blocks", "heads"}},
     {"drop", read_plain<DropAction>, {}},
 }};

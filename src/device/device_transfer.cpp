@@ -73,7 +73,7 @@ class DeviceTransfer final : public gather::Transfer {
   /// Of a sender that shares no memory with the first rank.
   void copy_to_host();
   [[nodiscard]] std::vector<int> nccl_members(std::span<const Way> ways) const;
-  [[nodiscard]] bool lands_on_device() const { return call_.options->landing == Landing::device; }
+  [[nodiscard]] bool lands_on_device() const { return call_.options->devices.landing == Landing::device; }
 
   const Call& call_;
   std::shared_ptr<DeviceState> state_;
@@ -124,7 +124,7 @@ bool DeviceTransfer::can_be_exported(const TensorView& tensor) const {
 DeviceFacts DeviceTransfer::own_facts() const {
   DeviceFacts facts;
   facts.is_known = true;
-  facts.landing = call_.options->landing;
+  facts.landing = call_.options->devices.landing;
   facts.has_tensors = has_device_tensors_;
   facts.forced = forced_way();
   if (!lands_on_device()) return facts;
@@ -310,21 +310,21 @@ class DeviceRoute final : public gather::RouteDriver {
   [[nodiscard]] Route route() const noexcept override { return Route::device; }
   [[nodiscard]] bool is_usable(const Call& call) const override {
     return call.operation != gather::Operation::merge && call.operation != gather::Operation::stream &&
-           call.options->workspace_path.empty() && route_underneath(call) != nullptr;
+           call.options->workspace.path.empty() && route_underneath(call) != nullptr;
   }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
     if (call.operation == gather::Operation::stream)
       return "it is for gathers of configs and tensors: streams bring what is on devices to the host by any route";
     if (call.operation == gather::Operation::merge)
       return "it is for gathers of configs and tensors: config_to_host() (muster/cuda.hpp) first";
-    if (!call.options->workspace_path.empty()) return "a workspace_path is given, and files take tensors of the host";
+    if (!call.options->workspace.path.empty()) return "a workspace.path is given, and files take tensors of the host";
     return "what comes from devices is carried by shared memory, MPI or a workspace, and the ranks have none of them "
            "in "
            "common";
   }
   [[nodiscard]] std::string reason(const Call& call) const override {
-    return call.options->landing == Landing::device ? "tensors are on devices, and land on the first rank's"
-                                                    : "tensors are on devices, and land in host memory";
+    return call.options->devices.landing == Landing::device ? "tensors are on devices, and land on the first rank's"
+                                                            : "tensors are on devices, and land in host memory";
   }
   std::unique_ptr<gather::Proof> prove(const Call& call, Record& record) const override {
     const gather::RouteDriver* const underneath = route_underneath(call);

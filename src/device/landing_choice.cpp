@@ -102,7 +102,7 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
     if (!facts[at].is_known) continue;
     if (facts[at].landing != known->landing)
       throw Error(ErrorKind::rank_mismatch,
-                  "the ranks of the list want tensors to land in different places (GatherOptions::landing): set it to "
+                  "the ranks of the list want tensors to land in different places (GatherOptions::devices): set it to "
                   "the same on all");
     if (facts[at].forced != known->forced)
       throw Error(ErrorKind::rank_mismatch,

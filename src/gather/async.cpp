@@ -106,8 +106,10 @@ Work<Result> start(SyncGroup& group, Call call) {
   return work;
 }
 
-std::vector<int> list_of(std::span<const int> ranks) {
-  return {ranks.begin(), ranks.end()};
+std::vector<int> list_of(const RankList& ranks, const SyncGroup& group) {
+  std::vector<int> list;
+  const std::span<const int> named = ranks.in(group, list);
+  return {named.begin(), named.end()};
 }
 
 }  // namespace
@@ -127,34 +129,34 @@ void detail::refuse_empty_work() {
   throw Error(ErrorKind::argument, "a Work without an operation: its result has been taken, or there was never one");
 }
 
-Work<GatheredConfigs> get_configs_async(std::optional<Config> config, std::span<const int> ranks, SyncGroup& group,
+Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, SyncGroup& group,
                                         const GatherOptions& options) {
   return gather::start<GatheredConfigs>(
-      group, [config = std::move(config), list = gather::list_of(ranks), options](SyncGroup& own) {
+      group, [config = std::move(config), list = gather::list_of(ranks, group), options](SyncGroup& own) {
         return get_configs_parallel(config ? &*config : nullptr, list, own, options);
       });
 }
 
-Work<GatheredTensors> get_tensors_async(Tensor tensor, std::span<const int> ranks, SyncGroup& group,
+Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, SyncGroup& group,
                                         const GatherOptions& options) {
   return gather::start<GatheredTensors>(
-      group, [tensor = std::move(tensor), list = gather::list_of(ranks), options](SyncGroup& own) {
+      group, [tensor = std::move(tensor), list = gather::list_of(ranks, group), options](SyncGroup& own) {
         return gather::get_tensors(tensor, list, own, options);
       });
 }
 
-Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                                 const GatherOptions& options) {
   return gather::start<Merged>(
-      group, [tensor = std::move(tensor), merge, list = gather::list_of(ranks), options](SyncGroup& own) {
+      group, [tensor = std::move(tensor), merge, list = gather::list_of(ranks, group), options](SyncGroup& own) {
         return gather::merge_tensor(tensor, merge, list, own, options);
       });
 }
 
-Work<StreamReport> gather_each_async(LayerSource source, std::span<const int> ranks, SyncGroup& group,
-                                     LayerConsumer consume, const StreamOptions& options) {
+Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, SyncGroup& group, LayerConsumer consume,
+                                     const StreamOptions& options) {
   return gather::start<StreamReport>(
-      group, [source = std::move(source), list = gather::list_of(ranks), consume = std::move(consume),
+      group, [source = std::move(source), list = gather::list_of(ranks, group), consume = std::move(consume),
               options](SyncGroup& own) { return gather_each(source, list, own, consume, options); });
 }
 

@@ -14,9 +14,9 @@ namespace muster::gather {
 bool is_asynchronous() noexcept;
 
 /// The public calls, but that the first rank's own tensor in the result keeps its owner.
-GatheredTensors get_tensors(const Tensor& tensor, std::span<const int> ranks, SyncGroup& group,
+GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
                             const GatherOptions& options);
-Merged merge_tensor(const Tensor& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                     const GatherOptions& options);
 
 /// Gives back what those that have ended keep for the next ones; nothing while one runs. Returns the bytes.

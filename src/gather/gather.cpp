@@ -51,19 +51,23 @@ std::string Exchange::explain() const {
   return text;
 }
 
-GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks, SyncGroup& group,
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options) {
   return gather::collectively(group, gather::Operation::configs, [&]() -> GatheredConfigs {
-    gather::Outcome outcome = gather::exchange(gather::Operation::configs, config, ranks, group, options);
+    std::vector<int> all;
+    gather::Outcome outcome =
+        gather::exchange(gather::Operation::configs, config, ranks.in(group, all), group, options);
     return {std::move(outcome.list), std::move(outcome.entries), std::move(outcome.state)};
   });
 }
 
-GatheredTensors gather::get_tensors(const Tensor& tensor, std::span<const int> ranks, SyncGroup& group,
+GatheredTensors gather::get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
                                     const GatherOptions& options) {
   return gather::collectively(group, gather::Operation::tensors, [&]() -> GatheredTensors {
     const Config value = tensor;
-    gather::Outcome outcome = gather::exchange(gather::Operation::tensors, &value, ranks, group, options);
+    std::vector<int> all;
+    gather::Outcome outcome =
+        gather::exchange(gather::Operation::tensors, &value, ranks.in(group, all), group, options);
     std::vector<std::optional<Tensor>> entries(outcome.entries.size());
     for (std::size_t i = 0; i < entries.size(); ++i)
       if (outcome.entries[i]) entries[i] = outcome.entries[i]->as_tensor();
@@ -71,16 +75,16 @@ GatheredTensors gather::get_tensors(const Tensor& tensor, std::span<const int> r
   });
 }
 
-GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks, SyncGroup& group,
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options) {
   return gather::get_tensors(Tensor::borrow(tensor), ranks, group, options);
 }
 
-GatheredConfigs get_configs_parallel(const Config* config, std::span<const int> ranks) {
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks) {
   return get_configs_parallel(config, ranks, *world());
 }
 
-GatheredTensors get_tensors_parallel(const TensorView& tensor, std::span<const int> ranks) {
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks) {
   return get_tensors_parallel(tensor, ranks, *world());
 }
 
@@ -91,23 +95,25 @@ std::uint64_t trim(SyncGroup& group) {
   return bytes;
 }
 
-Merged gather::merge_tensor(const Tensor& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+Merged gather::merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                             const GatherOptions& options) {
   return gather::collectively(group, gather::Operation::merge, [&]() -> Merged {
     const Config value = tensor;
-    gather::Outcome outcome = gather::exchange(gather::Operation::merge, &value, ranks, group, options, &merge);
+    std::vector<int> all;
+    gather::Outcome outcome =
+        gather::exchange(gather::Operation::merge, &value, ranks.in(group, all), group, options, &merge);
     std::optional<Tensor> merged;
     if (!outcome.entries.empty() && outcome.entries.front()) merged = outcome.entries.front()->as_tensor();
     return {std::move(outcome.list), std::move(merged), std::move(outcome.state)};
   });
 }
 
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks, SyncGroup& group,
+Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                              const GatherOptions& options) {
   return gather::merge_tensor(Tensor::borrow(tensor), merge, ranks, group, options);
 }
 
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, std::span<const int> ranks) {
+Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks) {
   return merge_tensor_parallel(tensor, merge, ranks, *world());
 }
 

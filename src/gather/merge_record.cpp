@@ -24,25 +24,25 @@ std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
 }
 
 std::string arguments(const Merge& merge, std::int64_t dim) {
-  const auto* concat = std::get_if<Concat>(&merge);
+  const auto* concat = std::get_if<merge::Concat>(&merge);
   if (concat == nullptr) return std::string(merge_name(merge));
   if (concat->blocks.empty()) return fmt::format("concat({})", dim);
   return fmt::format("concat_blocks({}, [{}])", dim, fmt::join(concat->blocks, ", "));
 }
 
-std::size_t dimension(const Concat& concat, const Shape& shape) {
+std::size_t dimension(const merge::Concat& concat, const Shape& shape) {
   return static_cast<std::size_t>(concat.dim < 0 ? concat.dim + static_cast<std::int64_t>(shape.size()) : concat.dim);
 }
 
 }  // namespace
 
 std::string merge_text(const Merge& merge, const TensorSpec& spec) {
-  const auto* concat = std::get_if<Concat>(&merge);
+  const auto* concat = std::get_if<merge::Concat>(&merge);
   return fmt::format("{} {}", arguments(merge, concat == nullptr ? 0 : concat->dim), to_string(spec));
 }
 
 std::string merge_kind(const Merge& merge, const TensorSpec& spec) {
-  const auto* concat = std::get_if<Concat>(&merge);
+  const auto* concat = std::get_if<merge::Concat>(&merge);
   merge::join(merge, std::span(&spec, 1));
   if (concat == nullptr) return merge_text(merge, spec);
   // Counted from the first or from the last, it is the same dimension.
@@ -53,22 +53,22 @@ std::string merge_kind(const Merge& merge, const TensorSpec& spec) {
 }
 
 std::int64_t merge_extent(const Merge& merge, const TensorSpec& spec) {
-  const auto* concat = std::get_if<Concat>(&merge);
+  const auto* concat = std::get_if<merge::Concat>(&merge);
   return concat == nullptr ? 0 : spec.shape[dimension(*concat, spec.shape)];
 }
 
 bool merge_moves(std::uint8_t number) noexcept {
-  return number != 0 && number != merge_number(Same{}) && number != merge_number(First{});
+  return number != 0 && number != merge_number(merge::Same{}) && number != merge_number(merge::First{});
 }
 
 bool merge_reduces(std::uint8_t number) noexcept {
-  return number == merge_number(Max{}) || number == merge_number(Sum{});
+  return number == merge_number(merge::Max{}) || number == merge_number(merge::Sum{});
 }
 
 merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<const int> list,
                            std::span<const Record> records) {
   std::vector<TensorSpec> specs(list.size(), own);
-  if (const auto* concat = std::get_if<Concat>(&merge)) {
+  if (const auto* concat = std::get_if<merge::Concat>(&merge)) {
     const std::size_t dim = dimension(*concat, own.shape);
     for (std::size_t i = 0; i < specs.size(); ++i)
       specs[i].shape[dim] = static_cast<std::int64_t>(records[static_cast<std::size_t>(list[i])].facts[fact_extent]);
@@ -117,7 +117,7 @@ std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::
 std::vector<int> differing_contents(const std::vector<int>& members, std::span<const Record> records) {
   const auto record = [&](int rank) -> const Record& { return records[static_cast<std::size_t>(rank)]; };
   std::vector<int> others;
-  if (record(members.front()).merge != merge_number(Same{})) return others;
+  if (record(members.front()).merge != merge_number(merge::Same{})) return others;
   const auto first = std::ranges::find_if(members, [&](int rank) { return record(rank).position == 0; });
   for (const int rank : members)
     if (record(rank).facts[fact_hash_low] != record(*first).facts[fact_hash_low] ||

@@ -41,7 +41,7 @@ XXH128_hash_t hash_of(const TensorView& tensor, SyncGroup& group) {
 
 /// The same elements under the shape that the merge gives them.
 TensorView reshaped(const TensorView& tensor, const Merge& merge) {
-  if (!std::holds_alternative<Stack>(merge)) return tensor;
+  if (!std::holds_alternative<merge::Stack>(merge)) return tensor;
   Shape shape = tensor.shape();
   shape.insert(shape.begin(), 1);
   Strides strides = tensor.strides();
@@ -59,7 +59,7 @@ class UnmovedMerge final : public Transfer {
     record.payload_bytes = own.nbytes();
     record.facts[fact_extent] =
         static_cast<std::uint64_t>(merge_extent(*call_.merge, TensorSpec{own.dtype(), own.shape()}));
-    if (call_.list.size() > 1 && std::holds_alternative<Same>(*call_.merge)) {
+    if (call_.list.size() > 1 && std::holds_alternative<merge::Same>(*call_.merge)) {
       const XXH128_hash_t hash = hash_of(own, *call_.group);
       record.facts[fact_hash_low] = hash.low64;
       record.facts[fact_hash_high] = hash.high64;

@@ -31,8 +31,8 @@ std::string list_text(std::span<const int> ranks) {
 }
 
 std::string route_text(const GatherOptions& options) {
-  return options.workspace_path.empty() ? std::string(to_string(forced_route(options)))
-                                        : fmt::format("workspace ({})", in_quotes(options.workspace_path));
+  return options.workspace.path.empty() ? std::string(to_string(forced_route(options)))
+                                        : fmt::format("workspace ({})", in_quotes(options.workspace.path));
 }
 
 void refuse_asynchronous(const Config& value) {

@@ -153,14 +153,14 @@ std::string places_text(const Config& value) {
 }
 
 Forcing forcing_of(const GatherOptions& options) {
-  if (!options.workspace_path.empty()) {
+  if (!options.workspace.path.empty()) {
     if (options.route != Route::automatic && options.route != Route::workspace)
-      throw Error(ErrorKind::argument, "workspace_path is given, and the route '" +
+      throw Error(ErrorKind::argument, "workspace.path is given, and the route '" +
                                            std::string(to_string(options.route)) + "' is forced: one of them");
     return {Route::workspace, ForcedBy::workspace_path};
   }
-  if (options.keep_files || options.zstd_level)
-    throw Error(ErrorKind::argument, "keep_files and zstd_level need a workspace_path: other routes have no files");
+  if (options.workspace.keep_files || options.workspace.zstd_level)
+    throw Error(ErrorKind::argument, "workspace.keep_files and zstd_level need a path: other routes have no files");
   if (options.route != Route::automatic) return {options.route, ForcedBy::caller};
   const auto name = os::environment("MUSTER_ROUTE");
   if (!name) return {};
@@ -218,7 +218,7 @@ std::string forced_text(Forcing forcing) {
     case ForcedBy::caller:
       return "forced by the caller";
     case ForcedBy::workspace_path:
-      return "forced by workspace_path";
+      return "forced by workspace.path";
     case ForcedBy::environment:
       return "forced by MUSTER_ROUTE";
     case ForcedBy::nobody:
@@ -292,7 +292,7 @@ std::string refusal_text(const Decision& refused, std::span<const int> ranks, st
                          ranks.size(), list.size(), who, each_words(ranks, words, ": ", shown), names_of(facts.routes));
     case Refusal::unreachable:
       return fmt::format(
-          "no route reaches all {} ranks of {}: {}: give a workspace_path, a directory that all of them "
+          "no route reaches all {} ranks of {}: {}: give a workspace.path, a directory that all of them "
           "see",
           list.size(), who, each_words(ranks, words, ": ", shown));
     case Refusal::unfit: {

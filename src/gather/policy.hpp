@@ -28,7 +28,7 @@ struct Forcing {
   Route route = Route::automatic;
   ForcedBy by = ForcedBy::nobody;
 };
-/// workspace_path, else GatherOptions::route, else MUSTER_ROUTE. Throws Error(argument) on an unknown name and on
+/// workspace.path, else GatherOptions::route, else MUSTER_ROUTE. Throws Error(argument) on an unknown name and on
 /// options that contradict each other.
 Forcing forcing_of(const GatherOptions& options);
 

@@ -207,7 +207,7 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
     case Reason::forced:
       return Error(
           ErrorKind::rank_mismatch,
-          "the ranks of one list force different routes (GatherOptions::route and workspace_path, MUSTER_ROUTE): " +
+          "the ranks of one list force different routes (GatherOptions::route and workspace.path, MUSTER_ROUTE): " +
               each_rank(objection.ranks, words),
           nobody);
     case Reason::budget:

@@ -160,7 +160,7 @@ std::optional<Place> ShmSending::place(const Tensor& tensor) {
     if (const auto found = ArenaCore::find(tensor.data(), bytes)) {
       arena_payload_ += bytes;
       const std::uint32_t number = lend(found->arena);
-      if (call_.options->check_leases) lent_[number - 1].watched.push_back(tensor.bytes());
+      if (call_.options->debugging.check_leases) lent_[number - 1].watched.push_back(tensor.bytes());
       return Place{number, found->offset};
     }
   }
@@ -181,10 +181,11 @@ std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
 
 std::vector<std::byte> ShmSending::message(std::span<const std::byte> body) const {
   std::vector<std::byte> bytes;
-  append(bytes, MessageHeader{.exchange = call_.number,
-                              .arenas = static_cast<std::uint32_t>(lent_.size()),
-                              .checks_leases = call_.options->check_leases ? std::uint16_t{1} : std::uint16_t{0},
-                              .is_well = 1});
+  append(bytes,
+         MessageHeader{.exchange = call_.number,
+                       .arenas = static_cast<std::uint32_t>(lent_.size()),
+                       .checks_leases = call_.options->debugging.check_leases ? std::uint16_t{1} : std::uint16_t{0},
+                       .is_well = 1});
   for (const Lent& lent : lent_)
     append(bytes, ArenaEntry{lent.arena->segment().place(), lent.lease, shm::hash_parts(lent.watched)});
   bytes.insert(bytes.end(), body.begin(), body.end());

@@ -22,6 +22,28 @@ void append_key(std::string& path, std::string_view key) {
   }
 }
 
+/// Calls visit(leaf, path) with each leaf. Throws Error(argument) on nesting beyond max_config_depth.
+void visit_paths(const Config& value, std::string& path, const auto& visit, int depth = 0) {
+  detail::check_config_depth(depth);
+  const std::size_t length = path.size();
+  if (value.is_array()) {
+    std::size_t index = 0;
+    for (const Config& item : value.as_array()) {
+      path += '/' + std::to_string(index++);
+      visit_paths(item, path, visit, depth + 1);
+      path.resize(length);
+    }
+  } else if (value.is_object()) {
+    for (const auto& [key, member] : value.as_object()) {
+      append_key(path, key);
+      visit_paths(member, path, visit, depth + 1);
+      path.resize(length);
+    }
+  } else {
+    visit(value, path);
+  }
+}
+
 std::int64_t row_elements(const TensorView& tensor) {
   return tensor.shape().empty() ? 1 : tensor.elements() / tensor.shape().front();
 }
@@ -58,7 +80,10 @@ Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements)
 
 LayerParts::LayerParts(const Config& layer, std::uint64_t part_bytes, Moves moves)
     : layer_(layer), part_bytes_(part_bytes), moves_(std::move(moves)) {
-  plan(layer, 0);
+  std::string path;
+  visit_paths(layer, path, [this](const Config& leaf, const std::string& at) {
+    if (leaf.is_tensor()) place(leaf.as_tensor(), at);
+  });
   count_ = part_ + 1;
 }
 
@@ -68,10 +93,12 @@ Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) co
   return with_leaves(layer_, [&](const Config& leaf) -> Config {
     if (!leaf.is_tensor()) return part == 0 ? leaf : Config();
     const Leaf& at = leaves_[next++];
+    const TensorView& view = at.tensor->view();
+    if (part < at.part && part == 0 && slices != nullptr)
+      slices->push_back({0, at.path, {view.dtype(), view.shape()}, 0, 0});
     if (at.pieces.empty()) return at.part == part ? leaf : Config();
     if (part < at.part || part - at.part >= at.pieces.size()) return {};
     const Piece& piece = at.pieces[part - at.part];
-    const TensorView& view = at.tensor->view();
     if (slices != nullptr) slices->push_back({0, at.path, {view.dtype(), view.shape()}, piece.first, piece.elements});
     if (!is_cut_by_rows(view, part_bytes_)) return flat_run(*at.tensor, piece.first, piece.elements);
     const std::int64_t row = row_elements(view);
@@ -79,31 +106,9 @@ Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) co
   });
 }
 
-void LayerParts::plan(const Config& value, int depth) {
-  if (depth > max_config_depth)
-    throw Error(ErrorKind::argument, "a config is nested more than " + std::to_string(max_config_depth) + " deep");
-  const std::size_t length = path_.size();
-  if (value.is_tensor()) {
-    place(value.as_tensor());
-  } else if (value.is_array()) {
-    std::size_t index = 0;
-    for (const Config& item : value.as_array()) {
-      path_ += '/' + std::to_string(index++);
-      plan(item, depth + 1);
-      path_.resize(length);
-    }
-  } else if (value.is_object()) {
-    for (const auto& [key, member] : value.as_object()) {
-      append_key(path_, key);
-      plan(member, depth + 1);
-      path_.resize(length);
-    }
-  }
-}
-
-void LayerParts::place(const Tensor& tensor) {
+void LayerParts::place(const Tensor& tensor, const std::string& path) {
   const std::uint64_t bytes = tensor.nbytes();
-  Leaf leaf{&tensor, part_, {}, {}};
+  Leaf leaf{&tensor, part_, path, {}};
   if (bytes != 0 && moves_(tensor.view())) {
     if (bytes > part_bytes_) {
       cut(leaf);
@@ -121,7 +126,6 @@ void LayerParts::cut(Leaf& leaf) {
   const TensorView& view = leaf.tensor->view();
   const bool by_rows = is_cut_by_rows(view, part_bytes_);
   const std::int64_t step = by_rows ? row_elements(view) * rows_at_once(view) : 1;
-  leaf.path = path_;
   if (by_rows ? elements_in(view.dtype(), room()) < step : layout_.size() != 0) next_part();
   leaf.part = part_;
   for (std::int64_t first = 0; first < view.elements();) {
@@ -144,6 +148,20 @@ std::uint64_t LayerParts::room() const {
   const std::uint64_t used =
       (layout_.size() + core::tensor_alignment - 1) / core::tensor_alignment * core::tensor_alignment;
   return part_bytes_ - std::min(part_bytes_, used);
+}
+
+void list_tensors(LayerPart& part) {
+  auto slice = part.slices.begin();
+  for (const auto& [rank, config] : part.present()) {
+    std::string path;
+    visit_paths(config, path, [&, rank = rank](const Config& leaf, const std::string& at) {
+      if (slice != part.slices.end() && slice->rank == rank && slice->path == at)
+        part.tensors.push_back({rank, at, (slice++)->whole});
+      else if (leaf.is_tensor())
+        part.tensors.push_back({rank, at, {leaf.as_tensor().dtype(), leaf.as_tensor().shape()}});
+    });
+  }
+  std::erase_if(part.slices, [](const TensorSlice& each) { return each.elements == 0; });
 }
 
 }  // namespace muster::gather

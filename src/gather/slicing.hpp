@@ -30,7 +30,8 @@ class LayerParts {
 
   [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
   /// The tree of a part. Pieces are views of the layer's tensors, with their owners; a flat piece of a strided tensor
-  /// is a copy. `slices`, where it is not null, gets what says where the pieces belong, without rank.
+  /// is a copy. `slices`, where it is not null, gets what says where the pieces belong, without rank; in part 0 also a
+  /// slice without elements for each tensor that only comes later.
   [[nodiscard]] Config make(std::uint32_t part, std::vector<TensorSlice>* slices) const;
 
  private:
@@ -43,12 +44,11 @@ class LayerParts {
   struct Leaf {
     const Tensor* tensor = nullptr;
     std::uint32_t part = 0;
-    std::string path;           // of one that is cut
+    std::string path;
     std::vector<Piece> pieces;  // of one that is cut, one a part from `part` on
   };
 
-  void plan(const Config& value, int depth);
-  void place(const Tensor& tensor);
+  void place(const Tensor& tensor, const std::string& path);
   void cut(Leaf& leaf);
   void next_part();
   [[nodiscard]] std::uint64_t room() const;
@@ -56,12 +56,14 @@ class LayerParts {
   const Config& layer_;
   std::uint64_t part_bytes_;
   Moves moves_;
-  std::string path_;  // of the leaf that is being placed
   std::vector<Leaf> leaves_;
   core::SlotLayout layout_;  // of the part that is being filled
   std::uint32_t part_ = 0;
   std::uint32_t count_ = 1;
 };
+
+/// Fills LayerPart::tensors of a part 0, whose slices without elements go.
+void list_tensors(LayerPart& part);
 
 /// Elements [first, first + elements) in row-major order, as a flat tensor: a view where the source is contiguous, else
 /// a copy on the heap. Packed types: `first` is even.

@@ -50,9 +50,9 @@ class Run {
     call_.part_options.timeout = sync::timeout_of(options.timeout, group.timeout());
     call_.part_options.stop = options.stop;
     call_.part_options.pipeline_depth = options.pipeline_depth;
-    call_.part_options.check_leases = options.check_leases;
-    call_.part_options.workspace_path = options.workspace_path;
-    call_.part_options.zstd_level = options.zstd_level;
+    call_.part_options.workspace.path = options.workspace.path;
+    call_.part_options.workspace.zstd_level = options.workspace.zstd_level;
+    call_.part_options.debugging = options.debugging;
   }
 
   StreamReport operator()() {
@@ -342,10 +342,11 @@ void StreamCall::check() const {
 
 namespace muster {
 
-StreamReport gather_each(const LayerSource& source, std::span<const int> ranks, SyncGroup& group,
+StreamReport gather_each(const LayerSource& source, const RankList& ranks, SyncGroup& group,
                          const LayerConsumer& consume, const StreamOptions& options) {
   return gather::collectively(group, gather::Operation::stream, [&] {
-    StreamReport report = gather::Run(source, ranks, group, consume, options)();
+    std::vector<int> all;
+    StreamReport report = gather::Run(source, ranks.in(group, all), group, consume, options)();
     if (log_enabled(LogLevel::debug))
       log(LogLevel::debug,
           fmt::format("rank {}: gather_each: {} layers in {} parts, {} bytes by {} ({}), waited {:.3f} of "

@@ -128,6 +128,7 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
       for (TensorSlice& slice : part.slices) slice.rank = part.ranks.front();
     }
     take_bytes(part);
+    if (number == 0) list_tensors(part);
     consume(part);
   }
 }

@@ -71,14 +71,14 @@ void SentFile::offer(Record& record) {
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : value_.weights) bytes += tensor.nbytes();
   record.payload_bytes = bytes;
-  if (call_.is_first() && !call_.options->keep_files) return;
+  if (call_.is_first() && !call_.options->workspace.keep_files) return;
   // A config without tensors is a file, too.
   record.closes = true;
   if (call_.is_sender()) record.moving_bytes = bytes;
 }
 
 void SentFile::send() {
-  const bool is_kept = call_.options->keep_files;
+  const bool is_kept = call_.options->workspace.keep_files;
   // The first rank waits for this, so it needs no memory: whatever fails before it is said by it.
   std::array<std::byte, sizeof(FileMessageHeader) + longest_name> message;
   FileMessageHeader header{.exchange = call_.number};
@@ -119,8 +119,8 @@ void SentFile::write(const std::string& path) {
                   .generation = parsed->generation,
                   .rank = parsed->rank,
                   .world_size = parsed->world_size};
-  options.zstd_level = call_.options->zstd_level;
-  options.durable = call_.options->keep_files;
+  options.zstd_level = call_.options->workspace.zstd_level;
+  options.durable = call_.options->workspace.keep_files;
   options.temporary = workspace::growing_name();
   std::vector<StateFileWriter::Entry> entries;
   std::vector<TensorView> views;
@@ -135,7 +135,7 @@ void SentFile::write(const std::string& path) {
 }
 
 void SentFile::commit() noexcept {
-  if (call_.options->keep_files)
+  if (call_.options->workspace.keep_files)
     file_.keep();
   else if (!call_.is_part)
     file_ = PassingFile();

@@ -32,7 +32,7 @@ std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group) {
 }
 
 std::string workspace_path_of(const Call& call) {
-  if (!call.options->workspace_path.empty()) return call.options->workspace_path;
+  if (!call.options->workspace.path.empty()) return call.options->workspace.path;
   if (const auto* group = dynamic_cast<const workspace::FileGroup*>(call.group)) return group->workspace_path();
   return {};
 }
@@ -53,7 +53,7 @@ class WorkspaceRoute final : public RouteDriver {
   [[nodiscard]] Route route() const noexcept override { return Route::workspace; }
   [[nodiscard]] bool is_usable(const Call& call) const override { return !workspace_path_of(call).empty(); }
   [[nodiscard]] std::string obstacle(const Call&) const override {
-    return "no workspace_path is given (a directory that all ranks see)";
+    return "no workspace.path is given (a directory that all ranks see)";
   }
   [[nodiscard]] std::string reason(const Call& call) const override {
     return fmt::format("the ranks share nothing but the workspace {}", in_quotes(workspace_path_of(call)));
@@ -95,7 +95,7 @@ class WorkspaceTransfer final : public Transfer {
     if (own_) own_->offer(record);
   }
   void move(std::span<const Record> records, ExchangeReport&) override {
-    const bool writes = own_ && (call_.is_sender() || call_.options->keep_files);
+    const bool writes = own_ && (call_.is_sender() || call_.options->workspace.keep_files);
     if (writes && call_.is_sender()) own_->send();
     if (!call_.is_first()) return;
     entries_ = ReceivedFiles(call_, *state_).receive(records);
@@ -151,7 +151,7 @@ class WorkspaceMerge final : public Transfer {
     if (call_.is_sender()) own_.send();
     if (!call_.is_first()) return;
     const std::vector<std::optional<Config>> others = ReceivedFiles(call_, *state_).receive(records);
-    if (call_.options->keep_files) own_.send();
+    if (call_.options->workspace.keep_files) own_.send();
     std::vector<TensorView> sources{call_.value->as_tensor().view()};
     for (std::size_t position = 1; position < others.size(); ++position) {
       // A sender that failed says why in its own status.

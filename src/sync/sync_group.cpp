@@ -37,6 +37,13 @@ Error sync::in_own_name(const SyncGroup& group, const Error& cause) {
   return {cause.kind(), name_of(self) + ": " + cause.what(), details};
 }
 
+std::span<const int> RankList::in(const SyncGroup& group, std::vector<int>& room) const {
+  if (!is_all_) return ranks_;
+  room.resize(static_cast<std::size_t>(group.size()));
+  std::iota(room.begin(), room.end(), 0);
+  return room;
+}
+
 SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
     : rank_(rank),
       ranks_(std::move(ranks)),
@@ -159,8 +166,7 @@ void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
 
 SyncGroup::Part SyncGroup::whole() const {
   Part part;
-  part.members.resize(ranks_.size());
-  std::iota(part.members.begin(), part.members.end(), 0);
+  (void)RankList(all_ranks).in(*this, part.members);
   part.position = rank_;
   return part;
 }
@@ -213,9 +219,11 @@ std::shared_ptr<SyncGroup> SyncGroup::companion(const WaitOptions& options) {
   return unless_out_of_memory(*this, [&] { return make_part(whole(), Tie::companion, options); });
 }
 
-std::shared_ptr<SyncGroup> SyncGroup::split(std::span<const int> ranks, const WaitOptions& options) {
+std::shared_ptr<SyncGroup> SyncGroup::split(const RankList& ranks, const WaitOptions& options) {
   const Use use(*this);
-  return unless_out_of_memory(*this, [&] { return make_part(part_of(ranks, options), Tie::none, options); });
+  std::vector<int> all;
+  return unless_out_of_memory(*this,
+                              [&] { return make_part(part_of(ranks.in(*this, all), options), Tie::none, options); });
 }
 
 }  // namespace muster

@@ -80,7 +80,7 @@ Outcome merge(SyncGroup& group, std::int64_t bytes) {
   const Tensor mine = group.rank() == 0 ? part_of_whole(0, half) : part_of_whole(half, bytes - half);
   group.barrier();
   const Clock::time_point begin = Clock::now();
-  const Merged merged = merge_tensor_parallel(mine, concat(0), std::vector<int>{0, 1}, group);
+  const Merged merged = merge_tensor_parallel(mine, merge::concat(0), std::vector<int>{0, 1}, group);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   if (group.rank() == 0) check(*merged.tensor(), 0, bytes);
   return {merged.report().route, seconds, status_kib("RssAnon:") + status_kib("RssShmem:"), half + bytes};

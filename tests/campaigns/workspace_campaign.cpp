@@ -49,10 +49,10 @@ void work(SyncGroup& group, const std::string& directory, int rounds) {
   for (int round = 1; round <= rounds; ++round) {
     const std::vector<int> ranks = ranks_from(round % size, size);
     const Config mine = value_of(rank, round);
-    const auto all = get_configs_parallel(&mine, ranks, group, {.workspace_path = directory});
+    const auto all = get_configs_parallel(&mine, ranks, group, {.workspace = {.path = directory}});
     for (const auto& [other, config] : all.present()) RANK_CHECK(config == value_of(other, round));
     const Tensor part = pattern(DType::f32, {3, 1000}, static_cast<std::uint64_t>(rank));
-    const auto merged = merge_tensor_parallel(part, concat(0), ranks, group, {.workspace_path = directory});
+    const auto merged = merge_tensor_parallel(part, merge::concat(0), ranks, group, {.workspace = {.path = directory}});
     if (merged.tensor()) RANK_CHECK((merged.tensor()->shape() == Shape{3 * size, 1000}));
     int given = 0;
     gather_each([&] { return given < 3 ? std::optional<Config>(value_of(rank, ++given)) : std::nullopt; }, ranks, group,
@@ -60,7 +60,7 @@ void work(SyncGroup& group, const std::string& directory, int rounds) {
                   for (const auto& [other, config] : layer.present())
                     RANK_CHECK(config == value_of(other, static_cast<int>(layer.layer) + 1));
                 },
-                {.workspace_path = directory});
+                {.workspace = {.path = directory}});
     const std::uint64_t generation = workspace.write_configs_and_weights(mine);
     group.barrier();
     const int other = (rank + round) % size;

@@ -269,7 +269,8 @@ TEST_CASE("arena tensors can go with the result") {
       std::optional<Tensor> mine = arena.allocate(DType::f32, {200000});
       fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
       {
-        const GatheredTensors all = get_tensors_parallel(*mine, ranks_from(0, 3), group, {.check_leases = true});
+        const GatheredTensors all =
+            get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debugging = {.check_leases = true}});
         for (const auto& [rank, tensor] : all.present())
           RANK_CHECK(is_pattern(tensor, DType::f32, {200000}, seed_of(rank, round)));
         mine.reset();

@@ -87,16 +87,17 @@ TEST_CASE("every kind of merge, each rank as the first") {
         const std::vector<int> ranks = ranks_from(first, size);
         for (int again = 0; again < (size < 7 ? 3 : 1); ++again) {
           ++round;
-          merge_and_check(group, ranks, concat(0), patterns(DType::f32, {13, 40}, round));
-          merge_and_check(group, ranks, concat(1), patterns(DType::f32, {13, 40}, round));
-          merge_and_check(group, ranks, concat(-1), patterns(DType::bf16, {3, 5, 300}, round));
-          merge_and_check(group, ranks, concat_blocks(0, {2, 1, 1}), patterns(DType::bf16, {8, 33}, round));
-          merge_and_check(group, ranks, concat_blocks(1, {1, 1}), patterns(DType::u8, {5, 10}, round));
-          merge_and_check(group, ranks, stack(), patterns(DType::i32, {7, 9}, round));
-          merge_and_check(group, ranks, muster::max(), patterns(DType::f32, {300, 33}, round));
-          merge_and_check(group, ranks, sum(), patterns(DType::bf16, {300, 33}, round));
-          merge_and_check(group, ranks, first > 0 ? muster::first() : same(), equal_patterns(DType::f16, {9}, round));
-          merge_and_check(group, ranks, muster::first(), patterns(DType::f16, {9}, round),
+          merge_and_check(group, ranks, merge::concat(0), patterns(DType::f32, {13, 40}, round));
+          merge_and_check(group, ranks, merge::concat(1), patterns(DType::f32, {13, 40}, round));
+          merge_and_check(group, ranks, merge::concat(-1), patterns(DType::bf16, {3, 5, 300}, round));
+          merge_and_check(group, ranks, merge::concat_blocks(0, {2, 1, 1}), patterns(DType::bf16, {8, 33}, round));
+          merge_and_check(group, ranks, merge::concat_blocks(1, {1, 1}), patterns(DType::u8, {5, 10}, round));
+          merge_and_check(group, ranks, merge::stack(), patterns(DType::i32, {7, 9}, round));
+          merge_and_check(group, ranks, merge::max(), patterns(DType::f32, {300, 33}, round));
+          merge_and_check(group, ranks, merge::sum(), patterns(DType::bf16, {300, 33}, round));
+          merge_and_check(group, ranks, first > 0 ? merge::first() : merge::same(),
+                          equal_patterns(DType::f16, {9}, round));
+          merge_and_check(group, ranks, merge::first(), patterns(DType::f16, {9}, round),
                           {.own = again == 0 ? Own::copy : Own::borrow});
         }
       }
@@ -110,18 +111,19 @@ TEST_CASE("all dtypes, empty and scalar tensors") {
     for (const DType dtype : all_dtypes()) {
       for (const Shape& shape : {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{6, 4}, Shape{100, 66}}) {
         const std::vector<int> ranks = ranks_from(++round % 4, 4);
-        for (const Merge& merge : {stack(), same(), muster::first(), concat(0), concat(-1)}) {
-          if (shape.empty() && std::holds_alternative<Concat>(merge)) continue;
+        for (const Merge& merge :
+             {merge::stack(), merge::same(), merge::first(), merge::concat(0), merge::concat(-1)}) {
+          if (shape.empty() && std::holds_alternative<merge::Concat>(merge)) continue;
           // Four scalars of 4 bits would be two bytes of two ranks each.
-          if (shape.empty() && is_packed(dtype) && std::holds_alternative<Stack>(merge)) continue;
-          const bool is_same = std::holds_alternative<Same>(merge);
+          if (shape.empty() && is_packed(dtype) && std::holds_alternative<merge::Stack>(merge)) continue;
+          const bool is_same = std::holds_alternative<merge::Same>(merge);
           merge_and_check(group, ranks, merge,
                           is_same ? equal_patterns(dtype, shape, round) : patterns(dtype, shape, round));
         }
         if (is_reducible(merge::Combine::max, dtype))
-          merge_and_check(group, ranks, muster::max(), patterns(dtype, shape, round));
+          merge_and_check(group, ranks, merge::max(), patterns(dtype, shape, round));
         if (is_reducible(merge::Combine::sum, dtype))
-          merge_and_check(group, ranks, sum(), patterns(dtype, shape, round));
+          merge_and_check(group, ranks, merge::sum(), patterns(dtype, shape, round));
       }
     }
   });
@@ -132,13 +134,13 @@ TEST_CASE("sizes along the dimension differ, some are nothing") {
     for (int round = 0; round < 6; ++round) {
       const std::vector<int> ranks = ranks_from(round % 4, 4);
       const auto size = [&](int rank) { return static_cast<std::int64_t>((rank * 7 + round * 5) % 11) * 100; };
-      merge_and_check(group, ranks, concat(0), [&](int rank) {
+      merge_and_check(group, ranks, merge::concat(0), [&](int rank) {
         return pattern(DType::f32, {size(rank), 17}, seed_of(rank, round));
       });
-      merge_and_check(group, ranks, concat(1), [&](int rank) {
+      merge_and_check(group, ranks, merge::concat(1), [&](int rank) {
         return pattern(DType::bf16, {30, size(rank), 3}, seed_of(rank, round));
       });
-      merge_and_check(group, ranks, concat_blocks(1, {3, 1}), [&](int rank) {
+      merge_and_check(group, ranks, merge::concat_blocks(1, {3, 1}), [&](int rank) {
         return pattern(DType::u8, {30, size(rank)}, seed_of(rank, round));
       });
     }
@@ -149,11 +151,11 @@ TEST_CASE("large tensors: many pieces, rows of every length, many chunks") {
   run_ranks(4, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 4);
     for (const std::int64_t row : {1, 63, 129, 2048, 70001})
-      merge_and_check(group, ranks, concat(1), patterns(DType::bf16, {4000000 / row, row}, 0));
+      merge_and_check(group, ranks, merge::concat(1), patterns(DType::bf16, {4000000 / row, row}, 0));
     for (int round = 0; round < 2; ++round) {
-      merge_and_check(group, ranks, concat(0), patterns(DType::bf16, {1500, 3001}, round));
-      merge_and_check(group, ranks, muster::max(), patterns(DType::bf16, {1500, 3001}, round));
-      merge_and_check(group, ranks, sum(), patterns(DType::f32, {1500, 1001}, round));
+      merge_and_check(group, ranks, merge::concat(0), patterns(DType::bf16, {1500, 3001}, round));
+      merge_and_check(group, ranks, merge::max(), patterns(DType::bf16, {1500, 3001}, round));
+      merge_and_check(group, ranks, merge::sum(), patterns(DType::f32, {1500, 1001}, round));
     }
   });
 }
@@ -167,8 +169,10 @@ TEST_CASE("strided sources") {
       return TensorView(DType::f32, {500, 1000}, whole.data(), {1000, 0});  // each element a thousand times
     };
     for (int kind = 0; kind < 3; ++kind) {
-      for (const Merge& merge : {concat(0), concat(1), stack(), muster::max(), sum(), concat_blocks(0, {1, 1})}) {
-        if (kind == 1 && std::holds_alternative<Concat>(merge) && !std::get<Concat>(merge).blocks.empty()) continue;
+      for (const Merge& merge : {merge::concat(0), merge::concat(1), merge::stack(), merge::max(), merge::sum(),
+                                 merge::concat_blocks(0, {1, 1})}) {
+        if (kind == 1 && std::holds_alternative<merge::Concat>(merge) && !std::get<merge::Concat>(merge).blocks.empty())
+          continue;
         const Tensor whole = pattern(DType::f32, {1000, 1001}, seed_of(group.rank(), kind));
         const Merged merged = merge_tensor_parallel(view_of(whole, kind), merge, ranks, group);
         if (!merged.tensor()) continue;
@@ -178,7 +182,8 @@ TEST_CASE("strided sources") {
         RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge, sources)));
       }
       const Tensor equal = pattern(DType::f32, {1000, 1001}, 5);
-      const Merged agreed = merge_tensor_parallel(view_of(equal, kind), same(), ranks, group, {.own = Own::copy});
+      const Merged agreed =
+          merge_tensor_parallel(view_of(equal, kind), merge::same(), ranks, group, {.own = Own::copy});
       if (agreed.tensor()) RANK_CHECK(bitwise_equal(*agreed.tensor(), Tensor::copy_of(view_of(equal, kind))));
     }
   });
@@ -192,26 +197,29 @@ TEST_CASE("what does not fit is refused on every rank, with each one's merge, dt
     const Tensor odd = me == 2 ? pattern(DType::f16, {4, 8}, 1) : usual;
     const Tensor taller = me == 2 ? pattern(DType::f32, {5, 8}, 1) : usual;
     using Kind = ErrorKind;
-    refused(group, odd, concat(0), all, Kind::rank_mismatch,
+    refused(group, odd, merge::concat(0), all, Kind::rank_mismatch,
             {"rank 0 concat(0) F32 [4, 8]", "rank 2 concat(0) F16 [4, 8]"});
-    refused(group, taller, concat(1), all, Kind::rank_mismatch,
+    refused(group, taller, merge::concat(1), all, Kind::rank_mismatch,
             {"rank 1 concat(1) F32 [4, 8]", "rank 2 concat(1) F32 [5, 8]"});
-    refused(group, taller, muster::max(), all, Kind::rank_mismatch, {"rank 2 max F32 [5, 8]"});
-    refused(group, taller, stack(), all, Kind::rank_mismatch, {"rank 2 stack F32 [5, 8]"});
-    refused(group, taller, same(), all, Kind::rank_mismatch, {"rank 2 same F32 [5, 8]"});
-    refused(group, usual, me == 3 ? sum() : muster::max(), all, Kind::rank_mismatch, {"rank 0 max", "rank 3 sum"});
-    refused(group, usual, me == 3 ? concat_blocks(1, {1, 1}) : concat(1), all, Kind::rank_mismatch,
+    refused(group, taller, merge::max(), all, Kind::rank_mismatch, {"rank 2 max F32 [5, 8]"});
+    refused(group, taller, merge::stack(), all, Kind::rank_mismatch, {"rank 2 stack F32 [5, 8]"});
+    refused(group, taller, merge::same(), all, Kind::rank_mismatch, {"rank 2 same F32 [5, 8]"});
+    refused(group, usual, me == 3 ? merge::sum() : merge::max(), all, Kind::rank_mismatch,
+            {"rank 0 max", "rank 3 sum"});
+    refused(group, usual, me == 3 ? merge::concat_blocks(1, {1, 1}) : merge::concat(1), all, Kind::rank_mismatch,
             {"rank 0 concat(1)", "rank 3 concat_blocks(1, [1, 1])"});
-    refused(group, usual, concat(2), all, Kind::argument, {"rank 0", "no dimension 2"});
-    refused(group, usual, me == 1 ? concat_blocks(1, {2, 1}) : concat(1), all, Kind::argument, {"rank 1", "[2, 1]"});
-    refused(group, pattern(DType::complex64, {3}, 1), sum(), all, Kind::unsupported, {"C64", "sum"});
-    refused(group, pattern(DType::boolean, {3}, 1), sum(), all, Kind::unsupported, {"BOOL", "sum"});
-    refused(group, pattern(DType::f4_e2m1, {5, 3}, 1), concat(1), all, Kind::unsupported, {"packed"});
-    refused(group, pattern(DType::u4, {}, 1), stack(), all, Kind::unsupported, {"packed"});
-    refused(group, usual, concat(0), me == 1 ? std::vector<int>{1, 0, 2, 3} : all, Kind::rank_mismatch, {"lists"});
-    refused(group, usual, concat(0), {0, 1, 2, 9}, Kind::argument, {"rank 9"});
+    refused(group, usual, merge::concat(2), all, Kind::argument, {"rank 0", "no dimension 2"});
+    refused(group, usual, me == 1 ? merge::concat_blocks(1, {2, 1}) : merge::concat(1), all, Kind::argument,
+            {"rank 1", "[2, 1]"});
+    refused(group, pattern(DType::complex64, {3}, 1), merge::sum(), all, Kind::unsupported, {"C64", "sum"});
+    refused(group, pattern(DType::boolean, {3}, 1), merge::sum(), all, Kind::unsupported, {"BOOL", "sum"});
+    refused(group, pattern(DType::f4_e2m1, {5, 3}, 1), merge::concat(1), all, Kind::unsupported, {"packed"});
+    refused(group, pattern(DType::u4, {}, 1), merge::stack(), all, Kind::unsupported, {"packed"});
+    refused(group, usual, merge::concat(0), me == 1 ? std::vector<int>{1, 0, 2, 3} : all, Kind::rank_mismatch,
+            {"lists"});
+    refused(group, usual, merge::concat(0), {0, 1, 2, 9}, Kind::argument, {"rank 9"});
     // One dimension, counted from either end.
-    merge_and_check(group, all, me % 2 == 0 ? concat(1) : concat(-1), patterns(DType::f32, {4, 8}, 3));
+    merge_and_check(group, all, me % 2 == 0 ? merge::concat(1) : merge::concat(-1), patterns(DType::f32, {4, 8}, 3));
   });
 }
 
@@ -219,15 +227,15 @@ TEST_CASE("\"same\" names the ranks that differ in a bit") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {1000, 33}, 1);
     if (group.rank() == 1 || group.rank() == 3) mine.mutable_data()[131999 - group.rank()] ^= std::byte{1};
-    const std::string words = refused(group, mine, same(), ranks_from(2, 4), ErrorKind::rank_mismatch,
+    const std::string words = refused(group, mine, merge::same(), ranks_from(2, 4), ErrorKind::rank_mismatch,
                                       {"same", "rank 1 (XXH3", "rank 3 (XXH3"});
     RANK_CHECK(words.find("rank 0") == std::string::npos && words.find("rank 2 ") == std::string::npos);
     // Zeros of different sign are different bits.
     const Tensor zero = Tensor::allocate(DType::f32, {1});
     const float value = group.rank() == 1 ? -0.0F : 0.0F;
     std::memcpy(zero.mutable_data(), &value, sizeof value);
-    refused(group, zero, same(), ranks_from(0, 4), ErrorKind::rank_mismatch, {"rank 1"});
-    merge_and_check(group, ranks_from(0, 4), same(), equal_patterns(DType::f32, {7}, 1));
+    refused(group, zero, merge::same(), ranks_from(0, 4), ErrorKind::rank_mismatch, {"rank 1"});
+    merge_and_check(group, ranks_from(0, 4), merge::same(), equal_patterns(DType::f32, {7}, 1));
   });
 }
 
@@ -240,14 +248,14 @@ TEST_CASE("different merges and a gather at once, by disjoint lists, and ranks i
         if (std::ranges::find(lists[i], group.rank()) == lists[i].end()) continue;
         if (i == static_cast<std::size_t>(round)) {
           const Tensor unused = pattern(DType::u8, {1}, 0);
-          const Merged nothing = merge_tensor_parallel(unused, sum(), std::vector<int>{}, group);
+          const Merged nothing = merge_tensor_parallel(unused, merge::sum(), std::vector<int>{}, group);
           RANK_CHECK(!nothing.tensor() && nothing.ranks().empty());
         } else if (i == 0) {
-          merge_and_check(group, lists[i], concat(1), patterns(DType::f32, {300, 400 + round}, round));
+          merge_and_check(group, lists[i], merge::concat(1), patterns(DType::f32, {300, 400 + round}, round));
         } else if (i == 1) {
-          merge_and_check(group, lists[i], sum(), patterns(DType::bf16, {3000, 400}, round));
+          merge_and_check(group, lists[i], merge::sum(), patterns(DType::bf16, {3000, 400}, round));
         } else if (i == 2) {
-          merge_and_check(group, lists[i], stack(), patterns(DType::bf16, {30, 40}, round));
+          merge_and_check(group, lists[i], merge::stack(), patterns(DType::bf16, {30, 40}, round));
         } else {
           const Tensor mine = pattern(DType::f32, {5000}, seed_of(group.rank(), round));
           const GatheredTensors all = get_tensors_parallel(mine, lists[i], group);
@@ -267,13 +275,13 @@ TEST_CASE("a rank of the list in another call is an error on all") {
       if (group.rank() == 1)
         (void)get_tensors_parallel(mine, ranks_from(0, 3), group);
       else
-        (void)merge_tensor_parallel(mine, concat(0), ranks_from(0, 3), group);
+        (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 3), group);
     } catch (const Error& error) {
       is_refused = error.kind() == ErrorKind::rank_mismatch &&
                    std::string(error.what()).find("rank 2 merge_tensor_parallel") != std::string::npos;
     }
     RANK_CHECK(is_refused);
-    merge_and_check(group, ranks_from(1, 3), concat(0), patterns(DType::f32, {10}, 1));
+    merge_and_check(group, ranks_from(1, 3), merge::concat(0), patterns(DType::f32, {10}, 1));
   });
 }
 
@@ -283,20 +291,20 @@ TEST_CASE("results stay as they were while others are merged; their memory comes
     std::vector<Merged> kept;
     for (int round = 0; round < 5; ++round) {
       const Tensor mine = pattern(DType::f32, {1000 + round, 70}, seed_of(group.rank(), round));
-      kept.push_back(merge_tensor_parallel(mine, round % 2 == 0 ? concat(0) : muster::max(), ranks, group));
+      kept.push_back(merge_tensor_parallel(mine, round % 2 == 0 ? merge::concat(0) : merge::max(), ranks, group));
     }
     for (int round = 0; round < 5 && group.rank() == 0; ++round) {
       std::vector<Tensor> sources;
       for (const int rank : ranks) sources.push_back(pattern(DType::f32, {1000 + round, 70}, seed_of(rank, round)));
       RANK_CHECK(bitwise_equal(*kept[static_cast<std::size_t>(round)].tensor(),
-                               merge_model(round % 2 == 0 ? concat(0) : muster::max(), sources)));
+                               merge_model(round % 2 == 0 ? merge::concat(0) : merge::max(), sources)));
     }
     kept.clear();
     for (int round = 0; round < 5; ++round)
-      merge_and_check(group, ranks, concat(0), patterns(DType::f32, {1000, 70}, round));
+      merge_and_check(group, ranks, merge::concat(0), patterns(DType::f32, {1000, 70}, round));
     (void)trim(group);
     for (int round = 0; round < 3; ++round)
-      merge_and_check(group, ranks, concat(1), patterns(DType::f32, {1000, 71}, round));
+      merge_and_check(group, ranks, merge::concat(1), patterns(DType::f32, {1000, 71}, round));
   });
 }
 
@@ -306,14 +314,14 @@ TEST_CASE("a merged tensor outlives its result, the group and the other ranks") 
     auto mine = group.join(rank);
     std::optional<Tensor> kept;
     {
-      Merged merged =
-          merge_tensor_parallel(pattern(DType::u8, {300000}, seed_of(rank, 1)), stack(), ranks_from(0, 3), *mine);
+      Merged merged = merge_tensor_parallel(pattern(DType::u8, {300000}, seed_of(rank, 1)), merge::stack(),
+                                            ranks_from(0, 3), *mine);
       kept = merged.tensor();
       merged.release();
       RANK_CHECK(!merged.tensor());
     }
     for (int round = 2; round < 5; ++round)
-      merge_and_check(*mine, ranks_from(0, 3), stack(), patterns(DType::u8, {300000}, round));
+      merge_and_check(*mine, ranks_from(0, 3), merge::stack(), patterns(DType::u8, {300000}, round));
     mine.reset();
     if (!kept) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -328,9 +336,9 @@ TEST_CASE("a forked child looks at the result, and its end changes nothing") {
   run_ranks(2, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 2);
     const auto make = patterns(DType::u8, {500000}, 1);
-    Merged merged = merge_tensor_parallel(make(group.rank()), concat(0), ranks, group);
+    Merged merged = merge_tensor_parallel(make(group.rank()), merge::concat(0), ranks, group);
     if (group.rank() == 0) {
-      const Tensor expected = merge_model(concat(0), {make(0), make(1)});
+      const Tensor expected = merge_model(merge::concat(0), {make(0), make(1)});
       Ranks child(1, [&](int) {
         RANK_CHECK(bitwise_equal(*merged.tensor(), expected));
         merged.release();
@@ -338,8 +346,9 @@ TEST_CASE("a forked child looks at the result, and its end changes nothing") {
       RANK_CHECK(child.wait(std::chrono::seconds(10)).front().ok());
     }
     // Were the slot free now, this would be written over it.
-    merge_and_check(group, ranks, concat(0), patterns(DType::u8, {500000}, 2));
-    if (group.rank() == 0) RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(concat(0), {make(0), make(1)})));
+    merge_and_check(group, ranks, merge::concat(0), patterns(DType::u8, {500000}, 2));
+    if (group.rank() == 0)
+      RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge::concat(0), {make(0), make(1)})));
   });
 }
 
@@ -353,8 +362,8 @@ TEST_CASE("sources in an arena are merged like others") {
         fill(tensor.mutable_data(), tensor.nbytes(), seed_of(rank, round));
         return tensor;
       };
-      merge_and_check(group, ranks_from(round, 3), concat(1), make);
-      merge_and_check(group, ranks_from(round, 3), sum(), make);
+      merge_and_check(group, ranks_from(round, 3), merge::concat(1), make);
+      merge_and_check(group, ranks_from(round, 3), merge::sum(), make);
     }
     RANK_CHECK(arena.waiting_for_leases() == 0);
   });
@@ -363,7 +372,7 @@ TEST_CASE("sources in an arena are merged like others") {
 TEST_CASE("the first rank's own tensor is borrowed or copied where nothing moves") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {5, 6}, 1);
-    for (const Merge& merge : {same(), muster::first()}) {
+    for (const Merge& merge : {merge::same(), merge::first()}) {
       const Merged borrowed = merge_tensor_parallel(mine, merge, ranks_from(0, 2), group);
       const Merged copied = merge_tensor_parallel(mine, merge, ranks_from(0, 2), group, {.own = Own::copy});
       RANK_CHECK(borrowed.report().rounds == 1);

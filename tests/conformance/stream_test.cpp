@@ -29,6 +29,20 @@ std::uint64_t seed_of(int rank, std::uint64_t layer) {
 /// What a rank has in a layer: the same on whoever asks. A null config is an absent one.
 using Model = std::function<Config(int rank, std::uint64_t layer)>;
 
+/// Part 0 lists the tensors of all its parts.
+void check_tensors(const LayerPart& part, const std::function<Config(int rank)>& layer_of_rank) {
+  auto listed = part.tensors.begin();
+  for (const int rank : part.ranks)
+    visit_leaves(layer_of_rank(rank), [&](const Config& leaf) {
+      if (!leaf.is_tensor()) return;
+      RANK_CHECK(listed != part.tensors.end());
+      RANK_CHECK(listed->rank == rank);
+      RANK_CHECK((listed->whole == TensorSpec{leaf.as_tensor().dtype(), leaf.as_tensor().shape()}));
+      ++listed;
+    });
+  RANK_CHECK(listed == part.tensors.end());
+}
+
 /// Streams `layers` layers of a model; the first rank puts each together and compares.
 StreamReport stream_and_check(SyncGroup& group, const std::vector<int>& ranks, std::uint64_t layers, const Model& model,
                               const StreamOptions& options = {}) {
@@ -43,6 +57,10 @@ StreamReport stream_and_check(SyncGroup& group, const std::vector<int>& ranks, s
     RANK_CHECK(part.layer == taken);
     RANK_CHECK(part.ranks == ranks);
     RANK_CHECK(part.configs.size() == ranks.size());
+    if (part.part == 0)
+      check_tensors(part, [&](int rank) { return model(rank, taken); });
+    else
+      RANK_CHECK(part.tensors.empty());
     whole.add(part);
     if (!part.is_last()) return;
     for (const int rank : ranks) {
@@ -208,7 +226,8 @@ TEST_CASE("arena tensors are the sender's own again when the stream is over") {
       const Tensor w = rank == group.rank() ? layers[layer] : pattern(DType::u8, {1 << 20}, seed_of(rank, layer));
       return Config::object({{"w", w}, {"index", layer}});
     };
-    stream_and_check(group, {0, 1, 2}, layers.size(), model, {.memory_budget = 1_MiB, .check_leases = true});
+    stream_and_check(group, {0, 1, 2}, layers.size(), model,
+                     {.memory_budget = 1_MiB, .debugging = {.check_leases = true}});
     layers.clear();
     group.barrier();
     RANK_CHECK(arena.waiting_for_leases() == 0);

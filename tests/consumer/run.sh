@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # usage: run.sh BUILD-FOLDER COMPILER...
 # Installs Muster into a temporary folder, builds a project against it that knows nothing but pkg-config, and runs it;
-# then the same with CMake.
+# then the same with CMake. What the manuals show is compiled, too.
 set -euo pipefail
 build=$1
 shift
@@ -27,6 +27,8 @@ sanitize=$(meson introspect "$build" --buildoptions |
 library=$(find "$place" -name 'libmuster.so' -printf '%h')
 "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/main.cpp" -o "$place/consumer" "${libs[@]}" "-Wl,-rpath,$library"
 
+bash "$here/snippets.sh" "$here/../.." "$@" "${cflags[@]}"
+
 # What needs devices is a library of its own, and needs no toolkit.
 if pkg-config --exists muster-cuda; then
   read -ra device_libs < <(pkg-config --libs muster-cuda)
@@ -34,6 +36,21 @@ if pkg-config --exists muster-cuda; then
     "-Wl,-rpath,$library"
   "$place/devices"
 fi
+
+# The libraries give nothing of the libraries that they are made with, and a program needs nothing that is Muster's own.
+for file in "$library"/libmuster*.so; do
+  foreign=$(nm -DC --defined-only "$file" | cut -c20- |
+    grep -vE '^((non-virtual thunk to|vtable for|VTT for|typeinfo for|typeinfo name for|guard variable for) )?muster(::|_hdf5_)|^MUSTER_') || true
+  [ -z "$foreign" ] || {
+    echo "$file exports what is not Muster's: $foreign"
+    exit 1
+  }
+done
+private=$(nm -D --with-symbol-versions --undefined-only "$place/consumer" | grep MUSTER_PRIVATE) || true
+[ -z "$private" ] || {
+  echo "programs need what no public header declares: $private"
+  exit 1
+}
 
 program=$(find "$place" -name muster -type f -path '*bin*')
 said=$("$place/consumer" "$place/state.h5")

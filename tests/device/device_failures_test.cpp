@@ -14,7 +14,7 @@ namespace {
 
 GatherOptions to_device() {
   GatherOptions options;
-  options.landing = Landing::device;
+  options.devices.landing = Landing::device;
   return options;
 }
 
@@ -291,7 +291,7 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
     const Setting way("MUSTER_DEVICE_WAY", landing == Landing::host ? "ipc" : "staging");
     run_ranks(4, [&](SyncGroup& group) {
       GatherOptions options;
-      options.landing = landing;
+      options.devices.landing = landing;
       const Tensor mine = device_pattern(DType::u8, {100000}, 4, group.rank());
       const auto all_is_well = [&] {
         const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
@@ -319,7 +319,7 @@ TEST_CASE("page-locked copies keep to the memory budget: refused on all ranks, a
     for (const Landing landing : {Landing::host, Landing::device}) {
       const Setting way("MUSTER_DEVICE_WAY", "staging");
       GatherOptions options;
-      options.landing = landing;
+      options.devices.landing = landing;
       // Two tensors of the other host, and the first rank's own.
       options.memory_budget = 3 << 20;
       for (int round = 0; round < 3; ++round) {
@@ -331,7 +331,7 @@ TEST_CASE("page-locked copies keep to the memory budget: refused on all ranks, a
       options.memory_budget = group.rank() == 3 ? 1 << 19 : 3 << 20;
       check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, options); }, ErrorKind::no_space,
                     "rank 3 (host");
-      (void)get_tensors_parallel(mine, all_of(group), group, {.landing = landing});
+      (void)get_tensors_parallel(mine, all_of(group), group, {.devices = {.landing = landing}});
       trim(group);
     }
   });

@@ -11,7 +11,7 @@ namespace {
 
 GatherOptions to_device() {
   GatherOptions options;
-  options.landing = Landing::device;
+  options.devices.landing = Landing::device;
   return options;
 }
 
@@ -373,7 +373,7 @@ TEST_CASE("each rank as the first, 1, 2, 4 and 7 ranks, shapes of all kinds, bot
           for (const Landing landing : {Landing::host, Landing::device}) {
             for (const Own own : {Own::borrow, Own::copy}) {
               GatherOptions options;
-              options.landing = landing;
+              options.devices.landing = landing;
               options.own = own;
               const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
               RANK_CHECK(all.present().size() == (group.rank() == first ? ranks.size() : 0));
@@ -399,7 +399,7 @@ TEST_CASE("several lists in one exchange, one of them on the host, and a rank th
     const Tensor value = group.rank() < 2 ? on_device(here, group.rank()) : here;
     for (const Landing landing : {Landing::host, Landing::device}) {
       GatherOptions options;
-      options.landing = landing;
+      options.devices.landing = landing;
       const GatheredTensors all = get_tensors_parallel(value, mine, group, options);
       RANK_CHECK(all.present().size() == (group.rank() == 1 || group.rank() == 2 ? 2U : 0U));
       for (const auto& [rank, tensor] : all.present())

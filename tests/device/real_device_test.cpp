@@ -31,7 +31,7 @@ void gather_and_check(SyncGroup& group, const GatherOptions& options, const std:
     for (int round = 0; round < 3; ++round) {
       const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
       for (const auto& [rank, tensor] : all.present()) {
-        RANK_CHECK(tensor.device().is_host() == (options.landing == Landing::host));
+        RANK_CHECK(tensor.device().is_host() == (options.devices.landing == Landing::host));
         RANK_CHECK(
             is_pattern(copy_to_host(tensor), DType::bf16, {rows, 1024}, static_cast<std::uint64_t>(rank + rows)));
       }
@@ -50,7 +50,7 @@ TEST_CASE("to the host: page-locked shared memory") {
 TEST_CASE("to the first rank's device: CUDA IPC, also with several ranks on one device") {
   run_ranks(3, [](SyncGroup& group) {
     GatherOptions options;
-    options.landing = Landing::device;
+    options.devices.landing = Landing::device;
     gather_and_check(group, options, "CUDA IPC");
   });
 }
@@ -59,7 +59,7 @@ TEST_CASE("to the first rank's device, staged") {
   ::setenv("MUSTER_DEVICE_WAY", "staging", 1);
   run_ranks(2, [](SyncGroup& group) {
     GatherOptions options;
-    options.landing = Landing::device;
+    options.devices.landing = Landing::device;
     gather_and_check(group, options, "page-locked shared memory");
   });
   ::unsetenv("MUSTER_DEVICE_WAY");
@@ -74,7 +74,7 @@ TEST_CASE("to the first rank's device by NCCL, where there are two devices and N
   run_ranks(2, [](SyncGroup& group) {
     if (examine_cuda().nccl.empty()) return;
     GatherOptions options;
-    options.landing = Landing::device;
+    options.devices.landing = Landing::device;
     gather_and_check(group, options, "NCCL");
   });
   ::unsetenv("MUSTER_DEVICE_WAY");

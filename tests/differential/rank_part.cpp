@@ -178,11 +178,11 @@ struct RankPart::State {
     GatherOptions options;
     options.own = draw.of({Own::borrow, Own::copy});
     options.pipeline_depth = 1 + draw.below(3);
-    options.check_leases = draw.one_in(4);
+    options.debugging.check_leases = draw.one_in(4);
     if (draw.one_in(5)) {
-      options.workspace_path = job.directory + "/exchange";
-      options.keep_files = draw.one_in(3);
-      if (draw.one_in(3)) options.zstd_level = 1;
+      options.workspace.path = job.directory + "/exchange";
+      options.workspace.keep_files = draw.one_in(3);
+      if (draw.one_in(3)) options.workspace.zstd_level = 1;
     }
     if (draw.one_in(3)) options.pool_limit = 0;
     return options;
@@ -263,7 +263,7 @@ struct RankPart::State {
     // Files do not count against it.
     if (mistake == 2 && group.shares_memory((rank() + 1) % job.ranks)) {
       options.memory_budget = 4096;
-      options.workspace_path.clear();
+      options.workspace.path.clear();
       shape = {300'000};
     }
     const std::optional<Tensor> shared_one = mine.one_in(4) ? lent(mine, dtype, shape) : std::nullopt;
@@ -282,22 +282,22 @@ struct RankPart::State {
     Draw mine = own(1);
     const DType dtype = random_dtype(list);
     Shape shape = list.one_in(2) ? random_shape(list) : Shape{12, 1 + list.below(300), 8};
-    Merge kind = list.of({muster::concat(list.below(3)), muster::concat(-1), concat_blocks(0, {2, 1, 1}), same(),
-                          first(), muster::max(), sum(), stack()});
-    if (std::holds_alternative<Concat>(kind) && !shape.empty()) {
-      const Concat& concat = std::get<Concat>(kind);
+    Merge kind = list.of({merge::concat(list.below(3)), merge::concat(-1), merge::concat_blocks(0, {2, 1, 1}),
+                          merge::same(), merge::first(), merge::max(), merge::sum(), merge::stack()});
+    if (std::holds_alternative<merge::Concat>(kind) && !shape.empty()) {
+      const merge::Concat& concat = std::get<merge::Concat>(kind);
       const auto dims = static_cast<std::int64_t>(shape.size());
       const std::int64_t dim = concat.dim < 0 ? concat.dim + dims : concat.dim;
       if (dim < dims) shape[static_cast<std::size_t>(dim)] = concat.blocks.empty() ? mine.below(60) : 4 * mine.below(9);
     }
     const int mistake = draw.below(12);
     const bool is_culprit = rank() == lists.culprit;
-    const Tensor tensor = pattern(dtype, shape, std::holds_alternative<Same>(kind) ? list.word() : mine.word());
+    const Tensor tensor = pattern(dtype, shape, std::holds_alternative<merge::Same>(kind) ? list.word() : mine.word());
     make_numbers(tensor);
-    if (mistake == 0 && is_culprit) kind = std::holds_alternative<Sum>(kind) ? muster::max() : sum();
-    if (mistake == 1 && is_culprit && tensor.nbytes() > 0 && std::holds_alternative<Same>(kind))
+    if (mistake == 0 && is_culprit) kind = std::holds_alternative<merge::Sum>(kind) ? merge::max() : merge::sum();
+    if (mistake == 1 && is_culprit && tensor.nbytes() > 0 && std::holds_alternative<merge::Same>(kind))
       tensor.mutable_data()[tensor.nbytes() - 1] ^= std::byte{1};
-    if (mistake == 2 && is_culprit) kind = muster::concat(7);
+    if (mistake == 2 && is_culprit) kind = merge::concat(7);
     attempt(std::string("merge ").append(merge_name(kind)) + " " + to_text(lists.mine), [&]() -> std::string {
       auto merged = std::make_shared<Merged>(merge_tensor_parallel(tensor, kind, lists.mine, group, options));
       if (!merged->tensor()) return "nothing";
@@ -314,8 +314,8 @@ struct RankPart::State {
     StreamOptions options;
     options.memory_budget = draw.of<std::uint64_t>({64_KiB, 512_KiB, 256_MiB});
     options.pipeline_depth = 1 + draw.below(3);
-    options.check_leases = draw.one_in(4);
-    if (draw.one_in(6)) options.workspace_path = job.directory + "/stream";
+    options.debugging.check_leases = draw.one_in(4);
+    if (draw.one_in(6)) options.workspace.path = job.directory + "/stream";
     const bool is_culprit = rank() == lists.culprit;
     const int mistake = draw.below(10);
     const auto failing_layer = static_cast<std::uint64_t>(draw.below(4));

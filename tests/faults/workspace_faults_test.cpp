@@ -67,7 +67,7 @@ void over_two_mounts(const std::vector<std::string>& first_rules, const std::vec
 }
 
 GatherOptions through(const std::string& path, std::chrono::milliseconds timeout = 20s) {
-  return {.timeout = timeout, .workspace_path = path};
+  return {.timeout = timeout, .workspace = {.path = path}};
 }
 
 void gather_and_check(SyncGroup& group, const GatherOptions& options, int round) {
@@ -133,7 +133,7 @@ TEST_CASE("senders with late entries and remembered absence: the proof, the file
                   ++taken;
                   for (const auto& [rank, config] : part.present()) RANK_CHECK(config == state_of(taken));
                 },
-                {.timeout = 20s, .workspace_path = path});
+                {.timeout = 20s, .workspace = {.path = path}});
     RANK_CHECK(taken == (group.rank() == 0 ? 4 : 0));
   });
 }

@@ -46,7 +46,7 @@ void use(SyncGroup& group, std::uint64_t salt, int turns) {
       for (const auto& [rank, tensor] : all.present()) RANK_CHECK(is_pattern(tensor, DType::u8, {bytes}, seed(rank)));
     }
     const Tensor part = pattern(DType::u8, {200000}, salt);
-    const Merged merged = merge_tensor_parallel(part, same(), ranks, group);
+    const Merged merged = merge_tensor_parallel(part, merge::same(), ranks, group);
     if (is_first) RANK_CHECK(is_pattern(*merged.tensor(), DType::u8, {200000}, salt));
     std::uint64_t given = 0;
     const auto source = [&]() -> std::optional<Config> {

@@ -32,7 +32,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int size = 4;
-const std::vector<int> all_ranks = {0, 1, 2, 3};
+const std::vector<int> four = {0, 1, 2, 3};
 
 /// How the victim's part in a job ends. It tells the others when.
 class End {
@@ -83,7 +83,7 @@ void wait_in_stream(const Part& part) {
     if (++layers == 50) return std::nullopt;
     return Config::object({{"w", pattern(DType::u8, {100'000}, 1)}});
   };
-  gather_each(source, all_ranks, part.group, [](LayerPart&) {}, {.timeout = part.options.timeout});
+  gather_each(source, four, part.group, [](LayerPart&) {}, {.timeout = part.options.timeout});
 }
 
 /// A stream without an end, of a list that rank 3 is not in and whose first rank is 1.
@@ -108,13 +108,13 @@ void merge_for_ever(const Part& part, const Merge& merge, bool is_first, std::ch
   // What is being sent stays until the process ends, as the error of a failed exchange over MPI asks.
   const Tensor& mine = *new Tensor(pattern(DType::u8, {4096, 4096}, 7));
   if (!is_first) {
-    for (int i = 0; i < 2; ++i) (void)merge_tensor_parallel(mine, merge, all_ranks, part.group);
+    for (int i = 0; i < 2; ++i) (void)merge_tensor_parallel(mine, merge, four, part.group);
     part.group.barrier();
   }
   if (part.is_victim()) part.end.after(delay);
   for (;;) {
-    const Merged merged = merge_tensor_parallel(mine, merge, all_ranks, part.group);
-    if (merged.tensor()) RANK_CHECK(merged.tensor()->data()[0] == mine.data()[0] || merge == sum());
+    const Merged merged = merge_tensor_parallel(mine, merge, four, part.group);
+    if (merged.tensor()) RANK_CHECK(merged.tensor()->data()[0] == mine.data()[0] || merge == merge::sum());
   }
 }
 
@@ -123,7 +123,7 @@ void gather_for_ever(const Part& part, std::chrono::microseconds delay, bool whi
   if (part.is_victim() && delay.count() != 0) part.end.after(delay);
   for (;;) {
     {
-      const GatheredTensors result = get_tensors_parallel(mine, all_ranks, part.group);
+      const GatheredTensors result = get_tensors_parallel(mine, four, part.group);
       if (part.is_victim() && while_reading) part.end.now();
       for (const auto& [rank, tensor] : result.present())
         RANK_CHECK(tensor.data()[tensor.nbytes() - 1] == mine.data()[mine.nbytes() - 1]);
@@ -138,7 +138,7 @@ const Place places[] = {
        if (part.is_victim()) part.end.now();
        part.group.barrier(part.options);
      },
-     all_ranks, true},
+     four, true},
     {"all-gather",
      [](const Part& part) {
        if (part.is_victim()) part.end.now();
@@ -185,24 +185,23 @@ const Place places[] = {
     {"gather, round 1",
      [](const Part& part) {
        if (part.is_victim()) part.end.now();
-       (void)get_tensors_parallel(pattern(DType::u8, {1000}, 1), all_ranks, part.group,
-                                  {.timeout = part.options.timeout});
+       (void)get_tensors_parallel(pattern(DType::u8, {1000}, 1), four, part.group, {.timeout = part.options.timeout});
      },
-     all_ranks, true},
+     four, true},
     {"gather, copying", [](const Part& part) { gather_for_ever(part, 4ms, false, false); }},
     {"gather, reading", [](const Part& part) { gather_for_ever(part, 0us, true, false); }},
     {"gather, at the release", [](const Part& part) { gather_for_ever(part, 0us, false, true); }},
-    {"concat, the first", [](const Part& part) { merge_for_ever(part, concat(1), true, 6ms); }},
-    {"concat, a later one", [](const Part& part) { merge_for_ever(part, concat(1), false, 15ms); }},
-    {"sum, the first", [](const Part& part) { merge_for_ever(part, sum(), true, 6ms); }},
-    {"sum, a later one", [](const Part& part) { merge_for_ever(part, sum(), false, 15ms); }},
+    {"concat, the first", [](const Part& part) { merge_for_ever(part, merge::concat(1), true, 6ms); }},
+    {"concat, a later one", [](const Part& part) { merge_for_ever(part, merge::concat(1), false, 15ms); }},
+    {"sum, the first", [](const Part& part) { merge_for_ever(part, merge::sum(), true, 6ms); }},
+    {"sum, a later one", [](const Part& part) { merge_for_ever(part, merge::sum(), false, 15ms); }},
     {"merge, round 1",
      [](const Part& part) {
        if (part.is_victim()) part.end.now();
-       (void)merge_tensor_parallel(pattern(DType::f32, {1000}, 1), sum(), all_ranks, part.group,
+       (void)merge_tensor_parallel(pattern(DType::f32, {1000}, 1), merge::sum(), four, part.group,
                                    {.timeout = part.options.timeout});
      },
-     all_ranks, true},
+     four, true},
     {"stream", wait_in_stream, {1}, true},
     {"stream, in its source",
      [](const Part& part) {
@@ -246,8 +245,8 @@ void take_part(SyncGroup& group, const Place& place, int victim, End& end, const
   // Delivered before anything happens: outlives the victim.
   const auto seed = [](int rank) { return static_cast<std::uint64_t>(rank); };
   const Tensor early = pattern(DType::u8, {100000}, seed(group.rank()));
-  const GatheredTensors gathered = get_tensors_parallel(early, all_ranks, group);
-  const Merged merged = merge_tensor_parallel(early, stack(), all_ranks, group);
+  const GatheredTensors gathered = get_tensors_parallel(early, four, group);
+  const Merged merged = merge_tensor_parallel(early, merge::stack(), four, group);
   const Clock::time_point since = Clock::now();
   try {
     // The others may hear of the victim's end in here.

@@ -144,10 +144,11 @@ TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes bac
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 3, options);
     // A merge needs its result and its window.
     expect_error(ErrorKind::no_space, {"memory budget"}, [&] {
-      (void)merge_tensor_parallel(mine, concat(0), ranks_from(0, 4), group, {.memory_budget = 3 << 20});
+      (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group, {.memory_budget = 3 << 20});
     });
     (void)trim(group);
-    const Merged merged = merge_tensor_parallel(mine, sum(), ranks_from(0, 4), group, {.memory_budget = 8 << 20});
+    const Merged merged =
+        merge_tensor_parallel(mine, merge::sum(), ranks_from(0, 4), group, {.memory_budget = 8 << 20});
     RANK_CHECK(merged.tensor().has_value() == (group.rank() == 0));
   });
 }
@@ -177,9 +178,9 @@ TEST_CASE("a sender without memory to pack in fails one exchange, and the next o
     };
     expect_refusal([&] { (void)get_tensors_parallel(columns, ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 1);
-    expect_refusal([&] { (void)merge_tensor_parallel(columns, concat(0), ranks_from(0, 4), group); });
+    expect_refusal([&] { (void)merge_tensor_parallel(columns, merge::concat(0), ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 2);
-    const Merged merged = merge_tensor_parallel(columns, concat(0), ranks_from(0, 4), group);
+    const Merged merged = merge_tensor_parallel(columns, merge::concat(0), ranks_from(0, 4), group);
     RANK_CHECK(merged.tensor().has_value() == (group.rank() == 0));
   });
 #endif
@@ -195,7 +196,7 @@ TEST_CASE("a merge needs no file descriptor") {
     ::close(next);
     const rlimit none{static_cast<rlim_t>(next), before.rlim_max};
     RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-    const Merged merged = merge_tensor_parallel(mine, concat(0), ranks_from(0, 4), group);
+    const Merged merged = merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group);
     RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
     if (group.rank() == 0)
       for (int rank = 0; rank < 4; ++rank)
@@ -207,7 +208,7 @@ TEST_CASE("a merge needs no file descriptor") {
 TEST_CASE("a first rank that cannot make windows fails one merge at once, and the next one is as ever") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
-    const auto merge = [&] { (void)merge_tensor_parallel(mine, concat(0), ranks_from(0, 4), group); };
+    const auto merge = [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group); };
     // Windows are reserved when they are made.
     if (group.rank() == 0)
       os::set_fault_hook([](std::string_view call, std::string_view) { return call == "fallocate" ? ENOSPC : 0; });
@@ -224,7 +225,8 @@ TEST_CASE("rings of merges count against the budget of what comes after them") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const GatherOptions ample{.memory_budget = 64 << 20};
-    for (int round = 0; round < 2; ++round) (void)merge_tensor_parallel(mine, sum(), ranks_from(0, 4), group, ample);
+    for (int round = 0; round < 2; ++round)
+      (void)merge_tensor_parallel(mine, merge::sum(), ranks_from(0, 4), group, ample);
     group.barrier();
     // The two of rank 1's have 1 MiB each; the pool's buffers that the merges have left are used again.
     expect_error(ErrorKind::no_space, {"rank 0", "memory budget"}, [&] {
@@ -245,7 +247,7 @@ TEST_CASE("more than the host has is refused on all ranks before a byte moves, a
       expect_error(ErrorKind::no_space, {"needed", "available"},
                    [&] { (void)get_tensors_parallel(huge, ranks_from(first, 4), group); });
       expect_error(ErrorKind::no_space, {"needed", "available"},
-                   [&] { (void)merge_tensor_parallel(huge, sum(), ranks_from(first, 4), group); });
+                   [&] { (void)merge_tensor_parallel(huge, merge::sum(), ranks_from(first, 4), group); });
       gather_and_check(group, ranks_from(first, 4), 100000, first);
     }
   });
@@ -281,12 +283,12 @@ TEST_CASE("sums have the same bits as over shared memory") {
     for (const DType dtype : {DType::bf16, DType::f32, DType::f8_e4m3fn}) {
       const auto make = [&](int rank) { return pattern(dtype, {1001, 777}, seed_of(rank, 1)); };
       for (const std::vector<int>& ranks : {std::vector<int>{2, 0, 3, 1}, std::vector<int>{0, 1, 2, 3}}) {
-        const Merged merged = merge_tensor_parallel(make(group.rank()), sum(), ranks, group);
+        const Merged merged = merge_tensor_parallel(make(group.rank()), merge::sum(), ranks, group);
         RANK_CHECK(merged.report().route == Route::mpi);
         if (!merged.tensor()) continue;
         std::vector<Tensor> sources;
         for (const int rank : ranks) sources.push_back(make(rank));
-        RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(sum(), sources)));
+        RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge::sum(), sources)));
       }
     }
   });
@@ -295,12 +297,12 @@ TEST_CASE("sums have the same bits as over shared memory") {
 TEST_CASE("a merge takes memory for its result and a window, not for the senders' tensors") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {4096, 1024}, seed_of(group.rank(), 0));  // 16 MiB
-    for (const Merge& merge : {sum(), concat(0), concat(1)}) {
+    for (const Merge& merge : {merge::sum(), merge::concat(0), merge::concat(1)}) {
       (void)trim(group);
-      const std::uint64_t result = std::holds_alternative<Sum>(merge) ? 16 << 20 : 64 << 20;
+      const std::uint64_t result = std::holds_alternative<merge::Sum>(merge) ? 16 << 20 : 64 << 20;
       const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
       // Bytes that belong together are received where they belong, but for those of the first rank's own host.
-      const bool is_straight = std::holds_alternative<Concat>(merge) && std::get<Concat>(merge).dim == 0;
+      const bool is_straight = std::holds_alternative<merge::Concat>(merge) && std::get<merge::Concat>(merge).dim == 0;
       const std::uint64_t window = is_straight ? 8 << 20 : 24 << 20;
       if (group.rank() == 0) RANK_CHECK(pool_of(merged) <= result + window);
     }
@@ -330,7 +332,7 @@ TEST_CASE("a sender that is killed or stopped while its pieces are under way") {
         try {
           for (;;) {
             (void)get_tensors_parallel(tensor, ranks_from(0, 4), *mine);
-            (void)merge_tensor_parallel(tensor, muster::max(), ranks_from(0, 4), *mine);
+            (void)merge_tensor_parallel(tensor, merge::max(), ranks_from(0, 4), *mine);
           }
         } catch (const Error& error) {
           const std::string words = error.what();

@@ -159,7 +159,7 @@ TEST_CASE("groups and operations that come and go leave nothing in shared memory
       const auto copy = group.duplicate();
       const Tensor mine = pattern(DType::u8, {size}, 1);
       (void)get_tensors_parallel(mine, std::vector{0, 1}, *copy);
-      (void)merge_tensor_parallel(mine, concat(0), std::vector{0, 1}, *copy);
+      (void)merge_tensor_parallel(mine, merge::concat(0), std::vector{0, 1}, *copy);
       const LayerSource source = [&, next = 0]() mutable -> std::optional<Config> {
         return next++ < 3 ? std::optional<Config>(mine) : std::nullopt;
       };

@@ -89,7 +89,7 @@ TEST_CASE("four ranks on two hosts") {
     };
     refused([&] { (void)gathered(all, {.route = Route::shm}); });
     check(gathered(all), Route::mpi, "several hosts");
-    refused([&] { (void)merge_tensor_parallel(mine, concat(0), all, group, {.route = Route::shm}); });
+    refused([&] { (void)merge_tensor_parallel(mine, merge::concat(0), all, group, {.route = Route::shm}); });
     refused([&] {
       (void)gather_each([] { return std::optional<Config>(); }, all, group, [](LayerPart&) {}, {.route = Route::shm});
     });

@@ -151,7 +151,7 @@ TEST_CASE("what is forced is taken, and told") {
     };
     tells(gathered({}), Route::shm, "all ranks of the list share memory");
     tells(gathered({.route = Route::shm}), Route::shm, "forced by the caller");
-    tells(gathered({.workspace_path = directory / "w"}), Route::workspace, "forced by workspace_path");
+    tells(gathered({.workspace = {.path = directory / "w"}}), Route::workspace, "forced by workspace.path");
     ::setenv("MUSTER_ROUTE", "shm", 1);
     std::string logged;
     set_log_hook([&](LogLevel, std::string_view message) { logged = message; }, LogLevel::debug);
@@ -159,7 +159,7 @@ TEST_CASE("what is forced is taken, and told") {
     set_log_hook({});
     RANK_CHECK(logged == "rank " + std::to_string(group.rank()) +
                              ": get_tensors_parallel: 9000 bytes by shm (forced by MUSTER_ROUTE)");
-    const Merged whole = merge_tensor_parallel(mine, concat(0), ranks_from(0, 3), group);
+    const Merged whole = merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 3), group);
     RANK_CHECK(whole.report().reason == "forced by MUSTER_ROUTE");
     // Different causes, one route.
     tells(gathered({.route = group.rank() == 1 ? Route::shm : Route::automatic}), Route::shm,
@@ -184,7 +184,7 @@ TEST_CASE("a forced route that cannot be is refused on all ranks with what could
           {"the route 'mpi' is forced by the caller", "3 of the 3 ranks of the list [0, 1, 2]", "libmuster-mpi",
            "All of them can go by: shm"});
     wants(refused(group, &mine, {.route = Route::local}), {"'local' is forced by the caller", "lists of one rank"});
-    wants(refused(group, &mine, {.route = Route::workspace}), {"no workspace_path is given"});
+    wants(refused(group, &mine, {.route = Route::workspace}), {"no workspace.path is given"});
     wants(refused(group, &mine, {.route = Route::device}),
           {"'device' is forced by the caller", "on the host", "rank 2: the host", "force no route"});
     wants(refused(group, nullptr, {.route = Route::device}), {"libmuster-cuda is not loaded"});
@@ -230,11 +230,12 @@ TEST_CASE("tensors on devices, and nobody who could take them from there") {
     wants(refused(group, is_one ? &both : nullptr, {}, ErrorKind::argument), {"rank 1: cuda:1 and the host"});
     for (const Route route : {Route::shm, Route::local, Route::mpi})
       wants(refused(group, &device, {.route = route}), {"which takes tensors of the host", "rank 0: cuda:1"});
-    wants(refused(group, &device, {.workspace_path = directory / "w"}),
-          {"the route 'workspace' is forced by workspace_path", "to the host first"});
-    wants(same_words(group, ErrorKind::unsupported,
-                     [&] { (void)merge_tensor_parallel(device.as_tensor(), concat(0), ranks_from(0, 3), group); }),
-          {"merges read tensors of the host", "rank 2: cuda:1"});
+    wants(refused(group, &device, {.workspace = {.path = directory / "w"}}),
+          {"the route 'workspace' is forced by workspace.path", "to the host first"});
+    wants(
+        same_words(group, ErrorKind::unsupported,
+                   [&] { (void)merge_tensor_parallel(device.as_tensor(), merge::concat(0), ranks_from(0, 3), group); }),
+        {"merges read tensors of the host", "rank 2: cuda:1"});
     // In a stream they are found when they come.
     int layer = 0;
     wants(same_words(group, ErrorKind::unsupported,

@@ -34,11 +34,11 @@ void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int6
 void concat_and_check(SyncGroup& group, const std::vector<int>& ranks, const std::function<std::int64_t(int)>& bytes_of,
                       int round, const GatherOptions& options = {}) {
   const auto make = [&](int rank) { return pattern(DType::u8, {bytes_of(rank)}, seed_of(rank, round)); };
-  const Merged merged = merge_tensor_parallel(make(group.rank()), concat(0), ranks, group, options);
+  const Merged merged = merge_tensor_parallel(make(group.rank()), merge::concat(0), ranks, group, options);
   if (!merged.tensor()) return;
   std::vector<Tensor> sources;
   for (const int rank : ranks) sources.push_back(make(rank));
-  RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(concat(0), sources)));
+  RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge::concat(0), sources)));
 }
 
 void expect_no_space(const std::function<void()>& call, const std::vector<std::string>& parts) {
@@ -104,7 +104,8 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
       std::optional<Tensor> mine = arena.allocate(DType::f32, {200000});
       fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
       {
-        const GatheredTensors all = get_tensors_parallel(*mine, ranks_from(0, 3), group, {.check_leases = true});
+        const GatheredTensors all =
+            get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debugging = {.check_leases = true}});
         // At its first lending the first rank has to map the arena.
         RANK_CHECK(all.report().rounds == (round == 0 ? 2 : 1));
         for (const auto& [rank, tensor] : all.present())
@@ -209,7 +210,7 @@ TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for
     const std::vector<int> ranks = ranks_from(0, 3);
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const GatherOptions tight{.memory_budget = 2 << 20};
-    expect_no_space([&] { (void)merge_tensor_parallel(mine, concat(0), ranks, group, tight); },
+    expect_no_space([&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, tight); },
                     {"memory budget", "rank 0"});
     // What the first rank expects is too much, what there is is not.
     const GatherOptions enough{.memory_budget = 4 << 20};
@@ -217,14 +218,15 @@ TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for
         group, ranks, [](int rank) { return rank == 0 ? 3 << 20 : 100; }, 4, enough);
     (void)trim(group);
     std::vector<Merged> kept;
-    kept.push_back(merge_tensor_parallel(mine, concat(0), ranks, group, enough));
-    expect_no_space([&] { (void)merge_tensor_parallel(mine, concat(0), ranks, group, enough); }, {"holds 1 results"});
+    kept.push_back(merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough));
+    expect_no_space([&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough); },
+                    {"holds 1 results"});
     kept.clear();
     group.barrier();
     concat_and_check(
         group, ranks, [](int) { return 1 << 20; }, 5, enough);
     // Another list has a slot of its own; what the first one left is more than may be kept.
-    const Merged other = merge_tensor_parallel(mine, sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
+    const Merged other = merge_tensor_parallel(mine, merge::sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
     if (group.rank() == 0) RANK_CHECK(other.report().pool_bytes < (6 << 20));
   });
 }
@@ -232,7 +234,7 @@ TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for
 TEST_CASE("from the third exchange on there are two rounds and no page fault") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::bf16, {512, 2048}, seed_of(group.rank(), 0));
-    for (const Merge& merge : {concat(0), concat(1), stack(), sum()}) {
+    for (const Merge& merge : {merge::concat(0), merge::concat(1), merge::stack(), merge::sum()}) {
       for (int round = 0; round < 6; ++round) {
         const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
         RANK_CHECK(merged.report().rounds == 2);

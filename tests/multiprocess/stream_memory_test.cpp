@@ -195,7 +195,7 @@ TEST_CASE("arena tensors move as names, however small the budget, and their leas
       ++taken;
     };
     const StreamReport report =
-        gather_each(source, ranks, group, consume, {.memory_budget = 64_KiB, .check_leases = true});
+        gather_each(source, ranks, group, consume, {.memory_budget = 64_KiB, .debugging = {.check_leases = true}});
     RANK_CHECK(report.arena_bytes == (group.rank() == 0 ? 2 : 1) * 4_MiB);
     RANK_CHECK(report.peak_slot_bytes == 0);
     RANK_CHECK(taken == (group.rank() == 0 ? 4 : 0));

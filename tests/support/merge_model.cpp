@@ -49,12 +49,12 @@ Tensor model_concat(const std::vector<Tensor>& sources, std::size_t dim, const s
 
 Tensor merge_model(const Merge& merge, const std::vector<Tensor>& sources) {
   const Tensor& first = sources.front();
-  if (const auto* concat = std::get_if<Concat>(&merge)) {
+  if (const auto* concat = std::get_if<merge::Concat>(&merge)) {
     const auto dims = static_cast<std::int64_t>(first.shape().size());
     const auto dim = static_cast<std::size_t>(concat->dim < 0 ? concat->dim + dims : concat->dim);
     return model_concat(sources, dim, concat->blocks.empty() ? std::vector<std::int64_t>{1} : concat->blocks);
   }
-  if (std::holds_alternative<Stack>(merge)) {
+  if (std::holds_alternative<merge::Stack>(merge)) {
     Shape shape = first.shape();
     shape.insert(shape.begin(), static_cast<std::int64_t>(sources.size()));
     const Tensor whole = Tensor::allocate(first.dtype(), shape);
@@ -63,9 +63,9 @@ Tensor merge_model(const Merge& merge, const std::vector<Tensor>& sources) {
         whole.mutable_data()[i * first.nbytes() + b] = sources[i].data()[b];
     return whole;
   }
-  if (std::holds_alternative<Max>(merge) || std::holds_alternative<Sum>(merge)) {
+  if (std::holds_alternative<merge::Max>(merge) || std::holds_alternative<merge::Sum>(merge)) {
     // The elements' arithmetic has a model of its own (unit test merge_reduce): here it is which elements meet.
-    const auto combine = std::holds_alternative<Max>(merge) ? merge::Combine::max : merge::Combine::sum;
+    const auto combine = std::holds_alternative<merge::Max>(merge) ? merge::Combine::max : merge::Combine::sum;
     const Tensor whole = Tensor::allocate(first.dtype(), first.shape());
     const std::size_t piece = 1001 * itemsize(first.dtype());
     for (std::size_t at = 0; at < first.nbytes(); at += piece) {

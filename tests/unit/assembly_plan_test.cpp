@@ -55,7 +55,7 @@ std::uint64_t written_on(const AssemblyPlan& plan, const AssemblyShape& shape, i
 TEST_CASE("a window's writer knows which contributors are on other hosts, and they know the writer") {
   AssemblyShape shape{4, Writers::owners, 64 << 10};
   shape.hosts = {0, 0, 1, 1};
-  const AssemblyPlan plan = plan_on(files_of(1, concat(1), 4096), shape);
+  const AssemblyPlan plan = plan_on(files_of(1, merge::concat(1), 4096), shape);
   int windows = 0;
   for (int process = 0; process < 4; ++process) {
     for (const Step& step : plan.processes[static_cast<std::size_t>(process)].steps) {
@@ -77,7 +77,7 @@ TEST_CASE("a window's writer knows which contributors are on other hosts, and th
 }
 
 TEST_CASE("on one host nobody sends") {
-  const AssemblyPlan plan = plan_on(files_of(1, concat(1), 4096), {4, Writers::owners, 64 << 10});
+  const AssemblyPlan plan = plan_on(files_of(1, merge::concat(1), 4096), {4, Writers::owners, 64 << 10});
   for (const ProcessWork& work : plan.processes)
     for (const Step& step : work.steps) CHECK(step.senders.empty());
 }
@@ -86,7 +86,7 @@ TEST_CASE("one host a file: all of a file is written there, and hosts write abou
   AssemblyShape shape{4, Writers::owners, 64 << 10};
   shape.hosts = {0, 1, 1, 0};
   // Rows: each rank would write its own.
-  const auto files = files_of(8, concat(0), 4096);
+  const auto files = files_of(8, merge::concat(0), 4096);
   bool is_split = false;
   for (const auto& [file, hosts] : hosts_of_files(plan_on(files, shape), shape))
     is_split = is_split || hosts.size() > 1;
@@ -102,11 +102,11 @@ TEST_CASE("one host a file: it is the one that has most of it") {
   AssemblyShape shape{4, Writers::owners, 64 << 10};
   shape.hosts = {0, 0, 0, 1};
   shape.one_host_a_file = true;
-  const AssemblyPlan plan = plan_on(files_of(3, concat(0), 1024), shape);
+  const AssemblyPlan plan = plan_on(files_of(3, merge::concat(0), 1024), shape);
   CHECK(written_on(plan, shape, 1) == 0);
   // The first rank alone writes, wherever it is.
   shape.writers = Writers::first;
-  CHECK(plan_on(files_of(3, concat(0), 1024), shape).processes[0].written == plan.bytes);
+  CHECK(plan_on(files_of(3, merge::concat(0), 1024), shape).processes[0].written == plan.bytes);
 }
 
 TEST_CASE("windows and messages together are within the budget") {

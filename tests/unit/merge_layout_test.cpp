@@ -100,7 +100,8 @@ TEST_CASE("random joins: units, windows of the target and pieces of the sources 
         specs[i] = specs[0];
         sources[i].resize(sources[0].size());
       }
-    const Layout layout = join(is_stack ? stack() : Merge(Concat{static_cast<std::int64_t>(dim), blocks}), specs);
+    const Layout layout =
+        join(is_stack ? merge::stack() : Merge(merge::Concat{static_cast<std::int64_t>(dim), blocks}), specs);
     const Rows rows = rows_of(layout);
     CHECK(rows.bytes() == byte_size(layout.target.dtype, layout.target.shape));
     const Bytes expected = apply_units(layout, sources);
@@ -112,11 +113,13 @@ TEST_CASE("random joins: units, windows of the target and pieces of the sources 
 }
 
 TEST_CASE("what is cut is joined again, padding trimmed, and composed in one step") {
-  for (const Merge& merge : {concat(0), concat(1), concat(-1), concat_blocks(1, {2, 1}), stack()}) {
+  for (const Merge& merge :
+       {merge::concat(0), merge::concat(1), merge::concat(-1), merge::concat_blocks(1, {2, 1}), merge::stack()}) {
     for (const int parts : {1, 2, 3, 5}) {
       // Blocks that do not divide evenly are padded one by one, and are then in another proportion.
-      if (merge == concat_blocks(1, {2, 1}) && 12 / 3 % parts != 0) continue;
-      const TensorSpec whole{DType::bf16, std::holds_alternative<Stack>(merge) ? Shape{parts, 6, 4} : Shape{7, 12, 3}};
+      if (merge == merge::concat_blocks(1, {2, 1}) && 12 / 3 % parts != 0) continue;
+      const TensorSpec whole{DType::bf16,
+                             std::holds_alternative<merge::Stack>(merge) ? Shape{parts, 6, 4} : Shape{7, 12, 3}};
       const Bytes bytes = random_bytes(byte_size(whole.dtype, whole.shape), 5);
       const Cut cut_up = cut(merge, whole, parts);
       std::vector<Bytes> shards;
@@ -128,7 +131,7 @@ TEST_CASE("what is cut is joined again, padding trimmed, and composed in one ste
       CHECK(joined.target == whole);
       CHECK(apply_units(joined, shards) == bytes);
       // From these parts straight to other ones.
-      if (std::holds_alternative<Stack>(merge)) continue;
+      if (std::holds_alternative<merge::Stack>(merge)) continue;
       const Cut other = cut(merge, whole, 4);
       for (int part = 0; part < 4; ++part)
         CHECK(apply_units(compose(joined, other, part), shards) == apply_units(part_of(other, part), {bytes}));
@@ -139,28 +142,33 @@ TEST_CASE("what is cut is joined again, padding trimmed, and composed in one ste
 TEST_CASE("packed elements are joined where pieces are whole bytes") {
   const TensorSpec spec{DType::f4_e2m1, {3, 4}};
   const std::vector<TensorSpec> specs(2, spec);
-  CHECK(rows_of(join(concat(1), specs)).row_bytes == 4);
-  CHECK(rows_of(join(stack(), specs)).bytes() == 12);
+  CHECK(rows_of(join(merge::concat(1), specs)).row_bytes == 4);
+  CHECK(rows_of(join(merge::stack(), specs)).bytes() == 12);
   const std::vector<TensorSpec> odd(2, {DType::u4, {3, 5}});
-  CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(concat(1), odd)); }), "share a byte"));
-  CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(stack(), odd)); }), "share a byte"));
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(merge::concat(1), odd)); }), "share a byte"));
+  CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(merge::stack(), odd)); }), "share a byte"));
 }
 
 TEST_CASE("what does not fit is named") {
   const std::vector<TensorSpec> taller = {{DType::f32, {4, 8}}, {DType::f32, {5, 8}}};
   const std::vector<int> ranks = {3, 7};
-  CHECK(join(concat(0), taller).target.shape == Shape{9, 8});
-  const std::string words = words_of(ErrorKind::rank_mismatch, [&] { (void)join(concat(1), taller, {}, ranks); });
+  CHECK(join(merge::concat(0), taller).target.shape == Shape{9, 8});
+  const std::string words =
+      words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::concat(1), taller, {}, ranks); });
   CHECK(has(words, "rank 3 has F32 [4, 8]"));
   CHECK(has(words, "rank 7 has F32 [5, 8]"));
-  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(max(), taller); }), "\"max\" wants them equal"));
-  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(stack(), taller); }), "\"stack\""));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat(2), taller); }), "no dimension 2"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat(-3), taller); }), "no dimension -3"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat_blocks(0, {2, 1}), taller); }), "blocks [2, 1]"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat_blocks(0, {1, 0}), taller); }), "at least 1"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(concat(0), taller, 10); }), "true size"));
-  CHECK(has(words_of(ErrorKind::argument, [] { (void)join(concat(0), {}); }), "nothing to merge"));
-  for (const Merge& merge : {first(), max(), sum()})
+  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::max(), taller); }), "\"max\" wants them equal"));
+  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::stack(), taller); }), "\"stack\""));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(merge::concat(2), taller); }), "no dimension 2"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(merge::concat(-3), taller); }), "no dimension -3"));
+  CHECK(has(words_of(ErrorKind::argument,
+                     [&] {
+                       (void)join(merge::concat_blocks(0, {2, 1}), taller);
+                     }),
+            "blocks [2, 1]"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(merge::concat_blocks(0, {1, 0}), taller); }), "at least 1"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)join(merge::concat(0), taller, 10); }), "true size"));
+  CHECK(has(words_of(ErrorKind::argument, [] { (void)join(merge::concat(0), {}); }), "nothing to merge"));
+  for (const Merge& merge : {merge::first(), merge::max(), merge::sum()})
     CHECK(has(words_of(ErrorKind::argument, [&] { (void)cut(merge, taller[0], 2); }), "no way back"));
 }

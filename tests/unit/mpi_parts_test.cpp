@@ -258,13 +258,13 @@ TEST_CASE("a merge needs its result and a window that does not grow with the ten
   for (gather::Record& record : records) {
     record.operation = gather::Operation::merge;
     record.moving_bytes = 1 << 30;
-    record.merge = gather::merge_number(concat(0));
+    record.merge = gather::merge_number(merge::concat(0));
   }
   const std::uint64_t window = gather::merge_window_bytes(3, 1 << 30);
   CHECK(window == 6 * gather::merge_piece_bytes(3, 1 << 30));
   CHECK(window <= 64 * MiB);
   CHECK(gather::fresh_bytes_of(0, records, group) == 4 * (std::uint64_t{1} << 30) + window);
-  for (gather::Record& record : records) record.merge = gather::merge_number(sum());
+  for (gather::Record& record : records) record.merge = gather::merge_number(merge::sum());
   CHECK(gather::fresh_bytes_of(0, records, group) == (std::uint64_t{1} << 30) + window);
   CHECK(gather::merge_window_bytes(3, 100) == 6 * 4096);
   CHECK(gather::merge_window_bytes(4095, 1 << 30) <= 128 * MiB);

@@ -55,7 +55,7 @@ TensorSpec spec(Shape shape) {
 // What the scale of a weight has to become, by what the weight does.
 enum class Cut { rows, columns, none };
 Cut cut_of(const Merge& merge) {
-  const auto* concat = std::get_if<Concat>(&merge);
+  const auto* concat = std::get_if<merge::Concat>(&merge);
   if (concat == nullptr) return Cut::none;
   return concat->dim == 0 ? Cut::rows : Cut::columns;
 }
@@ -79,7 +79,7 @@ TEST_CASE("every tensor of the models that auto knows has a rule that fits its s
       const std::vector<TensorSpec> whole = {spec(shape)};
       const ResolvedMerge resolved = plan.resolve(*rule, name, whole, true);
       CHECK_FALSE(resolved.true_size);
-      if (const auto* concat = std::get_if<Concat>(&resolved.merge)) {
+      if (const auto* concat = std::get_if<merge::Concat>(&resolved.merge)) {
         const auto dimensions = static_cast<std::int64_t>(shape.size());
         REQUIRE(concat->dim < dimensions);
         const std::int64_t size = shape[static_cast<std::size_t>(concat->dim)];
@@ -200,15 +200,15 @@ TEST_CASE("the scales of a quantised weight are cut as the weight is") {
         return plan.resolve(*rule, full, specs, ranks == 1).merge;
       };
       const auto is_concat = [](const Merge& merge, std::int64_t dim) {
-        const auto* concat = std::get_if<Concat>(&merge);
+        const auto* concat = std::get_if<merge::Concat>(&merge);
         return concat != nullptr && concat->dim == dim;
       };
       for (const std::string suffix :
            {".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".weight_quantizer._amax",
             ".weight_quantizer._scale", ".weight_quantizer.0._amax"}) {
         for (const Shape& one : {Shape{}, Shape{1}, Shape{1, 1}}) {
-          CHECK(resolve(suffix, one, 2) == (cut == Cut::none ? same() : max()));
-          CHECK(resolve(suffix, one, 1) == same());
+          CHECK(resolve(suffix, one, 2) == (cut == Cut::none ? merge::same() : merge::max()));
+          CHECK(resolve(suffix, one, 1) == merge::same());
         }
         const Merge per_row = resolve(suffix, {shape[0]}, 2);
         const Merge per_kept_row = resolve(suffix, {shape[0], 1}, 2);
@@ -219,16 +219,16 @@ TEST_CASE("the scales of a quantised weight are cut as the weight is") {
           CHECK(per_kept_row == weights);
           CHECK(per_block == weights);
         } else {
-          CHECK(per_row == same());
-          CHECK(per_kept_row == same());
-          CHECK((cut == Cut::columns ? is_concat(per_block, 1) : per_block == same()));
+          CHECK(per_row == merge::same());
+          CHECK(per_kept_row == merge::same());
+          CHECK((cut == Cut::columns ? is_concat(per_block, 1) : per_block == merge::same()));
         }
       }
       for (const std::string suffix : {".input_scale", ".input_quantizer._amax", ".output_quantizer._amax"})
-        CHECK(resolve(suffix, {}, 2) == max());
+        CHECK(resolve(suffix, {}, 2) == merge::max());
       for (const std::string suffix : {".pre_quant_scale", ".input_quantizer._pre_quant_scale"}) {
         const Merge inputs = resolve(suffix, {shape[1]}, 2);
-        CHECK((cut == Cut::columns ? is_concat(inputs, -1) : inputs == same()));
+        CHECK((cut == Cut::columns ? is_concat(inputs, -1) : inputs == merge::same()));
       }
       ++checked;
     }
@@ -246,8 +246,8 @@ TEST_CASE("scales of keys and values, however they are called") {
       CAPTURE(full);
       const MergeRule* rule = plan.find(full);
       REQUIRE(rule != nullptr);
-      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({}))).merge == max());
-      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({4}))).merge == concat(0));
+      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({}))).merge == merge::max());
+      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({4}))).merge == merge::concat(0));
     }
   }
 }
@@ -262,7 +262,7 @@ TEST_CASE("fused experts are joined across expert ranks, with their scales") {
     const MergeRule* rule = plan.find(full);
     REQUIRE(rule != nullptr);
     CHECK(rule->across == Axis::expert);
-    CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({4, 2, 2}))).merge == concat(0));
+    CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({4, 2, 2}))).merge == merge::concat(0));
   }
   // DeepSeek-V3's layer for the second next token.
   for (const std::string name : {"enorm.weight", "hnorm.weight", "eh_proj.weight", "embed_tokens.weight",

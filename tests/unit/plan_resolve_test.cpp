@@ -53,8 +53,8 @@ TEST_CASE("plain actions resolve to their merge") {
          {"match": "s", "action": "same"}, {"match": "f", "action": "first"}, {"match": "m", "action": "max"},
          {"match": "a", "action": "sum"}, {"match": "k", "action": "stack"}, {"match": "d", "action": "drop"})");
   const auto resolve = [&](std::string_view name) { return plan.resolve(*plan.find(name), name, specs({4, 4})); };
-  CHECK(resolve("c").merge == concat_blocks(-2, {2, 1, 1}));
-  CHECK(resolve("t").merge == concat(0));
+  CHECK(resolve("c").merge == merge::concat_blocks(-2, {2, 1, 1}));
+  CHECK(resolve("t").merge == merge::concat(0));
   CHECK(resolve("t").true_size == 50257);
   CHECK_FALSE(resolve("c").true_size.has_value());
   CHECK(plan.resolve(*plan.find("t"), "t", specs({50257, 4}, 1), true).true_size == 50257);
@@ -63,11 +63,11 @@ TEST_CASE("plain actions resolve to their merge") {
                        (void)plan.resolve(*plan.find("t"), "t", specs({50304, 4}, 1), true);
                      }),
             "is 50257, and it is 50304"));
-  CHECK(resolve("s").merge == same());
-  CHECK(resolve("f").merge == first());
-  CHECK(resolve("m").merge == max());
-  CHECK(resolve("a").merge == sum());
-  CHECK(resolve("k").merge == stack());
+  CHECK(resolve("s").merge == merge::same());
+  CHECK(resolve("f").merge == merge::first());
+  CHECK(resolve("m").merge == merge::max());
+  CHECK(resolve("a").merge == merge::sum());
+  CHECK(resolve("k").merge == merge::stack());
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)resolve("d"); }), "rule 8 drops"));
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.resolve(plan.rules()[0], "c", {}); }), "no rank has it"));
   CHECK(plan.rules()[7].number == 8);
@@ -83,25 +83,25 @@ TEST_CASE("a scale is the largest, cut or the same, as its shape says") {
   };
   for (const char* name : {"r", "c", "l", "n", "q"}) {
     for (const Shape& one : {Shape{}, Shape{1}, Shape{1, 1}}) {
-      CHECK(resolve(name, one) == max());
-      CHECK(resolve(name, one, true) == same());
+      CHECK(resolve(name, one) == merge::max());
+      CHECK(resolve(name, one, true) == merge::same());
     }
   }
   for (const bool whole : {false, true}) {
-    CHECK(resolve("r", {8}, whole) == concat(0));
-    CHECK(resolve("r", {8, 1}, whole) == concat(0));
-    CHECK(resolve("r", {1, 8}, whole) == same());
-    CHECK(resolve("c", {8}, whole) == same());
-    CHECK(resolve("c", {8, 1}, whole) == same());
-    CHECK(resolve("c", {8, 4}, whole) == concat(1));
-    CHECK(resolve("l", {8}, whole) == concat(-1));
-    CHECK(resolve("n", {8, 4}, whole) == same());
-    CHECK(resolve("q", {6}, whole) == concat_blocks(0, {2, 1}));
-    CHECK(resolve("r", {0}, whole) == same());
+    CHECK(resolve("r", {8}, whole) == merge::concat(0));
+    CHECK(resolve("r", {8, 1}, whole) == merge::concat(0));
+    CHECK(resolve("r", {1, 8}, whole) == merge::same());
+    CHECK(resolve("c", {8}, whole) == merge::same());
+    CHECK(resolve("c", {8, 1}, whole) == merge::same());
+    CHECK(resolve("c", {8, 4}, whole) == merge::concat(1));
+    CHECK(resolve("l", {8}, whole) == merge::concat(-1));
+    CHECK(resolve("n", {8, 4}, whole) == merge::same());
+    CHECK(resolve("q", {6}, whole) == merge::concat_blocks(0, {2, 1}));
+    CHECK(resolve("r", {0}, whole) == merge::same());
   }
   // One rank has less than the others where the rows do not divide.
   const std::vector<TensorSpec> uneven = {{DType::f32, {2}}, {DType::f32, {1}}};
-  CHECK(plan.resolve(*plan.find("r"), "r", uneven).merge == concat(0));
+  CHECK(plan.resolve(*plan.find("r"), "r", uneven).merge == merge::concat(0));
 }
 
 TEST_CASE("numbers of config.json are looked up, and missed by name") {
@@ -111,7 +111,7 @@ TEST_CASE("numbers of config.json are looked up, and missed by name") {
   const Config config = parse_json(R"({"vocab_size": 96, "text_config": {"heads": 8}})");
   const MergePlan plan = load(rules, &config);
   CHECK(plan.resolve(*plan.find("e"), "e", specs({50, 4})).true_size == 96);
-  CHECK(plan.resolve(*plan.find("q"), "q", specs({50, 4})).merge == concat_blocks(0, {8, 2}));
+  CHECK(plan.resolve(*plan.find("q"), "q", specs({50, 4})).merge == merge::concat_blocks(0, {8, 2}));
 
   const auto error = [&](const char* json) {
     const Config other = parse_json(json);

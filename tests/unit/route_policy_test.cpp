@@ -174,16 +174,16 @@ TEST_CASE("what is forced, and by what") {
   }
   // The call wins.
   CHECK(forced_text(forcing_of({.route = Route::shm})) == "forced by the caller");
-  const Forcing path = forcing_of({.workspace_path = "/w"});
+  const Forcing path = forcing_of({.workspace = {.path = "/w"}});
   CHECK(path.route == Route::workspace);
-  CHECK(forced_text(path) == "forced by workspace_path");
+  CHECK(forced_text(path) == "forced by workspace.path");
   ::setenv("MUSTER_ROUTE", "automatic", 1);
   CHECK(forced_text(forcing_of({})).empty());
   ::setenv("MUSTER_ROUTE", "pigeon", 1);
   const std::string words = test::words_of(ErrorKind::argument, [] { (void)forcing_of({}); });
   CHECK(test::has(words, "'pigeon': it must be automatic, local, shm, workspace, mpi or device"));
   ::unsetenv("MUSTER_ROUTE");
-  CHECK_THROWS_AS((void)forcing_of({.route = Route::shm, .workspace_path = "/w"}), Error);
+  CHECK_THROWS_AS((void)forcing_of({.route = Route::shm, .workspace = {.path = "/w"}}), Error);
 }
 
 TEST_CASE("where tensors are: those without elements are nowhere") {

@@ -5,6 +5,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <set>
+
 #include "muster/error.hpp"
 #include "src/gather/stream_budget.hpp"
 #include "tests/support/patterns.hpp"
@@ -33,6 +36,22 @@ std::uint64_t slot_bytes(const Config& tree) {
   return layout.size();
 }
 
+/// Part 0 lists all tensors of its layer.
+void check_tensors(const LayerPart& part, const Config& layer) {
+  std::vector<TensorSpec> expected;
+  visit_leaves(layer, [&](const Config& leaf) {
+    if (leaf.is_tensor()) expected.push_back({leaf.as_tensor().dtype(), leaf.as_tensor().shape()});
+  });
+  std::vector<TensorSpec> listed;
+  std::set<std::string> paths;
+  for (const LayerTensor& tensor : part.tensors) {
+    listed.push_back(tensor.whole);
+    paths.insert(tensor.path);
+  }
+  CHECK(listed == expected);
+  CHECK(paths.size() == expected.size());
+}
+
 /// Cuts, checks the sizes, puts together, compares. Returns the number of parts.
 std::uint32_t cut_and_join(const Config& layer, std::uint64_t part_bytes) {
   const LayerParts parts(layer, part_bytes, everything);
@@ -44,6 +63,12 @@ std::uint32_t cut_and_join(const Config& layer, std::uint64_t part_bytes) {
     part.ranks = {0};
     part.configs = {parts.make(i, &part.slices)};
     CHECK(slot_bytes(*part.configs.front()) <= part_bytes);
+    if (i == 0) {
+      gather::list_tensors(part);
+      check_tensors(part, layer);
+    } else {
+      CHECK(std::ranges::none_of(part.slices, [](const TensorSlice& slice) { return slice.elements == 0; }));
+    }
     whole.add(part);
   }
   CHECK(whole.layer(0) == layer);

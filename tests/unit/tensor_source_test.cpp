@@ -97,7 +97,8 @@ TEST_CASE("any window of a merged tensor is what the whole has there") {
   for (int round = 0; round < 300; ++round) {
     const auto extent = [&] { return static_cast<std::int64_t>(1 + random() % 12); };
     const Tensor whole = test::pattern(DType::bf16, {extent(), 2 * extent(), extent()}, random());
-    const std::vector<Merge> merges = {concat(0), concat(1), concat(-1), concat_blocks(1, {3, 3}), same()};
+    const std::vector<Merge> merges = {merge::concat(0), merge::concat(1), merge::concat(-1),
+                                       merge::concat_blocks(1, {3, 3}), merge::same()};
     const Merge& merge = merges[random() % merges.size()];
     const int parts = static_cast<int>(1 + random() % 5);
     const auto memory = std::make_shared<InMemory>();
@@ -122,7 +123,7 @@ TEST_CASE("the largest and the sum are made window by window") {
   for (const bool is_max : {true, false}) {
     const auto memory = std::make_shared<InMemory>();
     MergedTensor merged{"t", {}, {memory->add(0, make({1, 5, -3})), memory->add(1, make({2, 4, -8}))}};
-    merged.layout = merge::join(is_max ? max() : sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
+    merged.layout = merge::join(is_max ? merge::max() : merge::sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
     const MergedTensors source(memory, {merged});
     const std::vector<std::byte> piece = piece_of(source, 0, 4, 8);
     std::vector<float> values(2);
@@ -134,9 +135,9 @@ TEST_CASE("the largest and the sum are made window by window") {
 TEST_CASE("ranks that must be equal and are not are told when the place is read") {
   const Tensor whole = test::pattern(DType::f32, {64}, 1);
   const auto memory = std::make_shared<InMemory>();
-  MergedTensor merged = cut_up(*memory, "t", same(), whole, 3);
+  MergedTensor merged = cut_up(*memory, "t", merge::same(), whole, 3);
   merged.parts[2] = memory->add_changed(2, merged.parts[2], 100);
-  MergedTensor parts = cut_up(*memory, "p", concat(0), whole, 2);
+  MergedTensor parts = cut_up(*memory, "p", merge::concat(0), whole, 2);
   parts.equal = {{parts.parts[1], memory->add_changed(3, parts.parts[1], 127)}};
   const MergedTensors source(memory, {merged, parts});
   CHECK_NOTHROW((void)piece_of(source, 0, 0, 100));

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# usage: snippets.sh SOURCE-ROOT COMPILER-WITH-FLAGS...
+# Compiles what README.md and the manuals show of the library: each block of C++ is a function's body, after the names
+# that its text speaks of.
+set -euo pipefail
+root=$1
+shift
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+cat >"$place/names.hpp" <<'END'
+#include <muster/muster.hpp>
+struct CUstream_st;
+inline std::shared_ptr<muster::SyncGroup> group;
+inline std::vector<int> ranks;
+inline int rank, size, step;
+inline std::string run_id;
+inline muster::Config layer;
+inline std::vector<muster::Config> layers;
+inline muster::Tensor weight;
+inline const void *data, *device_pointer;
+inline CUstream_st* stream;
+inline std::vector<float> scales;
+inline muster::NFSWorkspace workspace;
+inline muster::LayerSource next_layer;
+inline muster::LayerConsumer consume;
+muster::Config quantised(const muster::Config&);
+std::string name_of(int rank, const std::string& path);
+template <class... Values>
+void use(const Values&...) {}
+END
+count=0
+for document in README.md docs/{gathering,workspaces,devices}.md; do
+  awk -v document="$document" '
+    /^```cpp$/ {
+      inside = 1
+      body = body sprintf("void snippet_%d();\nvoid snippet_%d() {\n#line %d \"%s\"\n", NR, NR, NR + 1, document)
+      next
+    }
+    /^```$/ && inside { inside = 0; body = body "}\n"; next }
+    inside && /^#include/ { head = head $0 "\n"; body = body "\n"; next }
+    inside { body = body $0 "\n" }
+    END { printf "%s#include \"names.hpp\"\n%s", head, body }' "$root/$document" >"$place/snippets.cpp"
+  "$@" -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-unused -I"$place" "$place/snippets.cpp"
+  count=$((count + $(grep -c '^void .* {$' "$place/snippets.cpp")))
+done
+[ "$count" -ge 10 ]
+echo "$count snippets compile"
