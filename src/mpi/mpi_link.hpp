@@ -35,6 +35,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "src/gather/route.hpp"
@@ -237,6 +238,7 @@ class Receiver final : public gather::PartInlet {
   std::condition_variable_any changed_;
   bool is_unattended_ = false;
   bool is_settling_ = false;
+  bool has_moved_ = false;      // something, since a wait has looked: whoever made the step
   bool is_without_ = false;     // a source of an exchange cannot send
   std::exception_ptr trouble_;  // of a part that could not be taken in
   std::exception_ptr failure_;  // of a step that nobody waited for

@@ -55,7 +55,8 @@ void Receiver::wait(MpiGroup& group, std::span<const int> on, const Done& done, 
           {
             const std::lock_guard lock(mutex_);
             if (failure_) std::rethrow_exception(failure_);
-            has_moved = step();
+            step();
+            has_moved = std::exchange(has_moved_, false);
             if (done()) return true;
           }
           if (has_moved) group.progress();
@@ -173,6 +174,7 @@ bool Receiver::try_step() noexcept {
 bool Receiver::step() {
   bool has_moved = false;
   for (Lane& from : lanes_) has_moved = group_.towards(from.rank, [&] { return step_lane(from); }) || has_moved;
+  has_moved_ = has_moved_ || has_moved;
   return has_moved;
 }
 
