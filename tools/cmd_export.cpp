@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -24,6 +23,7 @@
 #include "muster/launch.hpp"
 #include "muster/model_dir.hpp"
 #include "src/checkpoint/agreement.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/reports.hpp"
@@ -66,15 +66,9 @@ std::string json_of(const ExportReport& report, Writers writers) {
   return inspect::json_report(json);
 }
 
-std::string notes_of(const ExportAccount& account) {
-  std::string words;
-  for (const std::string& note : account.notes) words += fmt::format("note: {}\n", note);
-  return words;
-}
-
 std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
   if (arguments.json) return json_of(report, arguments.options.writers);
-  std::string words = notes_of(report.account);
+  std::string words = inspect::notes_lines(report.account.notes);
   words += fmt::format(
       "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
       static_cast<double>(report.account.bytes_out - std::min(report.bytes_resumed, report.account.bytes_out)) / 1e9 /
@@ -102,13 +96,10 @@ void check_report(const ExportArguments& arguments) {
   const fs::file_status status = fs::status(report, error);
   if (status.type() == fs::file_type::none) refuse(error.message());
   if (fs::is_directory(status)) refuse("it is a directory");
-  const fs::path inside =
-      fs::weakly_canonical(report, error).lexically_relative(fs::weakly_canonical(arguments.out, error));
-  if (!arguments.out.empty() && !inside.empty() && *inside.begin() != "..")
+  if (!arguments.out.empty() && is_inside(report, arguments.out))
     refuse("it is in the directory that is made; name another one");
   if (fs::is_regular_file(status)) {
-    const fs::path below = fs::canonical(report, error).lexically_relative(fs::canonical(arguments.shards, error));
-    if ((!below.empty() && *below.begin() != "..") || fs::equivalent(report, arguments.plan, error))
+    if (is_inside(report, arguments.shards) || fs::equivalent(report, arguments.plan, error))
       refuse("it is a file that is read; name another one");
   } else if (fs::exists(status)) {
     return;  // a device or a pipe, which is written to as it is
@@ -175,7 +166,7 @@ int show_plan(const ExportArguments& arguments) {
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, arguments.options);
   const bool is_asked = arguments.json || !arguments.report.empty();
   const std::string json = is_asked ? inspect::json_report(inspect::account_tree(account)) : std::string();
-  print(arguments.json ? json : notes_of(account) + inspect::account_table(account, output_style()));
+  print(arguments.json ? json : inspect::notes_lines(account.notes) + inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;
 }

@@ -3,7 +3,6 @@
 //
 // Both are made from what CLI11 knows of the program, so that they cannot say anything else than --help does.
 
-#include <fmt/core.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -37,17 +37,12 @@ void shard(const ShardArguments& arguments) {
     options.stop = stop;
     return shard_model(arguments.model, arguments.out, arguments.plan, layout, options);
   });
-  std::string words;
-  for (const std::string& note : report.notes) words += fmt::format("note: {}\n", note);
-  if (options.dry_run) {
-    print(words + fmt::format("{} tensors, {:.1f} MB, would be cut into {} shards of {:.1f} MB together\n",
-                              report.tensors, static_cast<double>(report.bytes) / 1e6, layout.ranks(),
-                              static_cast<double>(report.bytes_written) / 1e6));
-    return;
-  }
-  words += fmt::format("{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n",
-                       report.tensors, static_cast<double>(report.bytes) / 1e6, layout.ranks(),
-                       static_cast<double>(report.bytes_written) / 1e6, report.seconds,
+  std::string words = inspect::notes_lines(report.notes);
+  const std::string cut =
+      fmt::format("{} shards of {} together", layout.ranks(), inspect::human_bytes(report.bytes_written));
+  words += fmt::format("{}, {}, ", inspect::counted(report.tensors, "tensor"), inspect::human_bytes(report.bytes));
+  if (options.dry_run) return print(words + fmt::format("would be cut into {}\n", cut));
+  words += fmt::format("cut into {}: {:.2f} s, {:.2f} GB/s\n", cut, report.seconds,
                        static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
   words += inspect::left_line(report.left);
   if (!report.job.empty()) words += fmt::format("job {}, generation 1\n", report.job);

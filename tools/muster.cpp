@@ -8,7 +8,6 @@
 #include <sstream>
 #include <string>
 
-#include "muster/error.hpp"
 #include "muster/version.hpp"
 #include "src/core/quoted.hpp"
 #include "tools/commands.hpp"

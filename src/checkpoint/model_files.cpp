@@ -77,10 +77,6 @@ bool is_other_weights(std::string_view name) {
   return dot != std::string_view::npos && has_word(endings_of_other_weights, name.substr(dot));
 }
 
-bool is_below(const fs::path& path, const fs::path& directory) {
-  return std::mismatch(directory.begin(), directory.end(), path.begin(), path.end()).first == directory.end();
-}
-
 /// One walk through a directory.
 class Carrying {
  public:
@@ -141,7 +137,8 @@ class Carrying {
     if (is_other_weights(name)) return "weights of another format";
     if (!entry.is_symlink(error)) return {};
     const fs::path target = fs::canonical(entry.path(), error);
-    if (!error && std::ranges::any_of(inside_, [&](const fs::path& path) { return is_below(target, path); })) return {};
+    if (!error && std::ranges::any_of(inside_, [&](const fs::path& path) { return is_inside(target, path); }))
+      return {};
     return fmt::format("a link to {}, outside the directory", in_quotes(target.string()));
   }
 
@@ -227,6 +224,12 @@ Belongs belongs_to_checkpoint(std::string_view name) {
 bool is_name_beside(std::string_view name) noexcept {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
          name.find('\0') == std::string_view::npos;
+}
+
+bool is_inside(const fs::path& path, const fs::path& directory) {
+  std::error_code error;
+  const fs::path inside = fs::weakly_canonical(path, error).lexically_relative(fs::weakly_canonical(directory, error));
+  return !error && !inside.empty() && *inside.begin() != "..";
 }
 
 std::string join_path(const std::string& directory, const std::string& name) {

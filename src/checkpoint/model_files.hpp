@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -44,6 +45,9 @@ Belongs belongs_to_checkpoint(std::string_view name);
 /// Whether an index may say that tensors are in a file of this name: beside it and nowhere else, so that it does not
 /// open other files of this machine.
 bool is_name_beside(std::string_view name) noexcept;
+
+/// Whether a path is a directory or in it, behind links.
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory);
 
 std::string join_path(const std::string& directory, const std::string& name);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/checkpoint/output_directory.hpp"
 
-#include <fmt/core.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #define XXH_INLINE_ALL
@@ -182,13 +181,10 @@ void check_output(const std::string& path, const OutputChoice& choice) {
 }
 
 void check_not_source(const std::string& source, const std::string& out) {
-  std::error_code error;
-  const fs::path inside = fs::weakly_canonical(source, error).lexically_relative(fs::weakly_canonical(out, error));
-  if (!error && !inside.empty() && *inside.begin() != "..") {
+  if (is_inside(source, out))
     throw Error(ErrorKind::argument,
                 fmt::format("{} is read from and cannot be written to as well; name another directory", in_quotes(out)),
                 {.path = out});
-  }
 }
 
 OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,

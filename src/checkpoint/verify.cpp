@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <functional>
 #include <numeric>
-#include <span>
 #include <system_error>
 #include <utility>
 

@@ -2,13 +2,11 @@
 
 #include "src/inspect/cat.hpp"
 
-#include <fmt/core.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "muster/error.hpp"

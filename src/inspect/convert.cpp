@@ -3,14 +3,12 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <filesystem>
 
 #include "muster/error.hpp"
 #include "muster/safetensors.hpp"
-#include "muster/state.hpp"
 #include "muster/state_file.hpp"
 #include "src/checkpoint/shard_metadata.hpp"
 #include "src/core/progress_counter.hpp"

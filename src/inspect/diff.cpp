@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>

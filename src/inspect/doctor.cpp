@@ -2,7 +2,6 @@
 
 #include "src/inspect/doctor.hpp"
 
-#include <fmt/core.h>
 #include <fmt/format.h>
 #include <zstd.h>
 

@@ -2,7 +2,6 @@
 
 #include "src/inspect/reports.hpp"
 
-#include <fmt/core.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,10 +16,6 @@
 
 namespace muster::inspect {
 namespace {
-
-double megabytes(std::uint64_t bytes) {
-  return static_cast<double>(bytes) / 1e6;
-}
 
 /// "ranks 0-3: BF16 [32, 64]", or each shape where they differ.
 std::string sources_text(const AccountedTensor& tensor) {
@@ -203,11 +198,10 @@ std::string_view verdict_text(GcVerdict verdict) {
 }  // namespace
 
 std::string account_line(const ExportAccount& account) {
-  const int ranks = account.layout.ranks();
-  std::string text =
-      fmt::format("{} tensors of {} rank{} ({:.1f} MB) {} {} ({:.1f} MB in {} file{})", account.tensors_in, ranks,
-                  ranks == 1 ? "" : "s", megabytes(account.bytes_in), account.to ? "cut anew into" : "merged into",
-                  account.tensors_out, megabytes(account.bytes_out), account.files, account.files == 1 ? "" : "s");
+  std::string text = fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
+                                 counted(static_cast<std::uint64_t>(account.layout.ranks()), "rank"),
+                                 human_bytes(account.bytes_in), account.to ? "cut anew into" : "merged into",
+                                 account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
   if (!account.dropped.empty()) text += fmt::format(", {} names dropped by rule", account.dropped.size());
   return text;
 }
@@ -239,6 +233,12 @@ Config account_tree(const ExportAccount& account) {
        {"tensors", tensors_tree(account.tensors)},
        {"dropped", tensors_tree(account.dropped)},
        {"notes", ConfigArray(account.notes.begin(), account.notes.end())}});
+}
+
+std::string notes_lines(const std::vector<std::string>& notes) {
+  std::string lines;
+  for (const std::string& note : notes) lines += fmt::format("note: {}\n", note);
+  return lines;
 }
 
 std::string left_line(const std::vector<LeftFile>& left) {

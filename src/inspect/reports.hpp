@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "muster/config.hpp"
 #include "muster/export.hpp"
@@ -25,6 +26,8 @@ Config account_tree(const ExportAccount& account);
 /// The sums alone: "291 tensors of 4 ranks (201.3 MB) merged into 75 (199.0 MB in 2 files), 3 dropped".
 std::string account_line(const ExportAccount& account);
 
+/// A line each.
+std::string notes_lines(const std::vector<std::string>& notes);
 /// "not carried: ...", a line with its end; empty if all went along.
 std::string left_line(const std::vector<LeftFile>& left);
 

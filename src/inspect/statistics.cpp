@@ -5,11 +5,9 @@
 #include "src/inspect/statistics.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <type_traits>

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <limits>
 
 #include "muster/error.hpp"
 #include "src/core/checksum.hpp"

@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <map>
 
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
