@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -24,10 +23,10 @@
 #include "muster/launch.hpp"
 #include "muster/model_dir.hpp"
 #include "src/checkpoint/agreement.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/account_output.hpp"
-#include "src/inspect/workspace_output.hpp"
+#include "src/inspect/reports.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/start.hpp"
@@ -44,51 +43,18 @@ struct ExportArguments {
   std::string shards;
   std::string out;
   std::string plan;
-  std::string layout;
-  std::string ranks;
   std::string report;
-  std::string writers = "owners";
-  std::uint64_t max_shard_size = ExportOptions().max_shard_size;
-  std::uint64_t memory_budget = ExportOptions().memory_budget;
-  std::string job;
-  std::optional<std::uint64_t> generation;
-  std::string carry;
-  std::string abandoned_after;
+  ExportOptions options;
   int jobs = 0;
-  bool force = false;
-  bool resume = false;
-  bool checksums = false;
   bool dry_run = false;
   bool json = false;
   bool alone = false;
 };
 
-Writers writers_of(const ExportArguments& arguments) {
-  return arguments.writers == "first" ? Writers::first : Writers::owners;
-}
-
-ExportOptions options_of(const ExportArguments& arguments) {
-  ExportOptions options;
-  options.force = arguments.force;
-  options.max_shard_size = arguments.max_shard_size;
-  options.memory_budget = arguments.memory_budget;
-  options.writers = writers_of(arguments);
-  if (!arguments.layout.empty()) options.layout = ParallelLayout::parse(arguments.layout);
-  if (!arguments.ranks.empty()) options.to = ParallelLayout::parse(arguments.ranks);
-  options.resume = arguments.resume;
-  options.checksums = arguments.checksums;
-  options.job = arguments.job;
-  options.generation = arguments.generation;
-  options.carry = arguments.carry;
-  if (!arguments.abandoned_after.empty()) options.abandoned_after = inspect::parse_age(arguments.abandoned_after);
-  options.progress = progress_bar();
-  return options;
-}
-
-std::string json_of(const ExportReport& report, const std::string& writers) {
+std::string json_of(const ExportReport& report, Writers writers) {
   Config json = inspect::account_tree(report.account);
   json["written"] =
-      Config::object({{"writers", writers},
+      Config::object({{"writers", to_string(writers)},
                       {"bytes_by_rank", ConfigArray(report.bytes_written.begin(), report.bytes_written.end())},
                       {"windows", report.windows},
                       {"files_resumed", report.files_resumed},
@@ -100,15 +66,9 @@ std::string json_of(const ExportReport& report, const std::string& writers) {
   return inspect::json_report(json);
 }
 
-std::string notes_of(const ExportAccount& account) {
-  std::string words;
-  for (const std::string& note : account.notes) words += fmt::format("note: {}\n", note);
-  return words;
-}
-
 std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
-  if (arguments.json) return json_of(report, arguments.writers);
-  std::string words = notes_of(report.account);
+  if (arguments.json) return json_of(report, arguments.options.writers);
+  std::string words = inspect::notes_lines(report.account.notes);
   words += fmt::format(
       "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
       static_cast<double>(report.account.bytes_out - std::min(report.bytes_resumed, report.account.bytes_out)) / 1e9 /
@@ -119,7 +79,7 @@ std::string words_of(const ExportReport& report, const ExportArguments& argument
   std::string written;
   for (std::size_t rank = 0; rank < report.bytes_written.size(); ++rank)
     written += fmt::format("{}{:.1f}", rank == 0 ? "" : ", ", static_cast<double>(report.bytes_written[rank]) / 1e6);
-  words += fmt::format("written by rank: {} MB (writers: {})\n", written, arguments.writers);
+  words += fmt::format("written by rank: {} MB (writers: {})\n", written, to_string(arguments.options.writers));
   return words + inspect::left_line(report.left);
 }
 
@@ -136,13 +96,10 @@ void check_report(const ExportArguments& arguments) {
   const fs::file_status status = fs::status(report, error);
   if (status.type() == fs::file_type::none) refuse(error.message());
   if (fs::is_directory(status)) refuse("it is a directory");
-  const fs::path inside =
-      fs::weakly_canonical(report, error).lexically_relative(fs::weakly_canonical(arguments.out, error));
-  if (!arguments.out.empty() && !inside.empty() && *inside.begin() != "..")
+  if (!arguments.out.empty() && is_inside(report, arguments.out))
     refuse("it is in the directory that is made; name another one");
   if (fs::is_regular_file(status)) {
-    const fs::path below = fs::canonical(report, error).lexically_relative(fs::canonical(arguments.shards, error));
-    if ((!below.empty() && *below.begin() != "..") || fs::equivalent(report, arguments.plan, error))
+    if (is_inside(report, arguments.shards) || fs::equivalent(report, arguments.plan, error))
       refuse("it is a file that is read; name another one");
   } else if (fs::exists(status)) {
     return;  // a device or a pipe, which is written to as it is
@@ -182,7 +139,7 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
       if (group.rank() == 0) check_report(arguments);
     });
     report = interruptible([&](const std::stop_token& stop) {
-      ExportOptions options = options_of(arguments);
+      ExportOptions options = arguments.options;
       options.stop = stop;
       return export_model(arguments.shards, arguments.out, arguments.plan, group, options);
     });
@@ -195,7 +152,7 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
   if (group.rank() != 0) return 0;
   int status = 0;
   try {
-    if (!arguments.report.empty()) write_report(arguments.report, json_of(report, arguments.writers));
+    if (!arguments.report.empty()) write_report(arguments.report, json_of(report, arguments.options.writers));
   } catch (const Error& error) {
     complain(fmt::format("{} is complete, but not its report: {}", in_quotes(arguments.out), error.what()));
     status = done_unsaid;
@@ -206,51 +163,35 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
-  const ExportAccount account = plan_export(arguments.shards, arguments.plan, options_of(arguments));
+  const ExportAccount account = plan_export(arguments.shards, arguments.plan, arguments.options);
   const bool is_asked = arguments.json || !arguments.report.empty();
   const std::string json = is_asked ? inspect::json_report(inspect::account_tree(account)) : std::string();
-  print(arguments.json ? json : notes_of(account) + inspect::account_table(account, output_style()));
+  print(arguments.json ? json : inspect::notes_lines(account.notes) + inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;
 }
 
-std::vector<std::string> command_line(const ExportArguments& arguments) {
-  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe").string(),
-                                      "export",
-                                      "--out=" + arguments.out,
-                                      "--writers=" + arguments.writers,
-                                      "--max-shard-size=" + std::to_string(arguments.max_shard_size),
-                                      "--memory-budget=" + std::to_string(arguments.memory_budget)};
-  if (!arguments.plan.empty()) command.push_back("--plan=" + arguments.plan);
-  if (!arguments.layout.empty()) command.push_back("--layout=" + arguments.layout);
-  if (!arguments.ranks.empty()) command.push_back("--ranks=" + arguments.ranks);
-  if (!arguments.report.empty()) command.push_back("--report=" + arguments.report);
-  if (!arguments.job.empty()) command.push_back("--job=" + arguments.job);
-  if (arguments.generation) command.push_back("--generation=" + std::to_string(*arguments.generation));
-  if (!arguments.carry.empty()) command.push_back("--carry=" + arguments.carry);
-  if (!arguments.abandoned_after.empty()) command.push_back("--abandoned-after=" + arguments.abandoned_after);
-  if (arguments.force) command.emplace_back("--force");
-  if (arguments.resume) command.emplace_back("--resume");
-  if (arguments.checksums) command.emplace_back("--checksums");
-  if (arguments.json) command.emplace_back("--json");
-  command.insert(command.end(), {"--", arguments.shards});
-  return command;
+/// What was called, for ranks of its own.
+std::vector<std::string> command_line(const CLI::App& command, const ExportArguments& arguments) {
+  std::vector<std::string> line = {fs::read_symlink("/proc/self/exe").string(), command.get_name()};
+  for (const CLI::Option* option : command.get_options([](const CLI::Option* option) { return option->count() != 0; }))
+    if (const std::string name = option->get_name(); name.starts_with("-") && name != "--jobs" && name != "--alone")
+      line.push_back(name + "=" + option->results().back());
+  line.insert(line.end(), {"--", arguments.shards});
+  return line;
 }
 
-int export_with_own_ranks(const ExportArguments& arguments) {
+int export_with_own_ranks(const CLI::App& command, const ExportArguments& arguments) {
   // What can be known before is said once, here, and not by a job.
   check_not_source(arguments.shards, arguments.out);
-  check_output(arguments.out, {arguments.force, arguments.shards, {}});
+  check_output(arguments.out, {arguments.options.force, arguments.shards, {}});
   check_report(arguments);
-  plan_export(arguments.shards, arguments.plan, options_of(arguments));
-  const int shards = count_shards(arguments.shards, arguments.job);
+  plan_export(arguments.shards, arguments.plan, arguments.options);
+  const int shards = count_shards(arguments.shards, arguments.options.job);
   const int jobs = std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(), shards);
   if (jobs == 1) return export_with(*single_group(), arguments);
-  LaunchOptions options;
-  options.ranks = jobs;
-  options.explained = {cannot, done_unsaid};
-  options.name = "muster export";
-  return launch_local(command_line(arguments), options);
+  const LaunchOptions options{.ranks = jobs, .explained = {cannot, done_unsaid}, .name = "muster export"};
+  return launch_local(command_line(command, arguments), options);
 }
 
 /// The ranks of the job that this process is one of. Says so if the others do not come: a script may call the command
@@ -270,9 +211,9 @@ std::shared_ptr<SyncGroup> group_of_job(const sync::Start& start) {
   return world();
 }
 
-int export_as_called(const ExportArguments& arguments) {
+int export_as_called(const CLI::App& command, const ExportArguments& arguments) {
   const sync::Start start = arguments.alone ? sync::Start() : sync::find_start(sync::own_surroundings());
-  if (start.by == sync::StartedBy::alone) return export_with_own_ranks(arguments);
+  if (start.by == sync::StartedBy::alone) return export_with_own_ranks(command, arguments);
   if (arguments.jobs != 0)
     throw Error(ErrorKind::argument,
                 fmt::format("--jobs starts ranks of its own, and this is a rank of a job ({}) whose ranks export "
@@ -286,6 +227,7 @@ int export_as_called(const ExportArguments& arguments) {
 void add_export_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("export", "Merge the shards of ranks into one checkpoint, or cut them anew");
   auto arguments = std::make_shared<ExportArguments>();
+  ExportOptions& options = arguments->options;
   const auto size = [&](const char* name, std::uint64_t& value, const char* help, const char* otherwise) {
     command->add_option(name, value, help)
         ->transform(CLI::AsSizeValue(true))
@@ -302,24 +244,33 @@ void add_export_command(CLI::App& app, int& status) {
       ->add_option("--plan", arguments->plan,
                    std::string(plan_help) + "; without it, the one that the shards were cut by")
       ->type_name(plan_type);
-  command->add_option("-o,--out", arguments->out, "The directory to make")->type_name("DIR");
+  add_output_options(*command, arguments->out, options);
   command
-      ->add_option("--layout", arguments->layout,
-                   "What the shards were cut for, where they do not say it: 4, or tp=2,pp=2,ep=2")
-      ->type_name("LAYOUT");
-  command->add_option("--ranks", arguments->ranks, "Make shards of this layout instead of one checkpoint")
+      ->add_option_function<std::string>(
+          "--layout", [&options](const std::string& text) { options.layout = ParallelLayout::parse(text); },
+          "What the shards were cut for, where they do not say it: 4, or tp=2,pp=2,ep=2")
       ->type_name("LAYOUT");
   command
-      ->add_option("--writers", arguments->writers, "owners: every rank writes what it has; first: rank 0 alone writes")
+      ->add_option_function<std::string>(
+          "--ranks", [&options](const std::string& text) { options.to = ParallelLayout::parse(text); },
+          "Make shards of this layout instead of one checkpoint")
+      ->type_name("LAYOUT");
+  command
+      ->add_option_function<std::string>(
+          "--writers",
+          [&options](const std::string& word) {
+            options.writers = word == to_string(Writers::first) ? Writers::first : Writers::owners;
+          },
+          "owners: every rank writes what it has; first: rank 0 alone writes")
       ->check(CLI::IsMember({"first", "owners"}))
       ->default_str("owners")
       ->type_name("first|owners");
-  size("--memory-budget", arguments->memory_budget, "Memory of all ranks together for bytes on their way", "256MiB");
-  size("--max-shard-size", arguments->max_shard_size, "Bytes of tensors in one file: 5GB, 500MB, 2GiB", "5GB");
-  command->add_option("--job", arguments->job, "Of a workspace with several jobs: how its number begins")
+  size("--memory-budget", options.memory_budget, "Memory of all ranks together for bytes on their way", "256MiB");
+  size("--max-shard-size", options.max_shard_size, "Bytes of tensors in one file: 5GB, 500MB, 2GiB", "5GB");
+  command->add_option("--job", options.job, "Of a workspace with several jobs: how its number begins")
       ->type_name("PREFIX");
   command
-      ->add_option("--generation", arguments->generation,
+      ->add_option("--generation", options.generation,
                    "Of a workspace: this generation; else the newest that all ranks have")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("G");
@@ -328,16 +279,13 @@ void add_export_command(CLI::App& app, int& status) {
       ->type_name("P");
   command->add_flag("--alone", arguments->alone,
                     "Inside a job: export by this process alone; the other ranks do not take part (as MUSTER_ALONE=1)");
-  command->add_flag("--resume", arguments->resume,
+  command->add_flag("--resume", options.resume,
                     "Go on with what an earlier export left, as far as it verifies; leave what there is on failure");
-  command->add_flag("--checksums", arguments->checksums, "Write muster.checksums.json beside, for muster verify");
+  command->add_flag("--checksums", options.checksums, "Write muster.checksums.json beside, for muster verify");
   command->add_flag("--dry-run", arguments->dry_run, "Show what would become of each tensor; write nothing");
-  command->add_option("--carry", arguments->carry, carry_help)->type_name("GLOBS");
-  command->add_option("--abandoned-after", arguments->abandoned_after, abandoned_help)->type_name("AGE");
   command->add_option("--report", arguments->report, "Write what became of each tensor to a file, as JSON")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print JSON");
-  command->add_flag("--force", arguments->force, "Replace DIR if it holds a model or shards and no other files");
   command->footer(
       "As a rank of a job (muster run -n P, mpiexec -n P) each rank reads its own shards, r, r + P, ... Started alone, "
       "or\n"
@@ -348,13 +296,14 @@ void add_export_command(CLI::App& app, int& status) {
       "  muster export shards4/ --plan llama --ranks 8 --out shards8/\n"
       "  muster run -n 4 -- muster export shards/ --plan llama --writers first --out model/\n"
       "  mpiexec -n 4 muster export shards/ --plan llama --out model/");
-  command->callback([arguments, &status] {
+  command->callback([command, arguments, &status] {
+    arguments->options.progress = progress_bar();
     if (arguments->dry_run) {
       status = show_plan(*arguments);
       return;
     }
     if (arguments->out.empty()) throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
-    status = export_as_called(*arguments);
+    status = export_as_called(*command, *arguments);
   });
 }
 

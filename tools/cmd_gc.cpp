@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "src/inspect/workspace_output.hpp"
+#include "src/inspect/reports.hpp"
 #include "src/workspace/gc.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"

@@ -10,8 +10,8 @@
 
 #include "src/checkpoint/arrangement.hpp"
 #include "src/inspect/output.hpp"
+#include "src/inspect/reports.hpp"
 #include "src/inspect/source.hpp"
-#include "src/inspect/workspace_output.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
@@ -29,7 +29,7 @@ struct ListArguments {
 bool is_for_survey(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return false;
-  if (is_workspace_directory(path)) return true;
+  if (workspace::is_workspace_directory(path)) return true;
   for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")) return false;

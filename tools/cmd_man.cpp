@@ -1,19 +1,276 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster man: the manual page, as roff for man(1), which the build installs.
+// muster completion: scripts for shells. muster man: the manual page, as roff for man(1), which the build installs.
+//
+// Both are made from what CLI11 knows of the program, so that they cannot say anything else than --help does.
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "tools/app_description.hpp"
+#include "muster/version.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
+
+struct OptionDescription {
+  std::vector<std::string> short_names;  ///< "-o"
+  std::vector<std::string> long_names;   ///< "--out"; both empty for a positional argument
+  std::string positional;                ///< its name
+  std::string type;                      ///< "FILE|DIR"; empty for a flag
+  std::string help;
+  bool is_required = false;
+  bool takes_value = false;
+  bool is_repeated = false;
+
+  [[nodiscard]] bool is_positional() const noexcept { return !positional.empty(); }
+  /// The words of the type ("name|size"); what has capitals in it is a kind of values.
+  [[nodiscard]] std::vector<std::string> words() const;
+  /// Whether a path may stand there.
+  [[nodiscard]] bool is_path() const;
+};
+
+struct CommandDescription {
+  std::string name;
+  std::string help;
+  std::string footer;
+  std::vector<OptionDescription> options;  ///< positional ones first, in their order
+};
+
+struct AppDescription {
+  std::string name;
+  std::string help;
+  std::string version;
+  std::vector<OptionDescription> options;
+  std::vector<CommandDescription> commands;  ///< those that --help lists
+};
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0;;) {
+    const std::size_t end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end - begin));
+    if (end == std::string::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+std::vector<std::string> with_dashes(const std::vector<std::string>& names, std::string_view dashes) {
+  std::vector<std::string> out;
+  out.reserve(names.size());
+  for (const std::string& name : names) out.push_back(std::string(dashes) + name);
+  return out;
+}
+
+std::vector<OptionDescription> options_of(const CLI::App& app) {
+  std::vector<OptionDescription> options;
+  for (const CLI::Option* option : app.get_options()) {
+    OptionDescription& out = options.emplace_back();
+    out.short_names = with_dashes(option->get_snames(), "-");
+    out.long_names = with_dashes(option->get_lnames(), "--");
+    if (out.short_names.empty() && out.long_names.empty()) out.positional = option->get_name(true);
+    out.takes_value = option->get_type_size() != 0;
+    // Behind the colon CLI11 has what checks the value.
+    if (out.takes_value) out.type = split(option->get_type_name(), ':').front();
+    out.help = option->get_description();
+    out.is_required = option->get_required();
+    out.is_repeated = option->get_items_expected_max() > 1;
+    if (!option->get_default_str().empty() && out.takes_value) out.help += " [" + option->get_default_str() + "]";
+  }
+  std::stable_partition(options.begin(), options.end(),
+                        [](const OptionDescription& option) { return option.is_positional(); });
+  return options;
+}
+
+std::vector<std::string> OptionDescription::words() const {
+  std::vector<std::string> words = split(type, '|');
+  std::erase_if(words, [](const std::string& word) {
+    return word.empty() || word.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != std::string::npos;
+  });
+  return words;
+}
+
+bool OptionDescription::is_path() const {
+  const std::vector<std::string> kinds = split(type, '|');
+  return std::any_of(kinds.begin(), kinds.end(), [](std::string_view kind) {
+    return kind.find("FILE") != std::string_view::npos || kind.find("DIR") != std::string_view::npos ||
+           kind.starts_with("WORKSPACE");
+  });
+}
+
+AppDescription describe(const CLI::App& app) {
+  AppDescription out{app.get_name(), app.get_description(), std::string(version()), options_of(app), {}};
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    // A group without a name is not in --help.
+    if (command->get_group().empty()) continue;
+    out.commands.push_back(
+        {command->get_name(), command->get_description(), command->get_footer(), options_of(*command)});
+  }
+  return out;
+}
+
+// Completion.
+
+std::vector<std::string> names_of(const OptionDescription& option) {
+  std::vector<std::string> names = option.short_names;
+  names.insert(names.end(), option.long_names.begin(), option.long_names.end());
+  return names;
+}
+
+std::string all_names(const std::vector<OptionDescription>& options) {
+  std::string out;
+  for (const OptionDescription& option : options)
+    for (const std::string& name : names_of(option)) out += (out.empty() ? "" : " ") + name;
+  return out;
+}
+
+/// bash: what completes a value.
+std::string bash_action(const OptionDescription& option) {
+  const std::string words = fmt::format("COMPREPLY{}=($(compgen -W '{}' -- \"$current\"))", option.is_path() ? "+" : "",
+                                        fmt::join(option.words(), " "));
+  if (!option.is_path()) return words;
+  return "_muster_paths \"$current\"" + (option.words().empty() ? "" : "; " + words);
+}
+
+std::string with_backslashes(const std::string& text, std::string_view characters) {
+  std::string out;
+  for (const char c : text) {
+    if (characters.find(c) != std::string_view::npos) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+/// One word of zsh's between single quotes.
+std::string zsh_quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) {
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += c;
+  }
+  return out + "'";
+}
+
+std::string zsh_action(const OptionDescription& option) {
+  const std::string words = fmt::format("({})", fmt::join(option.words(), " "));
+  if (!option.is_path()) return option.words().empty() ? " " : words;
+  return option.words().empty() ? "_files" : "_alternative \"words\\:word\\:" + words + "\" \"files\\:file\\:_files\"";
+}
+
+void append_zsh_options(std::string& out, const std::vector<OptionDescription>& options, std::string_view indent) {
+  std::size_t position = 0;
+  for (const OptionDescription& option : options) {
+    const std::string help = with_backslashes(option.help, "[]:\\");
+    const std::string message = with_backslashes(option.type.empty() ? option.positional : option.type, ":\\");
+    if (option.is_positional()) {
+      const std::string place = option.is_repeated ? "*" : fmt::to_string(++position);
+      fmt::format_to(std::back_inserter(out), "{}{} \\\n", indent,
+                     zsh_quoted(fmt::format("{}:{}:{}", place, message, zsh_action(option))));
+      continue;
+    }
+    for (const std::string& name : names_of(option)) {
+      // A long option's value may stand behind "=" or in the next word.
+      const std::string glue = option.takes_value && name.starts_with("--") ? "=" : "";
+      const std::string value = option.takes_value ? fmt::format(":{}:{}", message, zsh_action(option)) : "";
+      fmt::format_to(std::back_inserter(out), "{}{} \\\n", indent,
+                     zsh_quoted(fmt::format("{}{}[{}]{}", name, glue, help, value)));
+    }
+  }
+}
+
+/// A script that bash sources; it needs nothing else.
+std::string bash_completion(const AppDescription& app) {
+  std::string out = fmt::format(
+      "# Completion of {0} for bash: source it, or put it into /usr/share/bash-completion/completions/{0}.\n"
+      "_muster_paths() {{\n"
+      "  local IFS=$'\\n'\n"
+      "  compopt -o filenames 2> /dev/null\n"
+      "  COMPREPLY=($(compgen -f -- \"$1\"))\n"
+      "}}\n"
+      "_muster() {{\n"
+      "  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD - 1]}} command= word\n"
+      "  COMPREPLY=()\n"
+      "  # bash splits words at \"=\".\n"
+      "  if [ \"$current\" = = ]; then current=; fi\n"
+      "  if [ \"$previous\" = = ]; then previous=${{COMP_WORDS[COMP_CWORD - 2]}}; fi\n"
+      "  for word in \"${{COMP_WORDS[@]:1:COMP_CWORD - 1}}\"; do\n"
+      "    case $word in -*) ;; *) command=$word && break ;; esac\n"
+      "  done\n"
+      "  case $command in\n",
+      app.name);
+  std::string names;
+  for (const CommandDescription& command : app.commands) {
+    names += (names.empty() ? "" : " ") + command.name;
+    fmt::format_to(std::back_inserter(out), "    {})\n      case $previous in\n", command.name);
+    for (const OptionDescription& option : command.options) {
+      if (option.is_positional() || !option.takes_value) continue;
+      fmt::format_to(std::back_inserter(out), "        {}) {}; return ;;\n", fmt::join(names_of(option), " | "),
+                     bash_action(option));
+    }
+    fmt::format_to(std::back_inserter(out),
+                   "      esac\n      case $current in\n"
+                   "        -*) COMPREPLY=($(compgen -W '{}' -- \"$current\")) ;;\n",
+                   all_names(command.options));
+    // All positional arguments of a command are completed alike: as its first one that can be.
+    const OptionDescription* first = nullptr;
+    for (const OptionDescription& option : command.options)
+      if (first == nullptr && option.is_positional() && (option.is_path() || !option.words().empty())) first = &option;
+    if (first != nullptr) fmt::format_to(std::back_inserter(out), "        *) {} ;;\n", bash_action(*first));
+    out += "      esac ;;\n";
+  }
+  fmt::format_to(std::back_inserter(out),
+                 "    \"\") COMPREPLY=($(compgen -W '{} {}' -- \"$current\")) ;;\n  esac\n}}\n"
+                 "complete -F _muster {}\n",
+                 names, all_names(app.options), app.name);
+  return out;
+}
+
+/// A script for a directory of zsh's fpath, or to be sourced.
+std::string zsh_completion(const AppDescription& app) {
+  std::string out = fmt::format(
+      "#compdef {0}\n"
+      "# Completion of {0} for zsh: put it into a directory of $fpath under the name _{0}.\n"
+      "_muster() {{\n"
+      "  local curcontext=\"$curcontext\" state line\n"
+      "  local -a commands=(\n",
+      app.name);
+  for (const CommandDescription& command : app.commands)
+    fmt::format_to(std::back_inserter(out), "    {}\n",
+                   zsh_quoted(command.name + ":" + with_backslashes(command.help, ":\\")));
+  out += "  )\n  _arguments -C \\\n";
+  append_zsh_options(out, app.options, "    ");
+  out +=
+      "    '1:command:->command' \\\n"
+      "    '*::argument:->argument'\n"
+      "  case $state in\n"
+      "    command) _describe command commands ;;\n"
+      "    argument)\n"
+      "      case $words[1] in\n";
+  for (const CommandDescription& command : app.commands) {
+    fmt::format_to(std::back_inserter(out), "        {})\n          _arguments \\\n", command.name);
+    append_zsh_options(out, command.options, "            ");
+    out += "            && return ;;\n";
+  }
+  out +=
+      "      esac ;;\n"
+      "  esac\n"
+      "}\n"
+      "if [ \"$funcstack[1]\" = _muster ]; then _muster \"$@\"; else compdef _muster " +
+      app.name + "; fi\n";
+  return out;
+}
+
+// The manual page.
 
 /// Text of a line: nothing in it is a request or an escape.
 std::string roff(std::string_view text) {
@@ -132,6 +389,23 @@ std::string man_page(const AppDescription& app) {
 }
 
 }  // namespace
+
+void add_completion_command(CLI::App& app, int& status) {
+  CLI::App* command = app.add_subcommand("completion", "Print a completion script for bash or zsh");
+  auto shell = std::make_shared<std::string>();
+  command->add_option("shell", *shell, "Which shell")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh"}).description(""))
+      ->type_name("bash|zsh");
+  command->footer(
+      "Examples:\n  source <(muster completion bash)\n"
+      "  muster completion zsh > ~/.zfunc/_muster   # where fpath has ~/.zfunc");
+  command->callback([&app, shell, &status] {
+    const AppDescription description = describe(app);
+    print(*shell == "bash" ? bash_completion(description) : zsh_completion(description));
+    status = 0;
+  });
+}
 
 void add_man_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("man", "Print the manual page");

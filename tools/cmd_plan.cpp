@@ -14,7 +14,6 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
-#include "muster/state.hpp"
 #include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/output.hpp"

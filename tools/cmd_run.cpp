@@ -27,11 +27,10 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
 }
 
 int run(const RunArguments& arguments) {
-  LaunchOptions options;
-  options.ranks = arguments.ranks;
-  options.output = arguments.prefix ? RankOutput::prefixed : RankOutput::inherit;
-  options.grace = milliseconds_of(arguments.grace);
-  options.kill_after = milliseconds_of(arguments.kill_after);
+  LaunchOptions options{.ranks = arguments.ranks,
+                        .output = arguments.prefix ? RankOutput::prefixed : RankOutput::inherit,
+                        .grace = milliseconds_of(arguments.grace),
+                        .kill_after = milliseconds_of(arguments.kill_after)};
   if (arguments.timeout > 0) options.timeout = milliseconds_of(arguments.timeout);
   return launch_local(arguments.command, options);
 }

@@ -8,9 +8,8 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "src/inspect/account_output.hpp"
 #include "src/inspect/convert.hpp"
-#include "src/inspect/workspace_output.hpp"
+#include "src/inspect/reports.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
 #include "tools/terminal.hpp"
@@ -22,41 +21,28 @@ struct ShardArguments {
   std::string model;
   std::string out;
   std::string plan;
-  std::string ranks;
+  ParallelLayout layout;
   std::string compress = "none";
-  std::string carry;
-  std::string abandoned_after;
-  bool workspace = false;
-  bool force = false;
-  bool dry_run = false;
+  ShardOptions options;
 };
 
 void shard(const ShardArguments& arguments) {
-  if (arguments.out.empty() && !arguments.dry_run)
+  const ParallelLayout& layout = arguments.layout;
+  ShardOptions options = arguments.options;
+  if (arguments.out.empty() && !options.dry_run)
     throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
-  const ParallelLayout layout = ParallelLayout::parse(arguments.ranks);
-  ShardOptions options{.force = arguments.force,
-                       .to_workspace = arguments.workspace,
-                       .zstd_level = inspect::parse_compression(arguments.compress),
-                       .carry = arguments.carry,
-                       .dry_run = arguments.dry_run,
-                       .progress = progress_bar()};
-  if (!arguments.abandoned_after.empty()) options.abandoned_after = inspect::parse_age(arguments.abandoned_after);
+  options.zstd_level = inspect::parse_compression(arguments.compress);
+  options.progress = progress_bar();
   const ShardReport report = interruptible([&](const std::stop_token& stop) {
     options.stop = stop;
     return shard_model(arguments.model, arguments.out, arguments.plan, layout, options);
   });
-  std::string words;
-  for (const std::string& note : report.notes) words += fmt::format("note: {}\n", note);
-  if (arguments.dry_run) {
-    print(words + fmt::format("{} tensors, {:.1f} MB, would be cut into {} shards of {:.1f} MB together\n",
-                              report.tensors, static_cast<double>(report.bytes) / 1e6, layout.ranks(),
-                              static_cast<double>(report.bytes_written) / 1e6));
-    return;
-  }
-  words += fmt::format("{} tensors, {:.1f} MB, cut into {} shards of {:.1f} MB together: {:.2f} s, {:.2f} GB/s\n",
-                       report.tensors, static_cast<double>(report.bytes) / 1e6, layout.ranks(),
-                       static_cast<double>(report.bytes_written) / 1e6, report.seconds,
+  std::string words = inspect::notes_lines(report.notes);
+  const std::string cut =
+      fmt::format("{} shards of {} together", layout.ranks(), inspect::human_bytes(report.bytes_written));
+  words += fmt::format("{}, {}, ", inspect::counted(report.tensors, "tensor"), inspect::human_bytes(report.bytes));
+  if (options.dry_run) return print(words + fmt::format("would be cut into {}\n", cut));
+  words += fmt::format("cut into {}: {:.2f} s, {:.2f} GB/s\n", cut, report.seconds,
                        static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
   words += inspect::left_line(report.left);
   if (!report.job.empty()) words += fmt::format("job {}, generation 1\n", report.job);
@@ -73,22 +59,21 @@ void add_shard_command(CLI::App& app, int& status) {
       ->required()
       ->type_name("MODEL_DIR");
   command
-      ->add_option("-n,--ranks,--layout", arguments->ranks,
-                   "Ranks to cut for: 4 (tensor parallelism), or tp=2,pp=2,ep=2 with pipeline stages and expert ranks")
+      ->add_option_function<std::string>(
+          "-n,--ranks,--layout",
+          [arguments](const std::string& text) { arguments->layout = ParallelLayout::parse(text); },
+          "Ranks to cut for: 4 (tensor parallelism), or tp=2,pp=2,ep=2 with pipeline stages and expert ranks")
       ->required()
       ->type_name("LAYOUT");
   command->add_option("--plan", arguments->plan, plan_help)->required()->type_name(plan_type);
-  command->add_option("-o,--out", arguments->out, "The directory to make")->type_name("DIR");
-  command->add_flag("--workspace", arguments->workspace,
+  add_output_options(*command, arguments->out, arguments->options);
+  command->add_flag("--workspace", arguments->options.to_workspace,
                     "DIR is a workspace: each shard is a rank's state of a new job");
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
       ->capture_default_str()
       ->type_name(compress_type);
-  command->add_option("--carry", arguments->carry, carry_help)->type_name("GLOBS");
-  command->add_option("--abandoned-after", arguments->abandoned_after, abandoned_help)->type_name("AGE");
-  command->add_flag("--dry-run", arguments->dry_run, "Show what would be cut, and any notes; write nothing");
+  command->add_flag("--dry-run", arguments->options.dry_run, "Show what would be cut, and any notes; write nothing");
   add_alone_flag(*command);
-  command->add_flag("--force", arguments->force, "Replace DIR if it holds a model or shards and no other files");
   command->footer(
       "Sizes that the ranks do not divide are padded with zeros; the true ones stand in each shard's metadata, so\n"
       "that muster export gives the same bytes back, as do the plan and checksums. No attention head is cut through: "

@@ -2,7 +2,6 @@
 // muster show: what is in a file, a model's directory or a workspace.
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "src/inspect/show.hpp"

@@ -12,7 +12,7 @@
 #include "muster/error.hpp"
 #include "muster/verify.hpp"
 #include "src/inspect/output.hpp"
-#include "src/inspect/verify_output.hpp"
+#include "src/inspect/reports.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 

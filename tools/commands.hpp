@@ -18,12 +18,6 @@ inline constexpr const char* plan_help =
 inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|moe|FILE";
 inline constexpr const char* compress_type = "none|zstd|...";
 
-/// --carry and --abandoned-after, for the commands that make a directory.
-inline constexpr const char* carry_help =
-    "Other files to copy: all, none or globs; else all but links that lead outside and other weights";
-inline constexpr const char* abandoned_help =
-    "Remove what other hosts left unfinished for DIR if it has not changed for this long: 30min, 2h";
-
 /// What can be looked into, for every command that has a path of it.
 inline constexpr const char* source_help =
     "A safetensors, state or other HDF5 file, a model's directory, a workspace, or shards of ranks";

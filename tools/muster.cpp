@@ -8,7 +8,6 @@
 #include <sstream>
 #include <string>
 
-#include "muster/error.hpp"
 #include "muster/version.hpp"
 #include "src/core/quoted.hpp"
 #include "tools/commands.hpp"
@@ -60,21 +59,11 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   int status = 0;
-  add_run_command(app, status);
-  add_ls_command(app, status);
-  add_show_command(app, status);
-  add_stats_command(app, status);
-  add_cat_command(app, status);
-  add_diff_command(app, status);
-  add_verify_command(app, status);
-  add_convert_command(app, status);
-  add_shard_command(app, status);
-  add_export_command(app, status);
-  add_plan_command(app, status);
-  add_gc_command(app, status);
-  add_doctor_command(app, status);
-  add_completion_command(app, status);
-  add_man_command(app, status);
+  for (const auto add :
+       {add_run_command, add_ls_command, add_show_command, add_stats_command, add_cat_command, add_diff_command,
+        add_verify_command, add_convert_command, add_shard_command, add_export_command, add_plan_command,
+        add_gc_command, add_doctor_command, add_completion_command, add_man_command})
+    add(app, status);
   try {
     const int result = run(app, argc, argv, status);
     flush_output();

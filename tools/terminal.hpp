@@ -10,6 +10,7 @@
 #include "muster/error.hpp"
 #include "muster/progress.hpp"
 #include "src/inspect/output.hpp"
+#include "src/inspect/reports.hpp"
 #include "src/inspect/source.hpp"
 
 namespace muster::tools {
@@ -56,6 +57,22 @@ void add_source_options(CLI::App& command, inspect::SourceOptions& options);
 /// --alone of a command that never looks for the other ranks of a job: scripts may say it of all commands.
 void add_alone_flag(CLI::App& command);
 
+/// --out, --carry, --abandoned-after and --force of a command that makes a directory, with muster's options of it.
+template <class Options>
+void add_output_options(CLI::App& command, std::string& out, Options& options) {
+  command.add_option("-o,--out", out, "The directory to make")->type_name("DIR");
+  command
+      .add_option("--carry", options.carry,
+                  "Other files to copy: all, none or globs; else all but links that lead outside and other weights")
+      ->type_name("GLOBS");
+  command
+      .add_option_function<std::string>(
+          "--abandoned-after",
+          [&options](const std::string& age) { options.abandoned_after = inspect::parse_age(age); },
+          "Remove what other hosts left unfinished for DIR if it has not changed for this long: 30min, 2h")
+      ->type_name("AGE");
+  command.add_flag("--force", options.force, "Replace DIR if it holds a model or shards and no other files");
+}
 /// --width and --ascii.
 void add_style_options(CLI::App& command, inspect::OutputStyle& style);
 

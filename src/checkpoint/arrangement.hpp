@@ -23,6 +23,7 @@
 
 #include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 #include "src/merge/layout.hpp"
 
 namespace muster {
@@ -46,15 +47,6 @@ struct RankTensors {
   PaddedSizes padded;
   HeadCounts heads = {};
   bool is_ours = false;  ///< the shard says how it was cut: nothing is left to guess
-};
-
-/// A tensor of a rank, by its place in the rank's list, or a part of one.
-struct SourceRef {
-  int rank = 0;
-  std::uint32_t index = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t bytes = 0;  ///< from `begin` on; 0: all
-  friend bool operator==(const SourceRef&, const SourceRef&) = default;
 };
 
 /// A tensor of the model.

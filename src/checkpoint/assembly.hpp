@@ -28,17 +28,10 @@
 
 namespace muster {
 
-struct OutputTensor {
-  std::string name;
-  merge::Layout layout;
-  std::vector<SourceRef> sources;         ///< those that the layout speaks of
-  std::vector<std::uint32_t> equal = {};  ///< numbers of the sets that are compared when this tensor's turn comes
-};
-
 struct OutputFile {
   std::string name;
   std::map<std::string, std::string> metadata;
-  std::vector<OutputTensor> tensors;
+  std::vector<MergedTensor> tensors;
 };
 
 struct ReduceStep {
@@ -88,12 +81,6 @@ struct AssemblyPlan {
   std::vector<ProcessWork> processes;
   std::uint64_t window_bytes = 0;
   std::uint64_t bytes = 0;  ///< of all tensors
-};
-
-/// Which process has a rank's tensors, and where in its list they begin.
-struct RankSources {
-  int process = 0;
-  std::uint32_t first = 0;
 };
 
 struct AssemblyShape {

@@ -48,7 +48,7 @@ class Planning {
     }
   }
 
-  void add_file(std::uint32_t number, const FilePlan& file, std::span<const OutputTensor* const> tensors,
+  void add_file(std::uint32_t number, const FilePlan& file, std::span<const MergedTensor* const> tensors,
                 std::span<const std::vector<SourceRef>> equal) {
     file_ = number;
     choose_writers(file, tensors);
@@ -62,18 +62,18 @@ class Planning {
   [[nodiscard]] std::vector<ProcessWork> take() { return std::move(work_); }
 
  private:
-  [[nodiscard]] int process_of(const OutputTensor& tensor, int source) const {
+  [[nodiscard]] int process_of(const MergedTensor& tensor, int source) const {
     return ranks_[static_cast<std::size_t>(tensor.sources[static_cast<std::size_t>(source)].rank)].process;
   }
   [[nodiscard]] int place_of(const SourceRef& ref) const {
     return static_cast<int>(ranks_[static_cast<std::size_t>(ref.rank)].first + ref.index);
   }
-  [[nodiscard]] int place_of(const OutputTensor& tensor, int source) const {
+  [[nodiscard]] int place_of(const MergedTensor& tensor, int source) const {
     return place_of(tensor.sources[static_cast<std::size_t>(source)]);
   }
 
   // Who may write to the file.
-  void choose_writers(const FilePlan& file, std::span<const OutputTensor* const> tensors) {
+  void choose_writers(const FilePlan& file, std::span<const MergedTensor* const> tensors) {
     writers_.clear();
     const int only = shape_.one_host_a_file ? host_for(file, tensors) : -1;
     for (int process = 0; process < shape_.processes; ++process)
@@ -81,7 +81,7 @@ class Planning {
   }
 
   // The one that has most of it; where several have about as much, the one that has written least.
-  [[nodiscard]] int host_for(const FilePlan& file, std::span<const OutputTensor* const> tensors) const {
+  [[nodiscard]] int host_for(const FilePlan& file, std::span<const MergedTensor* const> tensors) const {
     struct Host {
       std::uint64_t has = 0;
       std::uint64_t writes = 0;
@@ -89,7 +89,7 @@ class Planning {
     std::map<int, Host> hosts;
     for (int process = 0; process < shape_.processes; ++process)
       hosts[shape_.host_of(process)].writes += work_[static_cast<std::size_t>(process)].written;
-    for (const OutputTensor* tensor : tensors) {
+    for (const MergedTensor* tensor : tensors) {
       const merge::Rows rows = merge::rows_of(tensor->layout);
       for (const merge::Run& run : rows.runs)
         hosts[shape_.host_of(process_of(*tensor, run.source))].has += run.bytes * rows.count;
@@ -105,7 +105,7 @@ class Planning {
     return std::ranges::min_element(hosts, is_better)->first;
   }
 
-  void add_tensor(const OutputTensor& tensor, std::uint64_t offset) {
+  void add_tensor(const MergedTensor& tensor, std::uint64_t offset) {
     const merge::Rows rows = merge::rows_of(tensor.layout);
     if (tensor.layout.combine != merge::Combine::copy) {
       add_reduced(tensor, rows, offset);
@@ -130,7 +130,7 @@ class Planning {
   }
 
   // Each run is written by the process that has it.
-  void add_runs(const OutputTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
+  void add_runs(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
     for (std::uint64_t row = 0; row < rows.count; ++row) {
       for (const merge::Run& run : rows.runs) {
         const std::uint64_t begin = row * rows.row_bytes + run.at;
@@ -140,7 +140,7 @@ class Planning {
     }
   }
 
-  void add_slice(const OutputTensor& tensor, const merge::Rows& rows, std::uint64_t offset, std::uint64_t begin,
+  void add_slice(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset, std::uint64_t begin,
                  std::uint64_t end) {
     make_room(offset + begin, end - begin);
     const std::uint64_t to = item_.end - item_.begin;
@@ -153,7 +153,7 @@ class Planning {
   }
 
   // The lower half of a window is for the file's bytes, the upper one for what is to be reduced.
-  void add_reduced(const OutputTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
+  void add_reduced(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
     const std::uint64_t half = shape_.window_bytes / 2;
     const std::uint64_t most = std::max(half / rows.runs.size() / alignment, std::uint64_t{1}) * alignment;
     for (std::uint64_t begin = 0; begin < rows.bytes(); begin += most) {
@@ -323,7 +323,7 @@ std::vector<FilePlan> plan_files(std::span<const OutputFile> files) {
     FilePlan& planned = plans.emplace_back();
     planned.name = file.name;
     planned.metadata = file.metadata;
-    for (const OutputTensor& tensor : file.tensors)
+    for (const MergedTensor& tensor : file.tensors)
       planned.tensors.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
     planned.header = make_safetensors_header(planned.tensors, file.metadata, file.name);
     planned.bytes = planned.header.size();
@@ -340,16 +340,16 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
   plan.window_bytes = shape.window_bytes;
   Planning planning(ranks, shape);
   for (std::size_t number = 0; number < files.size(); ++number) {
-    std::unordered_map<std::string_view, const OutputTensor*> by_name;
-    for (const OutputTensor& tensor : files[number].tensors) by_name.emplace(tensor.name, &tensor);
-    std::vector<const OutputTensor*> in_order;
+    std::unordered_map<std::string_view, const MergedTensor*> by_name;
+    for (const MergedTensor& tensor : files[number].tensors) by_name.emplace(tensor.name, &tensor);
+    std::vector<const MergedTensor*> in_order;
     for (const TensorEntry& entry : plan.files[number].tensors) {
       in_order.push_back(by_name.at(entry.name));
       plan.bytes += entry.bytes;
     }
     if (number < skip.size() && skip[number]) {
       // The file is there, but whoever wrote it may have been killed before anything was compared.
-      for (const OutputTensor* tensor : in_order)
+      for (const MergedTensor* tensor : in_order)
         for (const std::uint32_t set : tensor->equal) planning.add_comparison(set, equal[set]);
       continue;
     }

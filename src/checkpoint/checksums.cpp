@@ -117,9 +117,9 @@ void write_checksums(const std::string& directory, const Checksums& checksums) {
   write_file(join_path(directory, std::string(checksums_file_name)), checksums_text(checksums));
 }
 
-PieceChecksums no_piece_checksums(std::span<const OutputTensor> tensors) {
+PieceChecksums no_piece_checksums(std::span<const MergedTensor> tensors) {
   PieceChecksums sums;
-  for (const OutputTensor& tensor : tensors)
+  for (const MergedTensor& tensor : tensors)
     sums[tensor.name].resize(pieces_of(byte_size(tensor.layout.target.dtype, tensor.layout.target.shape)));
   return sums;
 }

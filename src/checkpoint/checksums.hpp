@@ -56,7 +56,7 @@ inline constexpr std::uint64_t checked_piece_bytes = 1 << 20;
 using PieceChecksums = std::map<std::string, std::vector<std::uint64_t>, std::less<>>;
 
 /// As many as these tensors have, all zero.
-PieceChecksums no_piece_checksums(std::span<const OutputTensor> tensors);
+PieceChecksums no_piece_checksums(std::span<const MergedTensor> tensors);
 std::string piece_checksums_text(const PieceChecksums& sums);
 /// What a shard says; empty if it says nothing, or says it in a version or with an algorithm that is not known. Throws
 /// Error(corrupt) if a tensor has another number of them than pieces.

@@ -147,7 +147,8 @@ class Export {
 
   ExportReport run() {
     agree_on(group_, "export: opening the shards", [&] {
-      shards_.emplace(shards_dir_, group_.rank(), group_.size(), StateChoice{{}, options_.generation, options_.job});
+      shards_.emplace(shards_dir_, group_.rank(), group_.size(),
+                      workspace::StateChoice{{}, options_.generation, options_.job});
     });
     const std::vector<std::vector<std::byte>> told = gather_listings(group_, shards_->listings());
     agree_on(group_, "export: planning", [&] {

@@ -14,6 +14,7 @@
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/plan_parts.hpp"
 #include "src/checkpoint/safetensors_header.hpp"
 #include "src/core/quoted.hpp"
@@ -91,7 +92,7 @@ ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, s
   std::unordered_map<std::string_view, std::string_view> files;
   for (const OutputFile& file : outputs.files) {
     account.tensors_out += file.tensors.size();
-    for (const OutputTensor& tensor : file.tensors) {
+    for (const MergedTensor& tensor : file.tensors) {
       account.bytes_out += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
       if (!to) files.emplace(tensor.name, file.name);
     }
@@ -126,10 +127,10 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
   for (const ShardListing& listing : listings) text += listing.identity + "\n";
   for (const OutputFile& file : outputs.files) {
     std::vector<TensorEntry> entries;
-    for (const OutputTensor& tensor : file.tensors)
+    for (const MergedTensor& tensor : file.tensors)
       entries.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
     text += file.name + make_safetensors_header(entries, file.metadata, file.name);
-    for (const OutputTensor& tensor : file.tensors) {
+    for (const MergedTensor& tensor : file.tensors) {
       text += fmt::format("\n{} {} ", tensor.name, static_cast<int>(tensor.layout.combine));
       for (const merge::Piece& piece : tensor.layout.pieces) {
         const SourceRef& ref = tensor.sources[static_cast<std::size_t>(piece.source)];

@@ -12,7 +12,6 @@
 #include <limits>
 #include <mutex>
 #include <span>
-#include <unordered_map>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -81,7 +80,6 @@ struct ForeignHdf5::Contents {
   bool insists_on_seccomp;
   std::vector<ForeignTensor> tensors;
   std::vector<TensorEntry> entries;
-  std::unordered_map<std::string_view, std::size_t> index;
   std::map<std::string, std::string> texts;
   std::vector<ForeignIssue> issues;
   ForeignListingCost cost;
@@ -228,8 +226,6 @@ void ForeignHdf5::Contents::take(ForeignReport report) {
                        .shape = tensor.shape,
                        .offset = tensor.offset,
                        .bytes = tensor.bytes});
-  index.reserve(entries.size());
-  for (std::size_t i = 0; i < entries.size(); ++i) index.emplace(entries[i].name, i);
 }
 
 ForeignHdf5::ForeignHdf5(std::unique_ptr<Contents> contents) noexcept : contents_(std::move(contents)) {}
@@ -242,12 +238,6 @@ std::unique_ptr<ForeignHdf5> ForeignHdf5::open(const std::string& path, const Fo
 
 const std::vector<TensorEntry>& ForeignHdf5::tensors() const noexcept {
   return contents_->entries;
-}
-
-std::optional<std::size_t> ForeignHdf5::find(std::string_view name) const noexcept {
-  const auto found = contents_->index.find(name);
-  if (found == contents_->index.end()) return std::nullopt;
-  return found->second;
 }
 
 void ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {

@@ -65,7 +65,6 @@ class ForeignHdf5 : public TensorSource {
   ~ForeignHdf5() override;
 
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override;
-  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
   /// Throws also Error(corrupt) where libhdf5 refuses or does not survive it, Error(timeout) past the deadline,
   /// Error(argument) past the end.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <map>
 #include <set>
 #include <string>
@@ -29,24 +30,11 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 6> other_nam
 
 constexpr std::string_view embedding = "embed_tokens.weight";
 
-const Config* find_path(const Config& config, std::string_view path) {
-  const Config* at = &config;
-  while (at != nullptr) {
-    // A key with a dot in it counts before the path that it looks like.
-    if (const Config* whole = at->find(path)) return whole;
-    const std::size_t dot = path.find('.');
-    if (dot == std::string_view::npos) return nullptr;
-    at = at->find(path.substr(0, dot));
-    path.remove_prefix(dot + 1);
-  }
-  return nullptr;
-}
-
 const Config* find_here_or_in_text(const Config& config, std::string_view name) {
-  const Config* found = find_path(config, name);
+  const Config* found = find_place(config, name);
   if (found != nullptr && !found->is_null()) return found;
-  const Config* text = find_path(config, "text_config");
-  const Config* inner = text == nullptr ? nullptr : find_path(*text, name);
+  const Config* text = find_place(config, "text_config");
+  const Config* inner = text == nullptr ? nullptr : find_place(*text, name);
   return inner == nullptr ? found : inner;
 }
 
@@ -204,6 +192,26 @@ class Checking {
 };
 
 }  // namespace
+
+const Config* find_place(const Config& tree, std::string_view place) {
+  if (tree.is_array()) {
+    const std::string_view number = place.substr(0, place.find('.'));
+    std::size_t index = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+    if (error != std::errc() || end != number.data() + number.size() || index >= tree.size()) return nullptr;
+    const Config& item = tree.at(index);
+    return number.size() == place.size() ? &item : find_place(item, place.substr(number.size() + 1));
+  }
+  if (!tree.is_object()) return nullptr;
+  if (const Config* member = tree.as_object().find(place)) return member;
+  // Keys may have dots of their own: shorter ones first, then longer ones.
+  for (std::size_t dot = place.find('.'); dot != std::string_view::npos; dot = place.find('.', dot + 1)) {
+    const Config* member = tree.as_object().find(place.substr(0, dot));
+    if (member == nullptr) continue;
+    if (const Config* found = find_place(*member, place.substr(dot + 1))) return found;
+  }
+  return nullptr;
+}
 
 const Config* find_in_config(const Config& config, std::string_view path) {
   const Config* found = find_here_or_in_text(config, path);

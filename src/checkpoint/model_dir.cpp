@@ -18,7 +18,6 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/shard_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
@@ -28,7 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t longest_index = std::uint64_t{1} << 28;
 // That a process has open beside a model's.
 constexpr std::uint64_t other_files = 256;
 
@@ -53,9 +51,7 @@ WeightMap read_index(const std::string& path) {
   for (const auto& [name, in_file] : map->as_object()) {
     if (!in_file.is_string()) refuse(fmt::format("the file of tensor {} is no string", in_quotes(name)));
     const std::string& file_name = in_file.as_string();
-    // Beside the index, nowhere else: an index must not open other files of this machine.
-    if (file_name.empty() || file_name.find('/') != std::string::npos || file_name.find('\0') != std::string::npos ||
-        file_name == "." || file_name == "..")
+    if (!is_name_beside(file_name))
       refuse(fmt::format("tensor {} is in {}, which is no name of a file beside it", in_quotes(name),
                          in_quotes(file_name)));
     weights.emplace_back(name, file_name);

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -18,7 +19,6 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/output_directory.hpp"
-#include "src/checkpoint/shard_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
@@ -29,6 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view model_prefix = "model";
+constexpr std::string_view shard_prefix = "rank";
 constexpr int deepest_folder = 32;
 constexpr std::size_t largest_config = std::size_t{64} << 20;
 constexpr std::size_t copy_piece = std::size_t{8} << 20;
@@ -73,10 +75,6 @@ bool is_other_weights(std::string_view name) {
   if (name.ends_with(index)) name.remove_suffix(index.size());
   const std::size_t dot = name.rfind('.');
   return dot != std::string_view::npos && has_word(endings_of_other_weights, name.substr(dot));
-}
-
-bool is_below(const fs::path& path, const fs::path& directory) {
-  return std::mismatch(directory.begin(), directory.end(), path.begin(), path.end()).first == directory.end();
 }
 
 /// One walk through a directory.
@@ -139,7 +137,8 @@ class Carrying {
     if (is_other_weights(name)) return "weights of another format";
     if (!entry.is_symlink(error)) return {};
     const fs::path target = fs::canonical(entry.path(), error);
-    if (!error && std::ranges::any_of(inside_, [&](const fs::path& path) { return is_below(target, path); })) return {};
+    if (!error && std::ranges::any_of(inside_, [&](const fs::path& path) { return is_inside(target, path); }))
+      return {};
     return fmt::format("a link to {}, outside the directory", in_quotes(target.string()));
   }
 
@@ -159,24 +158,49 @@ bool begins_file(std::uint64_t in_file, std::uint64_t bytes, std::uint64_t limit
   return bytes > limit || in_file > limit - bytes;
 }
 
-std::size_t files_needed(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
-  std::size_t files = 1;
+/// Files of at most `limit` bytes, or of one larger tensor; the tensors of each.
+std::vector<std::vector<std::size_t>> fill_files(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
+  std::vector<std::vector<std::size_t>> files(1);
   std::uint64_t in_file = 0;
-  for (const std::uint64_t bytes : sizes) {
-    if (in_file != 0 && begins_file(in_file, bytes, limit)) {
-      ++files;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (in_file != 0 && begins_file(in_file, sizes[i], limit)) {
+      files.emplace_back();
       in_file = 0;
     }
-    in_file += bytes;
+    files.back().push_back(i);
+    in_file += sizes[i];
   }
   return files;
 }
 
 }  // namespace
 
-std::string model_shard_name(std::size_t number, std::size_t count) {
-  if (count == 1) return std::string(model_file_name);
-  return fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
+std::string numbered_name(std::string_view prefix, std::uint64_t number, std::uint64_t count) {
+  return fmt::format("{}-{:05}-of-{:05}.safetensors", prefix, number, count);
+}
+
+std::optional<NumberedName> parse_numbered_name(std::string_view name) {
+  constexpr std::string_view form = "-00000-of-00000.safetensors";
+  const auto fits = [](char letter, char wanted) {
+    return wanted == '0' ? letter >= '0' && letter <= '9' : letter == wanted;
+  };
+  if (name.size() < form.size()) return std::nullopt;
+  const std::string_view end = name.substr(name.size() - form.size());
+  if (!std::ranges::equal(end, form, fits)) return std::nullopt;
+  NumberedName parsed{std::string(name.substr(0, name.size() - form.size()))};
+  std::from_chars(end.data() + 1, end.data() + 6, parsed.number);
+  std::from_chars(end.data() + 10, end.data() + 15, parsed.count);
+  return parsed;
+}
+
+std::string shard_file_name(int rank, int ranks) {
+  return numbered_name(shard_prefix, static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(ranks));
+}
+
+std::optional<ShardName> parse_shard_file_name(std::string_view name) {
+  const std::optional<NumberedName> parsed = parse_numbered_name(name);
+  if (!parsed || parsed->prefix != shard_prefix || parsed->number >= parsed->count) return std::nullopt;
+  return ShardName{static_cast<int>(parsed->number), static_cast<int>(parsed->count)};
 }
 
 bool is_weight_name(std::string_view name) noexcept {
@@ -188,15 +212,24 @@ bool is_index_name(std::string_view name) noexcept {
 }
 
 Belongs belongs_to_checkpoint(std::string_view name) {
-  if (parse_shard_file_name(name) || name == model_file_name || name == model_index_name) return Belongs::weights;
-  constexpr std::string_view pattern = "model-00000-of-00000.safetensors";
-  const auto fits = [](char letter, char wanted) {
-    return wanted == '0' ? letter >= '0' && letter <= '9' : letter == wanted;
-  };
-  if (std::ranges::equal(name, pattern, fits)) return Belongs::weights;
+  const std::optional<NumberedName> numbered = parse_numbered_name(name);
+  if ((numbered && numbered->prefix == model_prefix) || parse_shard_file_name(name) || name == model_file_name ||
+      name == model_index_name)
+    return Belongs::weights;
   const bool is_known = name == checksums_file_name || is_journal_name(name) || os::is_partial_name(name) ||
                         has_word(names_beside_weights, name);
   return is_known ? Belongs::beside : Belongs::no;
+}
+
+bool is_name_beside(std::string_view name) noexcept {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+bool is_inside(const fs::path& path, const fs::path& directory) {
+  std::error_code error;
+  const fs::path inside = fs::weakly_canonical(path, error).lexically_relative(fs::weakly_canonical(directory, error));
+  return !error && !inside.empty() && *inside.begin() != "..";
 }
 
 std::string join_path(const std::string& directory, const std::string& name) {
@@ -226,29 +259,21 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
     total += sizes.back();
   }
   // As many files as the limit asks for; then all of them as large as the largest has to be, so that none is a rest.
-  const std::size_t count = files_needed(sizes, max_shard_size);
+  const std::size_t count = fill_files(sizes, max_shard_size).size();
   std::uint64_t low = 0;
   std::uint64_t high = std::min(max_shard_size, total);
   while (low < high) {
     const std::uint64_t middle = low + (high - low) / 2;
-    if (files_needed(sizes, middle) <= count)
+    if (fill_files(sizes, middle).size() <= count)
       high = middle;
     else
       low = middle + 1;
   }
   ShardLayout layout;
-  layout.files.emplace_back();
-  for (std::size_t i = 0, in_file = 0; i < sizes.size(); ++i) {
-    if (in_file != 0 && begins_file(in_file, sizes[i], high)) {
-      layout.files.emplace_back();
-      in_file = 0;
-    }
-    layout.files.back().tensors.push_back(i);
-    in_file += sizes[i];
-  }
+  for (std::vector<std::size_t>& tensors : fill_files(sizes, high)) layout.files.push_back({{}, std::move(tensors)});
   for (std::size_t i = 0; i < layout.files.size(); ++i)
-    layout.files[i].name = model_shard_name(i + 1, layout.files.size());
-
+    layout.files[i].name = layout.files.size() == 1 ? std::string(model_file_name)
+                                                    : numbered_name(model_prefix, i + 1, layout.files.size());
   // By name, as HuggingFace's libraries write it.
   std::map<std::string_view, const std::string*> weights;
   for (const ShardFile& file : layout.files) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// File names of HuggingFace's layout, in one place.
+// The names of a checkpoint's files and of shards, in one place, and small files.
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,8 +15,22 @@ namespace muster {
 inline constexpr std::string_view model_file_name = "model.safetensors";
 inline constexpr std::string_view model_index_name = "model.safetensors.index.json";
 
-/// "model-00001-of-00003.safetensors"; `number` counts from 1. "model.safetensors" where there is one file only.
-std::string model_shard_name(std::size_t number, std::size_t count);
+/// "PREFIX-00001-of-00003.safetensors": a file of a model ("model", from 1 on), or a rank's shard ("rank", from 0 on).
+struct NumberedName {
+  std::string prefix;
+  std::uint64_t number = 0;
+  std::uint64_t count = 0;
+};
+std::string numbered_name(std::string_view prefix, std::uint64_t number, std::uint64_t count);
+std::optional<NumberedName> parse_numbered_name(std::string_view name);
+/// The name of a rank's shard.
+std::string shard_file_name(int rank, int ranks);
+struct ShardName {
+  int rank = 0;
+  int ranks = 0;
+};
+/// None if the name is no shard's.
+std::optional<ShardName> parse_shard_file_name(std::string_view name);
 bool is_weight_name(std::string_view name) noexcept;
 bool is_index_name(std::string_view name) noexcept;
 
@@ -26,8 +42,17 @@ enum class Belongs : std::uint8_t {
 };
 Belongs belongs_to_checkpoint(std::string_view name);
 
+/// Whether an index may say that tensors are in a file of this name: beside it and nowhere else, so that it does not
+/// open other files of this machine.
+bool is_name_beside(std::string_view name) noexcept;
+
+/// Whether a path is a directory or in it, behind links.
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory);
+
 std::string join_path(const std::string& directory, const std::string& name);
 
+/// An index is at most so long.
+inline constexpr std::uint64_t longest_index = std::uint64_t{1} << 28;
 /// A small file as text. Throws as os::read_small_file.
 std::string read_text(const std::string& path, std::uint64_t most);
 

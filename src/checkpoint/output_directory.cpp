@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/checkpoint/output_directory.hpp"
 
-#include <fmt/core.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #define XXH_INLINE_ALL
@@ -28,6 +27,7 @@
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
+#include "src/statefile/user_block.hpp"
 
 namespace muster {
 namespace {
@@ -116,8 +116,6 @@ bool is_nobodys(const os::Unfinished& one, const OutputChoice& choice, std::chro
   return false;
 }
 
-namespace fs = std::filesystem;
-
 constexpr std::string_view journal_prefix = "muster-export.";
 constexpr std::string_view begin_name = "muster-export.json";
 constexpr std::uint64_t longest_journal = std::uint64_t{1} << 32;
@@ -126,12 +124,9 @@ std::string lines_name(int rank) {
   return fmt::format("{}{}.jsonl", journal_prefix, rank);
 }
 
-std::uint64_t length_of_lines(const std::string& path) {
-  std::error_code error;
-  if (!fs::exists(path, error)) return 0;
-  const std::string text = read_text(path, longest_journal);
-  const std::size_t last = text.rfind('\n');
-  return last == std::string::npos ? 0 : last + 1;
+std::uint64_t length_of(const std::string& path) {
+  const auto status = os::file_status(path);
+  return status ? status->bytes : 0;
 }
 
 os::WritableFile open_or_create(const std::string& path) {
@@ -186,13 +181,10 @@ void check_output(const std::string& path, const OutputChoice& choice) {
 }
 
 void check_not_source(const std::string& source, const std::string& out) {
-  std::error_code error;
-  const fs::path inside = fs::weakly_canonical(source, error).lexically_relative(fs::weakly_canonical(out, error));
-  if (!error && !inside.empty() && *inside.begin() != "..") {
+  if (is_inside(source, out))
     throw Error(ErrorKind::argument,
                 fmt::format("{} is read from and cannot be written to as well; name another directory", in_quotes(out)),
                 {.path = out});
-  }
 }
 
 OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
@@ -317,7 +309,7 @@ void remove_journal(const std::string& directory) {
 }
 
 Journal::Journal(const std::string& directory, int rank)
-    : length_(length_of_lines(directory + "/" + lines_name(rank))),
+    : length_(length_of(directory + "/" + lines_name(rank))),
       file_(open_or_create(directory + "/" + lines_name(rank))) {}
 
 void Journal::add_parts(const std::string& file, const std::vector<WrittenPart>& parts) {
@@ -379,20 +371,17 @@ std::string verify_file(const std::string& path, const std::string& header, std:
     if (all.size() != bytes) return fmt::format("it has {} bytes, not {}", all.size(), bytes);
     if (bytes < header.size() || std::memcmp(all.data(), header.data(), header.size()) != 0)
       return "its header is another one";
-    const auto is_zero = [&](std::uint64_t begin, std::uint64_t end) {
-      const auto gap = all.subspan(begin, end - begin);
-      return std::ranges::all_of(gap, [](std::byte byte) { return byte == std::byte{0}; });
-    };
     std::ranges::sort(parts, {}, &WrittenPart::offset);
     std::uint64_t covered = header.size();
     for (const WrittenPart& part : parts) {
       if (part.offset > bytes || part.bytes > bytes - part.offset) return "the journal has a part past its end";
       if (part.offset < covered) return fmt::format("the journal has two parts at {}", part.offset);
       // What no part covers is zero: it was padding.
-      if (!is_zero(covered, part.offset)) return fmt::format("nobody has written what is at {}", covered);
+      if (!statefile::is_zero(all.subspan(covered, part.offset - covered)))
+        return fmt::format("nobody has written what is at {}", covered);
       covered = part.offset + part.bytes;
     }
-    if (!is_zero(covered, bytes)) return fmt::format("nobody has written what is at {}", covered);
+    if (!statefile::is_zero(all.subspan(covered))) return fmt::format("nobody has written what is at {}", covered);
     std::atomic<std::uint64_t> differs{bytes};
     parallel_for(parts.size(), copy_workers(), [&](std::size_t i, std::size_t) {
       const auto part = all.subspan(parts[i].offset, parts[i].bytes);

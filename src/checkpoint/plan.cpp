@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans by name: built in, for the model at hand, or from a file; and names through a plan, both ways.
 
-#include <fmt/core.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -75,7 +75,10 @@ class NewName {
 
 // What a model's config.json says of the sizes of its tensors. What it does not say is never an error.
 
-/// A value by its name, or by a path ("text_config.vocab_size"). A name that is not there is looked for in
+/// A value by its place: keys and numbers of items with dots between them ("layers.0.hidden_size"). A key may have dots
+/// of its own, and counts before the path that it looks like. Null if there is none.
+const Config* find_place(const Config& tree, std::string_view place);
+/// A value by its name or its place ("text_config.vocab_size"). A name that is not there is looked for in
 /// "text_config", then under the other name that some models have for it. Null if there is none.
 const Config* find_in_config(const Config& config, std::string_view path);
 

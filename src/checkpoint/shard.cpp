@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -26,9 +25,8 @@
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/plan_parts.hpp"
-#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/tensor_source.hpp"
-#include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
@@ -36,12 +34,12 @@
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
+#include "src/workspace/survey.hpp"
 
 namespace muster {
 namespace {
 
 constexpr std::uint64_t window_bytes = 8 << 20;
-constexpr std::uint64_t piece_bytes = 8 << 20;
 
 /// A model, and what each rank gets of it.
 struct ShardJob {
@@ -59,7 +57,7 @@ struct ShardJob {
     const Arrangement arrangement = arrange_model(plan, tensors);
     outputs = shard_outputs(arrangement, plan, layout, model.metadata());
     for (const OutputFile& file : outputs.files)
-      for (const OutputTensor& tensor : file.tensors)
+      for (const MergedTensor& tensor : file.tensors)
         report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
     report.notes = arrangement.notes;
     report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
@@ -118,38 +116,6 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
   }
 }
 
-std::vector<MergedTensor> merged_tensors(const OutputFile& rank, const TensorSource& source) {
-  std::vector<MergedTensor> tensors;
-  for (const OutputTensor& output : rank.tensors) {
-    MergedTensor& tensor = tensors.emplace_back(MergedTensor{output.name, output.layout, {}});
-    for (const SourceRef& ref : output.sources)
-      tensor.parts.push_back({ref.rank, ref.index, 0, source.tensors()[ref.index].bytes});
-  }
-  return tensors;
-}
-
-void write_state(const OutputFile& rank, std::shared_ptr<const TensorSource> source, const std::string& path,
-                 const StateFileOptions& options, ProgressCounter& progress) {
-  std::vector<MergedTensor> merged = merged_tensors(rank, *source);
-  const MergedTensors tensors(std::move(source), std::move(merged));
-  std::vector<StateFileWriter::Entry> entries;
-  entries.reserve(tensors.tensors().size());
-  for (const TensorEntry& entry : tensors.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
-  StateFileWriter writer(path, config_from_metadata(rank.metadata), std::move(entries), options);
-  // One thread a tensor: pieces that do not end with a chunk must come in their order.
-  parallel_for(tensors.tensors().size(), copy_workers(), [&](std::size_t index, std::size_t) {
-    const std::uint64_t bytes = tensors.tensors()[index].bytes;
-    std::vector<std::byte> piece(std::min(bytes, piece_bytes));
-    for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
-      const std::span<std::byte> part = std::span(piece).first(std::min(piece_bytes, bytes - at));
-      tensors.read(index, at, part);
-      writer.write(index, at, part);
-      progress.add(part.size());
-    }
-  });
-  writer.commit();
-}
-
 /// Files that go again unless all is well.
 class Undo {
  public:
@@ -193,14 +159,13 @@ void write_states(ShardJob& job, const std::string& model_dir, const std::string
                                                    .rank = rank,
                                                    .world_size = world_size,
                                                    .generation = 1});
-    StateFileOptions state;
-    state.info = {nonce, 1, rank, world_size};
-    state.zstd_level = options.zstd_level;
-    state.temporary = workspace::growing_name();
+    const StateFileOptions state{
+        .info = {nonce, 1, rank, world_size}, .zstd_level = options.zstd_level, .temporary = workspace::growing_name()};
     const std::string target = join_path(workspace, name);
     // The directory may be what could not be synced: then the name is there, too.
     undo.add(target);
-    write_state(shard, job.source, target, state, progress);
+    const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
+    write_state_file(tensors, target, config_from_metadata(shard.metadata), state, progress);
   }
   for (const std::string& name : carried.names) {
     std::error_code error;
@@ -231,7 +196,8 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
 }
 
 int count_shards(const std::string& shards_dir, const std::string& job) {
-  if (is_workspace_directory(shards_dir)) return choose_states(shards_dir, {.job = job}).world_size;
+  if (workspace::is_workspace_directory(shards_dir))
+    return workspace::choose_states(shards_dir, {.job = job}).world_size;
   std::set<int> sizes;
   std::set<int> found;
   std::error_code error;

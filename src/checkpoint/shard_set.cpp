@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
@@ -149,8 +150,8 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
   return plan;
 }
 
-ShardSet::ShardSet(const std::string& directory, int process, int processes, const StateChoice& choice) {
-  if (is_workspace_directory(directory))
+ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice) {
+  if (workspace::is_workspace_directory(directory))
     open_states(directory, process, processes, choice);
   else
     open_files(directory, process, processes);
@@ -168,11 +169,12 @@ void ShardSet::open_files(const std::string& directory, int process, int process
   }
 }
 
-void ShardSet::open_states(const std::string& workspace, int process, int processes, const StateChoice& choice) {
-  const ChosenStates chosen = choose_common_states(workspace, choice);
+void ShardSet::open_states(const std::string& workspace, int process, int processes,
+                           const workspace::StateChoice& choice) {
+  const workspace::ChosenStates chosen = workspace::choose_common_states(workspace, choice);
   count_ = chosen.world_size;
   for (int rank = process; rank < count_; rank += processes) {
-    const ChosenState& state = chosen.states[static_cast<std::size_t>(rank)];
+    const workspace::ChosenState& state = chosen.states[static_cast<std::size_t>(rank)];
     const StateFile file = StateFile::open(state.path);
     Metadata metadata = metadata_from_config(file.config());
     // A config of the user's own is none of a checkpoint's metadata.
@@ -225,18 +227,6 @@ void ShardSet::read(std::size_t tensor, std::uint64_t offset, std::span<std::byt
     checked->read(offset, target);
   else
     shard.file->read(index, offset, target);
-}
-
-std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes) {
-  std::vector<RankSources> ranks(counts.size());
-  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-    ranks[rank].process = static_cast<int>(rank) % processes;
-    const auto before = static_cast<std::ptrdiff_t>(rank) - processes;
-    if (before < 0) continue;
-    const auto last = static_cast<std::size_t>(before);
-    ranks[rank].first = ranks[last].first + static_cast<std::uint32_t>(counts[last]);
-  }
-  return ranks;
 }
 
 }  // namespace muster

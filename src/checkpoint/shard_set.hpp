@@ -17,8 +17,9 @@
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
-#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/tensor_source.hpp"
+#include "src/workspace/survey.hpp"
 
 namespace muster {
 
@@ -49,11 +50,11 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
 
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
 /// held against their checksums as they are read, or the states of a workspace that all ranks have
-/// (choose_common_states).
+/// (workspace::choose_common_states).
 class ShardSet : public TensorSource {
  public:
   /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
-  ShardSet(const std::string& directory, int process, int processes, const StateChoice& choice = {});
+  ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {});
 
   /// Of all processes' shards.
   [[nodiscard]] int count() const noexcept { return count_; }
@@ -73,7 +74,7 @@ class ShardSet : public TensorSource {
     std::optional<StateFile> state = {};
   };
   void open_files(const std::string& directory, int process, int processes);
-  void open_states(const std::string& workspace, int process, int processes, const StateChoice& choice);
+  void open_states(const std::string& workspace, int process, int processes, const workspace::StateChoice& choice);
   template <class File>
   void add(Shard shard, const File& file, const Metadata& metadata, int rank, std::string set);
   [[nodiscard]] const Shard& shard_of(std::size_t tensor) const;
@@ -84,8 +85,5 @@ class ShardSet : public TensorSource {
   std::vector<ShardListing> listings_;
   Metadata metadata_;
 };
-
-/// Where each rank's tensors are, when process p has the shards p, p + processes, ...; `counts`: tensors of each rank.
-std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes);
 
 }  // namespace muster

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "muster/error.hpp"
+#include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/merge/reduce.hpp"
 
@@ -15,6 +16,7 @@ namespace muster {
 namespace {
 
 constexpr std::uint64_t read_at_once = 1 << 20;
+constexpr std::uint64_t written_at_once = 8 << 20;
 // Longer rows are worth a system call each.
 constexpr std::uint64_t long_row = 128 << 10;
 
@@ -27,6 +29,12 @@ void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectan
 }
 
 }  // namespace
+
+std::optional<std::size_t> TensorSource::find(std::string_view name) const noexcept {
+  const auto found = std::ranges::find(tensors(), name, &TensorEntry::name);
+  if (found == tensors().end()) return std::nullopt;
+  return static_cast<std::size_t>(found - tensors().begin());
+}
 
 std::span<const std::byte> TensorSource::read_piece(std::size_t tensor, std::uint64_t offset, std::uint64_t length,
                                                     std::vector<std::byte>& memory) const {
@@ -62,8 +70,61 @@ void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t beg
   }
 }
 
-MergedTensors::MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<MergedTensor> tensors)
-    : source_(std::move(source)), tensors_(std::move(tensors)) {
+void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& progress,
+                    const std::function<void(std::size_t, std::uint64_t, std::span<const std::byte>)>& write) {
+  struct Piece {
+    std::size_t tensor = 0;
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+  };
+  const std::vector<TensorEntry>& tensors = source.tensors();
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::uint64_t most = in_order ? tensors[i].bytes : written_at_once;
+    for (std::uint64_t at = 0; at < tensors[i].bytes; at += most)
+      pieces.push_back({i, at, std::min(most, tensors[i].bytes - at)});
+  }
+  // The largest first, so that none of them is left to one thread at the end.
+  if (in_order) std::ranges::stable_sort(pieces, std::greater(), &Piece::bytes);
+  std::vector<std::vector<std::byte>> memory(copy_workers());
+  parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
+    const Piece& piece = pieces[index];
+    for (std::uint64_t at = piece.offset; at < piece.offset + piece.bytes; at += written_at_once) {
+      const std::uint64_t length = std::min(written_at_once, piece.offset + piece.bytes - at);
+      write(piece.tensor, at, source.read_piece(piece.tensor, at, length, memory[worker]));
+      progress.add(length);
+    }
+  });
+}
+
+void write_state_file(const TensorSource& source, const std::string& path, const Config& config,
+                      const StateFileOptions& options, ProgressCounter& progress) {
+  std::vector<StateFileWriter::Entry> entries;
+  for (const TensorEntry& entry : source.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
+  StateFileWriter writer(path, config, std::move(entries), options);
+  // Pieces that do not end with a chunk must come in their order.
+  for_each_piece(source, options.zstd_level.has_value(), progress,
+                 [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
+                   writer.write(tensor, offset, bytes);
+                 });
+  writer.commit();
+}
+
+std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes) {
+  std::vector<RankSources> ranks(counts.size());
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    ranks[rank].process = static_cast<int>(rank) % processes;
+    const auto before = static_cast<std::ptrdiff_t>(rank) - processes;
+    if (before < 0) continue;
+    const auto last = static_cast<std::size_t>(before);
+    ranks[rank].first = ranks[last].first + static_cast<std::uint32_t>(counts[last]);
+  }
+  return ranks;
+}
+
+MergedTensors::MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
+                             std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal)
+    : source_(std::move(source)), ranks_(std::move(ranks)), tensors_(std::move(tensors)), equal_(std::move(equal)) {
   rows_.reserve(tensors_.size());
   entries_.reserve(tensors_.size());
   for (const MergedTensor& tensor : tensors_) {
@@ -71,6 +132,14 @@ MergedTensors::MergedTensors(std::shared_ptr<const TensorSource> source, std::ve
     const TensorSpec& spec = tensor.layout.target;
     entries_.push_back({tensor.name, spec.dtype, spec.shape, 0, byte_size(spec.dtype, spec.shape)});
   }
+}
+
+std::size_t MergedTensors::place_of(const SourceRef& ref) const {
+  return ranks_[static_cast<std::size_t>(ref.rank)].first + ref.index;
+}
+
+std::uint64_t MergedTensors::bytes_of(const SourceRef& ref) const {
+  return ref.bytes != 0 ? ref.bytes : source_->tensors()[place_of(ref)].bytes;
 }
 
 void MergedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
@@ -81,16 +150,16 @@ void MergedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std
     std::memset(target.data(), 0, target.size());
     for (const merge::Rectangle& rows : merge::rectangles(rows_[tensor], offset, offset + target.size())) {
       if (rows.rows == 0 || rows.bytes == 0) continue;
-      const TensorPart& part = merged.parts[static_cast<std::size_t>(rows.source)];
-      read_rows(*source_, part.tensor, part.begin, rows, target);
+      const SourceRef& ref = merged.sources[static_cast<std::size_t>(rows.source)];
+      read_rows(*source_, place_of(ref), ref.begin, rows, target);
     }
     return;
   }
-  // Max and sum: the same window of every part, in the order of ranks.
+  // Max and sum: the same window of every source, in the order of ranks.
   std::vector<std::vector<std::byte>> windows;
   for (const merge::Piece& piece : merged.layout.pieces) {
-    const TensorPart& part = merged.parts[static_cast<std::size_t>(piece.source)];
-    source_->read_piece(part.tensor, part.begin + offset, target.size(), windows.emplace_back());
+    const SourceRef& ref = merged.sources[static_cast<std::size_t>(piece.source)];
+    source_->read_piece(place_of(ref), ref.begin + offset, target.size(), windows.emplace_back());
   }
   std::vector<const std::byte*> from;
   from.reserve(windows.size());
@@ -101,44 +170,42 @@ void MergedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std
 TensorDetail MergedTensors::detail(std::size_t tensor) const {
   TensorDetail detail;
   std::set<std::string_view> files;
-  for (const TensorPart& part : tensors_[tensor].parts) {
-    files.insert(source_->detail(part.tensor).file);
-    detail.stored_bytes += part.bytes;
+  for (const SourceRef& ref : tensors_[tensor].sources) {
+    files.insert(source_->detail(place_of(ref)).file);
+    detail.stored_bytes += bytes_of(ref);
   }
   if (files.size() == 1) detail.file = *files.begin();
   return detail;
 }
 
 void MergedTensors::compare(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const {
-  const MergedTensor& merged = tensors_[tensor];
   const std::uint64_t whole = entries_[tensor].bytes;
-  const auto check = [&](const TensorPart& first, const TensorPart& other) {
+  for (const std::uint32_t number : tensors_[tensor].equal) {
+    const std::vector<SourceRef>& set = equal_[number];
+    const SourceRef& first = set.front();
     // Parts of a tensor have fewer bytes than the whole: their share of the window is compared. Where one window ends
     // the next begins, however that is rounded.
+    const std::uint64_t bytes = bytes_of(first);
     const auto share = [&](std::uint64_t at) {
-      if (at == whole) return first.bytes;
-      const double part = static_cast<double>(at) / static_cast<double>(whole) * static_cast<double>(first.bytes);
-      return std::min(static_cast<std::uint64_t>(part), first.bytes);
+      if (at == whole) return bytes;
+      const double part = static_cast<double>(at) / static_cast<double>(whole) * static_cast<double>(bytes);
+      return std::min(static_cast<std::uint64_t>(part), bytes);
     };
     const std::uint64_t begin = share(offset);
     const std::uint64_t end = share(offset + length);
-    if (begin == end) return;
+    if (begin == end) continue;
     std::vector<std::byte> a;
     std::vector<std::byte> b;
-    source_->read_piece(first.tensor, first.begin + begin, end - begin, a);
-    source_->read_piece(other.tensor, other.begin + begin, end - begin, b);
-    if (a == b) return;
-    throw Error(ErrorKind::rank_mismatch,
-                fmt::format("the tensor {}: ranks {} and {} must have the same and have other values",
-                            in_quotes(merged.name), first.rank, other.rank),
-                {.rank = other.rank});
-  };
-  if (!merged.layout.pieces.empty()) {
-    const auto first = static_cast<std::size_t>(merged.layout.pieces.front().source);
-    for (const int other : merged.layout.must_equal)
-      check(merged.parts[first], merged.parts[static_cast<std::size_t>(other)]);
+    source_->read_piece(place_of(first), first.begin + begin, end - begin, a);
+    for (const SourceRef& other : std::span(set).subspan(1)) {
+      source_->read_piece(place_of(other), other.begin + begin, end - begin, b);
+      if (a != b)
+        throw Error(ErrorKind::rank_mismatch,
+                    fmt::format("the tensor {}: ranks {} and {} must have the same and have other values",
+                                in_quotes(tensors_[tensor].name), first.rank, other.rank),
+                    {.rank = other.rank});
+    }
   }
-  for (const auto& [first, other] : merged.equal) check(first, other);
 }
 
 }  // namespace muster

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,8 @@
 
 #include "muster/model_dir.hpp"
 #include "muster/safetensors.hpp"
+#include "muster/state_file.hpp"
+#include "src/core/progress_counter.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/rows.hpp"
 
@@ -41,6 +44,8 @@ class TensorSource {
   [[nodiscard]] virtual TensorDetail detail(std::size_t tensor) const {
     return {.stored_bytes = tensors()[tensor].bytes};
   }
+  /// The place of a name among the tensors.
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
   /// The same bytes in `memory`, which grows where it is too short. Valid until it changes.
   std::span<const std::byte> read_piece(std::size_t tensor, std::uint64_t offset, std::uint64_t length,
                                         std::vector<std::byte>& memory) const;
@@ -67,28 +72,50 @@ class ModelTensors : public TensorSource {
 void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t begin, const merge::Rectangle& rows,
                std::span<std::byte> target);
 
-/// A part of a tensor of a source.
-struct TensorPart {
-  int rank = 0;  ///< whose it is, for messages
-  std::size_t tensor = 0;
+/// Calls write(tensor, offset, bytes) for all bytes of all tensors, in pieces of some MiB, on several threads.
+/// `in_order`: those of one tensor one after the other, by one thread; else any piece at any time. Throws as the
+/// source, and what `write` and `progress` throw.
+void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& progress,
+                    const std::function<void(std::size_t, std::uint64_t, std::span<const std::byte>)>& write);
+
+/// A state file of all tensors. Throws likewise, and as StateFileWriter.
+void write_state_file(const TensorSource& source, const std::string& path, const Config& config,
+                      const StateFileOptions& options, ProgressCounter& progress);
+
+/// A tensor of a rank, by its place in the rank's list, or a part of one.
+struct SourceRef {
+  int rank = 0;
+  std::uint32_t index = 0;
   std::uint64_t begin = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  ///< from `begin` on; 0: all
+  friend bool operator==(const SourceRef&, const SourceRef&) = default;
 };
 
-/// A tensor that is put together from others.
+/// Which process has a rank's tensors, and where in its list they begin.
+struct RankSources {
+  int process = 0;
+  std::uint32_t first = 0;
+};
+
+/// Of all ranks, if process p has those of the ranks p, p + processes, ...; `counts`: tensors of each rank.
+std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes);
+
+/// A tensor that is put together from those of ranks.
 struct MergedTensor {
   std::string name;
   merge::Layout layout;
-  std::vector<TensorPart> parts;                              ///< those that the layout speaks of
-  std::vector<std::pair<TensorPart, TensorPart>> equal = {};  ///< must be bit for bit equal
+  std::vector<SourceRef> sources;         ///< those that the layout speaks of
+  std::vector<std::uint32_t> equal = {};  ///< numbers of the sets that are compared when this tensor's turn comes
 };
 
-/// Merges what is read, when it is read: memory is that of the pieces. Bytes that no part has are zero. What is read
+/// Merges what is read, when it is read: memory is that of the pieces. Bytes that no source has are zero. What is read
 /// begins and ends with elements.
 class MergedTensors : public TensorSource {
  public:
-  /// Throws Error(unsupported | argument) if a layout has no bytes (merge/rows.hpp).
-  MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<MergedTensor> tensors);
+  /// `source` has the tensors of all `ranks`; `equal`: sets of sources that must be bit for bit equal. Throws
+  /// Error(unsupported | argument) if a layout has no bytes (merge/rows.hpp).
+  MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
+                std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   /// Throws also Error(rank_mismatch) if ranks that must have the same values do not.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
@@ -96,9 +123,13 @@ class MergedTensors : public TensorSource {
 
  private:
   void compare(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const;
+  [[nodiscard]] std::size_t place_of(const SourceRef& ref) const;
+  [[nodiscard]] std::uint64_t bytes_of(const SourceRef& ref) const;
 
   std::shared_ptr<const TensorSource> source_;
+  std::vector<RankSources> ranks_;
   std::vector<MergedTensor> tensors_;
+  std::vector<std::vector<SourceRef>> equal_;
   std::vector<merge::Rows> rows_;
   std::vector<TensorEntry> entries_;
 };

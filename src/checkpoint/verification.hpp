@@ -29,6 +29,13 @@ class Verification {
   explicit Verification(VerifyReport& report) : report_(report) {}
 
   void add(Defect defect, std::string file, std::string tensor, std::string words);
+  /// A file that could be opened, and its tensors.
+  template <class Tensor>
+  void count(const std::vector<Tensor>& tensors) {
+    ++report_.files;
+    report_.tensors += tensors.size();
+    for (const Tensor& tensor : tensors) report_.bytes += tensor.bytes;
+  }
   /// Opens what it can of these names, in their order.
   std::vector<OpenedFile> open_all(const std::string& directory, const std::vector<std::string>& names);
   /// Tells each run of numbers from `first` to `last` that is not there; a count from a name is only believed as far as
@@ -68,14 +75,6 @@ void verify_index(const std::string& directory, const std::string& index_name, c
 /// PREFIX-00002-of-00003.safetensors: all of one prefix are of one count, and all numbers from 1 on are there. True
 /// where there are such files.
 bool verify_numbering(const std::vector<std::string>& names, Verification& verification);
-
-/// One state file: its commit mark and catalogue, and every tensor and chunk against its checksum. Throws Error(version
-/// | not_found).
-VerifyReport verify_state_file(const std::string& path, const VerifyOptions& options);
-
-/// All complete states of a workspace, and what in it is torn or left behind. Throws as workspace::survey;
-/// Error(version).
-VerifyReport verify_workspace(const std::string& path, const VerifyOptions& options);
 
 /// rank-00002-of-00004.safetensors and nothing else.
 void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,

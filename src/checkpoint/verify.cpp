@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "muster/verify.hpp"
 
 #include <fmt/core.h>
@@ -8,7 +9,6 @@
 #include <filesystem>
 #include <functional>
 #include <numeric>
-#include <span>
 #include <system_error>
 #include <utility>
 
@@ -17,13 +17,13 @@
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/verification.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
+#include "src/workspace/survey.hpp"
 
 namespace muster {
 namespace {
@@ -92,11 +92,10 @@ void verify_checksums(const std::string& directory, const Places& places, const 
   }
 }
 
-// Throws nothing but for a directory that cannot be read; all else is a problem. The files live as long as the result.
-std::vector<OpenedFile> verify_checkpoint(const std::string& directory, const std::vector<std::string>& weights,
-                                          const std::vector<std::string>& indexes, Verification& verification) {
-  std::vector<OpenedFile> files = verification.open_all(directory, weights);
-  const Places places = find_places(files, verification);
+// What is wrong is a problem; nothing is thrown.
+void verify_checkpoint(const std::string& directory, const std::vector<std::string>& weights,
+                       const std::vector<std::string>& indexes, const std::vector<OpenedFile>& files,
+                       const Places& places, Verification& verification) {
   const bool is_numbered = verify_numbering(weights, verification);
   if (indexes.empty()) {
     if (is_numbered)
@@ -106,7 +105,7 @@ std::vector<OpenedFile> verify_checkpoint(const std::string& directory, const st
       verification.add(
           Defect::unindexed, weights[1], "",
           fmt::format("{} safetensors files and no index: it cannot be told which are the model", weights.size()));
-    return files;
+    return;
   }
   const bool has_usual = std::find(indexes.begin(), indexes.end(), model_index_name) != indexes.end();
   const std::string& index = has_usual ? std::string(model_index_name) : indexes.front();
@@ -117,7 +116,104 @@ std::vector<OpenedFile> verify_checkpoint(const std::string& directory, const st
           fmt::format("{} and {} are both an index; the former was verified", in_quotes(index), in_quotes(other)));
   }
   verify_index(directory, index, weights, files, places, verification);
-  return files;
+}
+
+// State files, one or those of a workspace.
+
+/// Opens and checks one file. `done` is told of what was read.
+void verify_one(const std::string& path, const std::string& name, bool with_checksums, const ProgressCallback& progress,
+                VerifyReport& report, Verification& verification) {
+  try {
+    const StateFile file = StateFile::open(path);
+    verification.count(file.tensors());
+    if (!with_checksums) return;
+    for (const StateProblem& problem : file.check(progress))
+      verification.add(Defect::checksum, name, problem.tensor,
+                       problem.tensor.empty() ? fmt::format("{}: {}", in_quotes(name), problem.words)
+                                              : fmt::format("the tensor {} in {}: {}", in_quotes(problem.tensor),
+                                                            in_quotes(name), problem.words));
+    report.checked += file.tensors().size();
+  } catch (const Error& error) {
+    // What is not there, or of another version, was not verified.
+    if (error.kind() == ErrorKind::version || error.kind() == ErrorKind::not_found) throw;
+    verification.add(Defect::file, name, "", error.what());
+  }
+}
+
+/// The progress of one file after the other as one.
+class WholeProgress {
+ public:
+  WholeProgress(const ProgressCallback& progress, std::uint64_t total) : counter_(progress, total) {}
+  ProgressCallback of_next_file() {
+    return [this, last = std::uint64_t{0}](const Progress& progress) mutable {
+      counter_.add(progress.bytes - last);
+      last = progress.bytes;
+    };
+  }
+
+ private:
+  ProgressCounter counter_;
+};
+
+void verify_job(const std::string& directory, const workspace::SurveyJob& job, const VerifyOptions& options,
+                WholeProgress& progress, VerifyReport& report, Verification& verification) {
+  const auto verify_state = [&](const workspace::SurveyState& state) {
+    const std::string& name = state.entry.file;
+    if (!state.complete) {
+      verification.add(Defect::file, name, "", "the state is not complete: " + state.problem);
+      return;
+    }
+    try {
+      verify_one(join_path(directory, name), name, options.checksums,
+                 options.progress ? progress.of_next_file() : ProgressCallback(), report, verification);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::not_found) throw;
+      // A job that goes on replaces its older states.
+    }
+  };
+  for (const workspace::SurveyState& state : job.states) verify_state(state);
+  for (const workspace::SurveyState& state : job.kept) verify_state(state);
+  if (job.states.empty()) return;
+  for (const int rank : job.missing_ranks)
+    verification.add(Defect::missing, "", "",
+                     fmt::format("the job {} has no complete state of rank {}", job.nonce, rank));
+}
+
+VerifyReport verify_state_file(const std::string& path, const VerifyOptions& options) {
+  VerifyReport report{.path = path, .kind = VerifiedKind::state, .has_checksums = true};
+  Verification verification(report);
+  verify_one(path, std::filesystem::path(path).filename().string(), options.checksums, options.progress, report,
+             verification);
+  return report;
+}
+
+VerifyReport verify_workspace(const std::string& path, const VerifyOptions& options) {
+  VerifyReport report{.path = path, .kind = VerifiedKind::workspace, .has_checksums = true};
+  Verification verification(report);
+  const workspace::Survey survey = workspace::survey(path);
+  std::uint64_t total = 0;
+  for (const workspace::SurveyJob& job : survey.jobs) {
+    for (const workspace::SurveyState& state : job.states) total += state.complete ? state.tensor_bytes : 0;
+    for (const workspace::SurveyState& state : job.kept) total += state.complete ? state.tensor_bytes : 0;
+  }
+  WholeProgress progress(options.progress, total);
+  for (const workspace::SurveyJob& job : survey.jobs) verify_job(path, job, options, progress, report, verification);
+  const auto find_left = [&](const workspace::SurveyEntry& entry) {
+    if (entry.writer == os::Life::dead)
+      verification.add(
+          Defect::left, entry.file, "",
+          fmt::format("{} was left by a process that is gone; muster gc --yes {}", in_quotes(entry.file),
+                      entry.foreign.empty() ? "removes it" : "removes it when what is not Muster's is out of it"));
+  };
+  for (const workspace::SurveyEntry& entry : survey.foreign)
+    if (const auto name = workspace::parse_name(entry.file))
+      verification.add(
+          Defect::file, entry.file, "",
+          fmt::format("{} has the name of a {}, and is none", in_quotes(entry.file), workspace::to_string(name->kind)));
+  for (const workspace::SurveyEntry& entry : survey.temporary) find_left(entry);
+  for (const workspace::SurveyJob& job : survey.jobs)
+    for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);
+  return report;
 }
 
 VerifyReport verify_directory(const std::string& directory, const VerifyOptions& options) {
@@ -130,7 +226,7 @@ VerifyReport verify_directory(const std::string& directory, const VerifyOptions&
     else if (is_index_name(name))
       indexes.push_back(std::move(name));
   }
-  if (weights.empty() && indexes.empty() && is_workspace_directory(directory))
+  if (weights.empty() && indexes.empty() && workspace::is_workspace_directory(directory))
     return verify_workspace(directory, options);
   if (weights.empty() && indexes.empty())
     throw Error(ErrorKind::not_found,
@@ -145,10 +241,10 @@ VerifyReport verify_directory(const std::string& directory, const VerifyOptions&
     verify_shards(directory, weights, options, report, verification);
     return report;
   }
-  const std::vector<OpenedFile> files = verify_checkpoint(directory, weights, indexes, verification);
-  VerifyReport unused;
-  Verification ignored(unused);
-  verify_checksums(directory, find_places(files, ignored), options, report, verification);
+  const std::vector<OpenedFile> files = verification.open_all(directory, weights);
+  const Places places = find_places(files, verification);
+  verify_checkpoint(directory, weights, indexes, files, places, verification);
+  verify_checksums(directory, places, options, report, verification);
   return report;
 }
 
@@ -159,11 +255,7 @@ VerifyReport verify_file(const std::string& path, const VerifyOptions& options) 
   if (is_hdf5_file(path)) {
     try {
       const std::unique_ptr<ForeignHdf5> file = ForeignHdf5::open(path);
-      ++report.files;
-      for (const TensorEntry& entry : file->tensors()) {
-        ++report.tensors;
-        report.bytes += entry.bytes;
-      }
+      verification.count(file->tensors());
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::unsupported) throw;
       verification.add(Defect::file, fs::path(path).filename().string(), "", error.what());
@@ -196,11 +288,7 @@ std::vector<OpenedFile> Verification::open_all(const std::string& directory, con
       add(Defect::file, name, "", error.what());
       continue;
     }
-    ++report_.files;
-    for (const TensorEntry& entry : files.back().file.tensors()) {
-      ++report_.tensors;
-      report_.bytes += entry.bytes;
-    }
+    count(files.back().file.tensors());
   }
   return files;
 }

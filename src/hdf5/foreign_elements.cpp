@@ -224,9 +224,7 @@ constexpr std::array<FloatFormat, 6> float_formats = {{
 }};
 
 ElementType refused(std::string words) {
-  ElementType refusal;
-  refusal.refusal = std::move(words);
-  return refusal;
+  return {.refusal = std::move(words)};
 }
 
 bool set_order(hid_t type, ElementType& element) {
@@ -243,9 +241,7 @@ ElementType integer(hid_t type, std::size_t bytes) {
   if (bits != bytes * 8 || H5Tget_offset(type) != 0 || (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8))
     return refused("integers of " + std::to_string(bits) + " bits in " + std::to_string(bytes) + " bytes");
   const std::size_t row = bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3;
-  ElementType element;
-  element.bytes = bytes;
-  element.dtype = dtypes[row][H5Tget_sign(type) == H5T_SGN_NONE ? 0 : 1];
+  ElementType element{.dtype = dtypes[row][H5Tget_sign(type) == H5T_SGN_NONE ? 0 : 1], .bytes = bytes};
   return set_order(type, element) ? element : refused("integers of an odd byte order");
 }
 
@@ -264,9 +260,7 @@ ElementType floating(hid_t type, std::size_t bytes) {
         H5Tget_ebias(type) != format.bias || H5Tget_precision(type) != bytes * 8 || H5Tget_offset(type) != 0 ||
         H5Tget_norm(type) != H5T_NORM_IMPLIED)
       continue;
-    ElementType element;
-    element.bytes = bytes;
-    element.dtype = format.dtype;
+    ElementType element{.dtype = format.dtype, .bytes = bytes};
     return set_order(type, element) ? element : refused("floats of an odd byte order");
   }
   return refused("floats of " + std::to_string(exponent_bits) + " exponent and " + std::to_string(mantissa_bits) +
@@ -287,10 +281,7 @@ ElementType enumeration(hid_t type, std::size_t bytes) {
     if (H5Tget_member_value(type, member, &value) < 0 || value > 1) return refused(words);
     if (member_name(type, member) != (value == 0 ? "FALSE" : "TRUE")) return refused(words);
   }
-  ElementType element;
-  element.bytes = 1;
-  element.dtype = DType::boolean;
-  return element;
+  return {.dtype = DType::boolean, .bytes = 1};
 }
 
 ElementType compound(hid_t type, std::size_t bytes) {
@@ -309,11 +300,7 @@ ElementType compound(hid_t type, std::size_t bytes) {
   if (parts[0].dtype != DType::f32 || parts[1].dtype != DType::f32 || bytes != 8 ||
       parts[0].is_big_endian != parts[1].is_big_endian)
     return refused("complex numbers of two other floats than F32");
-  ElementType element;
-  element.bytes = bytes;
-  element.dtype = DType::complex64;
-  element.is_big_endian = parts[0].is_big_endian;
-  return element;
+  return {.dtype = DType::complex64, .is_big_endian = parts[0].is_big_endian, .bytes = bytes};
 }
 
 }  // namespace
@@ -364,12 +351,8 @@ ElementType element_type(hid_t type) {
       return enumeration(type, bytes);
     case H5T_COMPOUND:
       return compound(type, bytes);
-    case H5T_STRING: {
-      ElementType element;
-      element.is_text = true;
-      element.bytes = bytes;
-      return element;
-    }
+    case H5T_STRING:
+      return {.bytes = bytes, .is_text = true};
     case H5T_VLEN:
       return refused("lists of variable length");
     case H5T_REFERENCE:

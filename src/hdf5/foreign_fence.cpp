@@ -67,12 +67,9 @@ constexpr std::array deadly = {
 class Program {
  public:
   void load_call() { load(offsetof(seccomp_data, nr)); }
-  /// The low half of an argument; the high one must be looked at where it matters.
+  /// The low half of an argument.
   void load_argument(int number) {
     load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + low_half);
-  }
-  void load_argument_high(int number) {
-    load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + (4 - low_half));
   }
   void load(std::size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<std::uint32_t>(offset)); }
   void give(std::uint32_t verdict) { add(BPF_RET | BPF_K, verdict); }

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <utility>
 
-#include "src/hdf5/descriptor_driver.hpp"
 #include "src/hdf5/foreign_elements.hpp"
 #include "src/hdf5/ids.hpp"
 

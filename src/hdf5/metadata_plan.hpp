@@ -20,11 +20,12 @@
 
 namespace muster::hdf5 {
 
-/// A stored chunk: in the order of HDF5's chunk numbers, row-major.
+/// A stored chunk, as it stands in the catalogue: in the order of HDF5's chunk numbers, row-major.
 struct Chunk {
   std::uint64_t offset = 0;
   std::uint32_t bytes = 0;
-  std::uint32_t filter_mask = 0;  ///< bit i: filter i was not applied
+  std::uint32_t filter_mask = 0;  ///< bit i: filter i was not applied; 0, or all: the elements as they are
+  std::uint64_t checksum = 0;     ///< of the stored bytes; HDF5 is not told
 };
 
 struct Dataset {

@@ -3,17 +3,14 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <filesystem>
 
 #include "muster/error.hpp"
 #include "muster/safetensors.hpp"
-#include "muster/state.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/shard_files.hpp"
-#include "src/core/parallel.hpp"
+#include "src/checkpoint/shard_metadata.hpp"
 #include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/source.hpp"
@@ -22,46 +19,13 @@
 namespace muster::inspect {
 namespace {
 
-constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
-
-struct Piece {
-  std::size_t tensor = 0;
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
-};
-
-/// Calls write(tensor, offset, bytes) for all bytes of all tensors. `in_order`: those of one tensor one after the
-/// other, by one thread; else any piece at any time.
-template <class Write>
-void for_each_piece(const Source& source, bool in_order, ProgressCounter& progress, Write&& write) {
-  const std::vector<TensorEntry>& tensors = source.entries();
-  std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::uint64_t most = in_order ? tensors[i].bytes : piece_bytes;
-    for (std::uint64_t at = 0; at < tensors[i].bytes; at += most)
-      pieces.push_back({i, at, std::min(most, tensors[i].bytes - at)});
-  }
-  // The largest first, so that none of them is left to one thread at the end.
-  if (in_order)
-    std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.bytes > b.bytes; });
-  std::vector<std::vector<std::byte>> memory(copy_workers());
-  parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
-    const Piece& piece = pieces[index];
-    for (std::uint64_t at = piece.offset; at < piece.offset + piece.bytes; at += piece_bytes) {
-      const std::uint64_t length = std::min(piece_bytes, piece.offset + piece.bytes - at);
-      write(piece.tensor, at, source.tensors->read_piece(piece.tensor, at, length, memory[worker]));
-      progress.add(length);
-    }
-  });
-}
-
 Config config_of(const Source& source) {
   return source.kind == "state" ? *source.config() : config_from_metadata(source.metadata);
 }
 
 void write_safetensors(const Source& source, const std::string& out, ProgressCounter& progress) {
   SafetensorsWriter writer(out, source.entries(), metadata_from_config(config_of(source)));
-  for_each_piece(source, false, progress,
+  for_each_piece(*source.tensors, false, progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(source.entries()[tensor].name, offset, bytes);
                  });
@@ -70,18 +34,9 @@ void write_safetensors(const Source& source, const std::string& out, ProgressCou
 
 void write_state(const Source& source, const std::string& out, const ConvertOptions& options,
                  ProgressCounter& progress) {
-  std::vector<StateFileWriter::Entry> entries;
-  for (const TensorEntry& entry : source.entries()) entries.push_back({entry.name, entry.dtype, entry.shape});
-  StateFileOptions state;
-  state.zstd_level = options.zstd_level;
+  StateFileOptions state{.zstd_level = options.zstd_level};
   if (source.kind == "state") state.info = source.states.front().info();
-  StateFileWriter writer(out, config_of(source), std::move(entries), state);
-  // Pieces that do not end with a chunk must come in their order.
-  for_each_piece(source, options.zstd_level.has_value(), progress,
-                 [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
-                   writer.write(tensor, offset, bytes);
-                 });
-  writer.commit();
+  write_state_file(*source.tensors, out, config_of(source), state, progress);
 }
 
 void check_paths(const std::string& in, const std::string& out, const ConvertOptions& options) {

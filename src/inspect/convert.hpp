@@ -30,7 +30,7 @@ struct ConvertReport {
 
 /// `in`: a safetensors, state or any other HDF5 file, told by what is in it. `out`: by its name's end, ".safetensors",
 /// or ".h5" or ".hdf5" of a state file. Tensors keep names, dtypes, shapes and bits; config and metadata by the rule of
-/// shard_files.hpp; a state file made from a state file keeps whose it is. `out` appears whole or not at all; what a
+/// shard_metadata.hpp; a state file made from a state file keeps whose it is. `out` appears whole or not at all; what a
 /// killed conversion to it left on this host goes. Memory is some pieces of some MiB, a thread each. Local. Throws
 /// Error(argument) where `out` is there and not forced, is `in`, or a name has no place in its format; as open_source,
 /// SafetensorsWriter and StateFileWriter.

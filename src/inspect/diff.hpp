@@ -58,7 +58,7 @@ struct DiffReport {
 };
 
 /// Tensors by name, bit for bit, however they are spread over files; carried files where both are directories; configs
-/// where a state is among them, a safetensors file's metadata being its config (shard_files.hpp). Memory is that of
+/// where a state is among them, a safetensors file's metadata being its config (shard_metadata.hpp). Memory is that of
 /// a few pieces of some MiB. Shards and the states of ranks are merged by `options.plan` (a name, "auto", a file) while
 /// they are read, each with its own directory's config.json. Throws like open_source; Error(rank_mismatch) where ranks
 /// that must have the same values do not.

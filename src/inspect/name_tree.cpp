@@ -2,8 +2,6 @@
 #include "src/inspect/name_tree.hpp"
 
 #include <algorithm>
-#include <functional>
-#include <string>
 #include <unordered_map>
 
 namespace muster::inspect {

@@ -16,8 +16,8 @@ namespace muster::inspect {
 /// nothing branches between them.
 struct NameNode {
   std::string_view label;
-  std::optional<std::size_t> tensor;  ///< place in the entries, where a name ends here
-  std::vector<NameNode> children;
+  std::optional<std::size_t> tensor = {};  ///< place in the entries, where a name ends here
+  std::vector<NameNode> children = {};
   std::uint64_t tensors = 0;  ///< here and below
   std::uint64_t bytes = 0;
   std::uint64_t alike = 1;     ///< how many neighbours this one stands for: the same but for their number

@@ -17,16 +17,7 @@ namespace {
 constexpr std::size_t gap = 2;
 constexpr std::size_t least_flexible = 12;
 
-}  // namespace
-
-std::string coloured(const OutputStyle& style, Colour colour, std::string_view text) {
-  return style.is_coloured ? fmt::format("\x1b[{}m{}\x1b[0m", static_cast<int>(colour), text) : std::string(text);
-}
-
-std::string printable(std::string_view text) {
-  return escaped(text, "\\");
-}
-
+/// JSON text without dangerous characters: they stand in strings only, and have JSON's own escapes.
 std::string printable_json(std::string_view json) {
   std::string out;
   out.reserve(json.size());
@@ -44,6 +35,16 @@ std::string printable_json(std::string_view json) {
     json.remove_prefix(character.bytes);
   }
   return out;
+}
+
+}  // namespace
+
+std::string coloured(const OutputStyle& style, Colour colour, std::string_view text) {
+  return style.is_coloured ? fmt::format("\x1b[{}m{}\x1b[0m", static_cast<int>(colour), text) : std::string(text);
+}
+
+std::string printable(std::string_view text) {
+  return escaped(text, "\\");
 }
 
 std::string json_report(const Config& tree, int indent) {

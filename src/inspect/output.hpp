@@ -32,9 +32,6 @@ using Sink = std::function<void(std::string_view)>;
 /// and bytes that are no UTF-8, all as \n, \x1b or \u202e; a backslash is \\. Everything else as it is.
 std::string printable(std::string_view text);
 
-/// The same for JSON text, where these characters stand in strings only and have JSON's own escapes.
-std::string printable_json(std::string_view json);
-
 /// A report for programs: JSON and a line break. Text that is no UTF-8 stands there as on a terminal.
 std::string json_report(const Config& tree, int indent = 2);
 

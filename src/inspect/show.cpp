@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "src/inspect/show.hpp"
 
 #include <fmt/core.h>
@@ -9,9 +10,11 @@
 #include <map>
 #include <tuple>
 
+#include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/plan_parts.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/name_tree.hpp"
@@ -67,31 +70,6 @@ std::vector<TextTable::Column> columns_of(const Listing& listing) {
   return columns;
 }
 
-struct LessByShape {
-  bool operator()(const TensorEntry* a, const TensorEntry* b) const noexcept {
-    return a->bytes != b->bytes ? a->bytes < b->bytes : a->shape < b->shape;
-  }
-};
-
-void append_table(std::string& out, const Listing& listing, const OutputStyle& style) {
-  TextTable table(columns_of(listing), {0});
-  // Layers repeat: most tensors have the shape of an earlier one, and making its text is the dearest part of a row.
-  std::map<const TensorEntry*, std::pair<std::string, std::string>, LessByShape> made;
-  for (std::size_t place = 0; place < listing.chosen.size(); ++place) {
-    const TensorEntry& entry = listing.tensors[listing.chosen[place]];
-    const auto [texts, is_new] = made.try_emplace(&entry);
-    if (is_new) texts->second = {to_string(entry.shape), human_bytes(entry.bytes)};
-    std::vector<std::string> cells = {printable(entry.name), std::string(to_string(entry.dtype)), texts->second.first,
-                                      texts->second.second};
-    if (listing.is_compressed) {
-      cells.push_back(human_bytes(listing.details[place].stored_bytes));
-      cells.push_back(ratio(entry.bytes, listing.details[place].stored_bytes));
-    }
-    table.add(cells);
-  }
-  table.append_to(out, style);
-}
-
 struct Glyphs {
   std::string_view inner;
   std::string_view last;
@@ -135,9 +113,11 @@ class TreeRows {
     if (node.tensor) {
       const TensorEntry& entry = listing_.tensors[*node.tensor];
       stored = listing_.details[place_of_[*node.tensor]].stored_bytes;
+      const auto [texts, is_new] = texts_.try_emplace(&entry);
+      if (is_new) texts->second = {to_string(entry.shape), human_bytes(entry.bytes)};
       cells.emplace_back(to_string(entry.dtype));
-      cells.push_back(to_string(entry.shape));
-      cells.push_back(each + human_bytes(entry.bytes));
+      cells.push_back(texts->second.first);
+      cells.push_back(each + texts->second.second);
     } else {
       cells.emplace_back();
       cells.push_back(counted(node.tensors, "tensor"));
@@ -154,13 +134,25 @@ class TreeRows {
   const Glyphs& glyphs_;
   TextTable& table_;
   std::vector<std::size_t> place_of_;  // of a tensor among the chosen ones
+  // Layers repeat: most tensors have the shape of an earlier one, and making its text is the dearest part of a row.
+  struct LessByShape {
+    bool operator()(const TensorEntry* a, const TensorEntry* b) const noexcept {
+      return a->bytes != b->bytes ? a->bytes < b->bytes : a->shape < b->shape;
+    }
+  };
+  std::map<const TensorEntry*, std::pair<std::string, std::string>, LessByShape> texts_;
   int depth_ = 0;
 };
 
-void append_tree(std::string& out, const Listing& listing, const ShowOptions& options) {
+/// Names as a tree, or each in a row of its own.
+void append_rows(std::string& out, const Listing& listing, const ShowOptions& options) {
+  std::vector<NameNode> nodes;
+  if (options.view == ShowView::tree)
+    nodes = name_tree(listing.tensors, listing.chosen, !options.is_unfolded).children;
+  else
+    for (const std::size_t i : listing.chosen) nodes.push_back({.label = listing.tensors[i].name, .tensor = i});
   TextTable table(columns_of(listing), {0});
-  const NameNode root = name_tree(listing.tensors, listing.chosen, !options.is_unfolded);
-  TreeRows(listing, options.style, table).add(root.children, "");
+  TreeRows(listing, options.style, table).add(nodes, "");
   table.append_to(out, options.style);
 }
 
@@ -214,6 +206,27 @@ std::string oddity(const std::string& name) {
   return {};
 }
 
+/// The longest part of the place that is there, and what is below it.
+std::string nearest(const Config& tree, std::string_view place) {
+  for (std::size_t dot = place.rfind('.'); dot != std::string_view::npos && dot > 0; dot = place.rfind('.', dot - 1)) {
+    const Config* found = find_place(tree, place.substr(0, dot));
+    if (found == nullptr) continue;
+    return fmt::format("{} is {} of {}", in_quotes(place.substr(0, dot)), to_string(found->type()), found->size());
+  }
+  if (!tree.is_object()) return fmt::format("it is {} of {}", to_string(tree.type()), tree.size());
+  constexpr std::size_t most_named = 8;
+  std::string keys;
+  std::size_t named = 0;
+  for (const auto& [key, value] : tree.as_object()) {
+    if (named++ == most_named) {
+      keys += ", ...";
+      break;
+    }
+    keys += (keys.empty() ? "" : ", ") + in_quotes(key);
+  }
+  return keys.empty() ? "it is empty" : "its keys are " + keys;
+}
+
 }  // namespace
 
 std::string show_text(const Source& source, const ShowOptions& options) {
@@ -231,10 +244,7 @@ std::string show_text(const Source& source, const ShowOptions& options) {
   if (files > 1) out += fmt::format(", {} files", files);
   out += "\n\n";
   if (!listing.chosen.empty()) {
-    if (options.view == ShowView::tree)
-      append_tree(out, listing, options);
-    else
-      append_table(out, listing, options.style);
+    append_rows(out, listing, options);
     out += '\n';
   }
   for (const auto& [dtype, total] : listing.by_dtype)
@@ -316,6 +326,19 @@ std::string issues_text(const std::vector<SourceIssue>& issues, const OutputStyl
   }
   out += issues.empty() ? "nothing suspicious\n" : counted(issues.size(), "issue") + "\n";
   return out;
+}
+
+std::string show_config(const Source& source, const std::string& place) {
+  const std::optional<Config> config = source.config();
+  if (!config)
+    throw Error(ErrorKind::not_found, fmt::format("{} has no config", in_quotes(source.path)), {.path = source.path});
+  const Config* part = place.empty() ? &*config : find_place(*config, place);
+  if (part == nullptr)
+    throw Error(ErrorKind::not_found,
+                fmt::format("the config of {} has nothing at {}; {}", in_quotes(source.path), in_quotes(place),
+                            nearest(*config, place)),
+                {.path = source.path});
+  return json_report(*part);
 }
 
 }  // namespace muster::inspect

@@ -11,9 +11,10 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/quoted.hpp"
 #include "src/workspace/names.hpp"
@@ -99,12 +100,12 @@ Source source_of_state_file(const std::string& path) {
 }
 
 /// The states of a workspace that the choice means, without a plan.
-Source source_of_states(const std::string& path, const StateChoice& choice) {
-  const ChosenStates chosen = choose_states(path, choice);
+Source source_of_states(const std::string& path, const workspace::StateChoice& choice) {
+  const workspace::ChosenStates chosen = workspace::choose_states(path, choice);
   if (chosen.world_size == 1 || choice.rank) return source_of_state(path, StateFile::open(chosen.states.front().path));
   Source source{.path = path, .kind = "workspace"};
   ConfigArray generations;
-  for (const ChosenState& state : chosen.states) {
+  for (const workspace::ChosenState& state : chosen.states) {
     const StateFile& file = source.states.emplace_back(StateFile::open(state.path));
     source.files.push_back(described(file));
     generations.emplace_back(file.info().generation);
@@ -127,18 +128,6 @@ Source source_of_states(const std::string& path, const StateChoice& choice) {
   return source;
 }
 
-MergedTensor merged_from(const ArrangedTensor& arranged, const ShardSet& shards, std::span<const RankSources> ranks) {
-  MergedTensor merged{arranged.name, arranged.layout, {}};
-  const auto part_of = [&](const SourceRef& ref) -> TensorPart {
-    const std::size_t tensor = ranks[static_cast<std::size_t>(ref.rank)].first + ref.index;
-    return {ref.rank, tensor, ref.begin, ref.bytes != 0 ? ref.bytes : shards.tensors()[tensor].bytes};
-  };
-  for (const SourceRef& ref : arranged.sources) merged.parts.push_back(part_of(ref));
-  for (const std::vector<SourceRef>& set : arranged.equal)
-    for (std::size_t i = 1; i < set.size(); ++i) merged.equal.emplace_back(part_of(set.front()), part_of(set[i]));
-  return merged;
-}
-
 /// The shards of all ranks of a directory, or the states of a workspace that all ranks have: arranged by the plan as an
 /// export arranges them, and merged piece by piece.
 Source source_of_shards(const std::string& directory, const SourceOptions& options) {
@@ -153,13 +142,11 @@ Source source_of_shards(const std::string& directory, const SourceOptions& optio
     ranks.push_back(to_rank_tensors(listing));
     counts.push_back(listing.tensors.size());
   }
-  const std::vector<RankSources> places = sources_by_rank(counts, 1);
-  std::vector<MergedTensor> merged;
-  for (const ArrangedTensor& tensor : arrange(plan, layout, ranks).tensors)
-    merged.push_back(merged_from(tensor, *shards, places));
+  ExportOutputs outputs = checkpoint_outputs(arrange(plan, layout, ranks), UINT64_MAX, {});
   return {.path = directory,
           .kind = "shards",
-          .tensors = std::make_shared<MergedTensors>(shards, std::move(merged)),
+          .tensors = std::make_shared<MergedTensors>(
+              shards, sources_by_rank(counts, 1), std::move(outputs.files.front().tensors), std::move(outputs.equal)),
           .metadata = shards->metadata()};
 }
 
@@ -249,7 +236,7 @@ Source open_source(const std::string& path, const SourceOptions& options) {
   if (!std::filesystem::exists(status)) refuse_dangling(path);
   if (std::filesystem::is_directory(status)) {
     if (is_shards_directory(path)) return source_of_shards(path, options);
-    if (!is_workspace_directory(path)) return source_of_model(path, true);
+    if (!workspace::is_workspace_directory(path)) return source_of_model(path, true);
     return options.plan.empty() ? source_of_states(path, options.states) : source_of_shards(path, options);
   }
   if (StateFile::is_state_file(path)) return source_of_state_file(path);
@@ -270,14 +257,8 @@ std::vector<std::size_t> matching(const Source& source, const std::string& patte
   return places;
 }
 
-std::optional<std::size_t> place_of(const Source& source, std::string_view name) {
-  const auto found = std::ranges::find(source.entries(), name, &TensorEntry::name);
-  if (found == source.entries().end()) return std::nullopt;
-  return static_cast<std::size_t>(found - source.entries().begin());
-}
-
 std::size_t find_tensor(const Source& source, std::string_view name) {
-  if (const std::optional<std::size_t> place = place_of(source, name)) return *place;
+  if (const std::optional<std::size_t> place = source.tensors->find(name)) return *place;
   throw Error(
       ErrorKind::not_found,
       fmt::format("{} has no tensor {}{}", in_quotes(source.path), in_quotes(name), near_names(source.entries(), name)),

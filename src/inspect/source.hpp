@@ -15,8 +15,8 @@
 
 #include "muster/config.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/shard_files.hpp"
 #include "src/checkpoint/tensor_source.hpp"
+#include "src/workspace/survey.hpp"
 
 namespace muster::inspect {
 
@@ -53,8 +53,8 @@ struct Source {
 
 /// What of a path is meant, where it has more than one thing.
 struct SourceOptions {
-  std::string plan = {};    ///< merges shards and the states of ranks
-  StateChoice states = {};  ///< of a workspace
+  std::string plan = {};               ///< merges shards and the states of ranks
+  workspace::StateChoice states = {};  ///< of a workspace
 };
 
 /// A safetensors file, a state file, any other HDF5 file, a directory in HuggingFace's layout, one with the shards of
@@ -72,9 +72,7 @@ bool is_shards_directory(const std::string& path);
 /// Error(argument) on a pattern that is none, Error(not_found) where no name matches, with names that are near.
 std::vector<std::size_t> matching(const Source& source, const std::string& pattern);
 
-/// The place of a name in the entries.
-std::optional<std::size_t> place_of(const Source& source, std::string_view name);
-/// The same. Throws Error(not_found) with names that are near.
+/// The place of a name in the entries. Throws Error(not_found) with names that are near.
 std::size_t find_tensor(const Source& source, std::string_view name);
 
 }  // namespace muster::inspect

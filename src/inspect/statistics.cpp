@@ -5,11 +5,9 @@
 #include "src/inspect/statistics.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <type_traits>
@@ -257,21 +255,55 @@ class PatternCounting {
  public:
   /// `pieces`: how many each tensor of `out` has that will be counted. `out` is filled where all of a tensor's are.
   PatternCounting(std::vector<TensorStatistics>& out, std::vector<std::size_t> pieces, std::size_t workers,
-                  std::size_t bins);
+                  std::size_t bins)
+      : out_(out), bins_(bins), left_(std::move(pieces)), shared_(out.size()), workers_(workers) {}
+
   /// One piece of the tensor at `place`, and how many values are in it. By several threads, each with a number of its
   /// own below `workers`.
-  void count(std::size_t place, std::span<const std::byte> bytes, std::uint64_t values, std::size_t worker);
+  void count(std::size_t place, std::span<const std::byte> bytes, std::uint64_t values, std::size_t worker) {
+    TensorStatistics& out = out_[place];
+    const DType dtype = out.tensor.dtype;
+    if (values == out.values && values < least_counted)
+      return finish_counts(out, sorted_counts(dtype, bytes, values), bins_);
+    Own& own = workers_[worker];
+    if (own.pieces != 0 && own.place != place) hand_over(own);
+    own.place = place;
+    own.table.resize(std::size_t{1} << bits(dtype));
+    count_patterns(dtype, bytes, values, own.table);
+    ++own.pieces;
+  }
+
   /// When all pieces are counted.
-  void finish();
+  void finish() {
+    for (Own& own : workers_)
+      if (own.pieces != 0) hand_over(own);
+  }
 
  private:
   using Table = std::vector<std::uint64_t>;  // by pattern
+
   struct Own {
     std::size_t place = 0;
     std::size_t pieces = 0;
     Table table;
   };
-  void hand_over(Own& own);
+
+  void hand_over(Own& own) {
+    TensorStatistics& out = out_[own.place];
+    {
+      const std::lock_guard lock(mutex_);
+      Table& shared = shared_[own.place];
+      if (!shared.empty())
+        for (std::size_t i = 0; i < shared.size(); ++i) own.table[i] += shared[i];
+      left_[own.place] -= std::exchange(own.pieces, 0);
+      if (left_[own.place] != 0) {
+        shared = std::exchange(own.table, {});
+        return;
+      }
+      Table().swap(shared);
+    }
+    finish_counts(out, taken_from(own.table), bins_);
+  }
 
   std::vector<TensorStatistics>& out_;
   std::size_t bins_;
@@ -280,46 +312,6 @@ class PatternCounting {
   std::vector<Table> shared_;
   std::vector<Own> workers_;
 };
-
-PatternCounting::PatternCounting(std::vector<TensorStatistics>& out, std::vector<std::size_t> pieces,
-                                 std::size_t workers, std::size_t bins)
-    : out_(out), bins_(bins), left_(std::move(pieces)), shared_(out.size()), workers_(workers) {}
-
-void PatternCounting::count(std::size_t place, std::span<const std::byte> bytes, std::uint64_t values,
-                            std::size_t worker) {
-  TensorStatistics& out = out_[place];
-  const DType dtype = out.tensor.dtype;
-  if (values == out.values && values < least_counted)
-    return finish_counts(out, sorted_counts(dtype, bytes, values), bins_);
-  Own& own = workers_[worker];
-  if (own.pieces != 0 && own.place != place) hand_over(own);
-  own.place = place;
-  own.table.resize(std::size_t{1} << bits(dtype));
-  count_patterns(dtype, bytes, values, own.table);
-  ++own.pieces;
-}
-
-void PatternCounting::finish() {
-  for (Own& own : workers_)
-    if (own.pieces != 0) hand_over(own);
-}
-
-void PatternCounting::hand_over(Own& own) {
-  TensorStatistics& out = out_[own.place];
-  {
-    const std::lock_guard lock(mutex_);
-    Table& shared = shared_[own.place];
-    if (!shared.empty())
-      for (std::size_t i = 0; i < shared.size(); ++i) own.table[i] += shared[i];
-    left_[own.place] -= std::exchange(own.pieces, 0);
-    if (left_[own.place] != 0) {
-      shared = std::exchange(own.table, {});
-      return;
-    }
-    Table().swap(shared);
-  }
-  finish_counts(out, taken_from(own.table), bins_);
-}
 
 class Work {
  public:

@@ -25,7 +25,6 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
-#include "src/launch/line_pump.hpp"
 #include "src/launch/ranks.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/settings.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The ranks as processes of their launcher: fork, what must be set in between, exec; and the signals that it passes on
-// to them.
+// to them; and their output on its way through the launcher.
 
 #include <signal.h>
 #include <sys/types.h>
@@ -9,13 +9,13 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "src/os/fd.hpp"
 
 namespace muster::launch {
-
 /// The NULL-terminated arrays that exec wants, made before the fork: nothing may be allocated after it.
 class ExecArguments {
  public:
@@ -112,6 +112,43 @@ class JobGuard {
  private:
   os::Fd lifeline_;  // a socket: writing to a guard that was killed is no signal
   pid_t pid_ = -1;
+};
+
+/// The ranks' output in whole lines, with the rank before them.
+///
+/// Reads pipes in a thread of its own, so that a reader of the launcher's output who is slow does not keep it from
+/// seeing ranks fail. A line is written by one call, at most 1 MiB of it; a last line without an end gets one.
+class LinePump {
+ public:
+  LinePump() = default;
+  /// Ends as finish(0).
+  ~LinePump();
+  LinePump(const LinePump&) = delete;
+  LinePump& operator=(const LinePump&) = delete;
+
+  /// Before start(): what comes from `source` goes to the descriptor `target`, with `prefix` before each line.
+  void add(os::Fd source, int target, std::string prefix);
+  /// Throws Error(io) where no thread or descriptor can be had.
+  void start();
+  /// Waits until all sources have ended, at most `longest` without any coming, and stops. Returns the errno of the
+  /// first write that failed, 0 if none did. A pipe that nobody reads any more is no failure: its sources are closed.
+  int finish(std::chrono::milliseconds longest);
+
+ private:
+  struct Stream {
+    os::Fd source;
+    int target = 1;
+    std::string line;  ///< the prefix and what has come of the line
+    std::size_t prefix_size = 0;
+  };
+  void run();
+  void pass_on(Stream& stream);
+  void write(Stream& stream);
+
+  std::vector<Stream> streams_;
+  os::Fd stop_;
+  int failure_ = 0;  // of the thread, as long as it runs
+  std::thread thread_;
 };
 
 }  // namespace muster::launch

@@ -21,57 +21,46 @@ namespace {
 
 constexpr std::uint64_t magic = 0x31474c54434d534dULL;  // "MSMCTLG1"
 
-// Header: magic and four counts, zeros after them.
-constexpr std::size_t header_bytes = 64;
-constexpr std::size_t at_tensors = 8;
-constexpr std::size_t at_extents = 16;
-constexpr std::size_t at_chunks = 24;
-constexpr std::size_t at_name_bytes = 32;
-constexpr std::size_t at_header_zeros = 40;
-
-// An entry.
-constexpr std::size_t entry_bytes = 64;
-constexpr std::size_t at_offset = 0;
-constexpr std::size_t at_stored_bytes = 8;
-constexpr std::size_t at_checksum = 16;
-constexpr std::size_t at_bytes = 24;
-constexpr std::size_t at_chunk_rows = 32;
-constexpr std::size_t at_first_chunk = 40;
-constexpr std::size_t at_name_length = 48;
-constexpr std::size_t at_dtype = 52;
-constexpr std::size_t at_rank = 53;
-constexpr std::size_t at_chunk_dim = 54;
-constexpr std::size_t at_entry_zeros = 55;
-
-constexpr std::size_t extent_bytes = 8;
-
-// A chunk.
-constexpr std::size_t chunk_bytes = 24;
-constexpr std::size_t at_chunk_stored = 8;
-constexpr std::size_t at_filter_mask = 12;
-constexpr std::size_t at_chunk_checksum = 16;
-
-struct Counts {
+/// What is in the catalogue, byte for byte: a header, the entries, extents, chunks, names.
+struct Header {
+  std::uint64_t magic = 0;
   std::uint64_t tensors = 0;
   std::uint64_t extents = 0;
   std::uint64_t chunks = 0;
   std::uint64_t name_bytes = 0;
-
-  /// None where it is more than any file has.
-  [[nodiscard]] std::optional<std::uint64_t> bytes() const noexcept {
-    constexpr std::uint64_t most = std::uint64_t{1} << 54;
-    if (std::max({tensors, extents, chunks, name_bytes}) > most) return std::nullopt;
-    return header_bytes + tensors * entry_bytes + extents * extent_bytes + chunks * chunk_bytes + name_bytes;
-  }
+  std::array<std::byte, 24> zeros = {};
 };
+struct Entry {
+  std::uint64_t offset = 0;
+  std::uint64_t stored_bytes = 0;
+  std::uint64_t checksum = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t chunk_rows = 0;
+  std::uint64_t first_chunk = 0;
+  std::uint32_t name_length = 0;
+  std::uint8_t dtype = 0;
+  std::uint8_t rank = 0;
+  std::uint8_t chunk_dim = 0;
+  std::array<std::byte, 9> zeros = {};
+};
+static_assert(sizeof(Header) == 64 && sizeof(Entry) == 64 && sizeof(StoredChunk) == 24);
+constexpr std::size_t extent_bytes = 8;
 
-Counts counts_of(std::span<const StateTensor> tensors, std::uint64_t chunks) noexcept {
-  Counts counts{.tensors = tensors.size(), .chunks = chunks};
+/// Of a whole catalogue. None where it is more than any file has.
+std::optional<std::uint64_t> bytes_of(const Header& header) noexcept {
+  constexpr std::uint64_t most = std::uint64_t{1} << 54;
+  if (std::max({header.tensors, header.extents, header.chunks, header.name_bytes}) > most) return std::nullopt;
+  return sizeof(Header) + header.tensors * sizeof(Entry) + header.extents * extent_bytes +
+         header.chunks * sizeof(StoredChunk) + header.name_bytes;
+}
+
+Header header_of(std::span<const StateTensor> tensors, std::uint64_t chunks) noexcept {
+  Header header{.magic = magic, .tensors = tensors.size(), .chunks = chunks};
   for (const StateTensor& tensor : tensors) {
-    counts.extents += tensor.shape.size();
-    counts.name_bytes += tensor.name.size();
+    header.extents += tensor.shape.size();
+    header.name_bytes += tensor.name.size();
   }
-  return counts;
+  return header;
 }
 
 class Decoder {
@@ -81,11 +70,11 @@ class Decoder {
 
   Catalogue decode() {
     read_header();
-    result_.tensors.reserve(counts_.tensors);
-    result_.chunking.reserve(counts_.tensors);
-    for (std::uint64_t i = 0; i < counts_.tensors; ++i) read_entry(entries_.subspan(i * entry_bytes, entry_bytes));
-    if (extents_used_ != counts_.extents || names_used_ != counts_.name_bytes ||
-        result_.chunks.size() != counts_.chunks)
+    result_.tensors.reserve(header_.tensors);
+    result_.chunking.reserve(header_.tensors);
+    for (std::uint64_t i = 0; i < header_.tensors; ++i) read_entry(load<Entry>(entries_, i * sizeof(Entry)));
+    if (extents_used_ != header_.extents || names_used_ != header_.name_bytes ||
+        result_.chunks.size() != header_.chunks)
       refuse("its catalogue has more than its tensors use");
     check_places();
     return std::move(result_);
@@ -101,37 +90,34 @@ class Decoder {
   }
 
   void read_header() {
-    if (bytes_.size() < header_bytes || load<std::uint64_t>(bytes_, 0) != magic)
-      refuse("where its catalogue should be is something else");
-    counts_ = {load<std::uint64_t>(bytes_, at_tensors), load<std::uint64_t>(bytes_, at_extents),
-               load<std::uint64_t>(bytes_, at_chunks), load<std::uint64_t>(bytes_, at_name_bytes)};
-    if (!is_zero(bytes_.subspan(at_header_zeros, header_bytes - at_header_zeros)) || counts_.bytes() != bytes_.size())
+    if (bytes_.size() >= sizeof(Header)) header_ = load<Header>(bytes_, 0);
+    if (header_.magic != magic) refuse("where its catalogue should be is something else");
+    if (!is_zero(header_.zeros) || bytes_of(header_) != bytes_.size())
       refuse("its catalogue's length is not what its counts say");
-    if (counts_.tensors != block_.tensors)
-      refuse(fmt::format("its catalogue has {} tensors, and its commit mark says {}", counts_.tensors, block_.tensors));
-    entries_ = bytes_.subspan(header_bytes, counts_.tensors * entry_bytes);
-    extents_ = bytes_.subspan(header_bytes + entries_.size(), counts_.extents * extent_bytes);
-    chunks_ = bytes_.subspan(header_bytes + entries_.size() + extents_.size(), counts_.chunks * chunk_bytes);
-    names_ = bytes_.last(counts_.name_bytes);
-    result_.chunks.reserve(counts_.chunks);
+    if (header_.tensors != block_.tensors)
+      refuse(fmt::format("its catalogue has {} tensors, and its commit mark says {}", header_.tensors, block_.tensors));
+    entries_ = bytes_.subspan(sizeof(Header), header_.tensors * sizeof(Entry));
+    extents_ = bytes_.subspan(sizeof(Header) + entries_.size(), header_.extents * extent_bytes);
+    chunks_ = bytes_.subspan(sizeof(Header) + entries_.size() + extents_.size(), header_.chunks * sizeof(StoredChunk));
+    names_ = bytes_.last(header_.name_bytes);
+    result_.chunks.reserve(header_.chunks);
   }
 
-  void read_entry(std::span<const std::byte> entry) {
+  void read_entry(const Entry& entry) {
     StateTensor& tensor = result_.tensors.emplace_back();
-    tensor.name = take_name(load<std::uint32_t>(entry, at_name_length));
-    const std::optional<DType> dtype = dtype_from_number(load<std::uint8_t>(entry, at_dtype));
-    if (!dtype) refuse(tensor, fmt::format("no dtype has the number {}", load<std::uint8_t>(entry, at_dtype)));
+    tensor.name = take_name(entry.name_length);
+    const std::optional<DType> dtype = dtype_from_number(entry.dtype);
+    if (!dtype) refuse(tensor, fmt::format("no dtype has the number {}", entry.dtype));
     tensor.dtype = *dtype;
-    tensor.shape = take_shape(tensor, load<std::uint8_t>(entry, at_rank));
-    tensor.bytes = load<std::uint64_t>(entry, at_bytes);
-    if (tensor.bytes != bytes_of(tensor)) refuse(tensor, "its length is not that of its shape");
-    tensor.offset = load<std::uint64_t>(entry, at_offset);
-    tensor.stored_bytes = load<std::uint64_t>(entry, at_stored_bytes);
-    tensor.checksum = load<std::uint64_t>(entry, at_checksum);
-    Chunking& chunking = result_.chunking.emplace_back();
-    chunking = {load<std::uint64_t>(entry, at_chunk_rows), load<std::uint64_t>(entry, at_first_chunk),
-                load<std::uint8_t>(entry, at_chunk_dim)};
-    if (!is_zero(entry.subspan(at_entry_zeros))) refuse(tensor, "its entry has bits that this version does not know");
+    tensor.shape = take_shape(tensor, entry.rank);
+    tensor.bytes = entry.bytes;
+    if (tensor.bytes != shape_bytes(tensor)) refuse(tensor, "its length is not that of its shape");
+    tensor.offset = entry.offset;
+    tensor.stored_bytes = entry.stored_bytes;
+    tensor.checksum = entry.checksum;
+    const Chunking& chunking =
+        result_.chunking.emplace_back(Chunking{entry.chunk_rows, entry.first_chunk, entry.chunk_dim});
+    if (!is_zero(entry.zeros)) refuse(tensor, "its entry has bits that this version does not know");
     if (chunking.rows != 0) {
       read_chunks(tensor, chunking);
     } else {
@@ -150,7 +136,7 @@ class Decoder {
   }
 
   Shape take_shape(const StateTensor& tensor, std::size_t rank) {
-    if (rank > largest_rank || rank > counts_.extents - extents_used_) refuse(tensor, "it has too many dimensions");
+    if (rank > largest_rank || rank > header_.extents - extents_used_) refuse(tensor, "it has too many dimensions");
     Shape shape(rank);
     for (std::int64_t& extent : shape) {
       extent = load<std::int64_t>(extents_, extents_used_++ * extent_bytes);
@@ -159,7 +145,7 @@ class Decoder {
     return shape;
   }
 
-  std::uint64_t bytes_of(const StateTensor& tensor) const {
+  std::uint64_t shape_bytes(const StateTensor& tensor) const {
     try {
       return byte_size(tensor.dtype, tensor.shape);
     } catch (const Error& error) {
@@ -178,14 +164,11 @@ class Decoder {
     tensor.compressed = true;
     const std::optional<ChunkGrid> grid = ChunkGrid::of(tensor.dtype, tensor.shape, chunking.dim, chunking.rows);
     if (!grid || tensor.offset != 0) refuse(tensor, "it cannot be cut into such chunks");
-    if (chunking.first_chunk != result_.chunks.size() || grid->count() > counts_.chunks - result_.chunks.size())
+    if (chunking.first_chunk != result_.chunks.size() || grid->count() > header_.chunks - result_.chunks.size())
       refuse(tensor, "its chunks are not those that its shape makes");
     std::uint64_t stored = 0;
     for (std::uint64_t i = 0; i < grid->count(); ++i) {
-      const std::size_t at = result_.chunks.size() * chunk_bytes;
-      const StoredChunk chunk{load<std::uint64_t>(chunks_, at), load<std::uint32_t>(chunks_, at + at_chunk_stored),
-                              load<std::uint32_t>(chunks_, at + at_filter_mask),
-                              load<std::uint64_t>(chunks_, at + at_chunk_checksum)};
+      const auto chunk = load<StoredChunk>(chunks_, result_.chunks.size() * sizeof(StoredChunk));
       const bool is_raw = chunk.filter_mask == raw_filter_mask(tensor.dtype);
       if ((!is_raw && chunk.filter_mask != 0) || chunk.bytes == 0 ||
           (is_raw ? chunk.bytes != grid->chunk_bytes() : chunk.bytes >= grid->chunk_bytes()))
@@ -213,7 +196,7 @@ class Decoder {
   std::span<const std::byte> bytes_;
   const UserBlock& block_;
   const std::string& path_;
-  Counts counts_;
+  Header header_;
   std::span<const std::byte> entries_;
   std::span<const std::byte> extents_;
   std::span<const std::byte> chunks_;
@@ -245,48 +228,36 @@ std::uint32_t raw_filter_mask(DType dtype) noexcept {
 }
 
 std::uint64_t catalogue_bytes(std::span<const StateTensor> tensors, std::uint64_t chunks) noexcept {
-  return counts_of(tensors, chunks).bytes().value_or(UINT64_MAX);
+  return bytes_of(header_of(tensors, chunks)).value_or(UINT64_MAX);
 }
 
 std::vector<std::byte> encode_catalogue(const Catalogue& catalogue) {
-  const Counts counts = counts_of(catalogue.tensors, catalogue.chunks.size());
   std::vector<std::byte> bytes(catalogue_bytes(catalogue.tensors, catalogue.chunks.size()));
-  store(bytes, 0, magic);
-  store(bytes, at_tensors, counts.tensors);
-  store(bytes, at_extents, counts.extents);
-  store(bytes, at_chunks, counts.chunks);
-  store(bytes, at_name_bytes, counts.name_bytes);
-  std::size_t extent_at = header_bytes + counts.tensors * entry_bytes;
-  std::size_t chunk_at = extent_at + counts.extents * extent_bytes;
-  std::size_t name_at = chunk_at + counts.chunks * chunk_bytes;
+  std::size_t end = 0;
+  const auto append = [&](std::span<const std::byte> part) {
+    std::ranges::copy(part, bytes.begin() + static_cast<std::ptrdiff_t>(end));
+    end += part.size();
+  };
+  const Header header = header_of(catalogue.tensors, catalogue.chunks.size());
+  append(std::as_bytes(std::span(&header, 1)));
   for (std::size_t i = 0; i < catalogue.tensors.size(); ++i) {
     const StateTensor& tensor = catalogue.tensors[i];
     const Chunking& chunking = catalogue.chunking[i];
-    const std::span<std::byte> entry = std::span(bytes).subspan(header_bytes + i * entry_bytes, entry_bytes);
-    store(entry, at_offset, tensor.offset);
-    store(entry, at_stored_bytes, tensor.stored_bytes);
-    store(entry, at_checksum, tensor.checksum);
-    store(entry, at_bytes, tensor.bytes);
-    store(entry, at_chunk_rows, chunking.rows);
-    store(entry, at_first_chunk, chunking.first_chunk);
-    store(entry, at_name_length, static_cast<std::uint32_t>(tensor.name.size()));
-    store(entry, at_dtype, static_cast<std::uint8_t>(tensor.dtype));
-    store(entry, at_rank, static_cast<std::uint8_t>(tensor.shape.size()));
-    store(entry, at_chunk_dim, chunking.dim);
-    for (const std::int64_t extent : tensor.shape) {
-      store(bytes, extent_at, extent);
-      extent_at += extent_bytes;
-    }
-    std::memcpy(bytes.data() + name_at, tensor.name.data(), tensor.name.size());
-    name_at += tensor.name.size();
+    const Entry entry{.offset = tensor.offset,
+                      .stored_bytes = tensor.stored_bytes,
+                      .checksum = tensor.checksum,
+                      .bytes = tensor.bytes,
+                      .chunk_rows = chunking.rows,
+                      .first_chunk = chunking.first_chunk,
+                      .name_length = static_cast<std::uint32_t>(tensor.name.size()),
+                      .dtype = static_cast<std::uint8_t>(tensor.dtype),
+                      .rank = static_cast<std::uint8_t>(tensor.shape.size()),
+                      .chunk_dim = chunking.dim};
+    append(std::as_bytes(std::span(&entry, 1)));
   }
-  for (const StoredChunk& chunk : catalogue.chunks) {
-    store(bytes, chunk_at, chunk.offset);
-    store(bytes, chunk_at + at_chunk_stored, chunk.bytes);
-    store(bytes, chunk_at + at_filter_mask, chunk.filter_mask);
-    store(bytes, chunk_at + at_chunk_checksum, chunk.checksum);
-    chunk_at += chunk_bytes;
-  }
+  for (const StateTensor& tensor : catalogue.tensors) append(std::as_bytes(std::span(tensor.shape)));
+  append(std::as_bytes(std::span(catalogue.chunks)));
+  for (const StateTensor& tensor : catalogue.tensors) append(std::as_bytes(std::span(tensor.name)));
   return bytes;
 }
 

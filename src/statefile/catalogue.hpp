@@ -12,8 +12,13 @@
 #include <optional>
 #include <string_view>
 #include "muster/state_file.hpp"
+#include "src/hdf5/metadata_plan.hpp"
 #include "src/statefile/chunk_codec.hpp"
 #include "src/statefile/user_block.hpp"
+
+namespace muster::os {
+class ReadableFile;
+}
 
 namespace muster::statefile {
 
@@ -24,12 +29,7 @@ inline constexpr std::uint64_t least_page_aligned = 65536;
 inline constexpr std::size_t largest_rank = 32;
 inline constexpr std::size_t longest_name = 4096;
 
-struct StoredChunk {
-  std::uint64_t offset = 0;
-  std::uint32_t bytes = 0;
-  std::uint32_t filter_mask = 0;  ///< 0, or all filters: the elements as they are
-  std::uint64_t checksum = 0;     ///< of the stored bytes
-};
+using StoredChunk = hdf5::Chunk;
 
 /// How a tensor is cut; rows 0: it is not.
 struct Chunking {
@@ -58,6 +58,11 @@ Catalogue decode_catalogue(std::span<const std::byte> bytes, const UserBlock& bl
 
 /// Everything of tensors in the file, ascending. Local; allocates.
 std::vector<Extent> stored_extents(const Catalogue& catalogue);
+
+/// Fills `target` with the bytes of a tensor's elements from `offset` on, by up to `workers` threads; the range is
+/// inside. Throws as StateFile::tensor.
+void read_elements(const os::ReadableFile& file, const Catalogue& catalogue, std::size_t index, std::uint64_t offset,
+                   std::span<std::byte> target, std::size_t workers);
 
 /// Names to places in a list. One allocation for all, because listing ten thousand tensors shall take no time.
 class NameIndex {

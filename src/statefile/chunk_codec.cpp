@@ -16,21 +16,13 @@
 
 namespace muster::statefile {
 
-struct ChunkEncoder::Context {
-  ZSTD_CCtx* zstd;
-  explicit Context(ZSTD_CCtx* context) : zstd(context) {}
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-  ~Context() { ZSTD_freeCCtx(zstd); }
-};
+void FreeZstd::operator()(ZSTD_CCtx_s* context) const noexcept {
+  ZSTD_freeCCtx(context);
+}
 
-struct ChunkDecoder::Context {
-  ZSTD_DCtx* zstd;
-  explicit Context(ZSTD_DCtx* context) : zstd(context) {}
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-  ~Context() { ZSTD_freeDCtx(zstd); }
-};
+void FreeZstd::operator()(ZSTD_DCtx_s* context) const noexcept {
+  ZSTD_freeDCtx(context);
+}
 
 namespace {
 
@@ -48,13 +40,10 @@ bool is_zstd_level(int level) noexcept {
   return level >= 1 && level <= ZSTD_maxCLevel();
 }
 
-ChunkEncoder::ChunkEncoder(int level) : context_(std::make_unique<Context>(ZSTD_createCCtx())) {
-  if (context_->zstd == nullptr) throw_no_memory();
-  ZSTD_CCtx_setParameter(context_->zstd, ZSTD_c_compressionLevel, level);
+ChunkEncoder::ChunkEncoder(int level) : context_(ZSTD_createCCtx()) {
+  if (!context_) throw_no_memory();
+  ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, level);
 }
-ChunkEncoder::ChunkEncoder(ChunkEncoder&&) noexcept = default;
-ChunkEncoder& ChunkEncoder::operator=(ChunkEncoder&&) noexcept = default;
-ChunkEncoder::~ChunkEncoder() = default;
 
 ChunkEncoder::Encoded ChunkEncoder::encode(std::span<const std::byte> elements, std::size_t chunk_bytes,
                                            std::size_t item) {
@@ -73,17 +62,14 @@ ChunkEncoder::Encoded ChunkEncoder::encode(std::span<const std::byte> elements, 
   }
   // What does not become smaller need not be finished.
   if (encoded_.size() < chunk_bytes) encoded_.resize(chunk_bytes);
-  const std::size_t size = ZSTD_compress2(context_->zstd, encoded_.data(), chunk_bytes - 1, source.data(), chunk_bytes);
+  const std::size_t size = ZSTD_compress2(context_.get(), encoded_.data(), chunk_bytes - 1, source.data(), chunk_bytes);
   if (!ZSTD_isError(size)) return {std::span(encoded_).first(size), false};
   return {whole, true};
 }
 
-ChunkDecoder::ChunkDecoder() : context_(std::make_unique<Context>(ZSTD_createDCtx())) {
-  if (context_->zstd == nullptr) throw_no_memory();
+ChunkDecoder::ChunkDecoder() : context_(ZSTD_createDCtx()) {
+  if (!context_) throw_no_memory();
 }
-ChunkDecoder::ChunkDecoder(ChunkDecoder&&) noexcept = default;
-ChunkDecoder& ChunkDecoder::operator=(ChunkDecoder&&) noexcept = default;
-ChunkDecoder::~ChunkDecoder() = default;
 
 bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::size_t chunk_bytes, std::size_t item,
                           std::span<std::byte> target) {
@@ -103,7 +89,7 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
   // The frame says how much it is: asked before, so that a frame without a size is refused as HDF5's tools refuse it.
   if (ZSTD_getFrameContentSize(stored.data(), stored.size()) != chunk_bytes) return false;
   const std::size_t size =
-      ZSTD_decompressDCtx(context_->zstd, whole.data(), whole.size(), stored.data(), stored.size());
+      ZSTD_decompressDCtx(context_.get(), whole.data(), whole.size(), stored.data(), stored.size());
   if (ZSTD_isError(size) != 0 || size != chunk_bytes) return false;
   if (is_direct) return true;
   if (item > 1) {

@@ -12,7 +12,16 @@
 
 #include "muster/tensor.hpp"
 
+// Of zstd, whose header only the .cpp needs.
+struct ZSTD_CCtx_s;
+struct ZSTD_DCtx_s;
+
 namespace muster::statefile {
+
+struct FreeZstd {
+  void operator()(ZSTD_CCtx_s* context) const noexcept;
+  void operator()(ZSTD_DCtx_s* context) const noexcept;
+};
 
 /// The levels that zstd has.
 bool is_zstd_level(int level) noexcept;
@@ -21,9 +30,6 @@ class ChunkEncoder {
  public:
   /// Throws Error(no_space).
   explicit ChunkEncoder(int level);
-  ChunkEncoder(ChunkEncoder&&) noexcept;
-  ChunkEncoder& operator=(ChunkEncoder&&) noexcept;
-  ~ChunkEncoder();
 
   struct Encoded {
     std::span<const std::byte> bytes;  ///< valid until the next call, or as long as `elements`
@@ -33,8 +39,7 @@ class ChunkEncoder {
   Encoded encode(std::span<const std::byte> elements, std::size_t chunk_bytes, std::size_t item);
 
  private:
-  struct Context;
-  std::unique_ptr<Context> context_;
+  std::unique_ptr<ZSTD_CCtx_s, FreeZstd> context_;
   std::vector<std::byte> whole_;
   std::vector<std::byte> shuffled_;
   std::vector<std::byte> encoded_;
@@ -44,9 +49,6 @@ class ChunkDecoder {
  public:
   /// Throws Error(no_space).
   ChunkDecoder();
-  ChunkDecoder(ChunkDecoder&&) noexcept;
-  ChunkDecoder& operator=(ChunkDecoder&&) noexcept;
-  ~ChunkDecoder();
 
   /// Fills `target` with the first elements of a chunk of `chunk_bytes`. False where `stored` is not one frame of just
   /// that size; never writes more. Throws std::bad_alloc.
@@ -54,8 +56,7 @@ class ChunkDecoder {
               std::span<std::byte> target);
 
  private:
-  struct Context;
-  std::unique_ptr<Context> context_;
+  std::unique_ptr<ZSTD_DCtx_s, FreeZstd> context_;
   std::vector<std::byte> whole_;
 };
 

@@ -9,8 +9,8 @@
 #include "muster/error.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
+#include "src/os/file.hpp"
 #include "src/os/process.hpp"
-#include "src/statefile/contents.hpp"
 #include "src/statefile/hdf5_library.hpp"
 #include "src/statefile/writer_state.hpp"
 
@@ -85,16 +85,13 @@ class Committing {
 
   void place_tail() {
     data_end_ = state_.data_end.load();
-    block_.info = state_.options.info;
-    block_.tensors = catalogue_.tensors.size();
-    block_.config = {aligned(data_end_), state_.config_text.size()};
+    block_ = {.info = state_.options.info,
+              .tensors = catalogue_.tensors.size(),
+              .config = {aligned(data_end_), state_.config_text.size()}};
     block_.catalogue = {aligned(block_.config.end()), catalogue_bytes(catalogue_.tensors, catalogue_.chunks.size())};
   }
 
   void make_structures() {
-    std::vector<hdf5::Chunk> chunks;
-    chunks.reserve(catalogue_.chunks.size());
-    for (const StoredChunk& chunk : catalogue_.chunks) chunks.push_back({chunk.offset, chunk.bytes, chunk.filter_mask});
     std::vector<hdf5::Dataset> datasets;
     datasets.reserve(catalogue_.tensors.size());
     for (std::size_t i = 0; i < catalogue_.tensors.size(); ++i) {
@@ -107,9 +104,8 @@ class Committing {
                  .bytes = tensor.bytes,
                  .offset = tensor.offset};
       if (!tensor.compressed) continue;
-      const ChunkGrid grid = state_.grid(i);
-      dataset.chunk_shape = grid.chunk_shape();
-      dataset.chunks = std::span(chunks).subspan(catalogue_.chunking[i].first_chunk, grid.count());
+      dataset.chunk_shape = state_.grid(i).chunk_shape();
+      dataset.chunks = chunks_of(i);
     }
     const hdf5::MetadataPlan plan = {.user_block_bytes = user_block_bytes,
                                      .config_offset = block_.config.offset,

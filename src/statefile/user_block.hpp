@@ -28,8 +28,15 @@ struct Extent {
   [[nodiscard]] std::uint64_t end() const noexcept { return offset + bytes; }
 };
 
+/// The first byte is no text, the last ones show what a transfer as text does to line ends. HDF5 looks for its own
+/// signature here and must not find it.
+inline constexpr std::array<unsigned char, 8> user_block_magic = {0x93, 'M', 'U', 'S', 'T', '\r', '\n', 0x1a};
+
+/// The block, byte for byte.
 struct UserBlock {
+  std::array<unsigned char, 8> magic = user_block_magic;
   std::uint32_t version = format_version;
+  std::uint32_t block_bytes = user_block_bytes;
   StateFileInfo info = {};
   std::uint64_t file_bytes = 0;
   std::uint64_t tensors = 0;
@@ -39,7 +46,11 @@ struct UserBlock {
   std::uint64_t config_checksum = 0;
   std::uint64_t superblock_checksum = 0;
   std::uint64_t metadata_checksum = 0;  ///< of every byte after the block that belongs to no tensor
+  std::array<std::byte, 3960> zeros = {};
+  std::uint64_t own_checksum = 0;  ///< of all before it: encode_user_block() knows it
 };
+static_assert(sizeof(UserBlock) == user_block_bytes && sizeof(StateFileInfo) == 32);
+static_assert(offsetof(UserBlock, info) == 16 && offsetof(UserBlock, catalogue) == 64);
 
 std::array<std::byte, user_block_bytes> encode_user_block(const UserBlock& block);
 

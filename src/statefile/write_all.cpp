@@ -10,11 +10,9 @@
 #include <optional>
 #include <vector>
 
-#include "muster/error.hpp"
 #include "src/core/element_range.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/progress_counter.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 #include "src/statefile/writer_state.hpp"
 

@@ -16,6 +16,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
+#include "src/statefile/user_block.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -97,11 +98,17 @@ bool Pauses::is_patient() const noexcept {
   return pause_ >= patient_;
 }
 
+std::optional<os::FileStatus> probe(const std::string& directory) {
+  const std::string file = directory + "/" + probe_name();
+  os::write_new_file(file, {});
+  const auto status = os::file_status(file);
+  os::remove_file(file);
+  return status;
+}
+
 bool refresh(const std::string& directory) {
-  const std::string probe = directory + "/" + probe_name();
   try {
-    os::write_new_file(probe, {});
-    os::remove_file(probe);
+    probe(directory);
     return true;
   } catch (const Error& error) {
     const int code = error.os_error();
@@ -169,7 +176,7 @@ bool check_mark(const std::string& workspace) {
   const auto check = [&] {
     is_empty = false;
     const auto bytes = os::read_small_file(path, longest_mark);
-    is_empty = std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+    is_empty = statefile::is_zero(bytes);
     std::int64_t version = 0;
     try {
       version = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).at(version_key).as_int();

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,10 @@ class Pauses {
   std::chrono::microseconds longest_;
   std::chrono::microseconds patient_;
 };
+
+/// Makes and removes a file in the directory: its times are by the server's clock. None if it was not there. Throws
+/// Error(not_found | io | no_space).
+std::optional<os::FileStatus> probe(const std::string& directory);
 
 /// Makes and removes a probe in the directory. False if this user cannot write there, or the disk is full: who only
 /// reads needs no room. Then the server's own pace decides. Throws Error(not_found) if the directory is gone,

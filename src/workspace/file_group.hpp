@@ -16,7 +16,6 @@
 
 #include "src/sync/watchdog.hpp"
 #include "src/workspace/group_directory.hpp"
-#include "src/workspace/group_pulse.hpp"
 
 namespace muster::workspace {
 

@@ -4,11 +4,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <map>
 
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
+#include "src/workspace/discovery.hpp"
 #include "src/workspace/group_directory.hpp"
 #include "src/workspace/names.hpp"
 
@@ -19,12 +19,8 @@ using Time = std::chrono::system_clock::time_point;
 
 /// By the clock that files' times are made with.
 Time server_time(const std::string& path) {
-  const std::string probe = path + "/" + probe_name();
   try {
-    os::write_new_file(probe, {});
-    const auto status = os::file_status(probe);
-    os::remove_file(probe);
-    if (status) return status->changed;
+    if (const auto status = probe(path)) return status->changed;
   } catch (const Error&) {
     // Read-only: then this host's clock has to do.
   }

@@ -14,39 +14,90 @@
 namespace muster::workspace {
 namespace {
 
-constexpr std::string_view mark_name = "muster-workspace.json";
-constexpr std::string_view state_end = ".h5";
 constexpr std::size_t job_digits = 32;
 constexpr std::size_t random_digits = 16;
 
-/// "JOB-rR-ofN-gG"
-std::string owner_text(const Name& name) {
-  return fmt::format("{}-r{}-of{}-g{}", name.job, name.rank, name.world_size, name.generation);
+// What a name says, and the name, by one text for both ways.
+
+// In the order of the kinds. %j: job, %r: rank, %n: number of ranks, %g: generation, %x: random digits, %w: writer.
+constexpr std::array<std::string_view, 9> forms = {
+    "muster-workspace.json",
+    "state-%j-r%r-of%n-g%g.h5",
+    "kept-%j-r%r-of%n-g%g.h5",
+    "exchange-%j-r%r-of%n-g%g@%w.h5",
+    "token-%j-r%r-%x@%w",
+    ".probe-%x@%w",
+    ".growing-%x@%w",
+    "job-%j",
+    "meeting-%x",
+};
+
+template <class AnyName, class Use>
+void use_field(AnyName& name, char field, Use& use) {
+  if (field == 'j') return use.digits(name.job, job_digits);
+  if (field == 'r') return use.number(name.rank);
+  if (field == 'n') return use.number(name.world_size);
+  if (field == 'g') return use.number(name.generation);
+  if (field == 'x') return use.digits(name.random, random_digits);
+  use.writer(name.writer);
 }
 
-NameReader& owner(NameReader& reader, Name& name) {
-  return reader.hex(name.job, job_digits)
-      .word("-r")
-      .number(name.rank)
-      .word("-of")
-      .number(name.world_size)
-      .word("-g")
-      .number(name.generation);
+// In a meeting. %v: version, %r: rank, %s: size, %c: number of the call, %t: token, %f: rank 0's token, %w: writer.
+constexpr std::array<std::string_view, 5> meeting_forms = {
+    "hello-%v-%r-%s-%t@%w", "call-%f-%c@%w", "here-%f-%r-%t@%w", "clash-%f-%r@%w", "job-%f@%w",
+};
+
+template <class AnyName, class Use>
+void use_meeting_field(AnyName& name, char field, Use& use) {
+  if (field == 'v') return use.number(name.version);
+  if (field == 'r') return use.number(name.rank);
+  if (field == 's') return use.number(name.size);
+  if (field == 'c') return use.number(name.number);
+  if (field == 't') return use.digits(name.token, random_digits);
+  if (field == 'f') return use.digits(name.first_token, random_digits);
+  use.writer(name.writer);
 }
 
-std::string writer_text(const Name& name) {
-  return name.writer ? identity_text(*name.writer) : std::string();
+struct Builder {
+  void word(std::string_view word) { text += word; }
+  void digits(const std::string& digits, std::size_t) { text += digits; }
+  void number(std::uint64_t number) { text += std::to_string(number); }
+  void writer(const os::ProcessIdentity& writer) { text += identity_text(writer); }
+  void writer(const std::optional<os::ProcessIdentity>& writer) { this->writer(writer.value()); }
+  std::string text = {};
+  std::string_view behind = {};
+};
+
+struct Parser {
+  void word(std::string_view word) { reader.word(word); }
+  void digits(std::string& target, std::size_t digits) { reader.hex(target, digits); }
+  template <class T>
+  void number(T& target) {
+    reader.number(target);
+  }
+  void writer(os::ProcessIdentity& target) { reader.writer(target, behind); }
+  void writer(std::optional<os::ProcessIdentity>& target) { writer(target.emplace()); }
+  NameReader reader;
+  std::string_view behind = {};
+};
+
+/// Hands the form's words and fields to `use`, in their order.
+template <class Use, class UseField>
+void walk(std::string_view form, Use& use, const UseField& use_field) {
+  for (std::size_t at = 0; at < form.size();) {
+    const std::size_t field = std::min(form.find('%', at), form.size());
+    use.word(form.substr(at, field - at));
+    at = field + 2;
+    if (field == form.size()) return;
+    use.behind = form.substr(at);
+    use_field(form[field + 1]);
+  }
 }
 
 std::string fresh_name(NameKind kind) {
-  Name name;
-  name.kind = kind;
-  name.random = os::random_hex(random_digits / 2);
-  name.writer = os::own_identity();
-  return file_name(name);
+  return file_name({.kind = kind, .random = os::random_hex(random_digits / 2), .writer = os::own_identity()});
 }
 
-constexpr std::size_t token_digits = 16;
 constexpr std::size_t longest_phase = 80;
 
 std::string phase_text(std::string_view phase) {
@@ -68,62 +119,19 @@ std::string_view to_string(NameKind kind) noexcept {
 }
 
 std::string file_name(const Name& name) {
-  switch (name.kind) {
-    case NameKind::mark:
-      return std::string(mark_name);
-    case NameKind::state:
-      return fmt::format("state-{}{}", owner_text(name), state_end);
-    case NameKind::kept:
-      return fmt::format("kept-{}{}", owner_text(name), state_end);
-    case NameKind::exchange:
-      return fmt::format("exchange-{}@{}{}", owner_text(name), writer_text(name), state_end);
-    case NameKind::token:
-      return fmt::format("token-{}-r{}-{}@{}", name.job, name.rank, name.random, writer_text(name));
-    case NameKind::probe:
-      return fmt::format(".probe-{}@{}", name.random, writer_text(name));
-    case NameKind::growing:
-      return fmt::format(".growing-{}@{}", name.random, writer_text(name));
-    case NameKind::job:
-      return "job-" + name.job;
-    case NameKind::meeting:
-      return "meeting-" + name.random;
-  }
-  return {};
+  Builder builder;
+  walk(forms.at(static_cast<std::size_t>(name.kind)), builder, [&](char field) { use_field(name, field, builder); });
+  return builder.text;
 }
 
 std::optional<Name> parse_name(std::string_view text) {
-  Name name;
-  if (text == mark_name) return name;
-  const auto whole = [&](NameKind kind, const NameReader& reader) -> std::optional<Name> {
-    const bool has_owner = kind == NameKind::state || kind == NameKind::kept || kind == NameKind::exchange;
-    if (!reader.is_whole() || (has_owner && name.rank >= name.world_size)) return std::nullopt;
-    name.kind = kind;
-    return name;
-  };
-  NameReader reader(text);
-  if (text.starts_with("state-")) return whole(NameKind::state, owner(reader.word("state-"), name).word(state_end));
-  if (text.starts_with("kept-")) return whole(NameKind::kept, owner(reader.word("kept-"), name).word(state_end));
-  if (text.starts_with("exchange-"))
-    return whole(NameKind::exchange,
-                 owner(reader.word("exchange-"), name).word("@").writer(name.writer.emplace(), state_end));
-  if (text.starts_with("token-"))
-    return whole(NameKind::token, reader.word("token-")
-                                      .hex(name.job, job_digits)
-                                      .word("-r")
-                                      .number(name.rank)
-                                      .word("-")
-                                      .hex(name.random, random_digits)
-                                      .word("@")
-                                      .writer(name.writer.emplace()));
-  if (text.starts_with(".probe-"))
-    return whole(NameKind::probe,
-                 reader.word(".probe-").hex(name.random, random_digits).word("@").writer(name.writer.emplace()));
-  if (text.starts_with(".growing-"))
-    return whole(NameKind::growing,
-                 reader.word(".growing-").hex(name.random, random_digits).word("@").writer(name.writer.emplace()));
-  if (text.starts_with("job-")) return whole(NameKind::job, reader.word("job-").hex(name.job, job_digits));
-  if (text.starts_with("meeting-"))
-    return whole(NameKind::meeting, reader.word("meeting-").hex(name.random, random_digits));
+  for (std::size_t kind = 0; kind < forms.size(); ++kind) {
+    Name name{.kind = static_cast<NameKind>(kind)};
+    Parser parser{NameReader(text)};
+    walk(forms[kind], parser, [&](char field) { use_field(name, field, parser); });
+    const bool has_owner = forms[kind].find("%n") != std::string_view::npos;
+    if (parser.reader.is_whole() && (!has_owner || name.rank < name.world_size)) return name;
+  }
   return std::nullopt;
 }
 
@@ -259,47 +267,20 @@ bool is_group_file(std::string_view name) {
 }
 
 std::string meeting_file_name(const MeetingName& name) {
-  using Kind = MeetingName::Kind;
-  const std::string writer = identity_text(name.writer);
-  switch (name.kind) {
-    case Kind::hello:
-      return fmt::format("hello-{}-{}-{}-{}@{}", name.version, name.rank, name.size, name.token, writer);
-    case Kind::call:
-      return fmt::format("call-{}-{}@{}", name.first_token, name.number, writer);
-    case Kind::here:
-      return fmt::format("here-{}-{}-{}@{}", name.first_token, name.rank, name.token, writer);
-    case Kind::clash:
-      return fmt::format("clash-{}-{}@{}", name.first_token, name.rank, writer);
-    case Kind::job:
-      return fmt::format("job-{}@{}", name.first_token, writer);
-  }
-  return {};
+  Builder builder;
+  walk(meeting_forms.at(static_cast<std::size_t>(name.kind)), builder,
+       [&](char field) { use_meeting_field(name, field, builder); });
+  return builder.text;
 }
 
 std::optional<MeetingName> parse_meeting_name(std::string_view text) {
-  using Kind = MeetingName::Kind;
-  MeetingName name;
-  NameReader reader(text);
-  if (text.starts_with("hello-")) {
-    name.kind = Kind::hello;
-    reader.word("hello-").number(name.version).word("-").number(name.rank).word("-").number(name.size).word("-");
-    reader.hex(name.token, token_digits);
-  } else if (text.starts_with("call-")) {
-    name.kind = Kind::call;
-    reader.word("call-").hex(name.first_token, token_digits).word("-").number(name.number);
-  } else if (text.starts_with("here-")) {
-    name.kind = Kind::here;
-    reader.word("here-").hex(name.first_token, token_digits).word("-").number(name.rank).word("-");
-    reader.hex(name.token, token_digits);
-  } else if (text.starts_with("clash-")) {
-    name.kind = Kind::clash;
-    reader.word("clash-").hex(name.first_token, token_digits).word("-").number(name.rank);
-  } else {
-    name.kind = Kind::job;
-    reader.word("job-").hex(name.first_token, token_digits);
+  for (std::size_t kind = 0; kind < meeting_forms.size(); ++kind) {
+    MeetingName name{.kind = static_cast<MeetingName::Kind>(kind)};
+    Parser parser{NameReader(text)};
+    walk(meeting_forms[kind], parser, [&](char field) { use_meeting_field(name, field, parser); });
+    if (parser.reader.is_whole()) return name;
   }
-  if (!reader.word("@").writer(name.writer).is_whole()) return std::nullopt;
-  return name;
+  return std::nullopt;
 }
 
 std::optional<os::ProcessIdentity> meeting_writer(std::string_view text) {

@@ -99,15 +99,15 @@ class NameReader {
     text_.remove_prefix(length);
     return *this;
   }
-  /// All that is left but `end`.
+  /// All before `end`, which is what the text ends with.
   NameReader& rest(std::string& target, std::string_view end = {}) {
     ok_ = ok_ && text_.ends_with(end);
     if (!ok_) return *this;
     target = text_.substr(0, text_.size() - end.size());
-    text_ = {};
+    text_.remove_prefix(target.size());
     return *this;
   }
-  /// All that is left but `end`, which is who wrote the file.
+  /// Likewise, which is who wrote the file.
   NameReader& writer(os::ProcessIdentity& target, std::string_view end = {}) {
     std::string text;
     rest(text, end);

@@ -171,12 +171,10 @@ std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std:
             .rank = group_->rank(),
             .world_size = group_->size(),
             .generation = step ? *step : last.value_or(0) + 1};
-  StateFileOptions options;
-  options.info = {
-      .job = group_->nonce(), .generation = name.generation, .rank = name.rank, .world_size = name.world_size};
-  options.zstd_level = options_.zstd_level;
-  options.durable = options_.durable;
-  options.temporary = workspace::growing_name();
+  const StateFileOptions options{.info = {group_->nonce(), name.generation, name.rank, name.world_size},
+                                 .zstd_level = options_.zstd_level,
+                                 .durable = options_.durable,
+                                 .temporary = workspace::growing_name()};
   const std::string path = path_ + "/" + workspace::file_name(name);
   try {
     write_state_file(path, own ? own->config : config, weights, options);

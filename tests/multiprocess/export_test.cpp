@@ -14,7 +14,7 @@
 #include "muster/export.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/verify.hpp"
-#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/inspect/demo_model.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"

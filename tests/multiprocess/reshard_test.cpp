@@ -12,7 +12,7 @@
 
 #include "muster/export.hpp"
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"

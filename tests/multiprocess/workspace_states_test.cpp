@@ -13,7 +13,6 @@
 #include "doctest/doctest.h"
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
-#include "src/checkpoint/shard_files.hpp"
 #include "src/gather/workspace_state.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
@@ -79,11 +78,11 @@ TEST_CASE("a step is a number of the user's, by which states are read") {
     CHECK(has(words, "the steps of a job grow"));
     CHECK(has(words, "rank 0 has written step 31"));
   }
-  CHECK(choose_common_states(directory / "w", {}).states.at(0).generation == 31);
-  CHECK(choose_common_states(directory / "w", {.generation = 10}).states.at(0).generation == 10);
+  CHECK(workspace::choose_common_states(directory / "w", {}).states.at(0).generation == 31);
+  CHECK(workspace::choose_common_states(directory / "w", {.generation = 10}).states.at(0).generation == 10);
   NFSWorkspace begin(directory / "begin", single_group());
   begin.write_configs_and_weights(state_of(0, 0), {}, 0);
-  CHECK(choose_common_states(directory / "begin", {}).states.at(0).generation == 0);
+  CHECK(workspace::choose_common_states(directory / "begin", {}).states.at(0).generation == 0);
 }
 
 TEST_CASE("a write that fails, wherever it fails, leaves no state and does not shift the count") {

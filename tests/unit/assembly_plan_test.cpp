@@ -23,7 +23,7 @@ std::vector<OutputFile> files_of(int count, const Merge& merge, std::int64_t row
   for (int number = 0; number < count; ++number) {
     OutputFile& file = files.emplace_back();
     file.name = "file" + std::to_string(number);
-    OutputTensor tensor{"w" + std::to_string(number), merge::join(merge, specs), {}};
+    MergedTensor tensor{"w" + std::to_string(number), merge::join(merge, specs), {}};
     for (int rank = 0; rank < 4; ++rank) tensor.sources.push_back({rank, static_cast<std::uint32_t>(number)});
     file.tensors.push_back(std::move(tensor));
   }

@@ -15,7 +15,6 @@
 #include "muster/error.hpp"
 #include "src/inspect/cat.hpp"
 #include "src/inspect/elements.hpp"
-#include "src/inspect/selection.hpp"
 #include "src/inspect/source.hpp"
 #include "src/inspect/statistics.hpp"
 

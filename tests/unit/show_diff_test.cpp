@@ -69,8 +69,8 @@ TEST_CASE("text from files cannot do anything to a terminal") {
   CHECK(in_quotes("\"\u009b\u202e\xff\x1b\"") == "\"\\\"\\u009b\\u202e\\xff\\x1b\\\"\"");
   CHECK(std::string(Error(ErrorKind::io, "opening \x1b[31m\u202e\n: \\x1b").what()) ==
         "opening \\x1b[31m\\u202e\\n: \\x1b");
-  CHECK(printable_json("{\"a\": \"\u009b\u202e\x7f\u00fc\"}\n") == "{\"a\": \"\\u009b\\u202e\\u007f\u00fc\"}\n");
-  CHECK(printable_json("\"\U000e0001\"") == "\"\\udb40\\udc01\"");
+  CHECK(json_report("\u009b\u202e\x7f\u00fc") == "\"\\u009b\\u202e\\u007f\u00fc\"\n");
+  CHECK(json_report("\U000e0001") == "\"\\udb40\\udc01\"\n");
   CHECK(shorten("model.layers.11.mlp.weight", 14) == "mod...p.weight");
   CHECK(columns(shorten("\u00fc\u00fc\u00fc\u00fc\u00fc\u00fc\u00fc\u00fc\u00fc\u00fc", 8)) == 8);
   CHECK(shorten("short", 5) == "short");

@@ -30,15 +30,16 @@ namespace {
 class InMemory : public TensorSource {
  public:
   /// Returns all of it.
-  TensorPart add(int rank, const Tensor& tensor) {
+  SourceRef add(int rank, const Tensor& tensor) {
     tensors_.push_back(tensor);
     entries_.push_back({"", tensor.dtype(), tensor.shape(), 0, tensor.nbytes()});
-    return {rank, tensors_.size() - 1, 0, tensor.nbytes()};
+    return {rank, static_cast<std::uint32_t>(tensors_.size() - 1)};
   }
   // The same with one byte turned.
-  TensorPart add_changed(int rank, const TensorPart& part, std::uint64_t at) {
-    Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(part.bytes)});
-    read(part.tensor, 0, {tensor.mutable_data(), part.bytes});
+  SourceRef add_changed(int rank, const SourceRef& ref, std::uint64_t at) {
+    const std::uint64_t bytes = tensors_[ref.index].nbytes();
+    Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
+    read(ref.index, 0, {tensor.mutable_data(), bytes});
     tensor.mutable_data()[at] ^= std::byte{1};
     return add(rank, tensor);
   }
@@ -53,6 +54,9 @@ class InMemory : public TensorSource {
   std::vector<TensorEntry> entries_;
 };
 
+// Of all ranks.
+const std::vector<RankSources> in_one_list(8);
+
 // Parts of a tensor as `parts` ranks have them.
 MergedTensor cut_up(InMemory& memory, const std::string& name, const Merge& merge, const Tensor& whole, int parts) {
   const merge::Cut cut = merge::cut(merge, {whole.dtype(), whole.shape()}, parts);
@@ -66,7 +70,7 @@ MergedTensor cut_up(InMemory& memory, const std::string& name, const Merge& merg
       for (std::uint64_t row = 0; row < r.rows; ++row)
         std::memcpy(shard.mutable_data() + r.to + row * r.to_stride, whole.data() + r.from + row * r.from_stride,
                     r.bytes);
-    merged.parts.push_back(memory.add(part, shard));
+    merged.sources.push_back(memory.add(part, shard));
     specs.push_back(cut.part);
   }
   std::optional<std::int64_t> true_size;
@@ -102,7 +106,7 @@ TEST_CASE("any window of a merged tensor is what the whole has there") {
     const Merge& merge = merges[random() % merges.size()];
     const int parts = static_cast<int>(1 + random() % 5);
     const auto memory = std::make_shared<InMemory>();
-    const MergedTensors source(memory, {cut_up(*memory, "t", merge, whole, parts)});
+    const MergedTensors source(memory, in_one_list, {cut_up(*memory, "t", merge, whole, parts)}, {});
     REQUIRE(source.tensors()[0].shape == whole.shape());
     for (int i = 0; i < 20; ++i) {
       const std::uint64_t begin = random() % (whole.nbytes() / 2) * 2;
@@ -124,7 +128,7 @@ TEST_CASE("the largest and the sum are made window by window") {
     const auto memory = std::make_shared<InMemory>();
     MergedTensor merged{"t", {}, {memory->add(0, make({1, 5, -3})), memory->add(1, make({2, 4, -8}))}};
     merged.layout = merge::join(is_max ? merge::max() : merge::sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
-    const MergedTensors source(memory, {merged});
+    const MergedTensors source(memory, in_one_list, {merged}, {});
     const std::vector<std::byte> piece = piece_of(source, 0, 4, 8);
     std::vector<float> values(2);
     std::memcpy(values.data(), piece.data(), 8);
@@ -136,10 +140,12 @@ TEST_CASE("ranks that must be equal and are not are told when the place is read"
   const Tensor whole = test::pattern(DType::f32, {64}, 1);
   const auto memory = std::make_shared<InMemory>();
   MergedTensor merged = cut_up(*memory, "t", merge::same(), whole, 3);
-  merged.parts[2] = memory->add_changed(2, merged.parts[2], 100);
+  merged.sources[2] = memory->add_changed(2, merged.sources[2], 100);
+  merged.equal = {0};
   MergedTensor parts = cut_up(*memory, "p", merge::concat(0), whole, 2);
-  parts.equal = {{parts.parts[1], memory->add_changed(3, parts.parts[1], 127)}};
-  const MergedTensors source(memory, {merged, parts});
+  parts.equal = {1};
+  const MergedTensors source(memory, in_one_list, {merged, parts},
+                             {merged.sources, {parts.sources[1], memory->add_changed(3, parts.sources[1], 127)}});
   CHECK_NOTHROW((void)piece_of(source, 0, 0, 100));
   CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)piece_of(source, 0, 100, 8); }), "ranks 0 and 2"));
   CHECK_NOTHROW((void)piece_of(source, 1, 0, 200));

@@ -18,7 +18,7 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/inspect/output.hpp"
-#include "src/inspect/verify_output.hpp"
+#include "src/inspect/reports.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"

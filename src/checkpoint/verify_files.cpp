@@ -1,31 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory with one file a rank.
+// The index of a checkpoint, read without believing it: ModelDir refuses a bad one at its first defect, this lists all.
+//
+// And a directory with one file a rank.
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
+#include "muster/config.hpp"
 #include "muster/error.hpp"
+#include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
-#include "src/checkpoint/shard_files.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/verification.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/file.hpp"
 
 namespace muster {
 namespace {
+
+std::optional<Config> read_json(const std::string& directory, const std::string& name, Verification& verification) {
+  try {
+    return parse_json(read_text(join_path(directory, name), longest_index));
+  } catch (const Error& error) {
+    verification.add(Defect::index, name, "", fmt::format("the index {}: {}", in_quotes(name), error.what()));
+    return std::nullopt;
+  }
+}
+
+void verify_total(const Config& index, const std::string& name, const Places& places, Verification& verification) {
+  const Config* metadata = index.as_object().find("metadata");
+  const Config* total =
+      metadata != nullptr && metadata->is_object() ? metadata->as_object().find("total_size") : nullptr;
+  if (total == nullptr) return;  // it may be left out
+  std::uint64_t bytes = 0;
+  for (const auto& [tensor, place] : places) bytes += place.first->file.tensors()[place.second].bytes;
+  // Some writers have it as a real number.
+  const bool is_number = total->type() == Config::Type::integer || total->type() == Config::Type::real;
+  if (!is_number || total->as_double() != static_cast<double>(bytes)) {
+    verification.add(Defect::index, name, "",
+                     fmt::format("the index {}: \"total_size\" is {}, and the tensors have {} bytes", in_quotes(name),
+                                 is_number ? to_json(*total) : "no number", bytes));
+  }
+}
 
 struct Shard {
   int rank = 0;
   const OpenedFile* opened = nullptr;
   std::optional<ShardFacts> facts;
 };
-
-std::string words_of_spec(const TensorEntry& entry) {
-  return fmt::format("{} {}", to_string(entry.dtype), to_string(entry.shape));
-}
 
 // What a shard says of itself, against its name and its tensors.
 void verify_facts(Shard& shard, int ranks, Verification& verification) {
@@ -78,9 +105,9 @@ void compare(const Shard& first, const Shard& other, Verification& verification)
     }
     const TensorEntry& there = other.opened->file.tensors()[*index];
     if (there.dtype == entry.dtype && there.shape.size() == entry.shape.size()) continue;
-    problem(entry.name,
-            fmt::format("the tensor {} is {} in {} and {} in {}", in_quotes(entry.name), words_of_spec(entry),
-                        in_quotes(first.opened->name), words_of_spec(there), in_quotes(other.opened->name)));
+    problem(entry.name, fmt::format("the tensor {} is {} in {} and {} in {}", in_quotes(entry.name),
+                                    to_string(TensorSpec{entry.dtype, entry.shape}), in_quotes(first.opened->name),
+                                    to_string(TensorSpec{there.dtype, there.shape}), in_quotes(other.opened->name)));
   }
   for (const TensorEntry& entry : other.opened->file.tensors()) {
     if (first.opened->file.find(entry.name)) continue;
@@ -148,6 +175,90 @@ void verify_pieces(const std::vector<OpenedFile>& files, const VerifyOptions& op
 }
 
 }  // namespace
+
+void verify_index(const std::string& directory, const std::string& index_name, const std::vector<std::string>& names,
+                  const std::vector<OpenedFile>& files, const Places& places, Verification& verification) {
+  const std::optional<Config> index = read_json(directory, index_name, verification);
+  if (!index) return;
+  const auto problem = [&](Defect defect, const std::string& file, const std::string& tensor,
+                           const std::string& words) {
+    verification.add(defect, file, tensor, fmt::format("the index {}: {}", in_quotes(index_name), words));
+  };
+  const Config* map = index->is_object() ? index->as_object().find("weight_map") : nullptr;
+  if (map == nullptr || !map->is_object())
+    return problem(Defect::index, index_name, "", "it has no object \"weight_map\"");
+  verify_total(*index, index_name, places, verification);
+
+  std::unordered_map<std::string_view, const OpenedFile*> opened;
+  for (const OpenedFile& file : files) opened.emplace(file.name, &file);
+  std::set<std::string_view> named;
+  std::unordered_set<std::string_view> indexed;
+  for (const auto& [tensor, value] : map->as_object()) {
+    indexed.insert(tensor);
+    if (!value.is_string() || !is_name_beside(value.as_string())) {
+      problem(Defect::index, index_name, tensor,
+              fmt::format("the tensor {} is in {}, which is no name of a file beside it", in_quotes(tensor),
+                          value.is_string() ? in_quotes(value.as_string()) : "what is no string"));
+      continue;
+    }
+    const std::string& name = value.as_string();
+    const bool is_new = named.insert(name).second;
+    if (!std::binary_search(names.begin(), names.end(), name)) {
+      if (is_new) problem(Defect::missing, name, "", fmt::format("it names {}, which is not there", in_quotes(name)));
+      continue;
+    }
+    const auto file = opened.find(name);
+    if (file == opened.end() || file->second->file.find(tensor)) continue;  // told when it could not be opened
+    const auto elsewhere = places.find(tensor);
+    problem(Defect::index, name, tensor,
+            fmt::format("the tensor {} is not in {}{}", in_quotes(tensor), in_quotes(name),
+                        elsewhere == places.end() ? ", nor in any other file"
+                                                  : ", but in " + in_quotes(elsewhere->second.first->name)));
+  }
+  for (const std::string& name : names)
+    if (!named.contains(name))
+      problem(Defect::unindexed, name, "", fmt::format("it does not name {}", in_quotes(name)));
+  for (const auto& [tensor, place] : places) {
+    if (indexed.contains(tensor) || !named.contains(place.first->name)) continue;
+    problem(Defect::unindexed, place.first->name, std::string(tensor),
+            fmt::format("it lacks the tensor {}, which {} has", in_quotes(tensor), in_quotes(place.first->name)));
+  }
+}
+
+bool verify_numbering(const std::vector<std::string>& names, Verification& verification) {
+  struct Set {
+    std::set<std::uint64_t> numbers;
+    std::string first;
+  };
+  std::map<std::string, std::map<std::uint64_t, Set>> sets;
+  for (const std::string& name : names) {
+    const std::optional<NumberedName> numbered = parse_numbered_name(name);
+    if (!numbered) continue;
+    Set& set = sets[numbered->prefix][numbered->count];
+    set.numbers.insert(numbered->number);
+    if (set.first.empty()) set.first = name;
+  }
+  for (const auto& [prefix, counts] : sets) {
+    if (counts.size() > 1) {
+      std::string list;
+      for (const auto& [count, set] : counts)
+        list += fmt::format("{}{}", list.empty() ? "" : ", ", in_quotes(set.first));
+      verification.add(Defect::numbering, counts.begin()->second.first, "",
+                       fmt::format("files of sets of different sizes: {}", list));
+    }
+    for (const auto& [count, set] : counts) {
+      const auto name_of = [&, prefix = prefix, count = count](std::uint64_t number) {
+        return numbered_name(prefix, number, count);
+      };
+      for (const std::uint64_t number : set.numbers)
+        if (number < 1 || number > count)
+          verification.add(Defect::numbering, name_of(number), "",
+                           fmt::format("{} is no number from 1 to {}", in_quotes(name_of(number)), count));
+      verification.find_holes(set.numbers, 1, count, "number", name_of);
+    }
+  }
+  return !sets.empty();
+}
 
 void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,
                    VerifyReport& report, Verification& verification) {

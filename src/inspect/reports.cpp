@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/workspace_output.hpp"
+
+#include "src/inspect/reports.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <iterator>
+#include <vector>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
@@ -13,6 +16,50 @@
 
 namespace muster::inspect {
 namespace {
+
+/// "ranks 0-3: BF16 [32, 64]", or each shape where they differ.
+std::string sources_text(const AccountedTensor& tensor) {
+  std::string text;
+  for (std::size_t begin = 0; begin < tensor.sources.size();) {
+    std::size_t end = begin + 1;
+    while (end < tensor.sources.size() && tensor.sources[end].spec == tensor.sources[begin].spec &&
+           tensor.sources[end].rank == tensor.sources[end - 1].rank + 1)
+      ++end;
+    const int first = tensor.sources[begin].rank;
+    const int last = tensor.sources[end - 1].rank;
+    text += fmt::format("{}{} {}", text.empty() ? "" : "; ",
+                        first == last ? fmt::format("rank {}", first) : fmt::format("ranks {}-{}", first, last),
+                        to_string(tensor.sources[begin].spec));
+    begin = end;
+  }
+  return text;
+}
+
+Config tensors_tree(const std::vector<AccountedTensor>& tensors) {
+  ConfigArray list;
+  for (const AccountedTensor& tensor : tensors) {
+    ConfigArray sources;
+    for (const AccountedSource& source : tensor.sources)
+      sources.push_back(Config::object({{"rank", source.rank},
+                                        {"name", source.name},
+                                        {"dtype", to_string(source.spec.dtype)},
+                                        {"shape", extents_of(source.spec.shape)}}));
+    Config& item = list.emplace_back(Config::object({{"origin", tensor.origin},
+                                                     {"rule", tensor.rule},
+                                                     {"action", tensor.action},
+                                                     {"dtype", to_string(tensor.spec.dtype)},
+                                                     {"shape", extents_of(tensor.spec.shape)}}));
+    if (!tensor.name.empty()) item["name"] = tensor.name;
+    if (!tensor.file.empty()) item["file"] = tensor.file;
+    item["sources"] = std::move(sources);
+  }
+  return list;
+}
+
+std::string_view kind_name(VerifiedKind kind) noexcept {
+  constexpr std::array<std::string_view, 5> names = {"checkpoint", "shards", "file", "state", "workspace"};
+  return names[static_cast<std::size_t>(kind)];
+}
 
 using workspace::GcItem;
 using workspace::GcReport;
@@ -149,6 +196,101 @@ std::string_view verdict_text(GcVerdict verdict) {
 }
 
 }  // namespace
+
+std::string account_line(const ExportAccount& account) {
+  std::string text = fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
+                                 counted(static_cast<std::uint64_t>(account.layout.ranks()), "rank"),
+                                 human_bytes(account.bytes_in), account.to ? "cut anew into" : "merged into",
+                                 account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
+  if (!account.dropped.empty()) text += fmt::format(", {} names dropped by rule", account.dropped.size());
+  return text;
+}
+
+std::string account_table(const ExportAccount& account, const OutputStyle& style) {
+  TextTable table({{"TENSOR"}, {"RULE"}, {"FROM"}, {"BECOMES"}, {"FILE"}}, {0, 2, 4});
+  for (const AccountedTensor& tensor : account.tensors) {
+    std::string name = printable(tensor.name);
+    if (tensor.name != tensor.origin) name += " (" + printable(tensor.origin) + ")";
+    table.add({name, fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor), to_string(tensor.spec),
+               tensor.file.empty() ? fmt::format("{} shards", account.files) : tensor.file});
+  }
+  for (const AccountedTensor& tensor : account.dropped)
+    table.add({printable(tensor.origin), fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor),
+               "(dropped)", ""});
+  std::string text;
+  table.append_to(text, style);
+  return text + account_line(account) + "\n";
+}
+
+Config account_tree(const ExportAccount& account) {
+  return Config::object(
+      {{"plan", account.plan},
+       {"layout", to_string(account.layout)},
+       {"to", account.to ? to_string(*account.to) : Config()},
+       {"in", Config::object({{"tensors", account.tensors_in}, {"bytes", account.bytes_in}})},
+       {"out",
+        Config::object({{"tensors", account.tensors_out}, {"bytes", account.bytes_out}, {"files", account.files}})},
+       {"tensors", tensors_tree(account.tensors)},
+       {"dropped", tensors_tree(account.dropped)},
+       {"notes", ConfigArray(account.notes.begin(), account.notes.end())}});
+}
+
+std::string notes_lines(const std::vector<std::string>& notes) {
+  std::string lines;
+  for (const std::string& note : notes) lines += fmt::format("note: {}\n", note);
+  return lines;
+}
+
+std::string left_line(const std::vector<LeftFile>& left) {
+  constexpr std::size_t most = 5;
+  if (left.empty()) return {};
+  std::string names;
+  for (std::size_t i = 0; i < std::min(most, left.size()); ++i)
+    names += fmt::format("{}{} ({})", i == 0 ? "" : ", ", in_quotes(left[i].name), left[i].reason);
+  if (left.size() > most) names += fmt::format(" and {} more", left.size() - most);
+  return fmt::format("not carried: {}; --carry chooses\n", names);
+}
+
+std::string verify_text(const VerifyReport& report) {
+  std::string out;
+  for (const VerifyProblem& problem : report.problems)
+    fmt::format_to(std::back_inserter(out), "{}: {}\n", to_string(problem.defect), escaped(problem.words));
+  if (report.problems_left_out != 0) fmt::format_to(std::back_inserter(out), "and {} more\n", report.problems_left_out);
+  const std::string seen = fmt::format("{} of {}, {}", counted(report.tensors, "tensor"), counted(report.files, "file"),
+                                       human_bytes(report.bytes));
+  const std::string sums = report.checked != 0    ? fmt::format("; {} checked", counted(report.checked, "checksum"))
+                           : report.has_checksums ? "; checksums not checked"
+                           : report.kind == VerifiedKind::checkpoint ? "; no checksums"
+                                                                     : "";
+  if (report.is_good())
+    out += fmt::format("good: {}{}\n", seen, sums);
+  else
+    out += fmt::format("bad: {} ({}{})\n", counted(report.problems.size() + report.problems_left_out, "problem"), seen,
+                       sums);
+  return out;
+}
+
+Config verify_tree(const VerifyReport& report) {
+  ConfigArray problems;
+  problems.reserve(report.problems.size());
+  for (const VerifyProblem& problem : report.problems) {
+    Config item = Config::object({{"defect", to_string(problem.defect)}});
+    if (!problem.file.empty()) item["file"] = problem.file;
+    if (!problem.tensor.empty()) item["tensor"] = problem.tensor;
+    item["words"] = problem.words;
+    problems.push_back(std::move(item));
+  }
+  return Config::object({{"good", report.is_good()},
+                         {"path", report.path},
+                         {"kind", kind_name(report.kind)},
+                         {"files", report.files},
+                         {"tensors", report.tensors},
+                         {"bytes", report.bytes},
+                         {"has_checksums", report.has_checksums},
+                         {"checked", report.checked},
+                         {"problems", std::move(problems)},
+                         {"problems_left_out", report.problems_left_out}});
+}
 
 std::chrono::seconds parse_age(const std::string& text) {
   std::int64_t number = 0;
