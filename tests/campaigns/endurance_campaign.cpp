@@ -11,7 +11,6 @@
 #include <fstream>
 #include <string>
 
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/shared_arena.hpp"

@@ -13,7 +13,6 @@
 #include <random>
 #include <thread>
 
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "muster/export.hpp"

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <thread>
 
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/shared_arena.hpp"

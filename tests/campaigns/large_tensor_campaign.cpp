@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"

@@ -13,7 +13,6 @@
 #include <random>
 #include <thread>
 
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "muster/error.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"

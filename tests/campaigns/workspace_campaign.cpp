@@ -14,7 +14,6 @@
 #include <string>
 #include <thread>
 
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"

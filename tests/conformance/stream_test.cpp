@@ -22,10 +22,6 @@ namespace {
 
 constexpr int sizes[] = {1, 2, 4, 7};
 
-std::uint64_t seed_of(int rank, std::uint64_t layer) {
-  return static_cast<std::uint64_t>(rank) * 1000 + layer;
-}
-
 /// What a rank has in a layer: the same on whoever asks. A null config is an absent one.
 using Model = std::function<Config(int rank, std::uint64_t layer)>;
 

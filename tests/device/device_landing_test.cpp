@@ -9,12 +9,6 @@ using namespace muster::test;
 
 namespace {
 
-GatherOptions to_device() {
-  GatherOptions options;
-  options.devices.landing = Landing::device;
-  return options;
-}
-
 std::uint64_t nccl_meetings() {
   return fake<std::uint64_t()>("libnccl.so.2", "fake_nccl_inits")();
 }

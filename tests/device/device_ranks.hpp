@@ -46,6 +46,13 @@ inline Tensor device_pattern(DType dtype, Shape shape, std::uint64_t seed, int d
   return on_device(pattern(dtype, std::move(shape), seed), device);
 }
 
+/// A gather whose result is on the first rank's device.
+inline GatherOptions to_device() {
+  GatherOptions options;
+  options.devices.landing = Landing::device;
+  return options;
+}
+
 /// A copy in page-locked memory: only what comes from there is queued without waiting for the stream.
 inline Tensor page_locked(const TensorView& tensor) {
   const cuda::Current current(0);

@@ -2,8 +2,6 @@
 // Tensors on real devices. Where there is none this says so and is skipped (77). The driver is only started in forked
 // ranks: a process that was forked after that has no devices.
 
-#define DOCTEST_CONFIG_IMPLEMENT
-
 #include <cstdio>
 
 #include "tests/device/device_ranks.hpp"

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <thread>
 
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
@@ -39,12 +38,6 @@ std::size_t files_in(const std::string& directory) {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(directory), {}));
 }
 
-void all_well(const std::vector<Ended>& all) {
-  for (std::size_t rank = 0; rank < all.size(); ++rank)
-    CHECK_MESSAGE(all[rank].ok(), "rank ", rank, ": status ", all[rank].exit_status, ", signal ", all[rank].signal,
-                  ": ", all[rank].words);
-}
-
 /// How late a host sees what others did, in ms: MUSTER_TEST_DELAY, where a test shall wait longer than it ordinarily
 /// does.
 std::string delay() {
@@ -61,7 +54,7 @@ void over_two_mounts(const std::vector<std::string>& first_rules, const std::vec
   const FaultyMount other(backing.path(), other_rules);
   const GroupOf group_of(size);
   Ranks ranks(size, [&](int rank) { body(*group_of.join(rank), (rank == 0 ? first : other) / "w"); });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
   // Everything was taken away again.
   CHECK(files_in(backing / "w") == 1);
 }
@@ -254,7 +247,7 @@ TEST_CASE("a file group whose ranks see late entries and remembered absences") {
     }
     gather_and_check(*group, {}, 1);
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
 }
 
 TEST_CASE("a rank of a file group whose disk fails is named by the others") {
@@ -276,7 +269,7 @@ TEST_CASE("a rank of a file group whose disk fails is named by the others") {
       RANK_CHECK(error.rank() == 1 || rank == 1);
     }
   });
-  all_well(ranks.wait());
+  check_ended(ranks.wait());
 }
 
 int main(int argc, char** argv) {

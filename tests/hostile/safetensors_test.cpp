@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A gallery of safetensors files that lie, are cut off or attack their reader: each is refused with words of its own.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 #include <fmt/core.h>
 

@@ -18,23 +18,20 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/support/temporary_directory.hpp"
+
 namespace launched {
 
 namespace fs = std::filesystem;
+using muster::test::read_text;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-
-inline std::string read_text(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 inline std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;

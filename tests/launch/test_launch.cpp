@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // `muster run` with real processes: ranks are small shell scripts.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <set>
 
 #include "muster/error.hpp"

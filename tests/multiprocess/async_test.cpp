@@ -66,7 +66,7 @@ TEST_CASE("each kind of work gives what the call without _async gives") {
   run_ranks(size, [](SyncGroup& group) {
     const int rank = group.rank();
     auto configs = get_configs_async(rank == 2 ? std::nullopt : std::optional(Config(rank)), list, group);
-    auto merged = merge_tensor_async(tensor_of(rank, 0), concat(0), list, group);
+    auto merged = merge_tensor_async(tensor_of(rank, 0), merge::concat(0), list, group);
     std::vector<int> seen;
     auto stream = gather_each_async(layers_of(rank, 5), list, group, [&](LayerPart& part) {
       for (const auto& [from, config] : part.present())

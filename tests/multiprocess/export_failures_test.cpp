@@ -87,7 +87,7 @@ struct World {
     return names;
   }
 
-  test::TemporaryDirectory work;
+  test::TemporaryDirectory work{test::Medium::memory};
 };
 
 bool has(const std::string& text, std::string_view part) {
@@ -110,7 +110,7 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
           CAPTURE(nth);
           const auto ended =
               world.run(victim, {call, std::string_view(call) == "pwrite" ? ENOSPC : EIO, nth}, world.options(writers));
-          for (const test::Ended& rank : ended) CHECK(rank.ok());
+          test::check_ended(ended);
           if (!has(ended[static_cast<std::size_t>(victim)].words, "happened")) {
             for (const test::Ended& rank : ended) CHECK(rank.words.empty());
             break;
@@ -316,7 +316,7 @@ TEST_CASE("what a program with closed standard descriptors prints goes into no f
     });
     export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::owners));
   });
-  for (const test::Ended& rank : ended) CHECK(rank.ok());
+  test::check_ended(ended);
   test::check_equal(world.work / "model", world.work / "out");
 }
 

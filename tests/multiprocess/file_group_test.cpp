@@ -71,7 +71,7 @@ TEST_CASE("rounds, messages and duplicates; nothing is left") {
   for (const int size : {1, 2, 5}) {
     CAPTURE(size);
     const TemporaryDirectory directory;
-    Ranks ranks(size, [&](int rank) {
+    run_processes(size, [&](int rank) {
       const auto group = file_group(options_of(directory, rank, size));
       RANK_CHECK(group->kind() == "file" && group->size() == size && group->rank() == rank);
       for (int other = 0; other < size; ++other) RANK_CHECK(group->shares_memory(other) == (other == rank));
@@ -99,29 +99,26 @@ TEST_CASE("rounds, messages and duplicates; nothing is left") {
       }
       copy->barrier();
     });
-    check_ended(ranks.wait());
     CHECK(is_clean(directory));
   }
 }
 
 TEST_CASE("one job after the other in one directory, with one key") {
   const TemporaryDirectory directory;
-  Ranks ranks(3, [&](int rank) {
+  run_processes(3, [&](int rank) {
     for (int turn = 0; turn < 5; ++turn) file_group(options_of(directory, rank, 3))->barrier();
   });
-  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 
 TEST_CASE("two jobs with their own keys do not meet") {
   const TemporaryDirectory directory;
-  Ranks ranks(6, [&](int process) {
+  run_processes(6, [&](int process) {
     FileGroupOptions options = options_of(directory, process % 3, 3);
     options.key = process < 3 ? "a" : "b";
     const auto group = file_group(options);
     for (const int theirs : gather(*group, process / 3)) RANK_CHECK(theirs == process / 3);
   });
-  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 
@@ -157,11 +154,10 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
   touch(meeting + "/" +
         workspace::meeting_file_name(
             {.kind = Kind::here, .rank = 1, .token = old_second, .first_token = old_first, .writer = elsewhere()}));
-  Ranks ranks(2, [&](int rank) {
+  run_processes(2, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 2));
     for (int other = 0; other < 2; ++other) RANK_CHECK(group->info(other).host != "elsewhere");
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("a link where the ranks would meet is refused, and nothing is written behind it") {
@@ -187,14 +183,13 @@ TEST_CASE("a link where the ranks would meet is refused, and nothing is written 
 TEST_CASE("who never came is named; double ranks and other sizes are errors on all") {
   SUBCASE("missing") {
     const TemporaryDirectory directory;
-    Ranks ranks(2, [&](int process) {
+    run_processes(2, [&](int process) {
       FileGroupOptions options = options_of(directory, 2 * process, 4);
       options.timeout = 400ms;
       const Error error = error_of([&] { (void)file_group(options); });
       RANK_CHECK(error.kind() == ErrorKind::timeout);
       RANK_CHECK(says(error, "rank 1, rank 3 never came"));
     });
-    check_ended(ranks.wait());
   }
   SUBCASE("rank 0 missing") {
     const TemporaryDirectory directory;
@@ -205,14 +200,13 @@ TEST_CASE("who never came is named; double ranks and other sizes are errors on a
   }
   SUBCASE("double") {
     const TemporaryDirectory directory;
-    Ranks ranks(4, [&](int process) {
+    run_processes(4, [&](int process) {
       FileGroupOptions options = options_of(directory, std::min(process, 2), 4);
       options.timeout = 2s;
       const Error error = error_of([&] { (void)file_group(options); });
       RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
       RANK_CHECK(says(error, "rank 2 is there twice"));
     });
-    check_ended(ranks.wait());
   }
   SUBCASE("sizes") {
     const TemporaryDirectory directory;
@@ -229,45 +223,46 @@ TEST_CASE("who never came is named; double ranks and other sizes are errors on a
 
 TEST_CASE("the last survivor removes what a killed rank has left") {
   const TemporaryDirectory directory;
-  Ranks ranks(3, [&](int rank) {
+  run_processes(3, {1}, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 3));
     group->barrier();
     if (rank == 1) ::raise(SIGKILL);
     const Error error = error_of([&] { group->barrier(); });
     RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 1);
   });
-  check_ended(ranks.wait(), {1});
   CHECK(is_clean(directory));
 }
 
 TEST_CASE("a rank that leaves, one that is stopped and one that is late are told apart") {
   SUBCASE("left") {
     const TemporaryDirectory directory;
-    Ranks ranks(2, [&](int rank) {
+    run_processes(2, [&](int rank) {
       auto group = file_group(options_of(directory, rank, 2));
       if (rank == 1) return;
       const Error error = error_of([&] { group->barrier(); });
       RANK_CHECK(error.kind() == ErrorKind::peer_lost && says(error, "left the group"));
     });
-    check_ended(ranks.wait());
     CHECK(is_clean(directory));
   }
   SUBCASE("stopped") {
     const TemporaryDirectory directory;
+    SharedWords heard;
     Ranks ranks(2, [&](int rank) {
       auto group = file_group(options_of(directory, rank, 2));
       if (rank == 1) ::kill(::getpid(), SIGSTOP);
       const Error error = error_of([&] { group->barrier({.timeout = 300ms, .stop = {}, .phase = "the end"}); });
+      heard[rank] = 1;
       RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 1);
       RANK_CHECK(says(error, "stopped"));
     });
-    std::this_thread::sleep_for(1500ms);
+    const auto end = std::chrono::steady_clock::now() + 20s;
+    while (heard[0] == 0 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
     ranks.signal(1, SIGCONT);
     check_ended(ranks.wait());
   }
   SUBCASE("late, with its phase") {
     const TemporaryDirectory directory;
-    Ranks ranks(3, [&](int rank) {
+    run_processes(3, [&](int rank) {
       auto group = file_group(options_of(directory, rank, 3));
       const Error error = error_of([&] {
         if (rank == 2) {
@@ -281,13 +276,12 @@ TEST_CASE("a rank that leaves, one that is stopped and one that is late are told
       RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 2);
       RANK_CHECK(says(error, "rank 2"));
     });
-    check_ended(ranks.wait());
   }
 }
 
 TEST_CASE("progress keeps a wait alive; without it the deadline comes") {
   const TemporaryDirectory directory;
-  Ranks ranks(2, [&](int rank) {
+  run_processes(2, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 2));
     if (rank == 1)
       for (int turn = 0; turn < 30; ++turn) {
@@ -296,12 +290,11 @@ TEST_CASE("progress keeps a wait alive; without it the deadline comes") {
       }
     group->barrier({.timeout = 250ms, .stop = {}, .phase = "slow work"});
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("different calls are an error on all ranks, and so is what one rank poisons") {
   const TemporaryDirectory directory;
-  Ranks ranks(3, [&](int rank) {
+  run_processes(3, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 3));
     const auto copy = group->duplicate();
     const Error error = error_of([&] {
@@ -318,13 +311,12 @@ TEST_CASE("different calls are an error on all ranks, and so is what one rank po
     RANK_CHECK(heard.kind() == ErrorKind::io && heard.rank() == 2 && heard.path() == "/x" && heard.os_error() == EIO);
     RANK_CHECK(std::strcmp(heard.what(), "the disk \"x\" is broken") == 0);
   });
-  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 
 TEST_CASE("a rank that reads nothing for a while hears of a failure; one that cancels fails all") {
   const TemporaryDirectory directory;
-  Ranks ranks(2, [&](int rank) {
+  run_processes(2, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 2));
     std::stop_source stop;
     const Error error = error_of([&] {
@@ -342,12 +334,11 @@ TEST_CASE("a rank that reads nothing for a while hears of a failure; one that ca
     });
     RANK_CHECK(error.kind() == ErrorKind::cancelled && error.rank() == 0);
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("world() is a file group where ranks of other hosts belong to the job") {
   const TemporaryDirectory directory;
-  Ranks ranks(2, [&](int rank) {
+  run_processes(2, [&](int rank) {
     for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}) ::unsetenv(name);
     ::setenv("RANK", std::to_string(rank).c_str(), 1);
     ::setenv("WORLD_SIZE", "2", 1);
@@ -361,12 +352,11 @@ TEST_CASE("world() is a file group where ranks of other hosts belong to the job"
     world()->barrier();
     set_world(nullptr);
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("a forked child does not take part, and takes nothing along") {
   const TemporaryDirectory directory;
-  Ranks ranks(2, [&](int rank) {
+  run_processes(2, [&](int rank) {
     auto group = file_group(options_of(directory, rank, 2));
     const pid_t child = ::fork();
     if (child == 0) {
@@ -384,7 +374,6 @@ TEST_CASE("a forked child does not take part, and takes nothing along") {
     RANK_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     group->barrier();
   });
-  check_ended(ranks.wait());
   CHECK(is_clean(directory));
 }
 

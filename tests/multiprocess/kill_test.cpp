@@ -236,9 +236,9 @@ const Place places[] = {
      {3}},
 };
 
-/// A job whose victim ends at a place. `expect` looks at the survivors' errors, and how long they came after both the
-/// wait's beginning and the victim's end.
-using Expect = std::function<void(const Error&, const Part&, Clock::duration waited)>;
+/// A job whose victim ends at a place. `expect` looks at the survivors' errors; no rank waited at the place before
+/// `since`.
+using Expect = std::function<void(const Error&, const Part&, Clock::time_point since)>;
 void take_part(SyncGroup& group, const Place& place, int victim, End& end, const WaitOptions& options,
                const Expect& expect) {
   const Part part{group, victim, options, end};
@@ -254,7 +254,7 @@ void take_part(SyncGroup& group, const Place& place, int victim, End& end, const
     place.run(part);
     throw RankFailure("nothing was thrown");
   } catch (const Error& error) {
-    expect(error, part, Clock::now() - std::max(since, end.moment()));
+    expect(error, part, since);
     // Everybody hears the same again, at once.
     try {
       group.barrier();
@@ -284,9 +284,9 @@ void kill_at(bool where_others_wait) {
       const auto ended = try_ranks(
           size,
           [&](SyncGroup& group) {
-            take_part(group, place, victim, end, {}, [](const Error& error, const Part& part, Clock::duration waited) {
+            take_part(group, place, victim, end, {}, [](const Error& error, const Part& part, Clock::time_point since) {
               RANK_CHECK(says(error, part.group.info(part.victim).host));
-              check_named(error, Clock::now() - waited, part.victim,
+              check_named(error, std::max(since, part.end.moment()), part.victim,
                           static_cast<pid_t>(part.group.info(part.victim).pid), over_hosts() ? 2s : 1s);
             });
           },
@@ -318,10 +318,12 @@ TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s come
     const GroupOf& group = groups.emplace_back(size);
     End& end = ends.emplace_back(4500ms);
     jobs.emplace_back(size, [&](int rank) {
-      const auto expect = [](const Error& error, const Part& part, Clock::duration waited) {
+      const auto expect = [](const Error& error, const Part& part, Clock::time_point since) {
         if (error.kind() != ErrorKind::timeout || error.rank() != part.victim) throw RankFailure(error.what());
-        if (waited < 2900ms || waited > 3500ms)
-          throw RankFailure("after " + std::to_string(waited / 1ms) + " ms: " + error.what());
+        const auto now = Clock::now();
+        if (now - since < 3s) throw RankFailure(std::string("too early: ") + error.what());
+        if (const auto late = now - part.end.moment(); late > 3500ms)
+          throw RankFailure("after " + std::to_string(late / 1ms) + " ms: " + error.what());
       };
       take_part(*group.join(rank), place, victim, end, {.timeout = 3s, .stop = {}, .phase = place.name.c_str()},
                 expect);
@@ -352,7 +354,7 @@ TEST_CASE("wake-ups by others do not switch the watchdog off: a killed rank is n
 
 TEST_CASE("a rank hangs alive: a stopped rank ends in a timeout that names it") {
   const GroupOf group(3);
-  Ranks ranks(3, [&](int rank) {
+  run_processes(3, {2}, [&](int rank) {
     auto mine = group.join(rank);
     const pid_t stopped = static_cast<pid_t>(mine->info(2).pid);
     if (rank == 2) ::raise(SIGSTOP);
@@ -365,22 +367,22 @@ TEST_CASE("a rank hangs alive: a stopped rank ends in a timeout that names it") 
     RANK_CHECK(says(error, "stopped") && says(error, "gather: round 1"));
     ::kill(stopped, SIGKILL);
   });
-  check_ended(ranks.wait(20s), {2});
 }
 
 TEST_CASE("a rank that leaves in order is named as one that left") {
   const GroupOf group(2);
-  Ranks ranks(2, [&](int rank) {
+  SharedWords heard;
+  run_processes(2, [&](int rank) {
     auto mine = group.join(rank);
     if (rank == 1) {
       mine.reset();
-      std::this_thread::sleep_for(1s);
+      while (heard[0] == 0) std::this_thread::sleep_for(1ms);
       return;
     }
     const Error error = error_of([&] { mine->barrier(); });
+    heard[0] = 1;
     RANK_CHECK(error.kind() == ErrorKind::peer_lost && says(error, "left the group"));
   });
-  check_ended(ranks.wait(20s));
 }
 
 TEST_CASE("a slow rank that makes progress is not a timeout") {
@@ -458,20 +460,18 @@ TEST_CASE("a forked child cannot take part, and its end changes nothing") {
 
 TEST_CASE("ranks that never come are named at the deadline") {
   const GroupOf group(4);
-  Ranks ranks(4, [&](int rank) {
+  run_processes(4, [&](int rank) {
     if (rank == 2) return;
     const Error error = error_of([&] { (void)group.join(rank, 500ms); });
     RANK_CHECK(error.kind() == ErrorKind::timeout && says(error, "rank 2"));
   });
-  check_ended(ranks.wait(20s));
 }
 
 TEST_CASE("two processes of one rank, and ranks of differently large worlds, are refused on all") {
   const std::string key = unique_key();
-  Ranks ranks(3, [&](int process) {
+  run_processes(3, [&](int process) {
     const int rank = process == 2 ? 1 : process;
     const Error error = error_of([&] { (void)local_group({.key = key, .rank = rank, .size = 3, .timeout = 5s}); });
     RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
   });
-  check_ended(ranks.wait(20s));
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <csignal>
 #include <numeric>
-#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
@@ -114,13 +113,5 @@ TEST_CASE("a host that stops, below another, is named by all at the deadline") {
     // The deadline and two seconds, and what a busy machine adds.
     RANK_CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1500 + 2000 + 2000));
   });
-  // Nobody shares its host: that it is killed at last is not seen by the others.
-  const std::jthread ending([pid = processes.pid(victim)] {
-    std::this_thread::sleep_for(std::chrono::seconds(5));
-    ::kill(pid, SIGKILL);
-  });
-  const std::vector<Ended> all = processes.wait(std::chrono::seconds(20));
-  for (int rank = 0; rank < ranks; ++rank)
-    if (rank != victim)
-      CHECK_MESSAGE(all[static_cast<std::size_t>(rank)].ok(), rank, ": ", all[static_cast<std::size_t>(rank)].words);
+  check_ended(processes.wait_and_kill(victim, std::chrono::seconds(5)), {victim});
 }

@@ -110,7 +110,7 @@ TEST_CASE("ranks that all send first make progress up to what is promised, in on
 TEST_CASE("messages to a rank that does not receive are bounded") {
   for (const std::string way : {"receives from another", "waits for memory", "is in a round"}) {
     CAPTURE(way);
-    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](SyncGroup& group) {
       std::size_t sent = 0;
       try {
         if (group.rank() == 0)
@@ -126,7 +126,6 @@ TEST_CASE("messages to a rank that does not receive are bounded") {
       }
       throw RankFailure("nothing was thrown");
     });
-    for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
   }
 }
 

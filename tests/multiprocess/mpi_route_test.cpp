@@ -31,10 +31,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::uint64_t seed_of(int rank, int round) {
-  return static_cast<std::uint64_t>(rank * 1000 + round);
-}
-
 void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, int round,
                       const GatherOptions& options = {}) {
   const Tensor mine = pattern(DType::u8, {bytes}, seed_of(group.rank(), round));
@@ -346,17 +342,7 @@ TEST_CASE("a sender that is killed or stopped while its pieces are under way") {
         for (const auto& [sender, received] : delivered.present())
           RANK_CHECK(is_pattern(received, DType::u8, {100000}, seed_of(sender, 1)));
       });
-      std::this_thread::sleep_for(100ms);
-      std::vector<Ended> ended;
-      if (number == SIGSTOP) {
-        std::this_thread::sleep_for(4s);
-        ranks.signal(victim, SIGKILL);
-      }
-      ended = ranks.wait(20s);
-      for (int rank = 0; rank < 4; ++rank)
-        if (rank != victim)
-          CHECK_MESSAGE(ended[static_cast<std::size_t>(rank)].ok(), "rank ", rank, ": ",
-                        ended[static_cast<std::size_t>(rank)].words);
+      check_ended(number == SIGSTOP ? ranks.wait_and_kill(victim, 5s) : ranks.wait(20s), {victim});
     }
   }
 }
@@ -376,8 +362,5 @@ TEST_CASE("the first rank is killed while it receives") {
       RANK_CHECK(error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost);
     }
   });
-  const auto ended = ranks.wait(20s);
-  for (int rank = 1; rank < 4; ++rank)
-    CHECK_MESSAGE(ended[static_cast<std::size_t>(rank)].ok(), "rank ", rank, ": ",
-                  ended[static_cast<std::size_t>(rank)].words);
+  check_ended(ranks.wait(20s), {0});
 }

@@ -45,12 +45,11 @@ void gather_and_check(SyncGroup& group, const Config& mine) {
 TEST_CASE("two jobs on one host") {
   const GroupOf first(3);
   const GroupOf second(3);
-  Ranks ranks(6, [&](int process) {
+  run_processes(6, [&](int process) {
     const int job = process / 3;
     const auto group = (job == 0 ? first : second).join(process % 3);
     for (int i = 0; i < 50; ++i) gather_and_check(*group, three, 2000 + i, job);
   });
-  for (const Ended& ended : ranks.wait()) CHECK_MESSAGE(ended.ok(), ended.words);
 }
 
 TEST_CASE("another job ends normally, or is killed: ours goes on") {

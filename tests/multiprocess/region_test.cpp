@@ -91,7 +91,7 @@ TEST_CASE("what was held of a rank that was killed stays, and its memory is kept
   for (const bool is_seen_by_barrier : {false, true}) {
     CAPTURE(is_seen_by_barrier);
     const GroupOf two(2);
-    Ranks ranks(2, [&](int rank) {
+    run_processes(2, {1}, [&](int rank) {
       const auto group = two.join(rank);
       GatheredTensors all = get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group);
       const Regions before = open_regions();
@@ -103,7 +103,6 @@ TEST_CASE("what was held of a rank that was killed stays, and its memory is kept
       all = {};
       RANK_CHECK(open_regions().count == before.count - 1);
     });
-    check_ended(ranks.wait(), {1});
   }
 }
 
@@ -111,7 +110,7 @@ TEST_CASE("what a first rank had that was killed is given back: in a stream, and
   for (const bool is_stream : {true, false}) {
     CAPTURE(is_stream);
     const GroupOf two(2);
-    Ranks ranks(2, [&](int rank) {
+    run_processes(2, {0}, [&](int rank) {
       const auto group = two.join(rank);
       const auto stream = [&] {
         gather_each([&]() -> std::optional<Config> { return tensor_of(rank); }, std::vector{0, 1}, *group,
@@ -135,7 +134,6 @@ TEST_CASE("what a first rank had that was killed is given back: in a stream, and
       const SharedArena arena(1000);
       RANK_CHECK(open_regions().bytes < a_few_pages);
     });
-    check_ended(ranks.wait(), {0});
   }
 }
 

@@ -46,7 +46,7 @@ ErrorKind kind_of_world(const std::vector<std::pair<const char*, std::string>>& 
 }  // namespace
 
 TEST_CASE("world() under torchrun's variables, whose port is never bound") {
-  Ranks ranks(3, [](int rank) {
+  run_processes(3, [](int rank) {
     set_variables({{"RANK", std::to_string(rank)},
                    {"WORLD_SIZE", "3"},
                    {"LOCAL_WORLD_SIZE", "3"},
@@ -58,7 +58,6 @@ TEST_CASE("world() under torchrun's variables, whose port is never bound") {
     RANK_CHECK(group == world());
     group->barrier();
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("world() of one process, and variables that cannot be") {
@@ -81,7 +80,7 @@ TEST_CASE("world() of one process, and variables that cannot be") {
 
 TEST_CASE("an exchange and the watchdog call a rank by the same number, its own in a larger job") {
   const std::string key = unique_key();
-  Ranks ranks(2, [&](int rank) {
+  run_processes(2, {1}, [&](int rank) {
     const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = 20s, .numbers = {40, 41}});
     const std::string named = "rank 41 (host " + group->info(1).host + ", pid " + std::to_string(group->info(1).pid);
     const auto is_named = [&](const std::function<void()>& call) {
@@ -96,20 +95,18 @@ TEST_CASE("an exchange and the watchdog call a rank by the same number, its own 
     if (rank == 1) ::raise(SIGKILL);
     is_named([&] { group->barrier(); });
   });
-  check_ended(ranks.wait(), {1});
 }
 
 TEST_CASE("the same key serves one group after the other") {
   const std::string key = unique_key();
-  Ranks ranks(3, [&](int rank) {
+  run_processes(3, [&](int rank) {
     for (int i = 0; i < 10; ++i) local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s})->barrier();
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("a rank of another version is refused on all ranks, with both versions") {
   const std::string key = unique_key();
-  Ranks ranks(3, [&](int rank) {
+  run_processes(3, [&](int rank) {
     if (rank == 2) {
       // As a later version would begin: magic, protocol, version.
       struct {
@@ -127,12 +124,11 @@ TEST_CASE("a rank of another version is refused on all ranks, with both versions
     RANK_CHECK(error.kind() == ErrorKind::version);
     RANK_CHECK(says(error, "7.8.9"));
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("whoever is no rank is turned away, and the group comes together") {
   const std::string key = unique_key();
-  Ranks ranks(3, [&](int rank) {
+  run_processes(3, [&](int rank) {
     if (rank == 2) {
       std::optional<os::Fd> socket;
       while (!(socket = os::connect_abstract(sync::meeting_name(key)))) std::this_thread::sleep_for(1ms);
@@ -142,18 +138,16 @@ TEST_CASE("whoever is no rank is turned away, and the group comes together") {
     }
     local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s})->barrier();
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("another process that is rank 0 of the same key is an error, not a mixed group") {
   const std::string key = unique_key();
-  Ranks ranks(2, [&](int process) {
+  run_processes(2, [&](int process) {
     if (process == 1) std::this_thread::sleep_for(200ms);
     const Error error = error_of([&] { (void)local_group({.key = key, .rank = 0, .size = 2, .timeout = 1s}); });
     RANK_CHECK(error.kind() == (process == 0 ? ErrorKind::timeout : ErrorKind::argument) ||
                error.kind() == ErrorKind::timeout);
   });
-  check_ended(ranks.wait());
 }
 
 TEST_CASE("PID reuse told apart: a pidfd stays dead when its number lives again") {

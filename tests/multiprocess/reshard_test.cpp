@@ -143,7 +143,7 @@ void check_same_files(const std::string& a, const std::string& b, int ranks) {
 TEST_CASE("each built-in plan, on 2, 3, 4 and 7 ranks, by both kinds of writers") {
   for (const Case& each : cases()) {
     CAPTURE(each.plan);
-    const test::TemporaryDirectory work;
+    const test::TemporaryDirectory work{test::Medium::memory};
     inspect::write_demo_model(each.model, work / "model", 60'000);
     for (const int ranks : {2, 3, 4, 7}) {
       CAPTURE(ranks);
@@ -161,7 +161,7 @@ TEST_CASE("each built-in plan, on 2, 3, 4 and 7 ranks, by both kinds of writers"
 TEST_CASE("4 to 2, 2 to 8, 3 to 5: the shards are those that the model is cut into") {
   for (const Case& each : cases()) {
     CAPTURE(each.plan);
-    const test::TemporaryDirectory work;
+    const test::TemporaryDirectory work{test::Medium::memory};
     inspect::write_demo_model(each.model, work / "model", 1 << 30);
     for (const auto& [from, to] : std::vector<std::pair<int, int>>{{4, 2}, {2, 8}, {3, 5}, {3, 1}}) {
       CAPTURE(from);
@@ -179,7 +179,7 @@ TEST_CASE("4 to 2, 2 to 8, 3 to 5: the shards are those that the model is cut in
 TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, comes back") {
   for (const bool fused : {false, true}) {
     CAPTURE(fused);
-    const test::TemporaryDirectory work;
+    const test::TemporaryDirectory work{test::Medium::memory};
     inspect::write_demo_model(grouped_heads(fused), work / "model", 1 << 30);
     write_as_engines_cut(work / "model", work / "engine");
     const ShardReport report = shard_model(work / "model", work / "ours", "auto", {.tensor = 8});
@@ -209,7 +209,7 @@ TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, 
 }
 
 TEST_CASE("heads that should be alike and are not are an error that names the tensor and the ranks") {
-  const test::TemporaryDirectory work;
+  const test::TemporaryDirectory work{test::Medium::memory};
   inspect::write_demo_model(grouped_heads(true), work / "model", 1 << 30);
   write_as_engines_cut(work / "model", work / "shards");
   const std::string name = "model.layers.1.self_attn.qkv_proj.weight";
@@ -240,7 +240,7 @@ TEST_CASE("a checkpoint that does not fit its config.json is refused before a by
         Case{R"("vocab_size": 96)", R"("vocab_size": 97)", "\"vocab_size\" 97"},
         Case{R"("num_hidden_layers": 2)", R"("num_hidden_layers": 3)", "no tensor of layer 2"}}) {
     CAPTURE(each.to);
-    const test::TemporaryDirectory work;
+    const test::TemporaryDirectory work{test::Medium::memory};
     inspect::write_demo_model(grouped_heads(false), work / "model", 1 << 30);
     shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
     std::string config = test::read_text(work / "shards/config.json");
@@ -256,7 +256,7 @@ TEST_CASE("a checkpoint that does not fit its config.json is refused before a by
 }
 
 TEST_CASE("tensor x pipeline x expert parallelism, there and back and across") {
-  const test::TemporaryDirectory work;
+  const test::TemporaryDirectory work{test::Medium::memory};
   inspect::write_demo_model(test::mixtral(5, 6), work / "model", 1 << 30);
   const std::vector<std::string> layouts = {"tp=2,pp=2,ep=2", "tp=1,pp=3,ep=1", "tp=3,pp=1,ep=2", "tp=1,pp=2,ep=3",
                                             "4"};
@@ -277,7 +277,7 @@ TEST_CASE("tensor x pipeline x expert parallelism, there and back and across") {
 }
 
 TEST_CASE("max, sum, stack, blocks, trim, rename and drop reach the file") {
-  const test::TemporaryDirectory work;
+  const test::TemporaryDirectory work{test::Medium::memory};
   fs::create_directory(work / "shards");
   test::write_text(work / "shards/config.json", R"({"vocab_size": 5, "heads": 2})");
   test::write_text(work / "plan.json", R"({"muster_plan": 1, "rules": [

@@ -17,10 +17,6 @@ using namespace muster::test;
 
 namespace {
 
-std::uint64_t seed_of(int rank, int round) {
-  return static_cast<std::uint64_t>(rank * 1000 + round);
-}
-
 void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, int round,
                       const GatherOptions& options = {}) {
   const Tensor mine = pattern(DType::u8, {bytes}, seed_of(group.rank(), round));

@@ -30,7 +30,7 @@ void check_gather(SyncGroup& group, const std::vector<int>& members, int me, std
   for (const auto& [rank, tensor] : result.present())
     RANK_CHECK(is_pattern(tensor, DType::u8, {50000},
                           seed + static_cast<std::uint64_t>(members[static_cast<std::size_t>(rank)])));
-  const Merged merged = merge_tensor_parallel(mine, concat(0), all, group);
+  const Merged merged = merge_tensor_parallel(mine, merge::concat(0), all, group);
   if (group.rank() == 0) RANK_CHECK((merged.tensor()->shape() == Shape{50000 * group.size()}));
   std::uint64_t layers = 0;
   const auto source = [&, next = 0]() mutable -> std::optional<Config> {

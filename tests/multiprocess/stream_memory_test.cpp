@@ -39,10 +39,6 @@ LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)>
   };
 }
 
-std::uint64_t seed_of(int rank, std::uint64_t layer) {
-  return static_cast<std::uint64_t>(rank) * 1000 + layer;
-}
-
 Config small_layer(std::uint64_t layer) {
   return Config::object({{"w", pattern(DType::u8, {8000}, layer)}});
 }
@@ -168,7 +164,7 @@ TEST_CASE("a consumer that keeps all parts for good ends in a timeout that says 
     }
     RANK_CHECK(false);
   });
-  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+  check_ended(ended);
   CHECK(ended[0].words == ended[1].words);
   CHECK(ended[0].words.find("gather_each: ") != std::string::npos);
 }

@@ -260,10 +260,9 @@ TEST_CASE("what killed writers leave, the next start takes") {
     for (int rank = 0; rank < 2; ++rank) ranks.signal(rank, SIGKILL);
     (void)ranks.wait();
   }
-  Ranks ranks(2, [&](int rank) {
+  run_processes(2, [&](int rank) {
     file_group({.directory = directory.path(), .key = "k", .rank = rank, .size = 2, .timeout = 10s})->barrier();
   });
-  for (const Ended& ended : ranks.wait()) CHECK_MESSAGE(ended.ok(), ended.words);
   const Survey survey = workspace::survey(directory.path());
   for (const SurveyEntry& entry : survey.temporary) FAIL_CHECK(entry.file);
   for (const SurveyJob& job : survey.jobs) {

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -54,11 +53,6 @@ int record_sync(std::string_view call, std::string_view path) {
   return 0;
 }
 
-std::string failing_call;
-int fail_call(std::string_view call, std::string_view) {
-  return call == failing_call ? ENOSPC : 0;
-}
-
 }  // namespace
 
 TEST_CASE("a step is a number of the user's, by which states are read") {
@@ -83,24 +77,6 @@ TEST_CASE("a step is a number of the user's, by which states are read") {
   NFSWorkspace begin(directory / "begin", single_group());
   begin.write_configs_and_weights(state_of(0, 0), {}, 0);
   CHECK(workspace::choose_common_states(directory / "begin", {}).states.at(0).generation == 0);
-}
-
-TEST_CASE("a write that fails, wherever it fails, leaves no state and does not shift the count") {
-  const TemporaryDirectory directory;
-  NFSWorkspace workspace(directory / "w", single_group());
-  std::uint64_t generation = 0;
-  for (const char* call :
-       {"create", "fallocate", "pwrite", "fdatasync", "fsync", "close", "rename", "fsync-directory"}) {
-    failing_call = call;
-    CAPTURE(failing_call);
-    CHECK(workspace.write_configs_and_weights(state_of(0, generation + 1)) == generation + 1);
-    ++generation;
-    os::set_fault_hook(fail_call);
-    for (int turn = 0; turn < 2; ++turn)
-      words_of(ErrorKind::no_space, [&] { workspace.write_configs_and_weights(state_of(0, 99)); });
-    os::set_fault_hook(nullptr);
-    CHECK(is_state(workspace.read_configs_and_weights_from_rank(0), 0, generation));
-  }
 }
 
 TEST_CASE("the last generation that all ranks have stays, however far one rank is ahead") {

@@ -1,111 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// NFSWorkspace, and gathers through a workspace: what is written, what is read, what is left, and who hears of what
-// went wrong.
+// NFSWorkspace: what is written, what is read, and what a failure leaves.
 
 #include "muster/workspace.hpp"
 
-#include <signal.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstring>
+#include <chrono>
+#include <optional>
 #include <thread>
 
 #include "doctest/doctest.h"
-#include "muster/gather.hpp"
-#include "muster/gather_each.hpp"
-#include "muster/merge_gather.hpp"
 #include "muster/state_file.hpp"
-#include "src/os/fault.hpp"
-#include "src/workspace/gc.hpp"
-#include "src/workspace/names.hpp"
 #include "src/workspace/survey.hpp"
+#include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
-#include "tests/support/kills.hpp"
-#include "tests/support/patterns.hpp"
-#include "tests/support/shared_words.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
+#include "tests/support/workspaces.hpp"
 
 using namespace muster;
 using namespace muster::test;
 using namespace std::chrono_literals;
-
-namespace {
-
-std::vector<std::string> files_in(const std::string& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
-}
-
-std::size_t files_of(const std::string& directory, workspace::NameKind kind) {
-  return static_cast<std::size_t>(std::ranges::count_if(files_in(directory), [&](const std::string& file) {
-    const auto name = workspace::parse_name(file);
-    return name && name->kind == kind;
-  }));
-}
-
-/// Only the mark.
-bool is_clean(const std::string& directory) {
-  const auto files = files_in(directory);
-  for (const std::string& file : files)
-    if (file != "muster-workspace.json") MESSAGE("left: " << file);
-  return files == std::vector<std::string>{"muster-workspace.json"};
-}
-
-Config layer_of(int rank, int seed = 0) {
-  Config layer = Config::object({{"rank", rank}, {"seed", seed}, {"scale", 0.5}, {"none", nullptr}});
-  layer["attention"]["weight"] = pattern(DType::bf16, {33, 65}, static_cast<std::uint64_t>(100 * rank + seed));
-  layer["norm"] = pattern(DType::f32, {}, static_cast<std::uint64_t>(rank));
-  layer["$tensor"] = "a user's own key";
-  return layer;
-}
-
-// Lets one call on paths with a part in them fail, from the nth on for some times.
-struct Fault {
-  std::string call;
-  std::string path;
-  int error = 0;
-  int after = 0;
-  int times = 1 << 30;
-};
-Fault the_fault;
-int seen_calls = 0;
-
-int inject(std::string_view call, std::string_view path) {
-  if (call != the_fault.call || path.find(the_fault.path) == std::string_view::npos) return 0;
-  const int count = seen_calls++;
-  return count >= the_fault.after && count < the_fault.after + the_fault.times ? the_fault.error : 0;
-}
-
-/// For as long as it lives.
-class Injected {
- public:
-  explicit Injected(Fault fault) {
-    the_fault = std::move(fault);
-    seen_calls = 0;
-    os::set_fault_hook(inject);
-  }
-  ~Injected() { os::set_fault_hook(nullptr); }
-  Injected(const Injected&) = delete;
-  Injected& operator=(const Injected&) = delete;
-};
-
-std::string words_of_gather(SyncGroup& group, ErrorKind kind, const GatherOptions& options, int rank_of_error = -1) {
-  const Tensor mine = pattern(DType::u8, {5000}, 1);
-  try {
-    (void)get_tensors_parallel(mine, ranks_from(0, group.size()), group, options);
-  } catch (const Error& error) {
-    if (error.kind() != kind) throw RankFailure(std::string("another kind: ") + error.what());
-    if (rank_of_error >= 0) RANK_CHECK(error.rank() == rank_of_error);
-    return error.what();
-  }
-  throw RankFailure("nothing was thrown");
-}
-
-}  // namespace
 
 TEST_CASE("a workspace without a path is not initialised") {
   for (const auto& path : {std::optional<std::string>(), std::optional<std::string>("")}) {
@@ -244,11 +157,11 @@ TEST_CASE("what cannot be a workspace is refused with a word, and not changed") 
   CHECK(has(words_of(ErrorKind::corrupt, [&] { make(directory / "newer"); }), "damaged"));
   CHECK_THROWS_AS(make(directory / "file/below"), Error);
   {
-    const Injected read_only({.call = "mkdir", .path = "w1", .error = EROFS});
+    const FailingCall read_only({.call = "mkdir", .path = "w1", .error = EROFS});
     CHECK(has(words_of(ErrorKind::io, [&] { make(directory / "w1"); }), "Read-only file system"));
   }
   {
-    const Injected full({.call = "create", .path = "w2", .error = ENOSPC});
+    const FailingCall full({.call = "create", .path = "w2", .error = ENOSPC});
     CHECK(has(words_of(ErrorKind::no_space, [&] { make(directory / "w2"); }), "No space left"));
   }
   // A directory that goes away under a workspace.
@@ -259,13 +172,14 @@ TEST_CASE("what cannot be a workspace is refused with a word, and not changed") 
   CHECK_THROWS_AS(workspace.write_configs_and_weights({}), Error);
 }
 
-TEST_CASE("a write that fails leaves the state before it, and nothing else") {
+TEST_CASE(
+    "a write that fails, wherever it fails, leaves the state before it, nothing else, and does not shift the count") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group());
   workspace.write_configs_and_weights(layer_of(0, 1));
   auto before = files_in(workspace.path());
   int last = 1;
-  for (const char* call : {"create", "fallocate", "pwrite", "fsync", "fdatasync", "close", "rename"})
+  for (const char* call : {"create", "fallocate", "pwrite", "fsync", "fdatasync", "close", "rename", "fsync-directory"})
     for (int after = 0; after < 6; ++after)
       for (const int error : {ENOSPC, EIO, ESTALE}) {
         CAPTURE(std::string(call));
@@ -273,9 +187,10 @@ TEST_CASE("a write that fails leaves the state before it, and nothing else") {
         CAPTURE(error);
         bool has_failed = false;
         {
-          const Injected fault({.call = call, .path = workspace.path(), .error = error, .after = after, .times = 1});
+          const FailingCall fault({.call = call, .path = workspace.path(), .error = error, .after = after, .times = 1});
           try {
-            workspace.write_configs_and_weights(layer_of(0, last + 1));
+            const std::uint64_t number = workspace.write_configs_and_weights(layer_of(0, last + 1));
+            CHECK(number == static_cast<std::uint64_t>(last) + 1);
           } catch (const Error& failure) {
             has_failed = true;
             CHECK(failure.os_error() == error);
@@ -300,18 +215,18 @@ TEST_CASE("what reading finds stale is read again; what stays wrong is told with
   for (const char* call : {"open", "fstat", "pread"}) {
     CAPTURE(call);
     {
-      const Injected fault({.call = call, .path = "state-", .error = ESTALE, .times = 3});
+      const FailingCall fault({.call = call, .path = "state-", .error = ESTALE, .times = 3});
       CHECK(join(workspace.read_configs_and_weights_from_rank(0)->state) == layer_of(0, 1));
-      CHECK(seen_calls > 3);
+      CHECK(FailingCall::seen() > 3);
     }
-    const Injected fault({.call = call, .path = "state-", .error = ESTALE});
+    const FailingCall fault({.call = call, .path = "state-", .error = ESTALE});
     const std::string words = words_of(ErrorKind::io, [&] { (void)workspace.read_configs_and_weights_from_rank(0); });
     CHECK(has(words, "ESTALE"));
     CHECK(has(words, "state-"));
     CHECK(has(words, "tried"));
   }
   {
-    const Injected fault({.call = "pread", .path = "state-", .error = EIO, .times = 1});
+    const FailingCall fault({.call = "pread", .path = "state-", .error = EIO, .times = 1});
     CHECK(has(words_of(ErrorKind::io, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }), "EIO"));
   }
   // Damage is damage: what is on this host's disk does not mend.
@@ -336,198 +251,4 @@ TEST_CASE("a renamed state is not taken for another rank's") {
   CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }),
             "it was renamed or copied"));
   CHECK(has(workspace::survey(workspace.path()).jobs.at(0).states.at(0).problem, "it was renamed or copied"));
-}
-
-TEST_CASE("gathers, merges and streams over a workspace that is given; nothing is left") {
-  const TemporaryDirectory directory;
-  const std::string path = directory / "w";
-  run_ranks(4, [&](SyncGroup& group) {
-    const int rank = group.rank();
-    for (const int first : {0, 2})
-      for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
-        const GatherOptions options{.workspace = {.path = path, .zstd_level = level}};
-        const Config mine = layer_of(rank);
-        // One rank has none.
-        const auto all = get_configs_parallel(rank == 3 ? nullptr : &mine, ranks_from(first, 4), group, options);
-        if (rank == first)
-          for (std::size_t i = 0; i < 4; ++i) {
-            const int from = all.ranks()[i];
-            RANK_CHECK(all[i].has_value() == (from != 3));
-            if (from != 3) RANK_CHECK(*all[i] == layer_of(from));
-          }
-        RANK_CHECK(all.report().route == Route::workspace);
-        RANK_CHECK(all.explain().find("route workspace") != std::string::npos);
-        RANK_CHECK(all.wait_released(0ms));
-        const Tensor tensor = pattern(DType::f32, {40, 30}, static_cast<std::uint64_t>(rank));
-        const auto merged = merge_tensor_parallel(tensor, merge::concat(1), ranks_from(first, 4), group, options);
-        if (rank == first) RANK_CHECK((merged.tensor()->shape() == Shape{40, 120}));
-        std::uint64_t taken = 0;
-        std::uint64_t given = 0;
-        gather_each(
-            [&] {
-              return given++ < 20 ? std::optional<Config>(layer_of(rank, static_cast<int>(given))) : std::nullopt;
-            },
-            ranks_from(first, 4), group,
-            [&](LayerPart& part) {
-              for (const auto& [from, config] : part.present())
-                RANK_CHECK(config == layer_of(from, static_cast<int>(part.layer) + 1));
-              ++taken;
-            },
-            {.workspace = {.path = path, .zstd_level = level}});
-        RANK_CHECK(taken == (rank == first ? 20 : 0));
-      }
-    // A list of some ranks, and two at a time.
-    const Tensor tensor = pattern(DType::u8, {100}, static_cast<std::uint64_t>(rank));
-    const std::vector<int> half = rank % 2 == 0 ? std::vector<int>{2, 0} : std::vector<int>{1, 3};
-    const auto some = get_tensors_parallel(tensor, half, group, {.workspace = {.path = path}});
-    if (rank == half[0]) RANK_CHECK(is_pattern(*some[1], DType::u8, {100}, static_cast<std::uint64_t>(half[1])));
-    // One list over files, the other over memory.
-    const GatherOptions only_even{.workspace = {.path = rank % 2 == 0 ? path : std::string()}};
-    const auto mixed = get_tensors_parallel(tensor, half, group, only_even);
-    RANK_CHECK(mixed.report().route == (rank % 2 == 0 ? Route::workspace : Route::shm));
-  });
-  CHECK(is_clean(path));
-}
-
-TEST_CASE("two jobs gather through one workspace at the same time") {
-  const TemporaryDirectory directory;
-  const std::string path = directory / "w";
-  const GroupOf first(3);
-  const GroupOf second(3);
-  Ranks ranks(6, [&](int process) {
-    const auto group = (process < 3 ? first : second).join(process % 3);
-    const int job = process / 3;
-    for (int round = 0; round < 12; ++round) {
-      const Config mine = layer_of(group->rank(), 100 * job + round);
-      const auto all = get_configs_parallel(&mine, ranks_from(round % 3, 3), *group, {.workspace = {.path = path}});
-      for (const auto& [rank, config] : all.present()) RANK_CHECK(config == layer_of(rank, 100 * job + round));
-    }
-  });
-  for (const Ended& ended : ranks.wait()) CHECK_MESSAGE(ended.ok(), ended.words);
-  CHECK(is_clean(path));
-}
-
-TEST_CASE("kept files stay, whole and told by a survey") {
-  const TemporaryDirectory directory;
-  const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
-    const Config mine = layer_of(group.rank());
-    (void)get_configs_parallel(&mine, ranks_from(1, 3), group, {.workspace = {.path = path, .keep_files = true}});
-  });
-  const workspace::Survey survey = workspace::survey(path);
-  REQUIRE(survey.jobs.size() == 1);
-  REQUIRE(survey.jobs[0].kept.size() == 3);
-  CHECK(survey.jobs[0].passing.empty());
-  for (int rank = 0; rank < 3; ++rank) {
-    const workspace::SurveyState& kept = survey.jobs[0].kept[static_cast<std::size_t>(rank)];
-    CHECK(kept.rank == rank);
-    CHECK(kept.complete);
-    CHECK(kept.tensors == 2);
-    CHECK(join(StateFile::open(path + "/" + kept.entry.file).load()) == layer_of(rank));
-  }
-  // Only with an age do they go.
-  CHECK(workspace::collect_garbage(path, {.dry_run = false}).removed_files == 0);
-  CHECK(workspace::collect_garbage(path, {.dry_run = true, .older_than = 0s}).removed_files == 3);
-  CHECK(files_of(path, workspace::NameKind::kept) == 3);
-  CHECK(workspace::collect_garbage(path, {.dry_run = false, .older_than = 0s}).removed_files == 3);
-  CHECK(is_clean(path));
-}
-
-TEST_CASE("ranks that disagree about the workspace are an error on all, and the group goes on") {
-  const TemporaryDirectory directory;
-  const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
-    const std::string words = words_of_gather(group, ErrorKind::rank_mismatch,
-                                              {.workspace = {.path = group.rank() == 1 ? path : std::string()}});
-    RANK_CHECK(words.find("rank 1 workspace") != std::string::npos);
-    // A directory that is only called the same: here, one that is called otherwise and is another.
-    const std::string other =
-        words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 2 ? path + "2" : path}}, 2);
-    RANK_CHECK(other.find("it is not one directory") != std::string::npos);
-    // Called otherwise, and the same.
-    const Tensor mine = pattern(DType::u8, {5000}, 1);
-    (void)get_tensors_parallel(mine, ranks_from(0, 3), group,
-                               {.workspace = {.path = group.rank() == 2 ? path + "/../w/" : path}});
-    // Proved once, changed on one rank only.
-    const std::string changed =
-        words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 1 ? path + "3" : path}}, 1);
-    RANK_CHECK(changed.find("change the path on all ranks") != std::string::npos);
-    (void)words_of_gather(group, ErrorKind::argument, {.route = Route::shm, .workspace = {.path = path}});
-    (void)words_of_gather(group, ErrorKind::argument, {.workspace = {.keep_files = true}});
-    (void)words_of_gather(group, ErrorKind::unsupported, {.route = Route::workspace});
-    // What cannot be a workspace on one rank is an error on all.
-    if (group.rank() == 0) write_text(path + "-file", "x");
-    group.barrier();
-    const std::string file = words_of_gather(group, ErrorKind::argument, {.workspace = {.path = path + "-file"}}, 0);
-    RANK_CHECK(file.find("it is a file") != std::string::npos);
-    group.barrier();
-  });
-  for (const char* end : {"", "2", "3"}) CHECK(is_clean(path + end));
-}
-
-TEST_CASE("a rank whose disk fails is named by all, whoever it is; nothing is left, and the group goes on") {
-  const TemporaryDirectory directory;
-  const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
-    const Tensor mine = pattern(DType::u8, {5000}, 1);
-    (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
-    for (const auto& [call, error, kind] :
-         {std::tuple("pwrite", ENOSPC, ErrorKind::no_space), std::tuple("rename", EIO, ErrorKind::io),
-          std::tuple("close", EIO, ErrorKind::io), std::tuple("create", EACCES, ErrorKind::io)}) {
-      std::optional<Injected> fault;
-      if (group.rank() == 2) fault.emplace(Fault{.call = call, .path = path, .error = error});
-      const std::string words = words_of_gather(group, kind, {.workspace = {.path = path}}, 2);
-      RANK_CHECK(words.find("exchange-") != std::string::npos || words.find("growing") != std::string::npos);
-    }
-    {
-      // What the first rank cannot read.
-      std::optional<Injected> fault;
-      if (group.rank() == 0) fault.emplace(Fault{.call = "open", .path = "exchange-", .error = EIO});
-      const std::string words = words_of_gather(group, ErrorKind::io, {.workspace = {.path = path}}, 0);
-      RANK_CHECK(words.find("reading what rank 1") != std::string::npos);
-    }
-    {
-      // What it sees late.
-      std::optional<Injected> fault;
-      if (group.rank() == 0) fault.emplace(Fault{.call = "open", .path = "exchange-", .error = ENOENT, .times = 5});
-      (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
-    }
-    (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
-    group.barrier();
-  });
-  CHECK(is_clean(path));
-}
-
-TEST_CASE("a killed sender and a killed first rank are named; what they leave is proved to be nobody's") {
-  for (const int victim : {0, 1}) {
-    CAPTURE(victim);
-    const TemporaryDirectory directory;
-    const std::string path = directory / "w";
-    SharedWords pids;
-    const GroupOf group_of(3);
-    Ranks ranks(3, [&](int rank) {
-      pids[rank] = static_cast<std::uint64_t>(::getpid());
-      const auto group = group_of.join(rank);
-      const Tensor mine = pattern(DType::u8, {8 << 20}, 1);
-      (void)get_tensors_parallel(mine, ranks_from(0, 3), *group, {.workspace = {.path = path}});
-      group->barrier();
-      const auto since = std::chrono::steady_clock::now();
-      if (rank == victim) kill_self_after(30ms);
-      try {
-        for (;;) (void)get_tensors_parallel(mine, ranks_from(0, 3), *group, {.workspace = {.path = path}});
-      } catch (const Error& error) {
-        check_named(error, since, victim, static_cast<pid_t>(pids[victim].load()), 5s);
-      }
-    });
-    const auto all = ranks.wait();
-    for (int rank = 0; rank < 3; ++rank)
-      CHECK_MESSAGE((rank == victim ? all[static_cast<std::size_t>(rank)].signal == SIGKILL
-                                    : all[static_cast<std::size_t>(rank)].ok()),
-                    all[static_cast<std::size_t>(rank)].words);
-    const workspace::GcReport dry = workspace::collect_garbage(path);
-    for (const workspace::GcItem& item : dry.items)
-      CHECK_MESSAGE(item.verdict == workspace::GcVerdict::remove, item.file);
-    workspace::sweep_dead(path);
-    CHECK(is_clean(path));
-  }
 }

@@ -174,6 +174,21 @@ std::vector<Ended> Ranks::wait(std::chrono::milliseconds deadline) {
   return all;
 }
 
+std::vector<Ended> Ranks::wait_and_kill(int stopped, std::chrono::milliseconds longest) {
+  const auto others_have_ended = [&] {
+    return std::ranges::all_of(pids_, [&](pid_t other) {
+      siginfo_t info{};
+      if (other == pid(stopped)) return true;
+      return ::waitid(P_PID, static_cast<id_t>(other), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == other;
+    });
+  };
+  const auto end = std::chrono::steady_clock::now() + longest;
+  while (!others_have_ended() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  signal(stopped, SIGKILL);
+  return wait();
+}
+
 void check_ended(const std::vector<Ended>& ended, const std::vector<int>& killed) {
   for (int rank = 0; rank < static_cast<int>(ended.size()); ++rank) {
     const Ended& one = ended[static_cast<std::size_t>(rank)];
@@ -181,6 +196,10 @@ void check_ended(const std::vector<Ended>& ended, const std::vector<int>& killed
     CHECK_MESSAGE((is_killed ? one.signal == SIGKILL : one.ok()), "rank ", rank, " of ", ended.size(), ": status ",
                   one.exit_status, ", signal ", one.signal, ": ", one.words);
   }
+}
+
+void run_processes(int count, const std::vector<int>& killed, const Ranks::Body& body) {
+  check_ended(Ranks(count, body).wait(), killed);
 }
 
 std::string unique_key() {
@@ -207,7 +226,7 @@ class FileMaker final : public GroupMaker {
  private:
   int size_;
   std::string key_;
-  TemporaryDirectory workspace_;
+  TemporaryDirectory workspace_{Medium::memory};
 };
 
 std::map<std::string, GroupKind>& group_kinds() {

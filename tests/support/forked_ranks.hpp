@@ -63,6 +63,8 @@ class Ranks {
   /// Waits for all; those that still run at the deadline are killed and say "hangs". Of started ranks only this one's
   /// end is known; the others' are taken for good.
   std::vector<Ended> wait(std::chrono::milliseconds deadline = std::chrono::seconds(60));
+  /// Kills a forked rank that is stopped when all others have ended, after `longest` at the latest. Then as wait().
+  std::vector<Ended> wait_and_kill(int stopped, std::chrono::milliseconds longest);
 
  private:
   std::vector<pid_t> pids_;
@@ -72,6 +74,12 @@ class Ranks {
 
 /// CHECKs that those who were to be killed were, and that all others ended well.
 void check_ended(const std::vector<Ended>& ended, const std::vector<int>& killed = {});
+
+/// Runs `body` in `count` processes, which make their groups themselves, and CHECKs how they ended.
+void run_processes(int count, const std::vector<int>& killed, const Ranks::Body& body);
+inline void run_processes(int count, const Ranks::Body& body) {
+  run_processes(count, {}, body);
+}
 
 /// In a rank: the Error that the call must throw.
 template <class Call>

@@ -1,3 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include "doctest/doctest.h"
+#include <doctest/doctest.h>
+
+int main(int count, char** arguments) {
+  return doctest::Context(count, arguments).run();
+}

@@ -21,6 +21,11 @@ inline void fill(std::byte* data, std::size_t bytes, std::uint64_t seed) {
   for (; i < bytes; ++i) data[i] = static_cast<std::byte>(seed + i);
 }
 
+/// Of what a rank has in a round, or in a layer.
+inline std::uint64_t seed_of(int rank, std::uint64_t round) {
+  return static_cast<std::uint64_t>(rank) * 1000 + round;
+}
+
 inline Tensor pattern(DType dtype, Shape shape, std::uint64_t seed) {
   Tensor tensor = Tensor::allocate(dtype, std::move(shape));
   fill(tensor.mutable_data(), tensor.nbytes(), seed);

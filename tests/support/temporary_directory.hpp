@@ -2,6 +2,7 @@
 #pragma once
 // A directory of a test's own, gone with everything in it at the end.
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -9,13 +10,24 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace muster::test {
 
+/// Memory is for tests that sync many small files and do not have the disk for their subject. Where /dev/shm has little
+/// room it is the disk, too.
+enum class Medium { disk, memory };
+
 class TemporaryDirectory {
  public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "muster-test-XXXXXX").string();
+  explicit TemporaryDirectory(Medium medium = Medium::disk) {
+    std::filesystem::path parent = std::filesystem::temp_directory_path();
+    std::error_code error;
+    constexpr std::uintmax_t enough = std::uintmax_t{1} << 30;
+    const std::filesystem::space_info shared = std::filesystem::space("/dev/shm", error);
+    if (medium == Medium::memory && !error && shared.available >= enough) parent = "/dev/shm";
+    // Not a name that a segment of shared memory could have.
+    std::string name = (parent / "test-folder-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
     path_ = name;
   }

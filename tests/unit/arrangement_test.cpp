@@ -2,7 +2,6 @@
 // Names and shapes of many ranks become those of a model, and back, whatever the layout; and what does not fit is
 // refused with the names it is about.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "src/checkpoint/arrangement.hpp"
 
 #include <doctest/doctest.h>
@@ -14,8 +13,11 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/export_job.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
+using test::has;
+using test::words_of;
 
 namespace {
 
@@ -37,21 +39,6 @@ Ranks ranks_of(std::vector<std::vector<NamedSpec>> lists) {
 
 ParallelLayout tensor_parallel(std::size_t ranks) {
   return {.tensor = static_cast<int>(ranks)};
-}
-
-std::string words_of(ErrorKind kind, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    CHECK(error.kind() == kind);
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  if (text.find(part) == std::string::npos) MESSAGE(text);
-  return text.find(part) != std::string::npos;
 }
 
 std::string refused(const MergePlan& plan, const ParallelLayout& layout, const Ranks& ranks,

@@ -10,6 +10,7 @@
 #include "muster/tensor.hpp"
 #include "src/core/element_range.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 
@@ -230,16 +231,6 @@ TensorView on_device(Shape shape, Strides strides = {}) {
       DType::f32, std::move(shape), reinterpret_cast<const void*>(0x1000), std::move(strides), {Device::Kind::cuda, 3}};
 }
 
-std::string refusal(const auto& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::argument);
-    return error.what();
-  }
-  return {};
-}
-
 }  // namespace
 
 TEST_CASE("what is on a device is told, and stays so in slices and transposes") {
@@ -255,7 +246,7 @@ TEST_CASE("what is on a device is told, and stays so in slices and transposes") 
   CHECK(Tensor::borrow(view).device() == view.device());
   const TensorView packed(DType::f4_e2m1, {4, 2}, reinterpret_cast<const void*>(0x1000), {}, {Device::Kind::cuda, 1});
   CHECK(packed.slice(0, 1, 2).device() == packed.device());
-  CHECK(refusal([] {
+  CHECK(test::words_of(ErrorKind::argument, [] {
           TensorView(DType::u8, {0}, nullptr, {}, {Device::Kind::cuda, -1});
         }) == "a tensor is on device -1, which cannot be");
 }
@@ -265,17 +256,17 @@ TEST_CASE("elements on a device are never read by the CPU") {
   const TensorView strided = on_device({4, 6}, {12, 2});
   std::vector<std::byte> target(view.nbytes());
   const Tensor here = Tensor::allocate(DType::f32, {4, 6});
-  const std::string words = refusal([&] { (void)view.bytes(); });
+  const std::string words = test::words_of(ErrorKind::argument, [&] { (void)view.bytes(); });
   CHECK(words.find("is on cuda:3") != std::string::npos);
   CHECK(words.find("copy it to the host first") != std::string::npos);
-  CHECK(refusal([&] { (void)view.host_data(); }) == words);
-  CHECK(refusal([&] { copy_contiguous(view, target.data()); }) == words);
-  CHECK(refusal([&] { copy_contiguous(strided, target.data()); }) == words);
-  CHECK(refusal([&] { Tensor::copy_of(view); }) == words);
-  CHECK(refusal([&] { (void)bitwise_equal(view, here); }) == words);
-  CHECK(refusal([&] { (void)bitwise_equal(here, strided); }) == words);
-  CHECK(refusal([&] { core::copy_elements(view, 1, 3, target.data()); }) == words);
-  CHECK(refusal([&] { core::copy_elements(strided, 0, 24, target.data()); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { (void)view.host_data(); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { copy_contiguous(view, target.data()); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { copy_contiguous(strided, target.data()); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { Tensor::copy_of(view); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { (void)bitwise_equal(view, here); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { (void)bitwise_equal(here, strided); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { core::copy_elements(view, 1, 3, target.data()); }) == words);
+  CHECK(test::words_of(ErrorKind::argument, [&] { core::copy_elements(strided, 0, 24, target.data()); }) == words);
   // Nothing to read.
   CHECK(bitwise_equal(on_device({0}), on_device({0})));
   CHECK_FALSE(bitwise_equal(view, on_device({6, 4})));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Model directories: which files are meant, how tensors are spread over files, what is carried along.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "muster/model_dir.hpp"
 
 #include <doctest/doctest.h>

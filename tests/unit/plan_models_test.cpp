@@ -2,7 +2,6 @@
 // Built-in plans against the names and shapes of real models: tests/data/model_names has what transformers 5 writes for
 // each architecture with a tiny config. Nothing in a model may be without a rule, and every rule has to fit its shape.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules for known shapes, numbers of config.json, the choice of a plan by it, and rules that contradict each other.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <chrono>

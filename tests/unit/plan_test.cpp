@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans: what they mean, every way in which one is refused; numbers in names, and new names, both ways.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "muster/plan.hpp"
 
 #include <doctest/doctest.h>

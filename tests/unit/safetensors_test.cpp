@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // safetensors files: what is written is read, whatever fails leaves what was there.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "muster/safetensors.hpp"
 
 #include <doctest/doctest.h>
@@ -14,7 +13,7 @@
 #include <cstring>
 #include <thread>
 
-#include "src/os/fault.hpp"
+#include "tests/support/failing_call.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
@@ -221,32 +220,6 @@ TEST_CASE("what cannot be opened") {
   CHECK(has(words_of(ErrorKind::not_found, [&] { static_cast<void>(file.tensor(1)); }), "1 tensors"));
 }
 
-namespace {
-
-// The fault under test: which call, with what, from which one on.
-std::string_view faulty_call;
-int faulty_errno = 0;
-std::atomic<int> calls_until_fault{0};
-
-int hook(std::string_view call, std::string_view) {
-  if (call != faulty_call) return 0;
-  return calls_until_fault.fetch_sub(1) == 0 ? faulty_errno : 0;
-}
-
-struct Fault {
-  Fault(std::string_view call, int error, int after = 0) {
-    faulty_call = call;
-    faulty_errno = error;
-    calls_until_fault = after;
-    os::set_fault_hook(&hook);
-  }
-  Fault(const Fault&) = delete;
-  Fault& operator=(const Fault&) = delete;
-  ~Fault() { os::set_fault_hook(nullptr); }
-};
-
-}  // namespace
-
 TEST_CASE("every call that fails leaves the earlier file and no other") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
@@ -267,7 +240,7 @@ TEST_CASE("every call that fails leaves the earlier file and no other") {
   };
   for (const Case& each : cases) {
     INFO(each.call << " " << each.error);
-    const Fault fault(each.call, each.error, each.after);
+    const FailingCall fault({.call = each.call, .error = each.error, .after = each.after, .times = 1});
     const std::string words = words_of(each.kind, [&] {
       write_all(path, {spec("new", DType::u8, {4}), spec("new2", DType::u8, {4})});
     });
@@ -276,13 +249,13 @@ TEST_CASE("every call that fails leaves the earlier file and no other") {
     CHECK(directory.count() == 1);
   }
   {
-    const Fault fault("fallocate", ENOSPC);
+    const FailingCall fault({.call = "fallocate", .error = ENOSPC, .times = 1});
     CHECK(
         has(words_of(ErrorKind::no_space, [&] { SafetensorsWriter(path, {spec("a", DType::u8, {4})}); }), "are free"));
   }
   // Only the promise that a power cut does not undo it is broken by this one.
   {
-    const Fault fault("fsync-directory", EIO);
+    const FailingCall fault({.call = "fsync-directory", .error = EIO, .times = 1});
     words_of(ErrorKind::io, [&] { write_all(path, {spec("new", DType::u8, {4})}); });
     CHECK(SafetensorsFile::open(path).find("new"));
   }
@@ -296,13 +269,13 @@ TEST_CASE("short writes, interrupted ones and file systems that reserve nothing 
   for (const auto& [call, error] : {std::pair("pwrite", os::short_transfer), std::pair("pwrite", EINTR),
                                     std::pair("fallocate", EOPNOTSUPP), std::pair("fallocate", EINTR)}) {
     INFO(call << " " << error);
-    const Fault fault(call, error);
+    const FailingCall fault({.call = call, .error = error, .times = 1});
     write_all(path, specs);
     check_all(path, specs);
   }
   for (const char* call : {"open", "fstat", "mmap"}) {
     INFO(call);
-    const Fault fault(call, EIO);
+    const FailingCall fault({.call = call, .error = EIO, .times = 1});
     CHECK(has(words_of(ErrorKind::io, [&] { SafetensorsFile::open(path); }), path));
   }
 }
@@ -324,7 +297,7 @@ TEST_CASE("a file whose file system is not known to be local is read, not mapped
   const std::vector<TensorEntry> specs = {spec("a", DType::u8, {100'000}), spec("b", DType::f32, {3})};
   write_all(path, specs);
   CHECK(SafetensorsFile::open(path).is_mapped());
-  const Fault fault("statfs", EIO);
+  const FailingCall fault({.call = "statfs", .error = EIO, .times = 1});
   const SafetensorsFile file = SafetensorsFile::open(path);
   CHECK_FALSE(file.is_mapped());
   check_all(path, specs);

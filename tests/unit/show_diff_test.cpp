@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What muster show and muster diff say.
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 #include <fmt/core.h>
 

@@ -44,8 +44,8 @@ std::optional<std::string> defect_of(const std::string& path, FileAccess access)
 class Damage {
  public:
   explicit Damage(std::optional<int> level) {
-    const std::vector<NamedTensor> tensors = {{"weight", normal_weights({24, 25}, 1)},
-                                              {"noise", pattern(DType::bf16, {3, 400}, 2)},
+    const std::vector<NamedTensor> tensors = {{"weight", normal_weights({12, 25}, 1)},
+                                              {"noise", pattern(DType::bf16, {3, 200}, 2)},
                                               {"bias", pattern(DType::f16, {31}, 3)},
                                               {"scale/0", pattern(DType::f8_e4m3fn, {}, 4)},
                                               {"none", pattern(DType::i64, {0, 3}, 5)}};

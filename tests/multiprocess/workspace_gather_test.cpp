@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gathers, merges and streams through a workspace: what is left, and who hears of what went wrong.
+
+#include <unistd.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/merge_gather.hpp"
+#include "muster/state_file.hpp"
+#include "src/workspace/gc.hpp"
+#include "src/workspace/survey.hpp"
+#include "tests/support/failing_call.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/kills.hpp"
+#include "tests/support/shared_words.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/workspaces.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::string words_of_gather(SyncGroup& group, ErrorKind kind, const GatherOptions& options, int rank_of_error = -1) {
+  const Tensor mine = pattern(DType::u8, {5000}, 1);
+  try {
+    (void)get_tensors_parallel(mine, ranks_from(0, group.size()), group, options);
+  } catch (const Error& error) {
+    if (error.kind() != kind) throw RankFailure(std::string("another kind: ") + error.what());
+    if (rank_of_error >= 0) RANK_CHECK(error.rank() == rank_of_error);
+    return error.what();
+  }
+  throw RankFailure("nothing was thrown");
+}
+
+}  // namespace
+
+TEST_CASE("gathers, merges and streams over a workspace that is given; nothing is left") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  run_ranks(4, [&](SyncGroup& group) {
+    const int rank = group.rank();
+    for (const int first : {0, 2})
+      for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
+        const GatherOptions options{.workspace = {.path = path, .zstd_level = level}};
+        const Config mine = layer_of(rank);
+        // One rank has none.
+        const auto all = get_configs_parallel(rank == 3 ? nullptr : &mine, ranks_from(first, 4), group, options);
+        if (rank == first)
+          for (std::size_t i = 0; i < 4; ++i) {
+            const int from = all.ranks()[i];
+            RANK_CHECK(all[i].has_value() == (from != 3));
+            if (from != 3) RANK_CHECK(*all[i] == layer_of(from));
+          }
+        RANK_CHECK(all.report().route == Route::workspace);
+        RANK_CHECK(all.explain().find("route workspace") != std::string::npos);
+        RANK_CHECK(all.wait_released(0ms));
+        const Tensor tensor = pattern(DType::f32, {40, 30}, static_cast<std::uint64_t>(rank));
+        const auto merged = merge_tensor_parallel(tensor, merge::concat(1), ranks_from(first, 4), group, options);
+        if (rank == first) RANK_CHECK((merged.tensor()->shape() == Shape{40, 120}));
+        std::uint64_t taken = 0;
+        std::uint64_t given = 0;
+        gather_each(
+            [&] {
+              return given++ < 20 ? std::optional<Config>(layer_of(rank, static_cast<int>(given))) : std::nullopt;
+            },
+            ranks_from(first, 4), group,
+            [&](LayerPart& part) {
+              for (const auto& [from, config] : part.present())
+                RANK_CHECK(config == layer_of(from, static_cast<int>(part.layer) + 1));
+              ++taken;
+            },
+            {.workspace = {.path = path, .zstd_level = level}});
+        RANK_CHECK(taken == (rank == first ? 20 : 0));
+      }
+    // A list of some ranks, and two at a time.
+    const Tensor tensor = pattern(DType::u8, {100}, static_cast<std::uint64_t>(rank));
+    const std::vector<int> half = rank % 2 == 0 ? std::vector<int>{2, 0} : std::vector<int>{1, 3};
+    const auto some = get_tensors_parallel(tensor, half, group, {.workspace = {.path = path}});
+    if (rank == half[0]) RANK_CHECK(is_pattern(*some[1], DType::u8, {100}, static_cast<std::uint64_t>(half[1])));
+    // One list over files, the other over memory.
+    const GatherOptions only_even{.workspace = {.path = rank % 2 == 0 ? path : std::string()}};
+    const auto mixed = get_tensors_parallel(tensor, half, group, only_even);
+    RANK_CHECK(mixed.report().route == (rank % 2 == 0 ? Route::workspace : Route::shm));
+  });
+  CHECK(is_clean(path));
+}
+
+TEST_CASE("two jobs gather through one workspace at the same time") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  const GroupOf first(3);
+  const GroupOf second(3);
+  run_processes(6, [&](int process) {
+    const auto group = (process < 3 ? first : second).join(process % 3);
+    const int job = process / 3;
+    for (int round = 0; round < 12; ++round) {
+      const Config mine = layer_of(group->rank(), 100 * job + round);
+      const auto all = get_configs_parallel(&mine, ranks_from(round % 3, 3), *group, {.workspace = {.path = path}});
+      for (const auto& [rank, config] : all.present()) RANK_CHECK(config == layer_of(rank, 100 * job + round));
+    }
+  });
+  CHECK(is_clean(path));
+}
+
+TEST_CASE("kept files stay, whole and told by a survey") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  run_ranks(3, [&](SyncGroup& group) {
+    const Config mine = layer_of(group.rank());
+    (void)get_configs_parallel(&mine, ranks_from(1, 3), group, {.workspace = {.path = path, .keep_files = true}});
+  });
+  const workspace::Survey survey = workspace::survey(path);
+  REQUIRE(survey.jobs.size() == 1);
+  REQUIRE(survey.jobs[0].kept.size() == 3);
+  CHECK(survey.jobs[0].passing.empty());
+  for (int rank = 0; rank < 3; ++rank) {
+    const workspace::SurveyState& kept = survey.jobs[0].kept[static_cast<std::size_t>(rank)];
+    CHECK(kept.rank == rank);
+    CHECK(kept.complete);
+    CHECK(kept.tensors == 2);
+    CHECK(join(StateFile::open(path + "/" + kept.entry.file).load()) == layer_of(rank));
+  }
+  // Only with an age do they go.
+  CHECK(workspace::collect_garbage(path, {.dry_run = false}).removed_files == 0);
+  CHECK(workspace::collect_garbage(path, {.dry_run = true, .older_than = 0s}).removed_files == 3);
+  CHECK(files_of(path, workspace::NameKind::kept) == 3);
+  CHECK(workspace::collect_garbage(path, {.dry_run = false, .older_than = 0s}).removed_files == 3);
+  CHECK(is_clean(path));
+}
+
+TEST_CASE("ranks that disagree about the workspace are an error on all, and the group goes on") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  run_ranks(3, [&](SyncGroup& group) {
+    const std::string words = words_of_gather(group, ErrorKind::rank_mismatch,
+                                              {.workspace = {.path = group.rank() == 1 ? path : std::string()}});
+    RANK_CHECK(words.find("rank 1 workspace") != std::string::npos);
+    // A directory that is only called the same: here, one that is called otherwise and is another.
+    const std::string other =
+        words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 2 ? path + "2" : path}}, 2);
+    RANK_CHECK(other.find("it is not one directory") != std::string::npos);
+    // Called otherwise, and the same.
+    const Tensor mine = pattern(DType::u8, {5000}, 1);
+    (void)get_tensors_parallel(mine, ranks_from(0, 3), group,
+                               {.workspace = {.path = group.rank() == 2 ? path + "/../w/" : path}});
+    // Proved once, changed on one rank only.
+    const std::string changed =
+        words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 1 ? path + "3" : path}}, 1);
+    RANK_CHECK(changed.find("change the path on all ranks") != std::string::npos);
+    (void)words_of_gather(group, ErrorKind::argument, {.route = Route::shm, .workspace = {.path = path}});
+    (void)words_of_gather(group, ErrorKind::argument, {.workspace = {.keep_files = true}});
+    (void)words_of_gather(group, ErrorKind::unsupported, {.route = Route::workspace});
+    // What cannot be a workspace on one rank is an error on all.
+    if (group.rank() == 0) write_text(path + "-file", "x");
+    group.barrier();
+    const std::string file = words_of_gather(group, ErrorKind::argument, {.workspace = {.path = path + "-file"}}, 0);
+    RANK_CHECK(file.find("it is a file") != std::string::npos);
+    group.barrier();
+  });
+  for (const char* end : {"", "2", "3"}) CHECK(is_clean(path + end));
+}
+
+TEST_CASE("a rank whose disk fails is named by all, whoever it is; nothing is left, and the group goes on") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  run_ranks(3, [&](SyncGroup& group) {
+    const Tensor mine = pattern(DType::u8, {5000}, 1);
+    (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
+    for (const auto& [call, error, kind] :
+         {std::tuple("pwrite", ENOSPC, ErrorKind::no_space), std::tuple("rename", EIO, ErrorKind::io),
+          std::tuple("close", EIO, ErrorKind::io), std::tuple("create", EACCES, ErrorKind::io)}) {
+      std::optional<FailingCall> fault;
+      if (group.rank() == 2) fault.emplace(CallToFail{.call = call, .path = path, .error = error});
+      const std::string words = words_of_gather(group, kind, {.workspace = {.path = path}}, 2);
+      RANK_CHECK(words.find("exchange-") != std::string::npos || words.find("growing") != std::string::npos);
+    }
+    {
+      // What the first rank cannot read.
+      std::optional<FailingCall> fault;
+      if (group.rank() == 0) fault.emplace(CallToFail{.call = "open", .path = "exchange-", .error = EIO});
+      const std::string words = words_of_gather(group, ErrorKind::io, {.workspace = {.path = path}}, 0);
+      RANK_CHECK(words.find("reading what rank 1") != std::string::npos);
+    }
+    {
+      // What it sees late.
+      std::optional<FailingCall> fault;
+      if (group.rank() == 0)
+        fault.emplace(CallToFail{.call = "open", .path = "exchange-", .error = ENOENT, .times = 5});
+      (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
+    }
+    (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
+    group.barrier();
+  });
+  CHECK(is_clean(path));
+}
+
+TEST_CASE("a killed sender and a killed first rank are named; what they leave is proved to be nobody's") {
+  for (const int victim : {0, 1}) {
+    CAPTURE(victim);
+    const TemporaryDirectory directory;
+    const std::string path = directory / "w";
+    SharedWords pids;
+    const GroupOf group_of(3);
+    run_processes(3, {victim}, [&](int rank) {
+      pids[rank] = static_cast<std::uint64_t>(::getpid());
+      const auto group = group_of.join(rank);
+      const Tensor mine = pattern(DType::u8, {8 << 20}, 1);
+      (void)get_tensors_parallel(mine, ranks_from(0, 3), *group, {.workspace = {.path = path}});
+      group->barrier();
+      const auto since = std::chrono::steady_clock::now();
+      if (rank == victim) kill_self_after(30ms);
+      try {
+        for (;;) (void)get_tensors_parallel(mine, ranks_from(0, 3), *group, {.workspace = {.path = path}});
+      } catch (const Error& error) {
+        check_named(error, since, victim, static_cast<pid_t>(pids[victim].load()), 5s);
+      }
+    });
+    const workspace::GcReport dry = workspace::collect_garbage(path);
+    for (const workspace::GcItem& item : dry.items)
+      CHECK_MESSAGE(item.verdict == workspace::GcVerdict::remove, item.file);
+    workspace::sweep_dead(path);
+    CHECK(is_clean(path));
+  }
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What tests of workspaces put there, and what is left.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "muster/config.hpp"
+#include "src/workspace/names.hpp"
+#include "tests/support/patterns.hpp"
+
+namespace muster::test {
+
+inline std::vector<std::string> files_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+inline std::size_t files_of(const std::string& directory, workspace::NameKind kind) {
+  return static_cast<std::size_t>(std::ranges::count_if(files_in(directory), [&](const std::string& file) {
+    const auto name = workspace::parse_name(file);
+    return name && name->kind == kind;
+  }));
+}
+
+/// Only the mark.
+inline bool is_clean(const std::string& directory) {
+  const auto files = files_in(directory);
+  for (const std::string& file : files)
+    if (file != "muster-workspace.json") MESSAGE("left: " << file);
+  return files == std::vector<std::string>{"muster-workspace.json"};
+}
+
+/// Of a rank, another one for each seed.
+inline Config layer_of(int rank, int seed = 0) {
+  Config layer = Config::object({{"rank", rank}, {"seed", seed}, {"scale", 0.5}, {"none", nullptr}});
+  layer["attention"]["weight"] = pattern(DType::bf16, {33, 65}, static_cast<std::uint64_t>(100 * rank + seed));
+  layer["norm"] = pattern(DType::f32, {}, static_cast<std::uint64_t>(rank));
+  layer["$tensor"] = "a user's own key";
+  return layer;
+}
+
+}  // namespace muster::test
