@@ -78,8 +78,8 @@ class RankList {
   template <std::convertible_to<std::span<const int>> List>
   RankList(const List& ranks) noexcept : ranks_(ranks) {}
 
-  /// The ranks in this group; `room` gets them where they are all, and is looked at.
-  [[nodiscard]] std::span<const int> in(const SyncGroup& group, std::vector<int>& room) const;
+  /// The ranks in this group, which outlives them where they are all.
+  [[nodiscard]] std::span<const int> in(const SyncGroup& group) const noexcept;
 
  private:
   std::span<const int> ranks_;
@@ -151,7 +151,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// is not in the list it passes (or passes an empty one) gets null. The new group has its own rounds and failures,
   /// and its messages call ranks by their numbers in the job (RankInfo::rank). Throws as barrier, and on all ranks
   /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) where ranks of a list pass different ones;
-  /// these leave the group usable.
+  /// these leave the group usable. Over MPI Error(unsupported) unless the list is all ranks: MPI_Comm_split makes the
+  /// communicator of such a group.
   std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {});
   /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
   /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
@@ -203,8 +204,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   enum class Tie : std::uint8_t { none, companion };
   /// Some ranks of this group that become one. Several such parts are made at the same time.
   struct Part {
-    std::vector<int> members;  ///< in the order that they have there; empty on a rank that is in no part
-    int position = -1;         ///< this rank's among them; -1: in no part
+    std::span<const int> members;  ///< in the order that they have there; empty on a rank that is in no part
+    int position = -1;             ///< this rank's among them; -1: in no part
   };
   /// Collective over this group. Null on a rank that is in no part.
   virtual std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
@@ -226,10 +227,11 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 
  private:
   void agree(const std::optional<Error>& trouble, const WaitOptions& options);
-  [[nodiscard]] Part whole() const;
   Part part_of(std::span<const int> ranks, const WaitOptions& options);
+  friend class RankList;
   int rank_;
   std::vector<RankInfo> ranks_;
+  std::vector<int> all_;  // 0, 1, ...
   Nonce nonce_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t owner_pid_;

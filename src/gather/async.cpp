@@ -107,9 +107,8 @@ Work<Result> start(SyncGroup& group, Call call) {
 }
 
 std::vector<int> list_of(const RankList& ranks, const SyncGroup& group) {
-  std::vector<int> list;
-  const std::span<const int> named = ranks.in(group, list);
-  return {named.begin(), named.end()};
+  const std::span<const int> list = ranks.in(group);
+  return {list.begin(), list.end()};
 }
 
 }  // namespace

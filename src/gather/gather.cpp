@@ -54,20 +54,20 @@ std::string Exchange::explain() const {
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options) {
   return gather::collectively(group, gather::Operation::configs, [&]() -> GatheredConfigs {
-    std::vector<int> all;
-    gather::Outcome outcome =
-        gather::exchange(gather::Operation::configs, config, ranks.in(group, all), group, options);
+    gather::Outcome outcome = gather::exchange(gather::Operation::configs, config, ranks.in(group), group, options);
     return {std::move(outcome.list), std::move(outcome.entries), std::move(outcome.state)};
   });
 }
 
-GatheredTensors gather::get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
-                                    const GatherOptions& options) {
-  return gather::collectively(group, gather::Operation::tensors, [&]() -> GatheredTensors {
-    const Config value = tensor;
-    std::vector<int> all;
-    gather::Outcome outcome =
-        gather::exchange(gather::Operation::tensors, &value, ranks.in(group, all), group, options);
+namespace gather {
+namespace {
+
+/// `make` gives the tensor: what that fails with is heard by all.
+template <class Make>
+GatheredTensors tensors_of(const Make& make, const RankList& ranks, SyncGroup& group, const GatherOptions& options) {
+  return collectively(group, Operation::tensors, [&]() -> GatheredTensors {
+    const Config value = make();
+    Outcome outcome = exchange(Operation::tensors, &value, ranks.in(group), group, options);
     std::vector<std::optional<Tensor>> entries(outcome.entries.size());
     for (std::size_t i = 0; i < entries.size(); ++i)
       if (outcome.entries[i]) entries[i] = outcome.entries[i]->as_tensor();
@@ -75,9 +75,35 @@ GatheredTensors gather::get_tensors(const Tensor& tensor, const RankList& ranks,
   });
 }
 
+template <class Make>
+Merged merged_of(const Make& make, const Merge& merge, const RankList& ranks, SyncGroup& group,
+                 const GatherOptions& options) {
+  return collectively(group, Operation::merge, [&]() -> Merged {
+    const Config value = make();
+    Outcome outcome = exchange(Operation::merge, &value, ranks.in(group), group, options, &merge);
+    std::optional<Tensor> merged;
+    if (!outcome.entries.empty() && outcome.entries.front()) merged = outcome.entries.front()->as_tensor();
+    return {std::move(outcome.list), std::move(merged), std::move(outcome.state)};
+  });
+}
+
+}  // namespace
+
+GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
+                            const GatherOptions& options) {
+  return tensors_of([&] { return tensor; }, ranks, group, options);
+}
+
+Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
+                    const GatherOptions& options) {
+  return merged_of([&] { return tensor; }, merge, ranks, group, options);
+}
+
+}  // namespace gather
+
 GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options) {
-  return gather::get_tensors(Tensor::borrow(tensor), ranks, group, options);
+  return gather::tensors_of([&] { return Tensor::borrow(tensor); }, ranks, group, options);
 }
 
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks) {
@@ -95,22 +121,9 @@ std::uint64_t trim(SyncGroup& group) {
   return bytes;
 }
 
-Merged gather::merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                            const GatherOptions& options) {
-  return gather::collectively(group, gather::Operation::merge, [&]() -> Merged {
-    const Config value = tensor;
-    std::vector<int> all;
-    gather::Outcome outcome =
-        gather::exchange(gather::Operation::merge, &value, ranks.in(group, all), group, options, &merge);
-    std::optional<Tensor> merged;
-    if (!outcome.entries.empty() && outcome.entries.front()) merged = outcome.entries.front()->as_tensor();
-    return {std::move(outcome.list), std::move(merged), std::move(outcome.state)};
-  });
-}
-
 Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                              const GatherOptions& options) {
-  return gather::merge_tensor(Tensor::borrow(tensor), merge, ranks, group, options);
+  return gather::merged_of([&] { return Tensor::borrow(tensor); }, merge, ranks, group, options);
 }
 
 Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks) {

@@ -345,8 +345,7 @@ namespace muster {
 StreamReport gather_each(const LayerSource& source, const RankList& ranks, SyncGroup& group,
                          const LayerConsumer& consume, const StreamOptions& options) {
   return gather::collectively(group, gather::Operation::stream, [&] {
-    std::vector<int> all;
-    StreamReport report = gather::Run(source, ranks.in(group, all), group, consume, options)();
+    StreamReport report = gather::Run(source, ranks.in(group), group, consume, options)();
     if (log_enabled(LogLevel::debug))
       log(LogLevel::debug,
           fmt::format("rank {}: gather_each: {} layers in {} parts, {} bytes by {} ({}), waited {:.3f} of "

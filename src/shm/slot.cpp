@@ -18,7 +18,7 @@ constexpr std::uint64_t small_bytes = 64 << 10;
 
 /// Room to grow where that costs nothing: untouched anonymous memory is only a number. POSIX memory is reserved, so it
 /// is asked for exactly.
-std::uint64_t capacity_for(std::uint64_t bytes, const sync::Region& region) {
+std::uint64_t capacity_for(std::uint64_t bytes, sync::Region& region) {
   const std::uint64_t exact = os::whole_pages(std::max<std::uint64_t>(bytes, 1), os::page_size());
   if (region.backing() == os::Backing::posix) return exact;
   const std::uint64_t roomy = std::bit_ceil(std::max<std::uint64_t>(exact, 1 << 20));

@@ -38,14 +38,23 @@ std::shared_ptr<Region> Region::own() {
 Region::Region(os::Backing backing)
     : backing_(backing),
       size_(std::min(most_bytes, os::largest_file())),
-      memory_(std::make_shared<const os::Fd>(os::create_shared_memory(size_, backing))) {
-  if (backing == os::Backing::posix) os::reserve(*memory_, 0, os::page_size());
-  head().must_reserve = backing == os::Backing::posix ? 1 : 0;
-  head().next.store(os::page_size(), std::memory_order_release);
-}
+      next_(os::page_size()),  // 0 stands for no place
+      memory_(std::make_shared<const os::Fd>(os::create_shared_memory(size_, backing))) {}
 
 Region::Region(os::Fd memory)
-    : size_(os::shared_memory_size(memory)), memory_(std::make_shared<const os::Fd>(std::move(memory))) {}
+    : size_(os::shared_memory_size(memory)),
+      is_shared_(true),
+      memory_(std::make_shared<const os::Fd>(std::move(memory))) {}
+
+std::shared_ptr<Region> Region::shared(os::Backing backing) {
+  auto region = std::make_shared<Region>(backing);
+  region->is_shared_ = true;
+  region->check_room(os::page_size(), region->size_);
+  if (backing == os::Backing::posix) os::reserve(*region->memory_, 0, os::page_size());
+  region->head().must_reserve = backing == os::Backing::posix ? 1 : 0;
+  region->head().next.store(os::page_size(), std::memory_order_relaxed);
+  return region;
+}
 
 std::shared_ptr<const os::Fd> Region::memory() const {
   const std::lock_guard lock(mutex_);
@@ -54,12 +63,9 @@ std::shared_ptr<const os::Fd> Region::memory() const {
 }
 
 Region::Head& Region::head() {
-  if (Head* const known = head_.load(std::memory_order_acquire)) return *known;
-  const std::shared_ptr<const os::Fd> memory = this->memory();
   const std::lock_guard lock(mutex_);
-  if (!first_page_) first_page_ = os::Mapping(*memory, os::Access::read_write, 0, os::page_size());
-  head_.store(reinterpret_cast<Head*>(first_page_.data()), std::memory_order_release);
-  return *head_.load(std::memory_order_relaxed);
+  if (!first_page_) first_page_ = os::Mapping(*memory_, os::Access::read_write, 0, os::page_size());
+  return *reinterpret_cast<Head*>(first_page_.data());
 }
 
 bool Region::must_reserve() {
@@ -71,24 +77,27 @@ void Region::let_go() noexcept {
   memory_ = nullptr;
 }
 
-std::uint64_t Region::room() const noexcept {
-  const Head* const head = head_.load(std::memory_order_acquire);
-  return head == nullptr ? 0 : size_ - std::min(size_, head->next.load(std::memory_order_relaxed));
+std::uint64_t Region::room() {
+  return size_ - std::min(size_, next().load(std::memory_order_relaxed));
 }
 
-void Region::check(std::uint64_t bytes) const {
-  if (whole_pages(bytes) > room())
+void Region::check(std::uint64_t bytes) {
+  check_room(bytes, room());
+}
+
+void Region::check_room(std::uint64_t bytes, std::uint64_t room) const {
+  if (whole_pages(bytes) > room)
     throw Error(
         ErrorKind::no_space,
         fmt::format("needed {} bytes of shared memory, RLIMIT_FSIZE allows this process {} in its whole life, of "
                     "which {} are left: raise it before the job starts (ulimit -f)",
-                    bytes, size_, room()));
+                    bytes, size_, room));
 }
 
 std::uint64_t Region::take(std::uint64_t bytes) {
-  std::atomic<std::uint64_t>& next = head().next;
+  std::atomic<std::uint64_t>& next = this->next();
   std::uint64_t place = next.load(std::memory_order_relaxed);
-  do check(bytes);
+  do check_room(bytes, size_ - std::min(size_, place));
   while (!next.compare_exchange_weak(place, place + whole_pages(bytes), std::memory_order_relaxed));
   return place;
 }

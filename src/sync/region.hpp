@@ -22,6 +22,8 @@ class Region {
   static std::shared_ptr<Region> own();
   /// A new one. Throws as own().
   explicit Region(os::Backing backing);
+  /// A new one that everybody takes places of who has it: how far they go stands in its first page. Throws as own().
+  static std::shared_ptr<Region> shared(os::Backing backing);
   /// One that another process has made. Throws Error(io).
   explicit Region(os::Fd memory);
 
@@ -33,30 +35,34 @@ class Region {
   /// Whether places have to be reserved before they are touched. Throws as take().
   [[nodiscard]] bool must_reserve();
 
-  /// A place for so many bytes, for any process that has the region: what has been taken stands in its first page. No
-  /// memory is taken yet. Throws Error(no_space) where a limit of the size of files (RLIMIT_FSIZE) leaves no room.
+  /// The maker's, and everybody's of a shared one: a place for so many bytes. No memory is taken yet. Throws
+  /// Error(no_space) where a limit of the size of files (RLIMIT_FSIZE) leaves no room.
   std::uint64_t take(std::uint64_t bytes);
-  /// Of the maker. Throws where take() would.
-  void check(std::uint64_t bytes) const;
-  [[nodiscard]] std::uint64_t room() const noexcept;
+  /// Throws where take() would.
+  void check(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t room();
 
   /// The process that has made it is dead: its memory goes with the last part of it that is still mapped somewhere.
   void let_go() noexcept;
 
  private:
-  /// What stands in the first page.
+  /// What stands in the first page of a shared one.
   struct Head {
-    std::atomic<std::uint64_t> next;  // the first place that has not been taken
+    std::atomic<std::uint64_t> next;
     std::uint32_t must_reserve;
   };
   Head& head();
+  void check_room(std::uint64_t bytes, std::uint64_t room) const;
+  /// The first place that has not been taken.
+  std::atomic<std::uint64_t>& next() { return is_shared_ ? head().next : next_; }
 
   os::Backing backing_ = os::Backing::anonymous;
   std::uint64_t size_ = 0;
+  std::atomic<std::uint64_t> next_{0};
+  bool is_shared_ = false;
   mutable std::mutex mutex_;
   std::shared_ptr<const os::Fd> memory_;
-  os::Mapping first_page_;  // the maker's from the beginning; else from the first call that needs it
-  std::atomic<Head*> head_{nullptr};
+  os::Mapping first_page_;  // mapped when it is first needed
 };
 
 }  // namespace muster::sync

@@ -205,7 +205,7 @@ class Host {
     guests_[0].pidfd = os::own_pidfd();
     guests_[0].region = Region::own();
     os::random_bytes(membership.nonce);
-    peers->structure = std::make_shared<Region>(os::default_backing());
+    peers->structure = Region::shared(os::default_backing());
     control_ = ControlBlock::create(*peers->structure, size_);
     membership.control = control_;
     Answer answer;

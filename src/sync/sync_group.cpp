@@ -37,20 +37,20 @@ Error sync::in_own_name(const SyncGroup& group, const Error& cause) {
   return {cause.kind(), name_of(self) + ": " + cause.what(), details};
 }
 
-std::span<const int> RankList::in(const SyncGroup& group, std::vector<int>& room) const {
-  if (!is_all_) return ranks_;
-  room.resize(static_cast<std::size_t>(group.size()));
-  std::iota(room.begin(), room.end(), 0);
-  return room;
+std::span<const int> RankList::in(const SyncGroup& group) const noexcept {
+  return is_all_ ? std::span<const int>(group.all_) : ranks_;
 }
 
 SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
     : rank_(rank),
       ranks_(std::move(ranks)),
+      all_(ranks_.size()),
       nonce_(nonce),
       timeout_(sync::bounded(timeout)),
       owner_pid_(os::process_id()),
-      statuses_(ranks_.size()) {}
+      statuses_(ranks_.size()) {
+  std::iota(all_.begin(), all_.end(), 0);
+}
 
 SyncGroup::~SyncGroup() = default;
 
@@ -164,13 +164,6 @@ void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
               {.rank = origin.rank, .pid = origin.pid, .host = origin.host, .os_error = all[at].os_error});
 }
 
-SyncGroup::Part SyncGroup::whole() const {
-  Part part;
-  (void)RankList(all_ranks).in(*this, part.members);
-  part.position = rank_;
-  return part;
-}
-
 SyncGroup::Part SyncGroup::part_of(std::span<const int> ranks, const WaitOptions& options) {
   struct Card {
     std::uint64_t hash = 0;
@@ -189,8 +182,7 @@ SyncGroup::Part SyncGroup::part_of(std::span<const int> ranks, const WaitOptions
         throw Error(ErrorKind::argument, "the list to split by has rank " + std::to_string(*rank) + " twice");
     }
     if (self == ranks.end()) return;
-    part.members.assign(ranks.begin(), ranks.end());
-    part.position = static_cast<int>(self - ranks.begin());
+    part = {ranks, static_cast<int>(self - ranks.begin())};
     mine = {XXH3_64bits(ranks.data(), ranks.size_bytes()), static_cast<std::int32_t>(ranks.size()), part.position};
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
@@ -211,19 +203,17 @@ SyncGroup::Part SyncGroup::part_of(std::span<const int> ranks, const WaitOptions
 
 std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
   const Use use(*this);
-  return unless_out_of_memory(*this, [&] { return make_part(whole(), Tie::none, options); });
+  return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::none, options); });
 }
 
 std::shared_ptr<SyncGroup> SyncGroup::companion(const WaitOptions& options) {
   const Use use(*this);
-  return unless_out_of_memory(*this, [&] { return make_part(whole(), Tie::companion, options); });
+  return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::companion, options); });
 }
 
 std::shared_ptr<SyncGroup> SyncGroup::split(const RankList& ranks, const WaitOptions& options) {
   const Use use(*this);
-  std::vector<int> all;
-  return unless_out_of_memory(*this,
-                              [&] { return make_part(part_of(ranks.in(*this, all), options), Tie::none, options); });
+  return unless_out_of_memory(*this, [&] { return make_part(part_of(ranks.in(*this), options), Tie::none, options); });
 }
 
 }  // namespace muster

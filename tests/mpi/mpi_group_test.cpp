@@ -113,6 +113,10 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
       check_gather(*alone);
       check_gather(group);
     }
+    const Error split = error_of([&] { (void)group.split({0}); });
+    RANK_CHECK(split.kind() == ErrorKind::unsupported);
+    RANK_CHECK(says(split, "MPI_Comm_split"));
+    RANK_CHECK(group.split(all_ranks)->size() == group.size());
     const auto copy = turned->duplicate();
     const auto companion = copy->companion();
     companion->barrier();
