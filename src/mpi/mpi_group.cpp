@@ -319,9 +319,10 @@ std::shared_ptr<SyncGroup> MpiGroup::make_part(const Part& part, Tie tie, const 
   std::vector<Proposal> cards;
   together(options, [&] {
     if (!std::ranges::equal(part.members, RankList(all_ranks).in(*this)))
-      throw Error(ErrorKind::unsupported,
-                  "a group over MPI cannot be split: make a communicator of those ranks (MPI_Comm_split) and a group of "
-                  "it (mpi_group)");
+      throw Error(
+          ErrorKind::unsupported,
+          "a group over MPI cannot be split: make a communicator of those ranks (MPI_Comm_split) and a group of "
+          "it (mpi_group)");
     mine.number = family_->next_number();
     os::random_bytes(mine.nonce);
     cards.resize(static_cast<std::size_t>(size()));

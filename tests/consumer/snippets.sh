@@ -25,6 +25,7 @@ inline muster::NFSWorkspace workspace;
 inline muster::LayerSource next_layer;
 inline muster::LayerConsumer consume;
 muster::Config quantised(const muster::Config&);
+void train_one_step();
 std::string name_of(int rank, const std::string& path);
 template <class... Values>
 void use(const Values&...) {}
