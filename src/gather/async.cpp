@@ -5,6 +5,8 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -38,11 +40,14 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
+  /// What this fails with is the failure of the group: the other ranks wait for the task.
   void add(std::function<void(SyncGroup&)> task) {
-    const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-    changed_.notify_one();
+    sync::or_fail(*group_, [&] {
+      const std::lock_guard lock(mutex_);
+      if (!thread_.joinable()) begin();
+      tasks_.push_back(std::move(task));
+      changed_.notify_one();
+    });
   }
 
   std::uint64_t trim_if_idle() {
@@ -51,14 +56,25 @@ class Lane {
   }
 
  private:
+  void begin() {
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      throw Error(ErrorKind::no_space, std::string("no thread for asynchronous calls: ") + error.what() +
+                                           "; raise the limit of processes (ulimit -u), or call without _async");
+    }
+  }
+
   void run() {
     of_a_lane = true;
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [&] { return is_ending_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
+      // It stays where it is while others are added behind it.
+      const std::function<void(SyncGroup&)>& task = tasks_.front();
       lock.unlock();
-      tasks_.front()(*group_);
+      task(*group_);
       lock.lock();
       // Only now: while it runs, the group is in use.
       tasks_.pop_front();
