@@ -27,17 +27,13 @@ class Phases {
   explicit Phases(ExchangeReport& report) : report_(report) {}
   void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0) {
     const Clock::time_point now = Clock::now();
-    const std::uint64_t faults = os::thread_page_faults();
-    report_.phases.push_back(
-        {name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, faults - faults_});
+    report_.phases.push_back({name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, 0});
     begin_ = now;
-    faults_ = faults;
   }
 
  private:
   ExchangeReport& report_;
   Clock::time_point begin_ = Clock::now();
-  std::uint64_t faults_ = os::thread_page_faults();
 };
 
 std::uint64_t next_number(SyncGroup& group) {
@@ -98,6 +94,9 @@ class Run {
     // The others wait for what this rank would have begun here.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
       sync::fail(group_, sync::in_own_name(group_, *stuck));
+    // A call of the kernel each time: not where all has been written already.
+    const bool counts_faults = needs_closing(records);
+    const std::uint64_t faults = counts_faults ? os::thread_page_faults() : 0;
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
       transfer_->move(records, report);
@@ -114,6 +113,7 @@ class Run {
                : by_mpi             ? "send"
                                     : "copy",
                moved, moved == 0 || by_mpi ? 0 : 1);
+    if (counts_faults) report.phases.back().page_faults = os::thread_page_faults() - faults;
     Outcome outcome{call_.list, {}, state_};
     const bool is_closed = close(records, trouble);
     // At once: who does not publish takes away what others have by now.
