@@ -32,7 +32,7 @@ void send_message(const gather::Call& call, OfferHeader header, std::span<const 
   for (const Export& exported : exports) append(message, exported);
   for (const std::uint64_t buffer : gone) append(message, buffer);
   message.insert(message.end(), body.begin(), body.end());
-  call.group->send(call.first(), message, call.wait(offer_phase), Subject::exchange);
+  call.group->send(call.first(), message, call.wait(offer_phase), sync::Subject::exchange);
 }
 
 /// The CPU waits for what the caller has queued: whoever copies next is in another process.

@@ -36,11 +36,12 @@ class Phases {
   Clock::time_point begin_ = Clock::now();
 };
 
+struct ExchangeCount {
+  std::uint64_t begun = 0;
+};
+
 std::uint64_t next_number(SyncGroup& group) {
-  static const char key = 0;
-  const auto number =
-      std::static_pointer_cast<std::uint64_t>(group.extension(&key, [] { return std::make_shared<std::uint64_t>(0); }));
-  return ++*number;
+  return ++sync::inside(group).extension<ExchangeCount>()->begun;
 }
 
 std::string kind_text(const Config& value) {
@@ -48,8 +49,26 @@ std::string kind_text(const Config& value) {
   return fmt::format("{} {}", to_string(view.dtype()), muster::to_string(view.shape()));
 }
 
+TensorSpec spec_of(const Tensor& tensor) {
+  return {tensor.dtype(), tensor.shape()};
+}
 TensorSpec spec_of(const Config& value) {
-  return {value.as_tensor().dtype(), value.as_tensor().shape()};
+  return spec_of(value.as_tensor());
+}
+
+/// Throws Error(argument) if `into` is not so many tensors that take what the results are.
+void check_into(std::span<const Tensor> into, std::size_t results, const TensorSpec& what) {
+  if (into.size() != results)
+    throw Error(ErrorKind::argument, fmt::format("into has {} tensors for {} results", into.size(), results));
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    const Tensor& target = into[i];
+    if (spec_of(target) != what)
+      throw Error(ErrorKind::argument, fmt::format("into: tensor {} is {}, and the result is {}", i,
+                                                   to_string(spec_of(target)), to_string(what)));
+    const bool is_there = target.is_writable() || target.nbytes() == 0;
+    if (!is_there || !target.view().is_contiguous() || !target.device().is_host())
+      throw Error(ErrorKind::argument, fmt::format("into: tensor {} must be writable, contiguous and on the host", i));
+  }
 }
 
 Config copied(const Config& value) {
@@ -67,7 +86,7 @@ class Run {
     call_.merge = merge;
     call_.operation = operation;
     call_.value = value;
-    call_.group = &group;
+    call_.group = &sync::inside(group);
     call_.options = &options;
     call_.number = next_number(group);
   }
@@ -99,6 +118,8 @@ class Run {
     const std::uint64_t faults = counts_faults ? os::thread_page_faults() : 0;
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
+      if (receives_into() && call_.merge != nullptr)
+        check_into(options_.into, 1, merge_layout(*call_.merge, spec_of(*call_.value), call_.list, records).target);
       transfer_->move(records, report);
       if (copies_own_ && record_.payload_bytes > copied_early) own_ = copied(*call_.value);
     });
@@ -125,6 +146,7 @@ class Run {
         outcome.entries = transfer_->deliver();
         if (call_.value != nullptr && !outcome.entries.front())
           outcome.entries.front() = copies_own_ ? std::move(own_) : *call_.value;
+        if (receives_into()) fill(outcome.entries);
       }
       state_->obligations = transfer_->obligations();
       report.pool_bytes = transfer_->pool_bytes();
@@ -152,6 +174,16 @@ class Run {
         record_.payload_bytes += tensor.nbytes();
         return std::optional(core::Place{});
       });
+    if (receives_into()) {
+      if (call_.operation == Operation::configs) throw Error(ErrorKind::argument, "into takes tensors, not configs");
+      if (options_.devices.landing != Landing::host)
+        throw Error(ErrorKind::argument, "into takes tensors of the host, and these are to land on a device");
+      // What a merge makes is known after round 1.
+      if (call_.merge == nullptr)
+        check_into(options_.into, call_.list.size(), spec_of(*call_.value));
+      else
+        record_.closes = true;
+    }
     if (call_.value != nullptr) record_.residency = residency_of(*call_.value);
     // Where there is none, it is refused after round 1, in words that all ranks have.
     guess_ = guess_route(record_);
@@ -168,6 +200,17 @@ class Run {
       record_.closes = true;
     else
       own_ = copied(*call_.value);
+  }
+
+  [[nodiscard]] bool receives_into() const { return call_.is_first() && !options_.into.empty(); }
+
+  /// Entries become the caller's tensors, and what they were views of is free.
+  void fill(std::vector<std::optional<Config>>& entries) {
+    for (std::size_t i = 0; i < options_.into.size(); ++i) {
+      const Tensor& target = options_.into[i];
+      if (target.nbytes() != 0) copy_contiguous(entries[i]->as_tensor().view(), target.mutable_data());
+      entries[i] = target;
+    }
   }
 
   /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp objects to

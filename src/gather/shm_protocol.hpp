@@ -55,8 +55,8 @@ struct ShmState {
 };
 /// The segment at that place of another rank's region, mapped when it is first asked for. Throws as
 /// shm::RemoteSegment.
-std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const SyncGroup& group, int owner, std::uint64_t place,
-                                               os::Access access = os::Access::read_only);
+std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Group& group, int owner,
+                                               std::uint64_t place, os::Access access = os::Access::read_only);
 
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
 /// Unmaps what its owner has dropped and nobody holds: the mapping is the last that keeps it.

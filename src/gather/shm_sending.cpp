@@ -28,7 +28,7 @@ class LeaseObligation final : public Obligation {
  public:
   /// `keeper` keeps the segment.
   LeaseObligation(std::shared_ptr<const void> keeper, shm::OwnedSegment& segment, shm::LeaseId lease,
-                  std::shared_ptr<const PeerLiveness> holder)
+                  std::shared_ptr<const sync::PeerLiveness> holder)
       : keeper_(std::move(keeper)), segment_(segment), lease_(lease), holder_(std::move(holder)) {}
   [[nodiscard]] bool is_given_back() const noexcept override { return segment_.has_ended(lease_); }
   void withdraw() noexcept override { segment_.withdraw(lease_); }
@@ -48,7 +48,7 @@ class LeaseObligation final : public Obligation {
   std::shared_ptr<const void> keeper_;
   shm::OwnedSegment& segment_;
   shm::LeaseId lease_;
-  std::shared_ptr<const PeerLiveness> holder_;
+  std::shared_ptr<const sync::PeerLiveness> holder_;
 };
 
 }  // namespace
@@ -131,7 +131,7 @@ void ShmSending::lend_slot() {
 }
 
 void ShmSending::send(std::span<const std::byte> message) const {
-  call_.group->send(call_.first(), message, call_.wait(copying), Subject::exchange);
+  call_.group->send(call_.first(), message, call_.wait(copying), sync::Subject::exchange);
 }
 
 void ShmSending::write() {

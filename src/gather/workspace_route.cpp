@@ -26,9 +26,7 @@ PassingFile::~PassingFile() {
 }
 
 std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<WorkspaceRouteState>(
-      group.extension(&key, [] { return std::make_shared<WorkspaceRouteState>(); }));
+  return sync::inside(group).extension<WorkspaceRouteState>();
 }
 
 std::string workspace_path_of(const Call& call) {

@@ -87,7 +87,8 @@ void Family::take_over() noexcept {
   if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
 }
 
-void Family::introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const PeerLiveness>> neighbours) {
+void Family::introduce(std::vector<RankInfo> ranks,
+                       std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours) {
   const auto hold = lock();
   ranks_ = std::move(ranks);
   neighbours_ = std::move(neighbours);

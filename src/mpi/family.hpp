@@ -40,9 +40,9 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
 #include "src/mpi/calls.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::mpi {
 
@@ -118,7 +118,7 @@ class Family : public std::enable_shared_from_this<Family> {
   void take_over() noexcept;
 
   /// Who the ranks are, and those whose end can be seen from here: known after the meeting.
-  void introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const PeerLiveness>> neighbours);
+  void introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours);
   /// A number that no other group has had on this rank. Rank 0's is the next group's: threads that make several groups
   /// at once do so in another order on each rank.
   [[nodiscard]] int next_number() noexcept { return next_number_.fetch_add(1); }
@@ -227,7 +227,7 @@ class Family : public std::enable_shared_from_this<Family> {
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
-  std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_;
+  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;
   std::vector<bool> has_said_farewell_;
   int farewells_ = 0;
   Pending barrier_;

@@ -98,7 +98,7 @@ struct Standing {
   }
 };
 
-class MpiGroup final : public SyncGroup, private Listener {
+class MpiGroup final : public sync::Group, private Listener {
  public:
   MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
            std::shared_ptr<Standing> parent = nullptr);
@@ -108,7 +108,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] bool shares_memory(int rank) const override;
   [[nodiscard]] int host_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<sync::Region> region_of(int rank) const override;
-  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
+  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
@@ -137,11 +137,12 @@ class MpiGroup final : public SyncGroup, private Listener {
  protected:
   void do_barrier(const WaitOptions& options) override;
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
+  void do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, sync::Subject subject, std::uint64_t most,
+                                    const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   class Awaiting;
@@ -172,7 +173,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
-  [[nodiscard]] int tag_of(Subject subject) const noexcept;
+  [[nodiscard]] int tag_of(sync::Subject subject) const noexcept;
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   std::vector<std::byte> receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
@@ -222,7 +223,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
                                                              const WaitOptions& options);
   [[nodiscard]] std::string describe(int rank);
-  [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
+  [[nodiscard]] sync::Group& local() const noexcept { return sync::inside(*hosts_.local); }
   /// The same, of several ranks; null of one.
   [[nodiscard]] sync::LocalGroup* shared() const noexcept;
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }

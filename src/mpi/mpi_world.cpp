@@ -50,10 +50,11 @@ MpiThreads threads_of_mpi() {
   return MpiThreads::one;
 }
 
-std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_of(const Hosts& hosts, int self) {
-  std::map<int, std::shared_ptr<const PeerLiveness>> neighbours;
+std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_of(const Hosts& hosts, int self) {
+  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours;
   for (const int rank : hosts.here())
-    if (rank != self) neighbours.emplace(rank, hosts.local->liveness(hosts.place_of[static_cast<std::size_t>(rank)]));
+    if (rank != self)
+      neighbours.emplace(rank, sync::inside(*hosts.local).liveness(hosts.place_of[static_cast<std::size_t>(rank)]));
   return neighbours;
 }
 

@@ -11,6 +11,7 @@
 #include "muster/gather.hpp"
 #include "muster/mpi.hpp"
 #include "src/mpi/hosts.hpp"
+#include "src/sync/group.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"
@@ -118,7 +119,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
     RANK_CHECK(says(split, "MPI_Comm_split"));
     RANK_CHECK(group.split(all_ranks)->size() == group.size());
     const auto copy = turned->duplicate();
-    const auto companion = copy->companion();
+    const auto companion = sync::inside(*copy).companion();
     companion->barrier();
     check_gather(*copy);
     // In another order on each rank: the end of a group is nobody else's business.
