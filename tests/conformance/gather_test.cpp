@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
+#include <string>
 #include <thread>
 
 #include "doctest/doctest.h"
@@ -49,6 +51,15 @@ Config layer_of(int rank, int leaves) {
   return layer;
 }
 
+bool refused_with(const std::string& words, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.kind() == ErrorKind::argument && std::string(error.what()).find(words) != std::string::npos;
+  }
+  return false;
+}
+
 }  // namespace
 
 TEST_CASE("each rank as the first, one tensor a rank") {
@@ -70,6 +81,55 @@ TEST_CASE("all dtypes, empty and scalar tensors") {
         ++round;
         gather_and_check(group, ranks_from(round % 4, 4), dtype, shape, round);
       }
+  });
+}
+
+TEST_CASE("results in the caller's tensors: theirs from then on, and the senders' memory is free") {
+  for (const int size : sizes) {
+    CAPTURE(size);
+    run_ranks(size, [&](SyncGroup& group) {
+      const std::vector<int> ranks = ranks_from(size / 2, size);
+      for (const Shape& shape : {Shape{0}, Shape{33}, Shape{700, 900}}) {
+        GatherOptions options;
+        if (group.rank() == ranks.front())
+          for (int i = 0; i < size; ++i) options.into.push_back(Tensor::allocate(DType::f32, shape));
+        for (int round = 0; round < 3; ++round) {
+          const Tensor mine = pattern(DType::f32, shape, seed_of(group.rank(), round));
+          const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
+          group.barrier();
+          RANK_CHECK(all.wait_released(std::chrono::milliseconds(0)));
+          for (std::size_t i = 0; i < all.size(); ++i) {
+            RANK_CHECK(all[i]->data() == options.into[i].data());
+            RANK_CHECK(is_pattern(options.into[i], DType::f32, shape, seed_of(ranks[i], round)));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("a result that does not fit into the caller's tensors is everyone's error, and the group goes on") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = {0, 1, 2};
+    const Tensor mine = pattern(DType::f32, {4, 5}, seed_of(group.rank(), 0));
+    const auto room = [](const Shape& shape) { return Tensor::allocate(DType::f32, shape); };
+    const std::vector<Tensor> fits = {room({4, 5}), room({4, 5}), room({4, 5})};
+    const std::vector<std::pair<std::vector<Tensor>, std::string>> bad = {
+        {{room({4, 5})}, "1 tensors for 3 results"},
+        {{room({4, 5}), room({5, 4}), room({4, 5})}, "tensor 1 is F32 [5, 4], and the result is F32 [4, 5]"},
+        {{room({4, 5}), Tensor::borrow(mine), room({4, 5})}, "tensor 1 must be writable"},
+    };
+    for (const auto& [into, words] : bad) {
+      GatherOptions options;
+      if (group.rank() == 0) options.into = into;
+      RANK_CHECK(refused_with(words, [&] { get_tensors_parallel(mine, ranks, group, options); }));
+      gather_and_check(group, ranks, DType::f32, {4, 5}, 1);
+    }
+    const Config config;
+    GatherOptions options;
+    if (group.rank() == 0) options.into = fits;
+    RANK_CHECK(refused_with("not configs", [&] { get_configs_parallel(&config, ranks, group, options); }));
+    gather_and_check(group, ranks, DType::f32, {4, 5}, 2);
   });
 }
 

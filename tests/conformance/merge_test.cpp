@@ -219,6 +219,24 @@ TEST_CASE("what does not fit is refused on every rank, with each one's merge, dt
   });
 }
 
+TEST_CASE("a merge into the caller's tensor, and one that it does not fit into") {
+  run_ranks(4, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(1, 4);
+    const Merge merges[] = {merge::concat(0), merge::max(), merge::first()};
+    for (const Merge& merge : merges) {
+      GatherOptions options;
+      const std::int64_t rows = merge == Merge(merge::concat(0)) ? 28 : 7;
+      if (group.rank() == ranks.front()) options.into = {Tensor::allocate(DType::f32, {rows, 300})};
+      for (int round = 0; round < 3; ++round)
+        merge_and_check(group, ranks, merge, patterns(DType::f32, {7, 300}, round), options);
+      if (group.rank() == ranks.front()) options.into = {Tensor::allocate(DType::f32, {rows, 301})};
+      const Tensor mine = pattern(DType::f32, {7, 300}, seed_of(group.rank(), 0));
+      refused(group, mine, merge, ranks, ErrorKind::argument, {"tensor 0 is F32", "301"}, options);
+      merge_and_check(group, ranks, merge, patterns(DType::f32, {7, 300}, 9));
+    }
+  });
+}
+
 TEST_CASE("\"same\" names the ranks that differ in a bit") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {1000, 33}, 1);
