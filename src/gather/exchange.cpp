@@ -118,9 +118,10 @@ class Run {
     const std::uint64_t faults = counts_faults ? os::thread_page_faults() : 0;
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
+      transfer_->move(records, report);
+      // The others have what they waited for.
       if (receives_into() && call_.merge != nullptr)
         check_into(options_.into, 1, merge_layout(*call_.merge, spec_of(*call_.value), call_.list, records).target);
-      transfer_->move(records, report);
       if (copies_own_ && record_.payload_bytes > copied_early) own_ = copied(*call_.value);
     });
     std::uint64_t in_list = 0;
