@@ -32,7 +32,7 @@ class [[nodiscard]] Work {
   /// Whether the operation has ended, well or not: the caller's memory that it reads is the caller's again. Never
   /// waits.
   [[nodiscard]] bool is_done() const { return wait_for(std::chrono::milliseconds(0)); }
-  /// Waits until it has ended, at most so long; false where it has not. The operation itself has a deadline of its own,
+  /// Waits until it has ended, at most so long; false if it has not. The operation itself has a deadline of its own,
   /// and get() ends with that.
   [[nodiscard]] bool wait_for(std::chrono::milliseconds time) const {
     if (!is_pending()) detail::refuse_empty_work();

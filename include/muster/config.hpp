@@ -36,7 +36,7 @@ class ConfigObject {
   [[nodiscard]] bool empty() const noexcept;
   [[nodiscard]] std::vector<Member>::const_iterator begin() const noexcept;
   [[nodiscard]] std::vector<Member>::const_iterator end() const noexcept;
-  /// Null where the key is not there.
+  /// Null if the key is not there.
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
   [[nodiscard]] Config* find(std::string_view key) noexcept;
   [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
@@ -44,7 +44,7 @@ class ConfigObject {
   Config& operator[](std::string_view key);
   /// Appends; false, and nothing changes, where the key is there already.
   bool insert(std::string key, Config value);
-  /// Removes a member, the others keep their order; false where the key is not there. Takes time in proportion to the
+  /// Removes a member, the others keep their order; false if the key is not there. Takes time in proportion to the
   /// number of members.
   bool erase(std::string_view key);
   void reserve(std::size_t members);
@@ -102,7 +102,7 @@ class Config {
   [[nodiscard]] bool is_string() const noexcept { return type() == Type::string; }
   [[nodiscard]] bool is_tensor() const noexcept { return type() == Type::tensor; }
 
-  // Each throws Error(argument) that names both types where the value is of another one.
+  // Each throws Error(argument) that names both types if the value is of another one.
   [[nodiscard]] bool as_bool() const;
   [[nodiscard]] std::int64_t as_int() const;
   [[nodiscard]] std::uint64_t as_uint() const;
@@ -134,15 +134,15 @@ class Config {
 
   /// Whether this is an object that has the member.
   [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
-  /// The member; null where it is not there, or this is no object. Valid until the object changes.
+  /// The member; null if it is not there, or this is no object. Valid until the object changes.
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
-  /// Removes a member of an object; false where it is not there. Throws Error(argument) where this is no object.
+  /// Removes a member of an object; false if it is not there. Throws Error(argument) if this is no object.
   bool erase(std::string_view key) { return as_object().erase(key); }
-  /// A member; throws Error(not_found) where it is not there.
+  /// A member; throws Error(not_found) if it is not there.
   [[nodiscard]] const Config& at(std::string_view key) const;
   /// An item; throws Error(not_found) past the end.
   [[nodiscard]] const Config& at(std::size_t index) const;
-  /// A member, made where it is not there; a null becomes an object first.
+  /// A member, made if it is not there; a null becomes an object first.
   Config& operator[](std::string_view key);
   /// Appends to an array; a null becomes one first.
   void push_back(Config item);
@@ -184,7 +184,7 @@ T Config::as() const {
 inline constexpr int max_config_depth = 256;
 
 namespace detail {
-/// Throws Error(argument) where that is too deep.
+/// Throws Error(argument) if that is too deep.
 void check_config_depth(int depth);
 }  // namespace detail
 

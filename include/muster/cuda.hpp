@@ -18,12 +18,12 @@ namespace muster {
 
 /// Whether there are a driver and a device for this process. Local; loads the driver.
 [[nodiscard]] bool cuda_available() noexcept;
-/// Why there are none, with the remedy; empty where there are.
+/// Why there are none, with the remedy; empty if there are.
 [[nodiscard]] std::string cuda_obstacle();
 
 /// Views elements on a device; which one, the driver is asked. The memory is somebody else's, as with every view.
-/// Throws Error(argument) where the address is not one of a device (of host memory, page-locked or not, make a
-/// TensorView; memory that cudaMallocManaged moves to and fro is taken for neither), Error(unsupported) where there is
+/// Throws Error(argument) if the address is not one of a device (of host memory, page-locked or not, make a
+/// TensorView; memory that cudaMallocManaged moves to and fro is taken for neither), Error(unsupported) if there is
 /// no driver, and as TensorView's constructor.
 TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides = {});
 
@@ -32,7 +32,7 @@ TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides
 Tensor cuda_allocate(DType dtype, Shape shape, int device);
 
 /// A contiguous copy on the heap, of a tensor wherever it is. Respects the stream as an exchange does, and returns when
-/// the copy is there. Throws Error(argument) on strides that a device cannot copy in one go, Error(io) where the device
+/// the copy is there. Throws Error(argument) on strides that a device cannot copy in one go, Error(io) if the device
 /// fails.
 Tensor copy_to_host(const TensorView& tensor);
 /// The tree with all its tensors on the host, those of devices in page-locked memory, which is used again when they are
@@ -62,9 +62,9 @@ class CudaStreamScope {
 
 /// What this machine has, as `muster doctor` tells it. Local; starts the driver, where there is one.
 struct CudaReport {
-  std::string driver;                ///< "12.9"; empty where there is none
+  std::string driver;                ///< "12.9"; empty if there is none
   std::vector<std::string> devices;  ///< "cuda:0 NVIDIA H200, 139.8 GiB"
-  std::string nccl;                  ///< "2.21.5"; empty where there is none
+  std::string nccl;                  ///< "2.21.5"; empty if there is none
   std::string obstacle;              ///< why there is no driver or no device
   std::string nccl_obstacle;
 };

@@ -58,10 +58,10 @@ bool is_packed(DType dtype) noexcept;
 /// safetensors' name: "BOOL", "U8", "BF16", "F8_E4M3", "F4" ...; "U4" and "I4" are ours.
 std::string_view to_string(DType dtype) noexcept;
 
-/// The dtype of a name in safetensors' spelling; none where the name is not known.
+/// The dtype of a name in safetensors' spelling; none if the name is not known.
 std::optional<DType> dtype_from_string(std::string_view name) noexcept;
 
-/// The dtype of a wire number; none where no dtype has it.
+/// The dtype of a wire number; none if no dtype has it.
 std::optional<DType> dtype_from_number(std::uint8_t number) noexcept;
 
 template <class T>

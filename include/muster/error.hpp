@@ -35,7 +35,7 @@ struct ErrorDetails {
   std::optional<std::int64_t> pid = {};  ///< that rank's process
   std::string host = {};                 ///< that rank's host
   std::string path = {};                 ///< the file it is about
-  int os_error = 0;                      ///< errno, 0 where no system call failed
+  int os_error = 0;                      ///< errno, 0 if no system call failed
 };
 
 /// Says what was attempted, on what, what came back and what to do. Copyable, so that one failure can be thrown on each

@@ -29,7 +29,7 @@ std::string_view to_string(Writers writers) noexcept;
 struct ShardOptions {
   /// Replace `out` if it is a checkpoint or a directory of shards, with no other files in it.
   bool force = false;
-  /// `out` is a workspace, made where it is not there: each rank's shard is its state of generation 1 of a new job.
+  /// `out` is a workspace, made if it is not there: each rank's shard is its state of generation 1 of a new job.
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< of states; none: not compressed
   std::string carry = {};              ///< which files that are no weights go along (model_dir.hpp)
@@ -73,7 +73,7 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
 /// The N of a directory with rank-00000-of-0000N.safetensors, or the ranks of a workspace's job. Throws
-/// Error(not_found) where there is none or where one is missing (it is named), Error(argument) where the files are of
+/// Error(not_found) if there is none or if one is missing (it is named), Error(argument) if the files are of
 /// sets of different sizes. Local.
 int count_shards(const std::string& shards_dir, const std::string& job = {});
 
@@ -109,13 +109,13 @@ struct AccountedSource {
 };
 /// What becomes of the ranks' tensors of one name.
 struct AccountedTensor {
-  std::string name;      ///< in the result; empty where a rule drops it
+  std::string name;      ///< in the result; empty if a rule drops it
   std::string origin;    ///< the ranks' name, with the model's numbers of layers and experts
   std::size_t rule = 0;  ///< of the plan, from 1 on
   std::string action;
   TensorSpec spec;  ///< of the result
   std::vector<AccountedSource> sources;
-  std::string file;  ///< of the checkpoint; empty where several shards have parts of it
+  std::string file;  ///< of the checkpoint; empty if several shards have parts of it
 };
 /// Every tensor of every rank is in `tensors` or in `dropped`, once.
 struct ExportAccount {

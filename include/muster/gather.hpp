@@ -48,7 +48,7 @@ enum class Landing : std::uint8_t {
 struct GatherOptions {
   /// Through state files in a directory that all ranks see.
   struct Workspace {
-    /// Made where it is not there; empty: no files. Given on all members of a list or on none; the paths may be spelled
+    /// Made if it is not there; empty: no files. Given on all members of a list or on none; the paths may be spelled
     /// differently, what they lead to may not differ.
     std::string path = {};
     /// What every member gave stays there as a state file, durable, for inspection. The same on all.
@@ -116,7 +116,7 @@ class Exchange {
   Exchange(Exchange&&) noexcept = default;
   Exchange& operator=(Exchange&&) noexcept = default;
 
-  /// The list this rank was in; empty where it was in none.
+  /// The list this rank was in; empty if it was in none.
   [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
   /// On a sender: waits until the first rank no longer holds this rank's bytes, or is gone. Returns false at the
   /// deadline. At once elsewhere.
@@ -145,7 +145,7 @@ class Gathered : public Exchange {
   /// Entries, absent ones counted: the length of the list on the first rank, 0 elsewhere.
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
-  /// The entry of ranks()[index]; empty where that rank passed none. Throws Error(argument) past the end.
+  /// The entry of ranks()[index]; empty if that rank passed none. Throws Error(argument) past the end.
   [[nodiscard]] const std::optional<T>& operator[](std::size_t index) const& {
     if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
     return entries_[index];

@@ -22,7 +22,7 @@
 namespace muster {
 
 /// Where a piece of a tensor belongs that did not fit into one part. Its elements lie one after another in the whole,
-/// row-major: [first, first + elements). Where a row (one step of dimension 0) fits into a part, the piece is some rows
+/// row-major: [first, first + elements). If a row (one step of dimension 0) fits into a part, the piece is some rows
 /// and has their shape; else it is a flat run of elements, of shape {elements}.
 struct TensorSlice {
   int rank = 0;
@@ -47,7 +47,7 @@ struct LayerPart {
   std::uint32_t part = 0;
   std::uint32_t parts = 1;  ///< the greatest number of any rank; ranks with fewer are absent from the later ones
   std::vector<int> ranks;   ///< the list
-  std::vector<std::optional<Config>> configs;  ///< of ranks[i]; empty where that rank has nothing in this layer or part
+  std::vector<std::optional<Config>> configs;  ///< of ranks[i]; empty if that rank has nothing in this layer or part
   std::vector<TensorSlice> slices;             ///< in the order of the list, then of the tree
   std::vector<LayerTensor> tensors;            ///< of part 0: all tensors of the layer, in that order; later none
 

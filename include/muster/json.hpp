@@ -106,7 +106,7 @@ Config from_nlohmann(const Json& json) {
 }
 
 /// The tree as an nlohmann::ordered_json, which keeps the order of members, or as an nlohmann::json. Throws
-/// Error(argument) where a leaf is a tensor (see split), and on nesting beyond max_config_depth.
+/// Error(argument) if a leaf is a tensor (see split), and on nesting beyond max_config_depth.
 template <class Json = nlohmann::ordered_json>
 Json to_nlohmann(const Config& config) {
   return detail::config_to_json<Json>(config, 0);

@@ -16,7 +16,7 @@ std::string_view to_string(LogLevel level) noexcept;
 using LogHook = std::function<void(LogLevel, std::string_view message)>;
 
 /// Replaces the hook of this process and the lowest level that reaches it. An empty hook restores the default, which
-/// writes warnings and errors to standard error (from MUSTER_LOG=debug|info|warning|error on, where that is set).
+/// writes warnings and errors to standard error (from MUSTER_LOG=debug|info|warning|error on, if that is set).
 void set_log_hook(LogHook hook, LogLevel lowest = LogLevel::info);
 
 /// Hands one message to the hook. For the library's own use and for programs that want one log.

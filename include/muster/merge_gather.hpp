@@ -42,10 +42,10 @@ class Merged : public Exchange {
 /// back. `same`, `first` and a list of one rank move no bytes: there the result is the first rank's own tensor, as
 /// GatherOptions::own says.
 ///
-/// Throws on all ranks alike. Error(rank_mismatch) where merges, dtypes or shapes do not fit, with those of each rank,
-/// or where tensors that are to be the "same" differ, with the ranks; Error(argument) where the dimension is not there
-/// or the blocks do not divide it; Error(unsupported) where elements have no max or sum, or where packed 4-bit elements
-/// of two ranks would share a byte; Error(no_space) before any byte is copied; Error(no_space | io) where a rank is out
+/// Throws on all ranks alike. Error(rank_mismatch) if merges, dtypes or shapes do not fit, with those of each rank,
+/// or if tensors that are to be the "same" differ, with the ranks; Error(argument) if the dimension is not there
+/// or the blocks do not divide it; Error(unsupported) if elements have no max or sum, or if packed 4-bit elements
+/// of two ranks would share a byte; Error(no_space) before any byte is copied; Error(no_space | io) if a rank is out
 /// of memory or file descriptors. All these leave the group usable.
 /// Error(timeout | peer_lost | cancelled) poison it.
 Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,

@@ -23,9 +23,9 @@ namespace muster {
 class ModelDir {
  public:
   /// A directory: the files that its index (model.safetensors.index.json) names, else model.safetensors, else all
-  /// *.safetensors in it. A file: that one. Reads headers only. Throws Error(not_found) where there is nothing, or an
-  /// index names a file that is missing; Error(corrupt) where the index names a tensor that its file has not, a file
-  /// has a tensor that the index lacks, or two files have one name; Error(argument) where it cannot be told which files
+  /// *.safetensors in it. A file: that one. Reads headers only. Throws Error(not_found) if there is nothing, or an
+  /// index names a file that is missing; Error(corrupt) if the index names a tensor that its file has not, a file
+  /// has a tensor that the index lacks, or two files have one name; Error(argument) if it cannot be told which files
   /// are meant; and what SafetensorsFile::open throws.
   static ModelDir open(const std::string& path);
 
@@ -67,7 +67,7 @@ struct ShardLayout {
 /// Throws Error(argument) on a name twice.
 ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size);
 
-/// config.json of a model directory; none where it has none. Throws Error(corrupt) where it is no JSON object,
+/// config.json of a model directory; none if it has none. Throws Error(corrupt) if it is no JSON object,
 /// Error(io).
 std::optional<Config> read_model_config(const std::string& directory);
 

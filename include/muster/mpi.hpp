@@ -28,12 +28,12 @@ struct MpiGroupOptions {
 /// then for the other ranks' to end: up to the group's timeout, 2 s after a failure. After a failed wait, memory that
 /// MPI may still touch is kept until the process ends, but for tensors that the caller has lent: where such were being
 /// sent, nothing here calls MPI in this process any more, and whoever else does (MPI_Finalize, too) must leave them
-/// where they are. Where a rank has died MPI_Finalize does not return (MPICH waits for the dead), so end the process
+/// where they are. If a rank has died MPI_Finalize does not return (MPICH waits for the dead), so end the process
 /// without it.
 ///
-/// Collective over `comm`. Throws Error(argument) where MPI is not initialised or has ended, or `comm` is
-/// MPI_COMM_NULL or an inter-communicator; Error(unsupported) where MPI may not be called from this thread;
-/// Error(timeout) where ranks do not come; Error(version) where ranks run different versions of Muster or have
+/// Collective over `comm`. Throws Error(argument) if MPI is not initialised or has ended, or `comm` is
+/// MPI_COMM_NULL or an inter-communicator; Error(unsupported) if MPI may not be called from this thread;
+/// Error(timeout) if ranks do not come; Error(version) if ranks run different versions of Muster or have
 /// different byte orders.
 std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& options = {});
 

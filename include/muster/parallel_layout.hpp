@@ -20,8 +20,8 @@ struct ParallelLayout {
     int expert = 0;
   };
 
-  /// "4" (tensor parallelism alone) or "tp=2,pp=2,ep=2", each at most once. Throws Error(argument) where it is neither,
-  /// or where there are more than 4096 ranks.
+  /// "4" (tensor parallelism alone) or "tp=2,pp=2,ep=2", each at most once. Throws Error(argument) if it is neither,
+  /// or if there are more than 4096 ranks.
   static ParallelLayout parse(std::string_view text);
 
   [[nodiscard]] int ranks() const noexcept { return tensor * pipeline * expert; }

@@ -76,21 +76,21 @@ enum class Axis : std::uint8_t { tensor, expert };
 /// Which tensor names a rule is for; always the whole name, never a part of it.
 class TensorPattern {
  public:
-  /// `*` stands for any characters, dots too; `{a,b}` for one of several words. Throws Error(argument) where braces do
+  /// `*` stands for any characters, dots too; `{a,b}` for one of several words. Throws Error(argument) if braces do
   /// not pair, nest, or mean more than 256 patterns, and beyond 1024 characters.
   static TensorPattern glob(std::string text);
   /// A regular expression of at most 1024 characters in RE2's syntax, without back-references and look-ahead, so that
-  /// matching takes linear time. Throws Error(argument) where it is not one.
+  /// matching takes linear time. Throws Error(argument) if it is not one.
   static TensorPattern regex(std::string text);
 
   [[nodiscard]] bool matches(std::string_view name) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] bool is_regex() const noexcept { return is_regex_; }
 
-  /// How many parts of a name a match has: a glob's stars, a regular expression's groups. None where the braces of a
+  /// How many parts of a name a match has: a glob's stars, a regular expression's groups. None if the braces of a
   /// glob hold different numbers of stars.
   [[nodiscard]] std::optional<std::size_t> groups() const;
-  /// Those parts of `name`, which they are views of; none where the name does not match. From the left on each star
+  /// Those parts of `name`, which they are views of; none if the name does not match. From the left on each star
   /// takes as few characters as it can.
   [[nodiscard]] std::optional<std::vector<std::string_view>> captures(std::string_view name) const;
 
@@ -104,12 +104,12 @@ class TensorPattern {
 /// it, "*layers.#.*".
 class NumberPattern {
  public:
-  /// Throws Error(argument) where there is not exactly one `#`, or as TensorPattern::glob.
+  /// Throws Error(argument) if there is not exactly one `#`, or as TensorPattern::glob.
   static NumberPattern parse(std::string text);
-  /// The number in a name (at most 18 digits, no leading zeros); none where the pattern does not fit the whole name.
-  /// Where several places fit, the first.
+  /// The number in a name (at most 18 digits, no leading zeros); none if the pattern does not fit the whole name.
+  /// If several places fit, the first.
   [[nodiscard]] std::optional<std::int64_t> find(std::string_view name) const;
-  /// The same name with another number there. Throws Error(argument) where find() has none.
+  /// The same name with another number there. Throws Error(argument) if find() has none.
   [[nodiscard]] std::string replace(std::string_view name, std::int64_t number) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
 
@@ -165,12 +165,12 @@ class MergePlan {
   /// Without "auto".
   static std::span<const std::string_view> builtin_names() noexcept;
 
-  /// The first rule for a tensor; null where there is none.
+  /// The first rule for a tensor; null if there is none.
   [[nodiscard]] const MergeRule* find(std::string_view tensor) const;
   /// What a rule calls a tensor in the result.
   [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
   /// Backwards: the ranks' name of a tensor of the result, and its rule; forwards they give that result again. Where
-  /// several rules do, it is the first; none where no rule does. Throws Error(argument) where a rule with `rename` that
+  /// several rules do, it is the first; none if no rule does. Throws Error(argument) if a rule with `rename` that
   /// fits cannot be turned around (regular expressions, braces of several words, a star that the new name lacks or has
   /// twice).
   struct Origin {
@@ -180,9 +180,9 @@ class MergePlan {
   [[nodiscard]] std::optional<Origin> origin(std::string_view result) const;
   /// `tensor` is the ranks' name. `specs` are those of all ranks that the rule joins (forwards); with `whole` that of
   /// the whole tensor alone (backwards). A number of `heads` that config.json lacks is not known, unless the tensor is
-  /// fused. Throws Error(argument) where a number of config.json is missing ("rule 3 needs
-  /// \"vocab_size\" of config.json") or is none, where there are no specs, for DropAction, where the whole's size is
-  /// not the one that `trim` says, and where a rule joins across expert ranks what belongs to one expert by its name.
+  /// fused. Throws Error(argument) if a number of config.json is missing ("rule 3 needs
+  /// \"vocab_size\" of config.json") or is none, if there are no specs, for DropAction, if the whole's size is
+  /// not the one that `trim` says, and if a rule joins across expert ranks what belongs to one expert by its name.
   [[nodiscard]] ResolvedMerge resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                       bool whole = false, const MergeFacts& facts = {}) const;
   /// Where layers and experts have their numbers.

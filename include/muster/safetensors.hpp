@@ -88,10 +88,10 @@ class SafetensorsWriter {
   /// Bytes of a tensor from `offset` (of its own) on; each byte is written once. Thread-safe. Throws Error(not_found)
   /// on a name that was not announced, Error(argument) past the tensor's end; Error(no_space | io).
   void write(std::string_view name, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// A whole tensor, strided ones too. Throws also Error(argument) where dtype or shape are not the announced ones.
+  /// A whole tensor, strided ones too. Throws also Error(argument) if dtype or shape are not the announced ones.
   void write(std::string_view name, const TensorView& tensor);
 
-  /// Durable when it returns: contents, then name. Once, after all write() have returned. Throws Error(argument) where
+  /// Durable when it returns: contents, then name. Once, after all write() have returned. Throws Error(argument) if
   /// bytes are missing; Error(no_space | io), after which the earlier file is untouched, unless syncing the directory
   /// was what failed: then the new one is there, but a power cut may undo it.
   void commit();

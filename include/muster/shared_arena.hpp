@@ -20,7 +20,7 @@ class ArenaCore;
 class SharedArena {
  public:
   /// `capacity` bytes at most for all tensors; memory is taken as it is touched. Throws Error(no_space) with needed and
-  /// available bytes, Error(unsupported) where anonymous shared memory is not there.
+  /// available bytes, Error(unsupported) if anonymous shared memory is not there.
   explicit SharedArena(std::uint64_t capacity);
   SharedArena(SharedArena&&) noexcept;
   SharedArena& operator=(SharedArena&&) noexcept;

@@ -33,7 +33,7 @@ Config join(const State& state);
 
 /// JSON text of a tree without tensors: UTF-8; NaN, infinities and NaN payloads as {"$float": ...}, so that parse_json
 /// gives the same tree; objects of the user's own that look like that are escaped. `indent` < 0 puts all on one line.
-/// Throws Error(argument) where a leaf is a tensor or a string is not UTF-8.
+/// Throws Error(argument) if a leaf is a tensor or a string is not UTF-8.
 std::string to_json(const Config& config, int indent = -1);
 
 /// The tree of a JSON text. Duplicate keys, trailing text, nesting beyond max_config_depth and invalid UTF-8 are

@@ -40,7 +40,7 @@ struct StateTensor {
   Shape shape = {};
   std::uint64_t bytes = 0;         ///< of its elements, uncompressed
   std::uint64_t stored_bytes = 0;  ///< in the file; other than `bytes` where it is compressed
-  std::uint64_t offset = 0;        ///< of its first byte in the file; 0 where it is compressed or has no elements
+  std::uint64_t offset = 0;        ///< of its first byte in the file; 0 if it is compressed or has no elements
   bool compressed = false;         ///< in chunks: byte shuffle and zstd
   std::uint64_t checksum = 0;      ///< XXH3-64, seed 0, of its elements as they are in memory
 };
@@ -62,10 +62,10 @@ struct StateProblem {
 class StateFile {
  public:
   /// Two reads: the commit mark and the catalogue; both are checked against their checksums and the file's length.
-  /// Throws Error(not_found | io); Error(argument) where it is no regular file; Error(corrupt) where it is no state
+  /// Throws Error(not_found | io); Error(argument) if it is no regular file; Error(corrupt) if it is no state
   /// file, is not complete or contradicts itself (nothing is allocated that the file's own length does not justify);
-  /// Error(version) where a newer Muster wrote it. os_error() is ENODATA where the file is shorter than its mark says
-  /// or has none (yet), and ESTALE where a server says so: on network file systems either may pass.
+  /// Error(version) if a newer Muster wrote it. os_error() is ENODATA if the file is shorter than its mark says
+  /// or has none (yet), and ESTALE if a server says so: on network file systems either may pass.
   static StateFile open(const std::string& path, FileAccess access = FileAccess::automatic);
   /// Whether a file begins with the magic of a commit mark: complete or not. Throws Error(not_found | io).
   static bool is_state_file(const std::string& path);
@@ -89,7 +89,7 @@ class StateFile {
   [[nodiscard]] Tensor tensor(std::size_t index) const;
   [[nodiscard]] Tensor tensor(std::string_view name) const;
   /// Bytes [offset, offset + target.size()) of a tensor's elements, whatever it is stored as. Throws Error(argument)
-  /// where that is not inside, else as tensor().
+  /// if that is not inside, else as tensor().
   void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
   /// Config and all tensors.
   [[nodiscard]] State load() const;
@@ -127,7 +127,7 @@ class StateFileWriter {
     Shape shape = {};
   };
   /// `config` has no tensors. Throws Error(argument) on names, shapes (at most 32 dimensions) or levels that cannot be;
-  /// Error(no_space | io | not_found); Error(unsupported) where libmuster-hdf5 cannot be loaded.
+  /// Error(no_space | io | not_found); Error(unsupported) if libmuster-hdf5 cannot be loaded.
   StateFileWriter(const std::string& path, const Config& config, std::vector<Entry> tensors,
                   const StateFileOptions& options = {});
   StateFileWriter(StateFileWriter&&) noexcept;
@@ -139,12 +139,12 @@ class StateFileWriter {
   /// and end at its chunks' borders or come in ascending order. Thread-safe. Throws Error(argument) past the tensor's
   /// end; Error(no_space | io).
   void write(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// A whole tensor, strided ones too. Throws also Error(argument) where dtype or shape are not the announced ones.
+  /// A whole tensor, strided ones too. Throws also Error(argument) if dtype or shape are not the announced ones.
   void write(std::size_t index, const TensorView& tensor);
   /// Several whole tensors, one a place of the list that was announced, by all cores. Throws as write.
   void write_all(std::span<const TensorView> tensors, const ProgressCallback& progress = {});
 
-  /// Where a tensor's bytes belong in temporary_path(), for processes that write them by themselves; none where it is
+  /// Where a tensor's bytes belong in temporary_path(), for processes that write them by themselves; none if it is
   /// compressed. Their bytes are read back for the checksum by commit(), once written_elsewhere() has said
   /// that they are there.
   [[nodiscard]] std::optional<std::uint64_t> place(std::size_t index) const;
@@ -153,7 +153,7 @@ class StateFileWriter {
   void written_elsewhere(std::size_t index);
 
   /// Durable when it returns (StateFileOptions::durable): data, catalogue, commit mark, name. Once. Throws
-  /// Error(argument) where bytes are missing; Error(no_space | io), after which an earlier file is untouched, unless
+  /// Error(argument) if bytes are missing; Error(no_space | io), after which an earlier file is untouched, unless
   /// syncing the directory was what failed: then the new one is there, but a power cut may undo it.
   void commit();
 

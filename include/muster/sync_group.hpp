@@ -147,7 +147,7 @@ class SyncGroup {
 /// set_world(); MPI that runs already; mpiexec and srun, by libmuster-mpi, which is loaded then and ends MPI at exit;
 /// `muster run` and torchrun; a step of Slurm; else one process. Collective at the first call. Throws Error(timeout)
 /// with the ranks that never came, Error(version), Error(rank_mismatch) on double ranks or different sizes,
-/// Error(argument) on variables that do not parse or contradict each other, Error(unsupported) where there is no way
+/// Error(argument) on variables that do not parse or contradict each other, Error(unsupported) if there is no way
 /// to ranks of other hosts, or libmuster-mpi is missing.
 std::shared_ptr<SyncGroup> world();
 

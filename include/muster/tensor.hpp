@@ -21,7 +21,7 @@ using Shape = std::vector<std::int64_t>;
 /// Steps in elements, one an extent; may be zero or negative. Empty means row-major without gaps.
 using Strides = std::vector<std::int64_t>;
 
-/// The number of elements. Throws Error(argument) on a negative extent or where it does not fit 63 bits.
+/// The number of elements. Throws Error(argument) on a negative extent or if it does not fit 63 bits.
 std::int64_t element_count(const Shape& shape);
 
 /// Bytes of a contiguous tensor (packed types: rounded up to a byte). Throws like element_count.
@@ -51,7 +51,7 @@ std::string to_string(const TensorSpec& spec);
 class TensorView {
  public:
   TensorView() = default;
-  /// `data` is the first element (it may be null where there are no elements), on `device`. Throws Error(argument) on
+  /// `data` is the first element (it may be null if there are no elements), on `device`. Throws Error(argument) on
   /// shapes that overflow, on strides whose number is not the shape's, on strides with a packed dtype, and on a
   /// negative index of a device.
   TensorView(DType dtype, Shape shape, const void* data, Strides strides = {}, Device device = {});
@@ -62,13 +62,13 @@ class TensorView {
   [[nodiscard]] const Strides& strides() const noexcept { return strides_; }
   /// An address on device().
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
-  /// The same, for the CPU to read. Throws Error(argument) where the elements are on a device.
+  /// The same, for the CPU to read. Throws Error(argument) if the elements are on a device.
   [[nodiscard]] const std::byte* host_data() const {
     if (!device_.is_host()) refuse_to_read();
     return data_;
   }
   /// The first element as a T, whose dtype must be this one (dtype_of), for the CPU to read; the others follow by
-  /// strides(). Throws Error(argument) on another dtype, where the elements are on a device, and where the address is
+  /// strides(). Throws Error(argument) on another dtype, if the elements are on a device, and if the address is
   /// not one for a T (tensors of mapped files may begin at any byte: copy those).
   template <class T>
   [[nodiscard]] const T* data() const {
@@ -89,7 +89,7 @@ class TensorView {
   /// The bytes of a contiguous view. Throws Error(argument) on a strided one and on one of a device.
   [[nodiscard]] std::span<const std::byte> bytes() const;
 
-  /// Elements [begin, end) of one dimension. Throws Error(argument) where that is not inside, or cuts through a packed
+  /// Elements [begin, end) of one dimension. Throws Error(argument) if that is not inside, or cuts through a packed
   /// byte.
   [[nodiscard]] TensorView slice(std::size_t dim, std::int64_t begin, std::int64_t end) const;
   /// The dimensions in reverse order (a view; nothing is copied).
@@ -136,7 +136,7 @@ template <class T>
 TensorView view_of(const std::vector<T>&& elements) = delete;
 
 /// Writes the elements of `source`, row-major and without gaps, to `target`, which has room for source.nbytes(). Throws
-/// Error(argument) where they are on a device.
+/// Error(argument) if they are on a device.
 void copy_contiguous(const TensorView& source, std::byte* target);
 
 /// Same dtype, shape and bits (NaN payloads and the sign of zero count). Strides do not matter. Throws Error(argument)
@@ -153,9 +153,9 @@ class Tensor {
   /// Likewise, and mutable_data() may be used. `data` is the view's own memory.
   Tensor(TensorView view, std::shared_ptr<const void> owner, std::byte* data);
 
-  /// Fresh heap memory, 64-byte aligned, not initialised. Throws Error(no_space) where there is none.
+  /// Fresh heap memory, 64-byte aligned, not initialised. Throws Error(no_space) if there is none.
   static Tensor allocate(DType dtype, Shape shape);
-  /// A contiguous copy on the heap. Throws Error(argument) where the source is on a device.
+  /// A contiguous copy on the heap. Throws Error(argument) if the source is on a device.
   static Tensor copy_of(const TensorView& source);
   /// Keeps the vector, whose elements it has: one dimension, or the shape that is given, as for view_of. Writable.
   template <class T>
@@ -192,7 +192,7 @@ class Tensor {
     return view_.values<T>();
   }
   [[nodiscard]] bool is_writable() const noexcept { return mutable_ != nullptr; }
-  /// Throws Error(argument) where the memory is not the holder's to write (gathered, mapped or borrowed tensors).
+  /// Throws Error(argument) if the memory is not the holder's to write (gathered, mapped or borrowed tensors).
   [[nodiscard]] std::byte* mutable_data() const;
   /// The elements, to be written. Throws as these and as TensorView::values().
   template <class T>

@@ -68,12 +68,12 @@ struct VerifyOptions {
 /// workspace where that is so of all its states, each job has one of every rank, and nothing is left by processes that
 /// are gone.
 ///
-/// Throws Error(not_found) where there is nothing to verify, Error(io) where a directory cannot be read, Error(version)
+/// Throws Error(not_found) if there is nothing to verify, Error(io) if a directory cannot be read, Error(version)
 /// where a newer Muster made it.
 VerifyReport verify(const std::string& path, const VerifyOptions& options = {});
 
 /// Makes muster.checksums.json beside a checkpoint, replacing an older one; returns the number of tensors. Local.
-/// Throws Error(argument) where `path` is no checkpoint's directory or is not whole (the first problem is in the
+/// Throws Error(argument) if `path` is no checkpoint's directory or is not whole (the first problem is in the
 /// words); Error(io | no_space).
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress = {});
 

@@ -69,13 +69,13 @@ class NFSWorkspace {
   NFSWorkspace() = default;
   /// Makes the directory (all ranks may). One rank of each host removes what processes of that host left unfinished
   /// that are proved dead; states stay, whoever wrote them. No path, or an empty one: not initialised. A null group:
-  /// the world. Throws Error(io | no_space | argument) where the path cannot be a workspace: a file, a dangling link,
+  /// the world. Throws Error(io | no_space | argument) if the path cannot be a workspace: a file, a dangling link,
   /// no permission, a directory with a newer version's mark.
   explicit NFSWorkspace(const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group = nullptr,
                         const WorkspaceOptions& options = {});
 
   [[nodiscard]] bool is_initialized() const noexcept { return group_ != nullptr; }
-  /// Empty where not initialised.
+  /// Empty if not initialised.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
   /// This rank's next state: there as a whole, or not at all. `config` may have tensors at its leaves, too: they become
@@ -83,14 +83,14 @@ class NFSWorkspace {
   /// generation, by which readers and `muster export` find what the ranks wrote together: `step`, which is larger than
   /// all that this rank has written in this job; without it, one more than this rank's last (1, 2, ...). A write that
   /// failed leaves nothing and uses no number up: without steps, try it again before the next one, or this rank's
-  /// states no longer belong to the others' of the same number. Throws Error(argument) where not initialised, on names
+  /// states no longer belong to the others' of the same number. Throws Error(argument) if not initialised, on names
   /// twice and on a step that is not larger; Error(no_space | io).
   std::uint64_t write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights = {},
                                           std::optional<std::uint64_t> step = {});
 
-  /// Any rank's newest complete state that `query` fits; none where there is none now (it does not wait). Throws
-  /// Error(argument) where not initialised or where this group has no such rank (of other jobs any may be asked for);
-  /// Error(not_found) where the directory is gone; Error(corrupt | version) on a state that is damaged; Error(io).
+  /// Any rank's newest complete state that `query` fits; none if there is none now (it does not wait). Throws
+  /// Error(argument) if not initialised or if this group has no such rank (of other jobs any may be asked for);
+  /// Error(not_found) if the directory is gone; Error(corrupt | version) on a state that is damaged; Error(io).
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query);
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t at_least = 0) {
     return read_configs_and_weights_from_rank(rank, WorkspaceQuery{.at_least = at_least});
@@ -107,8 +107,8 @@ class NFSWorkspace {
 };
 
 struct FileGroupOptions {
-  std::string directory;  ///< a workspace that all ranks see; made where it is not there
-  std::string key = {};   ///< what all ranks of the job know and no other job has; needed where several jobs may start
+  std::string directory;  ///< a workspace that all ranks see; made if it is not there
+  std::string key = {};   ///< what all ranks of the job know and no other job has; needed if several jobs may start
                           ///< in one directory at the same time
   int rank = 0;
   int size = 1;
@@ -120,7 +120,7 @@ struct FileGroupOptions {
 /// A group of `size` processes that share nothing but a directory: rounds, messages and heartbeats are small files in
 /// it. Some milliseconds a round on a local disk, as much as the server's caches allow elsewhere. Collective. Throws
 /// Error(timeout) with the ranks that never came, Error(rank_mismatch) on double ranks, different sizes or two jobs
-/// that meet, Error(argument | io | no_space) where the directory cannot be used.
+/// that meet, Error(argument | io | no_space) if the directory cannot be used.
 std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options);
 
 }  // namespace muster

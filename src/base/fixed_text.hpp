@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text in the fixed arrays of records that processes share: cut where it is too long, always ended by a zero.
+// Text in the fixed arrays of records that processes share: cut if it is too long, always ended by a zero.
 
 #include <algorithm>
 #include <array>

@@ -186,7 +186,7 @@ class Run {
         record_.closes = true;
     }
     if (call_.value != nullptr) record_.residency = residency_of(*call_.value);
-    // Where there is none, it is refused after round 1, in words that all ranks have.
+    // If there is none, it is refused after round 1, in words that all ranks have.
     guess_ = guess_route(record_);
     if (guess_ == nullptr) return;
     proof_ = guess_->prove(call_, record_);

@@ -17,7 +17,7 @@ namespace muster::gather {
 /// Places in Record::facts. Sizes along the concatenated dimension may differ, all else is in kind_hash.
 enum MergeFact : std::size_t {
   fact_extent = 0,
-  // Where bytes move, of the first rank: a free slot that it has.
+  // If bytes move, of the first rank: a free slot that it has.
   fact_capacity = 1,
   fact_taken = 2,  // bytes of it that memory has been taken for
   // Same, of every rank: XXH3-128 of the elements.
@@ -30,7 +30,7 @@ std::string merge_text(const Merge& merge, const TensorSpec& spec);
 /// What has to be the same on all ranks of a list, in words. Throws as merge::join where the merge cannot be applied to
 /// such a tensor at all.
 std::string merge_kind(const Merge& merge, const TensorSpec& spec);
-/// The size along the dimension that ranks may differ in; 0 where there is none.
+/// The size along the dimension that ranks may differ in; 0 if there is none.
 std::int64_t merge_extent(const Merge& merge, const TensorSpec& spec);
 /// Record::merge of a kind.
 inline std::uint8_t merge_number(const Merge& merge) noexcept {
@@ -49,7 +49,7 @@ struct MergeArea {
   std::uint64_t target_at = 0;
   std::uint64_t target_bytes = 0;
   std::uint64_t scratch_at = 0;
-  std::uint64_t chunk = 0;  ///< bytes of each rank's tensor that are reduced at a time; 0 where nothing is
+  std::uint64_t chunk = 0;  ///< bytes of each rank's tensor that are reduced at a time; 0 if nothing is
   std::uint64_t total = 0;
 };
 MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks) noexcept;
@@ -60,7 +60,7 @@ MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record>
 bool is_warm(const Record& first, const MergeArea& area) noexcept;
 
 /// Shared memory that a rank of the list `members` will take: its own word, or for the first rank of a list that merges
-/// what all its members' records say. 0 where it is not known before (then the rank itself looks before it takes any).
+/// what all its members' records say. 0 if it is not known before (then the rank itself looks before it takes any).
 std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const Record> records);
 
 /// Members whose tensor is not the first rank's, where that matters.

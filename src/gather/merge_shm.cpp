@@ -7,7 +7,7 @@
 //     is needed ("warm"), every rank of the list has it mapped, and begins to write at once.
 //  3. Else the first rank makes a slot, or takes more memory for the one it has, and tells the others its place
 //     (shm_protocol.hpp). 0: there is none, round 2 says why.
-//  4. Where ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
+//  4. If ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
 //     have mapped it, and the first rank says whether all have (merge_reduce.hpp).
 //  5. Every rank copies its pieces into their places, or reduces its share.
 // The lease on the slot goes with the tensor, or with a failure.
@@ -41,7 +41,7 @@ constexpr const char* handing_out = "merge: receiving";
 // Short rows cost more in calls than they gain.
 constexpr int writers_at_once = 3;
 constexpr std::uint64_t written_from = 16 << 10;
-// Where rows of several ranks interleave, from this length on each rank's are put into its page table by themselves.
+// If rows of several ranks interleave, from this length on each rank's are put into its page table by themselves.
 constexpr std::uint64_t populated_from = 64 << 10;
 
 class ShmMerge final : public Transfer {
@@ -97,7 +97,7 @@ class ShmMerge final : public Transfer {
   std::shared_ptr<shm::OwnSlotLease> lease_;
   // The others'.
   std::shared_ptr<shm::RemoteSegment> remote_;
-  std::byte* data_ = nullptr;  // of the segment, null where there is none
+  std::byte* data_ = nullptr;  // of the segment, null if there is none
   bool is_known_ = false;      // its memory has been written before
   bool writes_ = false;        // by pwrite
 };

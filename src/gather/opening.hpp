@@ -25,21 +25,21 @@ std::string route_text(const GatherOptions& options);
 /// The bits of the drivers that this rank could use.
 std::uint8_t usable_routes(const Call& call);
 
-/// Throws Error(unsupported) where it has tensors on devices and this is an asynchronous call.
+/// Throws Error(unsupported) if it has tensors on devices and this is an asynchronous call.
 void refuse_asynchronous(const Config& value);
 
 /// Checks the list and writes it, this rank's place in it and the routes that it could use into call and record. False
-/// where this rank is not in the list: then it only takes part in the rounds. Throws Error(argument).
+/// if this rank is not in the list: then it only takes part in the rounds. Throws Error(argument).
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);
 
 /// What drives a route, and why it is taken.
 struct Chosen {
-  const RouteDriver* driver = nullptr;  ///< null where the policy has refused
+  const RouteDriver* driver = nullptr;  ///< null if the policy has refused
   std::string reason;
 };
 /// Before round 1: the route that this rank would take if all of its list were like it.
 const RouteDriver* guess_route(const Record& record);
-/// After round 1, where nothing was objected to: the route of this rank's list.
+/// After round 1, if nothing was objected to: the route of this rank's list.
 Chosen chosen_route(const Call& call, std::span<const Record> records);
 
 /// One all-gather of a record.

@@ -55,12 +55,12 @@ Decision decide(std::span<const int> members, std::span<const Record> records);
 /// Whom a refusal is about, of the members.
 std::vector<int> ranks_of(const Decision& refused, std::span<const int> members, std::span<const Record> records);
 
-/// "forced by MUSTER_ROUTE"; empty where nothing is forced.
+/// "forced by MUSTER_ROUTE"; empty if nothing is forced.
 std::string forced_text(Forcing forcing);
 /// "local, shm"; "none".
 std::string names_of(std::uint8_t routes);
 
-/// What this rank has to say where the policy has refused: why the route in question cannot be used here, or where its
+/// What this rank has to say if the policy has refused: why the route in question cannot be used here, or where its
 /// tensors are.
 std::string refusal_words(const Call& call, const Decision& refused);
 /// The whole message, made of the words of `ranks`: the same on every rank of the group.

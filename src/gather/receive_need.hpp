@@ -24,7 +24,7 @@ std::uint64_t merge_piece_bytes(std::size_t senders, std::uint64_t largest) noex
 /// All of the window.
 std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noexcept;
 
-/// Memory that a rank of the list `members` takes, beyond what it has. 0 where that is not known before (then the rank
+/// Memory that a rank of the list `members` takes, beyond what it has. 0 if that is not known before (then the rank
 /// itself looks before it takes any).
 std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const Record> records,
                              const SyncGroup& group);

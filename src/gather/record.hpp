@@ -129,7 +129,7 @@ struct Objection {
   Decision refused = {};   // of Reason::refused
 };
 
-/// Looks at all records; none where the exchange can go on. `group` knows which ranks share memory.
+/// Looks at all records; none if the exchange can go on. `group` knows which ranks share memory.
 std::optional<Objection> object(std::span<const Record> records, const SyncGroup& group);
 
 /// The error that all ranks throw, made of everyone's words.

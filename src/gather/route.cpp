@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of routes, and what drivers do where they say nothing else.
+// The table of routes, and what drivers do if they say nothing else.
 
 #include "src/gather/route.hpp"
 

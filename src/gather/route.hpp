@@ -86,7 +86,7 @@ class Transfer {
   virtual void move(std::span<const Record> records, ExchangeReport& report) = 0;
   /// After the last round, when every rank is well: from here on what was moved counts.
   virtual void commit() noexcept {}
-  /// On the first rank: the entries of the other members, by position. Its own place stays empty where its value is to
+  /// On the first rank: the entries of the other members, by position. Its own place stays empty if its value is to
   /// be as the caller gave it; a merge's result is there, or what the route has made of the own value.
   virtual std::vector<std::optional<Config>> deliver() = 0;
   /// On a sender: what the first rank now holds.
@@ -119,7 +119,7 @@ class PartInlet {
   [[nodiscard]] virtual bool brings(int sender) const = 0;
   /// The header of a sender's next part, and the record that was in it when it was offered.
   virtual std::vector<std::byte> take_header(int sender, const WaitOptions& options) = 0;
-  /// What belongs to the header that was taken last, whole; none where the sender has nothing. Its tensors are views of
+  /// What belongs to the header that was taken last, whole; none if the sender has nothing. Its tensors are views of
   /// memory whose last owner gives the sender a credit.
   virtual std::optional<Config> take_part(int sender, const WaitOptions& options) = 0;
   /// While this is set, and the route's library may be called by any thread, parts go on coming in beside the caller.
@@ -150,7 +150,7 @@ class RouteDriver {
   [[nodiscard]] virtual std::string obstacle(const Call& call) const;
   /// Why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
-  /// Null where there is nothing to prove. May throw as Transfer::offer.
+  /// Null if there is nothing to prove. May throw as Transfer::offer.
   virtual std::unique_ptr<Proof> prove(const Call& call, Record& record) const;
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
   /// A stream's own ends. `call` has the group that its messages go by, and outlives them. Null: parts are Transfers.
@@ -158,7 +158,7 @@ class RouteDriver {
   virtual std::unique_ptr<PartInlet> open_inlet(const Call& call, std::uint64_t part_bytes) const;
   /// Whether the first rank of a stream receives into memory of its own, and not into the senders'.
   [[nodiscard]] virtual bool receives_into_own() const noexcept { return false; }
-  /// Whether the route copies this tensor's bytes: false where it only names them, wherever they are.
+  /// Whether the route copies this tensor's bytes: false if it only names them, wherever they are.
   [[nodiscard]] virtual bool moves(const TensorView& tensor) const;
   /// What other ranks still hold of this one's memory no longer counts as its pool, and goes when they give it back.
   /// Free memory stays, or goes too. Returns the bytes that remain in the pool.
@@ -195,7 +195,7 @@ class RouteTable {
   }
   [[nodiscard]] const RouteDriver* find(Route route) const noexcept;
   void set_staging(std::unique_ptr<HostStaging> staging);
-  /// Null where no library of this program can reach devices.
+  /// Null if no library of this program can reach devices.
   [[nodiscard]] const HostStaging* staging() const noexcept { return staging_.load(std::memory_order_acquire); }
 
  private:

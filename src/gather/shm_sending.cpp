@@ -120,7 +120,7 @@ void ShmSending::move(ExchangeReport& report) {
   write();
 }
 
-/// Makes the slot where there is none, and tells of it in the message.
+/// Makes the slot if there is none, and tells of it in the message.
 void ShmSending::lend_slot() {
   slot_ = state_.pool.carry_out(call_.first(), std::move(plan_));
   MessageHeader header;

@@ -169,7 +169,7 @@ class Run {
     state_->part_bytes = call_.part_bytes;
   }
 
-  /// 3 to 6. Returns this rank's own failure; throws where the group has failed.
+  /// 3 to 6. Returns this rank's own failure; throws if the group has failed.
   std::optional<Error> stream() {
     if (!call_.entry.is_member()) return std::nullopt;
     std::optional<Error> own;

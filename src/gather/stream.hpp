@@ -53,7 +53,7 @@ struct StreamCall {
   GatherOptions part_options;    // of each part's transfer
   std::uint64_t part_bytes = 0;
   StreamReport* report = nullptr;
-  mutable std::chrono::steady_clock::time_point looked{};  // for dead ranks, where nothing had to be waited for
+  mutable std::chrono::steady_clock::time_point looked{};  // for dead ranks, if nothing had to be waited for
 
   [[nodiscard]] WaitOptions wait(const char* phase) const {
     return {.timeout = part_options.timeout, .stop = part_options.stop, .phase = phase};
@@ -65,14 +65,14 @@ struct StreamCall {
   void call_back(const std::string& what, const std::function<void()>& run) const;
   /// The next layer of this rank's source. Throws CallbackFailure.
   std::optional<Config> next_layer(std::uint64_t layer) const;
-  /// The part with its tensors brought to the host; none where they are there.
+  /// The part with its tensors brought to the host; none if they are there.
   [[nodiscard]] std::optional<Config> staged(const Config& part) const;
-  /// What brings the part's tensors from devices into the slot that it travels in; null where they are on the host, or
+  /// What brings the part's tensors from devices into the slot that it travels in; null if they are on the host, or
   /// do not travel in one, or not all alike.
   [[nodiscard]] std::unique_ptr<SlotFiller> filler_of(const Call& call) const;
   /// Memory of the host that staging takes.
   [[nodiscard]] std::uint64_t staged_bytes() const;
-  /// Throws where the stream has failed, is cancelled, or a rank is dead, although nothing had to be waited for.
+  /// Throws if the stream has failed, is cancelled, or a rank is dead, although nothing had to be waited for.
   void check() const;
 };
 
@@ -81,7 +81,7 @@ struct CallbackFailure {
   Error error;
 };
 
-/// Before each part. Where a sender's stream ends, `parts` is 0.
+/// Before each part. If a sender's stream ends, `parts` is 0.
 struct PartHeader {
   std::uint64_t layer = 0;
   std::uint32_t part = 0;

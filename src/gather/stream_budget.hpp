@@ -24,7 +24,7 @@ struct StreamShare {
 };
 
 /// The share of each sender where a list of `length` ranks has `budget` bytes: equal, in `depth` slots of whole pages
-/// with a page of words each. Throws Error(argument) where that leaves no page for bytes.
+/// with a page of words each. Throws Error(argument) if that leaves no page for bytes.
 StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t depth);
 
 /// The share of the list that `mine` belongs to. All memory of a list is on the host of its first rank: of senders

@@ -7,7 +7,7 @@
 //     the same on two hosts is refused on all ranks, in a round of its own.
 //  2. move, sender: its tree, split into config and weights, becomes a state file under a name that was never used.
 //     It is whole when it has its name; it is not fsynced unless it is to stay, because it goes as soon as it was read.
-//     The name goes to the first rank through the group. Where writing fails, a message without a name says so: the
+//     The name goes to the first rank through the group. If writing fails, a message without a name says so: the
 //     first rank must not wait for it.
 //  3. move, first rank: takes every message, even when one of them is bad; opens the names that it was told
 //     (discovery.hpp); maps the files of this host's disks, reads those of a network.
@@ -82,7 +82,7 @@ class SentFile {
   SentFile(const Call& call, WorkspaceRouteState& state) : call_(call), state_(state) {}
   /// Before round 1: what there is to write. Throws Error(argument) on a tree that cannot be.
   void offer(Record& record);
-  /// Writes it and tells the first rank, where this rank is not the first. Throws Error(no_space | io | unsupported).
+  /// Writes it and tells the first rank, if this rank is not the first. Throws Error(no_space | io | unsupported).
   void send();
   /// It has been read: it goes, unless it is to stay.
   void commit() noexcept;

@@ -32,16 +32,16 @@ struct FileStatus {
   bool is_regular = false;
   bool is_link = false;
 };
-/// Of the name itself, or (followed) of what a symbolic link leads to. None where there is no such name. Throws
+/// Of the name itself, or (followed) of what a symbolic link leads to. None if there is no such name. Throws
 /// Error(io).
 enum class Links : std::uint8_t { themselves, followed };
 std::optional<FileStatus> file_status(const std::string& path, Links links = Links::themselves);
 
-/// False where it was there. Parents must be. Throws Error(io | not_found | no_space).
+/// False if it was there. Parents must be. Throws Error(io | not_found | no_space).
 bool make_directory(const std::string& path);
-/// False where it was not there. Throws Error(io).
+/// False if it was not there. Throws Error(io).
 bool remove_file(const std::string& path);
-/// False where it was not there, or is not empty. Throws Error(io).
+/// False if it was not there, or is not empty. Throws Error(io).
 bool remove_empty_directory(const std::string& path);
 /// In place of what has the name. Throws Error(io | not_found).
 void rename_file(const std::string& from, const std::string& to);
@@ -49,7 +49,7 @@ void rename_file(const std::string& from, const std::string& to);
 /// A descriptor of a directory. Throws Error(io | not_found).
 Fd open_directory(const std::string& path);
 /// Takes the directory's lock for as long as the descriptor lives, and whatever kills the process gives it back. False
-/// where another process has it, or the file system has no locks.
+/// if another process has it, or the file system has no locks.
 bool try_lock(const Fd& directory) noexcept;
 
 /// What is in the file, or which names are in the directory, is there after a power cut, too. Throws Error(io).
@@ -69,7 +69,7 @@ FileSystem file_system_of(const std::string& path);
 /// Of an open file, which messages call `path`.
 FileSystem file_system_of(const Fd& file, const std::string& path);
 
-/// A mounted file system with room left; none where the path has none.
+/// A mounted file system with room left; none if the path has none.
 struct SpaceFacts {
   std::uint64_t total_bytes = 0;
   std::uint64_t free_bytes = 0;  ///< for this user

@@ -23,7 +23,7 @@ void set_fault_hook(FaultHook hook) noexcept;
 /// What the hook says. Nothing but a load where none is set.
 int fault(std::string_view call, std::string_view path) noexcept;
 
-/// True where the seam lets this call fail; errno is set then.
+/// True if the seam lets this call fail; errno is set then.
 inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
   const int error = fault(name, path);
   if (error <= 0) return false;

@@ -21,7 +21,7 @@ namespace muster::os {
 /// shortened the file end the process that reads them.
 class MappedFile {
  public:
-  /// Throws Error(not_found | io), and Error(argument) where `path` is no regular file.
+  /// Throws Error(not_found | io), and Error(argument) if `path` is no regular file.
   static std::shared_ptr<const MappedFile> open(const std::string& path);
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -65,11 +65,11 @@ class ReadableFile {
   std::uint64_t bytes_;
 };
 
-/// The whole of a small file. Throws Error(not_found | io), and Error(corrupt) where it is longer than `most` or no
+/// The whole of a small file. Throws Error(not_found | io), and Error(corrupt) if it is longer than `most` or no
 /// regular file.
 std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t most);
 
-/// Brings a part of a mapping into memory at once, which is faster than page after page. Throws Error(io) where it is
+/// Brings a part of a mapping into memory at once, which is faster than page after page. Throws Error(io) if it is
 /// not there any more; a kernel that cannot (before 5.14) is none the worse.
 void populate_mapped(std::span<const std::byte> part, const std::string& path);
 /// This part of a file's mapping has been read and will not be again soon: its pages need not stay in this process.

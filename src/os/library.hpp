@@ -11,7 +11,7 @@ namespace muster::os {
 std::string own_folder();
 
 struct LoadedLibrary {
-  void* handle = nullptr;    ///< null where it could not be loaded
+  void* handle = nullptr;    ///< null if it could not be loaded
   std::string file;          ///< what was loaded, else the first file that was looked for
   std::string failure = {};  ///< the loader's words about each place that it was looked for in
 };
@@ -19,7 +19,7 @@ struct LoadedLibrary {
 /// Loads the library of that file name, from own_folder(), else where the system looks.
 LoadedLibrary load_library(const std::string& name);
 
-/// The address of a symbol of it; null where there is none.
+/// The address of a symbol of it; null if there is none.
 void* find_symbol(const LoadedLibrary& library, const char* name) noexcept;
 
 }  // namespace muster::os

@@ -18,10 +18,10 @@ struct MountFacts {
   std::string source;   ///< "server:/export", "/dev/sda1"
   std::string options;  ///< of the mount and of the file system, with commas
 };
-/// None where it is not known.
+/// None if it is not known.
 std::optional<MountFacts> mount_facts(const std::string& path);
 
-/// How many process namespaces this process is in: 1 outside of containers; 0 where it is not known.
+/// How many process namespaces this process is in: 1 outside of containers; 0 if it is not known.
 int process_namespaces();
 
 /// Whether processes can shut themselves off from system calls.

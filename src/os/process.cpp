@@ -179,7 +179,7 @@ Life life_of(const ProcessIdentity& identity) noexcept {
   if (identity.boot == unknown_boot || identity.boot != here().boot || identity.host != here().host ||
       identity.pid_namespace == 0 || identity.pid_namespace != own_pid_namespace() || identity.pid <= 0)
     return Life::unknown;
-  // Where /proc hides other users' processes, only the signal tells.
+  // If /proc hides other users' processes, only the signal tells.
   if (::kill(static_cast<pid_t>(identity.pid), 0) != 0 && errno == ESRCH) return Life::dead;
   const ProcessFacts facts = facts_of(identity.pid);
   if (!facts.start) return Life::alive;

@@ -77,9 +77,9 @@ std::optional<std::string> environment(const char* name);
 Fd own_pidfd();
 /// Whether the process of a pidfd has ended (a zombie has).
 bool has_exited(const Fd& pidfd) noexcept;
-/// Empty where there is no such process (errno says why).
+/// Empty if there is no such process (errno says why).
 Fd open_pidfd(pid_t pid) noexcept;
-/// False where it has ended.
+/// False if it has ended.
 bool send_signal(const Fd& process, int signal) noexcept;
 /// Whether it ended within `longest`.
 bool wait_for_exit(const Fd& process, std::chrono::milliseconds longest) noexcept;
@@ -89,7 +89,7 @@ class SignalAction {
  public:
   /// What is done now.
   explicit SignalAction(int signal) noexcept;
-  /// Where that is to end the process, `handler` is called instead.
+  /// If that is to end the process, `handler` is called instead.
   void handle_where_default(void (*handler)(int)) const noexcept;
   /// From now on the same again.
   void restore() const noexcept;

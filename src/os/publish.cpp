@@ -102,7 +102,7 @@ bool is_there(const std::string& path) noexcept {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
-/// Where there are no second names: creation decides, and whoever reads the file too early reads it again.
+/// If there are no second names: creation decides, and whoever reads the file too early reads it again.
 bool create_first(const std::string& path, std::span<const std::byte> bytes, Durability durability) {
   try {
     write_new_file(path, bytes, durability);
@@ -117,7 +117,7 @@ bool create_first(const std::string& path, std::span<const std::byte> bytes, Dur
   throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
 }
 
-/// False where the file system cannot.
+/// False if the file system cannot.
 bool exchange_names(const std::string& a, const std::string& b) {
   const auto exchange = [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); };
   if (try_call("exchange", b, exchange) == 0) return true;

@@ -56,7 +56,7 @@ class OutputFile {
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes) { file_.write_at(offset, bytes); }
   void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept { file_.start_writeback(offset, bytes); }
   void sync_data() { file_.sync_data(); }
-  /// Where renaming or anything before it fails, what had the name before has it still.
+  /// If renaming or anything before it fails, what had the name before has it still.
   void commit(Durability durability = Durability::synced);
 
  private:
@@ -89,7 +89,7 @@ bool publish_first(const std::string& path, std::span<const std::byte> bytes, co
 void write_new_file(const std::string& path, std::span<const std::byte> bytes,
                     Durability durability = Durability::unsynced);
 
-/// Renames a file or a directory; Error(argument) where `to` exists.
+/// Renames a file or a directory; Error(argument) if `to` exists.
 void rename_to_new(const std::string& from, const std::string& to);
 
 /// Gives a finished directory, PATH.partial-..., the name PATH that another directory has: they change places, or where

@@ -61,7 +61,7 @@ enum class Access : std::uint8_t { read_only, read_write };
 class Mapping {
  public:
   Mapping() = default;
-  /// Throws Error(no_space) where the address space or the kernel has no room.
+  /// Throws Error(no_space) if the address space or the kernel has no room.
   Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uint64_t bytes);
 
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(region_.get_address()); }

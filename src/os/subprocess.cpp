@@ -74,7 +74,7 @@ class RunningChild {
     else
       ::kill(pid_, SIGKILL);
   }
-  /// CPU time of the process; none where the kernel does not tell.
+  /// CPU time of the process; none if the kernel does not tell.
   [[nodiscard]] std::optional<std::chrono::nanoseconds> cpu_time() const noexcept {
     clockid_t clock{};
     timespec time{};

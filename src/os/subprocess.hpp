@@ -49,7 +49,7 @@ class Subprocess {
  public:
   /// Starts `command[0]` (a path) with nothing of this process's environment but what names libraries and sanitizers'
   /// options, no descriptors but those above, no signal blocked or ignored. Safe in a process with threads. Throws
-  /// Error(unsupported) where the program is not there or is not a program, Error(io) where no socket or process can be
+  /// Error(unsupported) if the program is not there or is not a program, Error(io) if no socket or process can be
   /// had. Faults: "spawn", "socketpair".
   Subprocess(const std::vector<std::string>& command, const Fd& input);
   Subprocess(const Subprocess&) = delete;

@@ -26,13 +26,13 @@ inline constexpr std::size_t most_descriptors = 253;
 
 enum class SocketStatus : std::uint8_t { done, again, closed };
 
-/// A listening socket; the name vanishes with it. Throws Error(argument) with EADDRINUSE where another process has the
+/// A listening socket; the name vanishes with it. Throws Error(argument) with EADDRINUSE if another process has the
 /// name.
 Fd listen_abstract(const std::string& name);
-/// None where nobody listens (yet). Throws Error(io) on anything else, Error(unsupported) where the listener belongs to
+/// None if nobody listens (yet). Throws Error(io) on anything else, Error(unsupported) if the listener belongs to
 /// another uid.
 std::optional<Fd> connect_abstract(const std::string& name);
-/// The next connection of our own uid, none where there is none now. Connections of others are closed and passed over.
+/// The next connection of our own uid, none if there is none now. Connections of others are closed and passed over.
 std::optional<Fd> accept_own(const Fd& listener);
 
 /// Sends one packet, with `descriptor` where it is not negative. A packet goes whole or not at all.

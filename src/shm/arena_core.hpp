@@ -30,7 +30,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   std::uint64_t waiting_for_leases();
   [[nodiscard]] shm::OwnedSegment& segment() noexcept { return segment_; }
 
-  /// A lease on everything in the arena, out until the holder clears its word or dies. Throws Error(no_space) where too
+  /// A lease on everything in the arena, out until the holder clears its word or dies. Throws Error(no_space) if too
   /// many are out.
   shm::LeaseId lend(std::shared_ptr<const sync::PeerLiveness> holder);
 

@@ -125,7 +125,7 @@ class OwnedSegment {
 /// words to write.
 class RemoteSegment {
  public:
-  /// At a place in its owner's region. Throws Error(corrupt) where no segment is there, Error(no_space) where it cannot
+  /// At a place in its owner's region. Throws Error(corrupt) if no segment is there, Error(no_space) if it cannot
   /// be mapped, Error(peer_lost).
   RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access = os::Access::read_only);
   ~RemoteSegment();
@@ -162,7 +162,7 @@ class RemoteSegment {
 /// A lease that this process has taken. Its end gives it back: noexcept, any thread, nothing in a forked child.
 class Lease {
  public:
-  /// Throws Error(corrupt) where it is not offered (any more).
+  /// Throws Error(corrupt) if it is not offered (any more).
   Lease(std::shared_ptr<const RemoteSegment> segment, LeaseId id);
   ~Lease();
   Lease(const Lease&) = delete;

@@ -126,7 +126,7 @@ class SenderPool {
     std::uint64_t pool_limit = 0;
   };
 
-  /// Chooses a slot for `bytes` to `first`; nothing is allocated yet. Throws Error(no_space) where `first` holds so
+  /// Chooses a slot for `bytes` to `first`; nothing is allocated yet. Throws Error(no_space) if `first` holds so
   /// much that the budget does not allow another segment.
   SlotPlan plan(LaneId id, std::uint64_t bytes, const Limits& limits);
   /// The slot that plan() would choose.

@@ -28,7 +28,7 @@ class WindowRing {
   /// The owner's, in its region. `depth` windows of `window_bytes` each (none: a ring that only counts progress), for
   /// `others` processes. Takes the memory now. Throws Error(no_space | unsupported).
   WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others);
-  /// At a place in another process's. Throws Error(corrupt) where it is no ring.
+  /// At a place in another process's. Throws Error(corrupt) if it is no ring.
   WindowRing(const sync::Region& region, std::uint64_t place);
   /// The windows' memory goes with the owner, and the rest with the last of all that have it.
   ~WindowRing();

@@ -61,7 +61,7 @@ std::uint64_t mapped_bytes(int size) {
   return block_bytes(size) <= most ? block_bytes(size) : rings_offset(size);
 }
 
-/// False where there is one already.
+/// False if there is one already.
 bool put(FailureCell& cell, const Error& cause) noexcept {
   std::uint32_t none = FailureCell::none;
   if (!cell.state.compare_exchange_strong(none, FailureCell::being_written)) return false;

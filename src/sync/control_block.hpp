@@ -100,13 +100,13 @@ class Ring {
 };
 
 /// Maps a control block and finds the parts in it: header, cells, records (two a rank), which rings are in use. Behind
-/// them is a ring for each pair of ranks, direction and subject: memory is taken for those in use only, and where there
+/// them is a ring for each pair of ranks, direction and subject: memory is taken for those in use only, and if there
 /// are many of them a mapping, too. Of few, all are mapped at once, so that no message fails for want of that.
 class ControlBlock final : public Pulse {
  public:
   /// A new one for `size` ranks, in a region that all of them have; tell the others its place. Throws Error(no_space).
   static std::shared_ptr<ControlBlock> create(Region& region, int size);
-  /// Maps what another rank made. Throws Error(corrupt) where it cannot be for `size` ranks.
+  /// Maps what another rank made. Throws Error(corrupt) if it cannot be for `size` ranks.
   static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
@@ -117,7 +117,7 @@ class ControlBlock final : public Pulse {
   [[nodiscard]] ControlHeader& header() const noexcept;
   [[nodiscard]] RankCell& cell(int rank) const noexcept;
   /// Records of a round lie at a distance that their own length gives: those of all ranks are few pages, whatever the
-  /// largest record is. Where the ranks disagree about the length they may overwrite each other's, and all throw.
+  /// largest record is. If the ranks disagree about the length they may overwrite each other's, and all throw.
   [[nodiscard]] std::byte* record(std::uint32_t round, int rank, std::size_t bytes) const noexcept;
   /// The sender's: makes it, for the receiver to find. Throws Error(no_space).
   [[nodiscard]] Ring make_ring(int from, int to, Subject subject) const;

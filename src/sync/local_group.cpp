@@ -206,7 +206,7 @@ std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::ui
                       fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
                                   length, most),
                       {.rank = info(from).rank}));
-  // Before anything is taken: where there is no memory for it, the message stays.
+  // Before anything is taken: if there is no memory for it, the message stays.
   std::vector<std::byte> message(length);
   const auto take = [&](std::uint64_t bytes) {
     ring.take(bytes);

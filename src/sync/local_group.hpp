@@ -59,7 +59,7 @@ class LocalGroup final : public Group {
     return control_->verdict().value_or(cause);
   }
   [[nodiscard]] std::optional<Error> verdict() const { return control_->verdict(); }
-  /// For the same: the first rank that has not come to the round that this one is in; none where it is in none. Any
+  /// For the same: the first rank that has not come to the round that this one is in; none if it is in none. Any
   /// thread.
   [[nodiscard]] std::optional<int> missing() const;
 

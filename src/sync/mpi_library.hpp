@@ -14,10 +14,10 @@
 namespace muster::sync {
 
 struct MpiSupport {
-  /// Ranks of MPI_COMM_WORLD; 0 where the program has not initialised MPI, or ended it.
+  /// Ranks of MPI_COMM_WORLD; 0 if the program has not initialised MPI, or ended it.
   std::function<int()> ranks;
   /// The group of MPI_COMM_WORLD. Initialises MPI where the program has not; then it is finalised at exit. Throws as
-  /// world(), and Error(unsupported) where MPI does not find the ranks that the environment tells of.
+  /// world(), and Error(unsupported) if MPI does not find the ranks that the environment tells of.
   std::function<std::shared_ptr<SyncGroup>(const Start& start)> make_world;
   /// What the library was built for and what is there, for `muster doctor`: "MPICH Version 4.0.2".
   std::function<std::string()> describe;
@@ -26,7 +26,7 @@ struct MpiSupport {
 /// Called when libmuster-mpi is loaded.
 void set_mpi_support(MpiSupport support);
 
-/// Null where it was not loaded yet.
+/// Null if it was not loaded yet.
 const MpiSupport* mpi_support();
 
 /// Loads the library of this version unless it is there: beside libmuster, else where the system looks. Throws

@@ -55,7 +55,7 @@ class InPhase {
 /// Who the ranks are and how to see that one has ended. The same for a group and its duplicates.
 struct Peers {
   std::vector<RankInfo> ranks;
-  std::vector<std::shared_ptr<const os::Fd>> pidfds;  // of each rank; null where there is no such thing
+  std::vector<std::shared_ptr<const os::Fd>> pidfds;  // of each rank; null if there is no such thing
   // Of ranks that share memory: each one's, and rank 0's for what groups are made of, which is apart because it stays
   // as long as the groups do, whoever is dead.
   std::vector<std::shared_ptr<Region>> regions;
@@ -65,7 +65,7 @@ struct Peers {
   virtual ~Peers() = default;
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
-  /// What became of a rank that is no more ("died"); none where it may live. Never waits.
+  /// What became of a rank that is no more ("died"); none if it may live. Never waits.
   [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const;
   /// Of a rank of this host.
   [[nodiscard]] bool has_ended(int rank) const noexcept;

@@ -36,7 +36,7 @@ class Region {
   [[nodiscard]] bool must_reserve();
 
   /// The maker's, and everybody's of a shared one: a place for so many bytes. No memory is taken yet. Throws
-  /// Error(no_space) where a limit of the size of files (RLIMIT_FSIZE) leaves no room.
+  /// Error(no_space) if a limit of the size of files (RLIMIT_FSIZE) leaves no room.
   std::uint64_t take(std::uint64_t bytes);
   /// Throws where take() would.
   void check(std::uint64_t bytes);

@@ -103,7 +103,7 @@ class Host {
     return greeted;
   }
 
-  /// False where it was no rank. Throws where the group cannot be.
+  /// False if it was no rank. Throws if the group cannot be.
   bool admit(os::Fd& socket, os::Packet& packet) {
     std::uint32_t start[2] = {};
     if (packet.bytes.size() >= sizeof start) std::memcpy(start, packet.bytes.data(), sizeof start);

@@ -23,7 +23,7 @@ void send_until(const os::Fd& socket, std::span<const std::byte> bytes, std::spa
       throw Error(ErrorKind::peer_lost, fmt::format("rendezvous: rank {} died or hung up", to), {.rank = to});
     if (Clock::now() > deadline)
       throw Error(ErrorKind::timeout, fmt::format("rendezvous: rank {} does not take its messages", to), {.rank = to});
-    // Where it is descriptors under way that are too many, the socket itself has room.
+    // If it is descriptors under way that are too many, the socket itself has room.
     os::wait_writable(socket, milliseconds(20));
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }

@@ -73,7 +73,7 @@ T parse(const os::Packet& packet, const char* what) {
   return value;
 }
 
-/// Throws Error(peer_lost) where the other side has gone, Error(timeout).
+/// Throws Error(peer_lost) if the other side has gone, Error(timeout).
 void send_until(const os::Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors,
                 std::chrono::steady_clock::time_point deadline, int to);
 

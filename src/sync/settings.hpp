@@ -7,7 +7,7 @@
 
 namespace muster::sync {
 
-/// MUSTER_TIMEOUT in seconds (a fraction is allowed), else 10 minutes. Throws Error(argument) where it does not parse.
+/// MUSTER_TIMEOUT in seconds (a fraction is allowed), else 10 minutes. Throws Error(argument) if it does not parse.
 std::chrono::milliseconds default_timeout();
 
 /// 30 years: deadlines that far off do not overflow the clock, and whoever asks for longer means for ever.

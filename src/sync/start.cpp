@@ -40,7 +40,7 @@ class Reader {
   const Surroundings& surroundings_;
 };
 
-/// What two variables say. Throws where that cannot be.
+/// What two variables say. Throws if that cannot be.
 void tell(Start& start, const char* rank_name, int rank, const char* size_name, int size) {
   start.rank = rank;
   start.size = size;

@@ -58,7 +58,7 @@ class Watchdog {
   /// Calls look(rank) for the next ones that `wants` names, from `at` on; false from it ends the turn.
   template <class Wants, class Look>
   void take_turn(int& at, const Wants& wants, const Look& look) const;
-  /// Fails where the rank is dead or has left; true where it is, and `done` says that it does not matter any more.
+  /// Fails if the rank is dead or has left; true if it is, and `done` says that it does not matter any more.
   bool is_over(int rank, const std::function<bool()>& done);
   /// No progress until the deadline.
   bool is_late(int rank, std::chrono::steady_clock::time_point now);
