@@ -124,15 +124,15 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
 
 TEST_CASE("the report tells bytes, copies and rounds") {
   run_ranks(2, [](SyncGroup& group) {
-    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const Tensor mine = pattern(DType::u8, {2 << 20}, seed_of(group.rank(), 0));
     const GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
     const ExchangeReport& report = all.report();
     RANK_CHECK(report.route == Route::shm);
     RANK_CHECK(report.rounds == 2);
-    RANK_CHECK(report.payload_bytes == 2 << 20);
+    RANK_CHECK(report.payload_bytes == 4 << 20);
     RANK_CHECK(all.explain().find("route shm") != std::string::npos);
     for (const PhaseReport& phase : report.phases)
-      if (phase.name == "copy") RANK_CHECK(phase.bytes == 1 << 20 && phase.copies == 1);
+      if (phase.name == "copy") RANK_CHECK(phase.bytes == 2 << 20 && phase.copies == 1);
     RANK_CHECK((group.rank() == 1) == (report.pool_bytes != 0));
   });
 }
