@@ -12,7 +12,7 @@
 namespace muster::cuda {
 namespace {
 
-// Of facts[0], below the identity of the device: the others are those of a rank that receives (receive_need.hpp).
+// Of facts[0], below the identity of the device: the others are those of a rank that receives (needs.hpp).
 enum Bit : unsigned {
   bit_known,
   bit_lands_on_device,

@@ -11,8 +11,8 @@
 
 #include "src/base/fixed_text.hpp"
 #include "src/gather/merge_record.hpp"
+#include "src/gather/needs.hpp"
 #include "src/gather/policy.hpp"
-#include "src/gather/receive_need.hpp"
 #include "src/sync/failing.hpp"
 
 namespace muster::gather {

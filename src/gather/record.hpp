@@ -80,13 +80,13 @@ struct Record {
   bool has_value : 1 = false;
   bool complete : 1 = false;  // all that moves has been written already (shm_protocol.hpp)
   std::uint8_t merge = 0;     // which kind: 1 + Merge::index()
-  bool receives = false;      // this rank takes memory of its own for what others send: receive_need.hpp
+  bool receives = false;      // this rank takes memory of its own for what others send: needs.hpp
   std::uint64_t segment = 0;  // the place of the one that is used; 0: not known yet
   bool closes = false;        // a second round is needed although this rank has nothing to move
   bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
   Residency residency = Residency::none;
   ForcedBy forced_by = ForcedBy::nobody;
-  std::array<std::uint64_t, 3> facts{};  // what an operation adds: merge_record.hpp, stream_budget.hpp
+  std::array<std::uint64_t, 3> facts{};  // what an operation adds: merge_record.hpp, needs.hpp
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
 static_assert(std::is_trivially_copyable_v<Record>);

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "muster/log.hpp"
+#include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
-#include "src/gather/stream_budget.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster::gather {

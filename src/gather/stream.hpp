@@ -3,7 +3,7 @@
 // The stream: layer after layer by one collective call, with credits instead of barriers.
 //
 //  1. Opening round, on the group: as round 1 of an exchange (arguments, lists, versions, route), and what decides the
-//     size of a part: budget, depth, available memory (stream_budget.hpp).
+//     size of a part: budget, depth, available memory (needs.hpp).
 //  2. The first stream of a group makes a companion group. All that follows up to 6 is on the companion, between a
 //     sender and its first rank; it is kept for the next stream, and dropped on all ranks when a stream fails.
 //  3. A sender, for each part: waits until part i - depth has been given back; asks its source where a layer begins;

@@ -24,7 +24,7 @@
 #include "src/os/publish.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/statefile/hdf5_library.hpp"
-#include "src/sync/mpi_library.hpp"
+#include "src/sync/registered.hpp"
 #include "src/sync/start.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/survey.hpp"

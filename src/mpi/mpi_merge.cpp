@@ -3,7 +3,7 @@
 // send into windows of shared memory.
 //
 //  1. offer: every rank checks that its tensor can be merged; the first rank tells what memory it has and may take. All
-//     see from the records whether the merged tensor and the window fit (receive_need.hpp).
+//     see from the records whether the merged tensor and the window fit (needs.hpp).
 //  2. All compute the same layout from the records. The first rank takes memory, and the tensors of other hosts are
 //     parts of mpi_link.hpp. When all of those are coming it tells each sender of its own host the place of a ring of
 //     windows, or that there is none: then round 2 says why. What goes by windows does not go by MPI, which on one host
@@ -23,8 +23,8 @@
 
 #include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
+#include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
-#include "src/gather/receive_need.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/merge/rows.hpp"

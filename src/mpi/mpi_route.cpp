@@ -3,7 +3,7 @@
 // same exchange.
 //
 // Before round 1 it does as the shared memory route, but tensors of an arena move like all others, and the first rank
-// tells what its pool has and may take: so all ranks know from the records whether there is memory (receive_need.hpp).
+// tells what its pool has and may take: so all ranks know from the records whether there is memory (needs.hpp).
 // What comes by shared memory is taken in while the others send (mpi_link.hpp).
 // What came is the first rank's own memory, from a pool: whoever dies, it stays. Merges: mpi_merge.cpp.
 
@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "src/gather/merge_record.hpp"
+#include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
-#include "src/gather/receive_need.hpp"
 #include "src/gather/route.hpp"
 #include "src/mpi/mpi_link.hpp"
 

@@ -28,7 +28,7 @@
 #include "src/mpi/family.hpp"
 #include "src/mpi/mpi_group.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/mpi_library.hpp"
+#include "src/sync/registered.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster::mpi {

@@ -10,8 +10,8 @@
 
 #include "muster/workspace.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/distant_world.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/registered.hpp"
 #include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"

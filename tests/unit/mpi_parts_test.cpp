@@ -10,7 +10,7 @@
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "src/gather/merge_record.hpp"
-#include "src/gather/receive_need.hpp"
+#include "src/gather/needs.hpp"
 #include "src/mpi/buffer_pool.hpp"
 #include "src/mpi/mpi_tree.hpp"
 #include "src/os/pages.hpp"

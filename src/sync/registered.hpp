@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How world() makes a group of MPI's ranks: by libmuster-mpi, which knows MPI and registers its way here when it is
-// loaded. A program that is linked with it has it from the start; for others it is loaded where the environment says
-// that MPI has started them.
+// How world() makes a group of ranks on several hosts without knowing what such a group is made of: the layers that can
+// register their ways here when their library is loaded. libmuster-mpi is there from the start in a program that is
+// linked with it; for others it is loaded if the environment says that MPI has started them.
 
 #include <functional>
 #include <memory>
@@ -12,6 +12,16 @@
 #include "src/sync/start.hpp"
 
 namespace muster::sync {
+
+struct DistantWorld {
+  std::string directory;  ///< MUSTER_WORKSPACE
+  std::string key;
+  int rank = 0;
+  int size = 1;
+};
+using DistantWorldMaker = std::function<std::shared_ptr<SyncGroup>(const DistantWorld&)>;
+
+void set_distant_world_maker(DistantWorldMaker maker);
 
 struct MpiSupport {
   /// Ranks of MPI_COMM_WORLD; 0 if the program has not initialised MPI, or ended it.
@@ -23,7 +33,6 @@ struct MpiSupport {
   std::function<std::string()> describe;
 };
 
-/// Called when libmuster-mpi is loaded.
 void set_mpi_support(MpiSupport support);
 
 /// Null if it was not loaded yet.
