@@ -24,7 +24,6 @@
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/merge/layout.hpp"
-#include "src/merge/rows.hpp"
 
 namespace muster {
 

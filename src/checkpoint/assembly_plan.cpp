@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/safetensors_header.hpp"
-#include "src/merge/rows.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/merge/layout.hpp"
 
 namespace muster {
 namespace {

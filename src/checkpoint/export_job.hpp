@@ -11,7 +11,6 @@
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/shard_set.hpp"
 
 namespace muster {

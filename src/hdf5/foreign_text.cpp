@@ -2,16 +2,17 @@
 // The second pass over a foreign file: attributes and datasets of text.
 
 #include <hdf5.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "src/hdf5/foreign_elements.hpp"
 #include "src/hdf5/foreign_listing.hpp"
 #include "src/hdf5/ids.hpp"
 
@@ -20,17 +21,6 @@ namespace {
 
 constexpr std::uint64_t most_attributes = 1000;  // of one object
 constexpr std::uint64_t most_elements = 256;     // of one list of text
-
-/// What libhdf5 made for a string of variable length.
-struct Made {
-  explicit Made(char* made) : text(made) {}
-  Made(const Made&) = delete;
-  Made& operator=(const Made&) = delete;
-  ~Made() {
-    if (text != nullptr) H5free_memory(text);
-  }
-  char* text;
-};
 
 /// JSON's string of text that may be anything.
 std::string json_string(std::string_view text) {
@@ -66,7 +56,7 @@ class TextReader {
   TextReader(hid_t file, ReportWriter& report) : file_(file), report_(report) {}
 
   void texts(const ObjectToRead& object) {
-    const Id id(open(object));
+    const Id id(H5Oopen_by_addr(file_, object.address));
     if (!id) {
       report_.issue(object.path, text_damaged(last_failure()));
       return;
@@ -76,8 +66,6 @@ class TextReader {
   }
 
  private:
-  [[nodiscard]] hid_t open(const ObjectToRead& object) const { return H5Oopen_by_addr(file_, object.address); }
-
   void tell(const std::string& path, std::string_view attribute, std::string_view value) {
     told_ += value.size();
     if (told_ > most_texts_bytes) {
@@ -116,7 +104,7 @@ class TextReader {
       const bool is_read = memory && read(memory.get(), made.data()) >= 0;
       std::uint64_t total = 0;
       for (char* text : made) {
-        const Made owner(text);
+        const std::unique_ptr<char, herr_t (*)(void*)> owner(text, H5free_memory);
         if (!is_read || text == nullptr) continue;
         const std::size_t length = std::strlen(text);
         total += length;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "src/inspect/cat.hpp"
+#include "src/inspect/show.hpp"
 
 #include <fmt/format.h>
 

@@ -40,7 +40,7 @@ Config json_number(double value);
 std::string value_text(DType dtype, std::uint64_t bits);
 
 /// Significant decimal digits that value_text needs, of a finite number that is not 0; at most 17.
-int value_digits(DType dtype, double value) noexcept;
+int value_digits(DType dtype, std::uint64_t bits) noexcept;
 
 /// Numbers of an array as NumPy prints them: all as wide as each other, points below points. First all values are shown
 /// to it, then it makes their text.
