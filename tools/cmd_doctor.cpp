@@ -265,7 +265,7 @@ Look look_of(Health health) {
   return looks[static_cast<std::size_t>(health)];
 }
 
-/// Appends words; where a width is given, lines break before it and go on at `indent`.
+/// Appends words; if a width is given, lines break before it and go on at `indent`.
 void append_wrapped(std::string& out, const std::string& text, std::size_t indent, std::size_t width) {
   constexpr std::size_t least = 20;
   std::size_t column = indent;

@@ -32,7 +32,7 @@ bool is_utf8_locale() {
   return false;
 }
 
-/// Of a terminal; 0 where that is not known.
+/// Of a terminal; 0 if that is not known.
 std::size_t columns_of(int descriptor) {
   struct winsize size {};
   return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;

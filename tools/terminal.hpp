@@ -47,7 +47,7 @@ void flush_output();
 /// One line on standard error, after a progress bar is taken away. Returns `cannot`.
 int complain(std::string_view words);
 
-/// A bar for long work, on standard error: empty where that is no terminal. The line is cleared when the work is done.
+/// A bar for long work, on standard error: empty if that is no terminal. The line is cleared when the work is done.
 ProgressCallback progress_bar();
 
 /// Takes away what is drawn of unfinished work, so that other words have the line.

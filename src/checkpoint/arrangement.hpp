@@ -93,7 +93,7 @@ std::optional<std::string> weight_of_scale(std::string_view name);
 
 /// "a", "b" and 3 more.
 std::string some_names(std::vector<std::string> names);
-/// What is wrong where `names` have no rule.
+/// What is wrong if `names` have no rule.
 std::string no_rule_words(const MergePlan& plan, const std::vector<std::string>& names);
 
 // The way back: which part of each tensor of a model each rank of a layout gets, and under which
@@ -123,7 +123,7 @@ struct Placement {
   std::vector<std::string> notes;                ///< what whoever reads the report should know
 };
 
-/// Layers and experts are shared out in contiguous runs, the first ranks having one more where they do not divide.
+/// Layers and experts are shared out in contiguous runs, the first ranks having one more if they do not divide.
 /// No attention head and no block of a scale is cut through. Throws Error(argument) if a rule has no way back, a tensor
 /// cannot be cut, or ranks would be left without a layer, an expert or a head.
 Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<const WholeTensor> wholes);

@@ -194,7 +194,7 @@ class Assembling {
     return static_cast<int>(rank) == group_.rank() ? ring_ : *rings_.at(rank);
   }
 
-  // Steps are independent where nobody else takes part: as many threads as help.
+  // Steps are independent if nobody else takes part: as many threads as help.
   void run_alone() {
     const std::size_t workers = copy_workers();
     std::vector<std::vector<std::byte>> buffers(workers);

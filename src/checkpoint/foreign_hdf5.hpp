@@ -32,10 +32,10 @@ namespace muster {
 
 struct ForeignHdf5Options {
   /// Of the other program for a listing or up to 8 MiB of elements, in CPU time; on the clock it may take five times as
-  /// long, where the machine is busy or the file on a slow server. It is killed then. None: MUSTER_HDF5_TIMEOUT, in
+  /// long, if the machine is busy or the file on a slow server. It is killed then. None: MUSTER_HDF5_TIMEOUT, in
   /// seconds, or 2 s.
   std::optional<std::chrono::milliseconds> deadline = {};
-  /// Refuse to go on where the kernel offers no seccomp; else that is one of the issues, and limits alone have to do.
+  /// Refuse to go on if the kernel offers no seccomp; else that is one of the issues, and limits alone have to do.
   bool insist_on_seccomp = false;
   /// A tensor of more than 64 MiB that claims more than this many times the file's length is refused.
   std::uint64_t largest_expansion = 1024;
@@ -66,7 +66,7 @@ struct ForeignTensor {
   DType dtype = DType::u8;
   Shape shape;
   std::uint64_t bytes = 0;
-  std::uint64_t item_bytes = 1;    ///< of an element as it is stored; two elements where these are packed
+  std::uint64_t item_bytes = 1;    ///< of an element as it is stored; two elements if these are packed
   std::uint64_t address = 0;       ///< what the reader is asked by
   std::uint64_t stored_bytes = 0;  ///< what it takes in the file
   std::uint64_t offset = 0;        ///< of its elements, as they are, in the file; 0: the reader is asked
@@ -102,10 +102,10 @@ ForeignReport parse_foreign_report(std::span<const std::byte> bytes, const Forei
 /// process each.
 class ForeignHdf5 : public TensorSource {
  public:
-  /// Lists a file. Throws Error(not_found | io); Error(argument) where it is no regular file; Error(corrupt) where it
+  /// Lists a file. Throws Error(not_found | io); Error(argument) if it is no regular file; Error(corrupt) if it
   /// is no HDF5 file, or libhdf5 refuses it, crashes on it, or says what cannot be; Error(timeout) past the deadline;
-  /// Error(unsupported) where muster-hdf5-reader is not there, or seccomp is not and is insisted on; Error(no_space)
-  /// where the listing needs more memory than is allowed.
+  /// Error(unsupported) if muster-hdf5-reader is not there, or seccomp is not and is insisted on; Error(no_space)
+  /// if the listing needs more memory than is allowed.
   explicit ForeignHdf5(const std::string& path, const ForeignHdf5Options& options = {});
   static std::unique_ptr<ForeignHdf5> open(const std::string& path, const ForeignHdf5Options& options = {}) {
     return std::make_unique<ForeignHdf5>(path, options);
@@ -146,7 +146,7 @@ class ForeignHdf5 : public TensorSource {
 /// argument).
 bool is_hdf5_file(const std::string& path);
 
-/// The program that lists files: what the environment names, else the one beside this library. Empty where there is
+/// The program that lists files: what the environment names, else the one beside this library. Empty if there is
 /// none.
 std::string hdf5_reader_program();
 

@@ -27,7 +27,7 @@ constexpr std::uint64_t least_suspicious = std::uint64_t{64} << 20;
   throw Error(ErrorKind::corrupt, "the report of muster-hdf5-reader contradicts its format (" + what + ")");
 }
 
-/// Numbers and texts of a report, one after the other. Throws Error(corrupt) on what no writer makes, Cut where the
+/// Numbers and texts of a report, one after the other. Throws Error(corrupt) on what no writer makes, Cut if the
 /// report ends in their midst. As long-lived as the report.
 class ReportCursor {
  public:

@@ -80,7 +80,7 @@ struct SafetensorsHeader {
 };
 
 /// `head` is the beginning of a file of `file_size` bytes: all of the header at least, or the whole file. `path` is for
-/// messages. Throws Error(corrupt) that names the file, the tensor where there is one, and the defect. Nothing is
+/// messages. Throws Error(corrupt) that names the file, the tensor if there is one, and the defect. Nothing is
 /// allocated beyond a small multiple of the header's bytes.
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_size,
                                            const std::string& path);

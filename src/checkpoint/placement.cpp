@@ -51,7 +51,7 @@ class Division {
     is_divided_ = true;
   }
 
-  /// None where the name has no such number, or there is one part only.
+  /// None if the name has no such number, or there is one part only.
   [[nodiscard]] std::optional<int> part_of(const std::string& name) const {
     if (!is_divided_ || !numbering_) return std::nullopt;
     const auto number = numbering_->pattern.find(name);

@@ -208,7 +208,7 @@ class Resolver {
     return whole_ && *of_weight > block ? 0 : block;
   }
 
-  /// Along the other dimension than `across`, where the scale has one element.
+  /// Along the other dimension than `across`, if the scale has one element.
   [[nodiscard]] std::int64_t said_block(const TensorSpec& scale, const TensorSpec& weight, std::size_t across) const {
     const Config* sizes = find_in_config(config_, "quantization_config.weight_block_size");
     if (sizes != nullptr && sizes->is_array() && sizes->size() == 2)

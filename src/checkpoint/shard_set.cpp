@@ -57,7 +57,7 @@ ShardFacts facts_of(const Config& said) {
 
 constexpr std::string_view wrapper = "metadata";
 
-/// The texts of {"metadata": {NAME: TEXT, ...}}; none where the tree is not that.
+/// The texts of {"metadata": {NAME: TEXT, ...}}; none if the tree is not that.
 std::optional<Metadata> unwrapped(const Config& config) {
   if (!config.is_object() || config.size() != 1) return std::nullopt;
   const Config* inner = config.find(wrapper);

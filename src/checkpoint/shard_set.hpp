@@ -6,7 +6,7 @@
 // and comes back. Both ways are one rule, so that either comes back as it was (JSON text in its shortest form):
 //
 //   no metadata                        null
-//   {"muster.config": TEXT} alone      the tree of TEXT, where that tree would be written like this
+//   {"muster.config": TEXT} alone      the tree of TEXT, if that tree would be written like this
 //   any other                          {"metadata": {NAME: TEXT, ...}}
 
 #include <cstddef>
@@ -56,7 +56,7 @@ struct ShardFacts {
   HeadCounts heads = {};
 };
 std::string shard_facts_text(const ShardFacts& facts);
-/// Empty where the metadata has none (a shard that other hands made). Throws Error(corrupt | version).
+/// Empty if the metadata has none (a shard that other hands made). Throws Error(corrupt | version).
 std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata);
 
 inline constexpr std::string_view config_metadata_key = "muster.config";
@@ -65,7 +65,7 @@ inline constexpr std::string_view config_metadata_key = "muster.config";
 Config config_from_metadata(const Metadata& metadata);
 
 /// metadata_from_config(config_from_metadata(m)) == m, up to the white space of a config's text, and
-/// config_from_metadata(metadata_from_config(c)) == c. Throws Error(argument) where a leaf is a tensor.
+/// config_from_metadata(metadata_from_config(c)) == c. Throws Error(argument) if a leaf is a tensor.
 Metadata metadata_from_config(const Config& config);
 
 // The shards of ranks as files: which process of a job reads which, and what they say of themselves.
@@ -81,11 +81,11 @@ struct ShardListing {
 RankTensors to_rank_tensors(ShardListing listing);
 
 Config to_config(const ShardListing& listing);
-/// Throws Error(corrupt) where it is no listing.
+/// Throws Error(corrupt) if it is no listing.
 ShardListing listing_from_config(const Config& config);
 
 /// Of all ranks' shards: `given`, else what they say of themselves, else tensor parallelism alone. Throws
-/// Error(argument) where the given one has another number of ranks, Error(rank_mismatch) where they do not say the
+/// Error(argument) if the given one has another number of ranks, Error(rank_mismatch) if they do not say the
 /// same.
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
 

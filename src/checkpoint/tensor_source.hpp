@@ -44,7 +44,7 @@ class TensorSource {
   }
   /// The place of a name among the tensors.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
-  /// The same bytes in `memory`, which grows where it is too short. Valid until it changes.
+  /// The same bytes in `memory`, which grows if it is too short. Valid until it changes.
   std::span<const std::byte> read_piece(std::size_t tensor, std::uint64_t offset, std::uint64_t length,
                                         std::vector<std::byte>& memory) const;
 };
@@ -95,7 +95,7 @@ struct MergedTensor {
 class MergedTensors : public TensorSource {
  public:
   /// `source` has the tensors of all `ranks`; `equal`: sets of sources that must be bit for bit equal. Throws
-  /// Error(unsupported | argument) if a layout has no bytes (merge/rows.hpp).
+  /// Error(unsupported | argument) if a layout has no bytes (merge/layout.hpp).
   MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
                 std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }

@@ -41,7 +41,7 @@ constexpr std::array<std::pair<H5Z_filter_t, std::string_view>, 14> known_filter
     {32028, "sperr"},
 }};
 
-/// "lzf (32000)"; "the filter 4711" where it has no name here.
+/// "lzf (32000)"; "the filter 4711" if it has no name here.
 std::string filter_name(H5Z_filter_t id, std::string_view name_in_file) {
   for (const auto& [known, name] : known_filters)
     if (known == id) return std::string(name) + " (" + std::to_string(id) + ")";
@@ -50,7 +50,7 @@ std::string filter_name(H5Z_filter_t id, std::string_view name_in_file) {
   return words;
 }
 
-/// a * b, none where that is more than a tensor can have.
+/// a * b, none if that is more than a tensor can have.
 std::optional<std::uint64_t> product(std::uint64_t a, std::uint64_t b) {
   std::uint64_t result = 0;
   if (__builtin_mul_overflow(a, b, &result) || result > most_bytes) return std::nullopt;

@@ -5,7 +5,7 @@
 // 1. Hard links alone are followed, each object once (by its address), 32 groups deep.
 // 2. A dataset's layout is asked for before its extents: asking a virtual one for its extents opens its sources.
 // 3. Types, extents, filters, chunks: what is not known here, or larger than a limit, is an issue and goes no further.
-// 4. No element is read here (foreign_elements.hpp does that when it is asked).
+// 4. No element is read here (foreign_elements.cpp does that when it is asked).
 // 5. Text comes last: reading it is the most that libhdf5 is made to do, and all tensors are told by then.
 
 #include <hdf5.h>
@@ -73,7 +73,7 @@ struct ElementType {
   bool is_big_endian = false;
   std::size_t bytes = 0;     ///< of one element in the file
   bool is_text = false;      ///< a string: no tensor, but perhaps metadata
-  std::string refusal = {};  ///< where it is neither
+  std::string refusal = {};  ///< if it is neither
 };
 
 /// Looks at the type alone. Integers of 8 to 64 bits; IEEE and bfloat16 floats, and 8-bit ones of 4 or 5 exponent bits;

@@ -72,7 +72,7 @@ class Program {
   }
   void load(std::size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<std::uint32_t>(offset)); }
   void give(std::uint32_t verdict) { add(BPF_RET | BPF_K, verdict); }
-  /// Skips the next `count` instructions where what is loaded is (not) the value, or has (none of) its bits.
+  /// Skips the next `count` instructions if what is loaded is (not) the value, or has (none of) its bits.
   void skip_if_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, count, 0); }
   void skip_unless_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, 0, count); }
   void skip_if_any(std::uint32_t bits, std::uint8_t count) { add(BPF_JMP | BPF_JSET | BPF_K, bits, count, 0); }

@@ -17,7 +17,7 @@
 //   fatal    n FatalCode, t words; then the end
 //   end      nothing
 //
-// Elements are asked for by an ElementsQuestion. The answer is the length of a refusal (8 bytes) and the refusal; where
+// Elements are asked for by an ElementsQuestion. The answer is the length of a refusal (8 bytes) and the refusal; if
 // the length is 0, the elements, little endian.
 //
 // The other side believes none of it.
@@ -67,7 +67,7 @@ inline constexpr int most_rank = 32;
 inline constexpr std::uint64_t longest_words = 1000;                          ///< of an issue or a refusal
 inline constexpr std::uint64_t most_question_bytes = std::uint64_t{8} << 20;  ///< of the elements of one answer
 
-// Writes the records of foreign_report.hpp to a descriptor.
+// Writes the records above to a descriptor.
 
 /// False if nobody reads it.
 bool write_all(int descriptor, std::span<const std::byte> bytes) noexcept;

@@ -7,7 +7,7 @@
 // 2. It lets libhdf5 start: that reads the environment, and makes what it needs from then on.
 // 3. It raises the fence. From here on it has one file, one socket, and memory.
 // 4. It lists the file (foreign_listing.hpp), then reads the texts (foreign_text.cpp); or it answers questions for
-//    elements (foreign_elements.hpp).
+//    elements (foreign_elements.cpp).
 
 #include <hdf5.h>
 #include <sys/stat.h>
@@ -115,7 +115,7 @@ herr_t driver_write(H5FD_t* /*file*/, H5FD_mem_t /*kind*/, hid_t /*transfer*/, h
 }  // extern "C"
 
 /// An access list for the one file of `descriptor` of this length. The driver gives it out once: a second open fails.
-/// Negative where libhdf5 does not take the driver.
+/// Negative if libhdf5 does not take the driver.
 hid_t descriptor_access(int descriptor, std::uint64_t bytes) {
   shared().descriptor = descriptor;
   shared().bytes = bytes;
@@ -176,7 +176,7 @@ void bound_metadata_cache(hid_t access) {
   H5Pset_mdc_config(access, &cache);
 }
 
-/// Not valid where libhdf5 refuses it; `why` has its words then.
+/// Not valid if libhdf5 refuses it; `why` has its words then.
 Id open_file(int input, std::uint64_t bytes, std::string& why) {
   const Id access(descriptor_access(input, bytes));
   if (access) {

@@ -75,7 +75,7 @@ class TextReader {
     report_.record(RecordBytes(ForeignRecord::text).text(path).text(attribute).text(value));
   }
 
-  /// Strings of a dataset or an attribute, which `read` brings into a buffer. None where it cannot be told; the issue
+  /// Strings of a dataset or an attribute, which `read` brings into a buffer. None if it cannot be told; the issue
   /// is reported then.
   template <class Read>
   std::optional<std::string> strings(hid_t type, hid_t space, const std::string& path, std::string_view attribute,
@@ -120,7 +120,7 @@ class TextReader {
       const H5T_str_t padding = H5Tget_strpad(type);
       for (std::uint64_t i = 0; i < elements; ++i) {
         std::string text = buffer.substr(i * bytes, bytes);
-        // Up to the first NUL where that is the end's mark, else without the padding at the end.
+        // Up to the first NUL if that is the end's mark, else without the padding at the end.
         const char pad = padding == H5T_STR_SPACEPAD ? ' ' : '\0';
         if (padding == H5T_STR_NULLTERM)
           text.resize(std::min(text.size(), text.find('\0')));
@@ -154,7 +154,7 @@ class TextReader {
     if (value) tell(path, "", *value);
   }
 
-  /// One number; none where it is anything else.
+  /// One number; none if it is anything else.
   static std::optional<std::string> number(hid_t attribute, hid_t type, hid_t space) {
     if (H5Sget_simple_extent_npoints(space) != 1) return std::nullopt;
     const ElementType element = element_type(type);
@@ -238,7 +238,7 @@ class TextReader {
                     std::to_string(here.skipped) + " of its attributes are neither text nor one number: not shown");
   }
 
-  /// False where it is of a kind that is not shown.
+  /// False if it is of a kind that is not shown.
   bool attribute(hid_t id, const char* name, const ObjectToRead& object) {
     const Id attribute(H5Aopen(id, name, H5P_DEFAULT));
     const Id type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});

@@ -140,7 +140,7 @@ Id text_type(std::size_t bytes) {
 // Small groups keep their links in their header; from the first link on beyond that, the index for many is the smaller.
 constexpr std::size_t few_links = 8;
 
-// H5F_ACC_TRUNC without its macro, which ends the program where the loaded release is another one.
+// H5F_ACC_TRUNC without its macro, which ends the program if the loaded release is another one.
 constexpr unsigned truncate = 0x0002U;
 
 // Taken as it is used.
@@ -173,7 +173,7 @@ class Maker {
     return {std::move(state_.superblock), std::move(state_.structures), {}};
   }
 
-  /// After a failure: false where libhdf5 still holds on to the file, and so to this.
+  /// After a failure: false if libhdf5 still holds on to the file, and so to this.
   bool give_up() noexcept {
     state_.is_abandoned = true;
     try {
@@ -333,7 +333,7 @@ class Maker {
   Id file_;
 };
 
-// What the headers promised and what is loaded: libhdf5 ends the program where it finds out by itself.
+// What the headers promised and what is loaded: libhdf5 ends the program if it finds out by itself.
 void check_version() {
   unsigned major = 0;
   unsigned minor = 0;

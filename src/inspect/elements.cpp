@@ -95,7 +95,7 @@ bool reads_back(DType dtype, std::uint64_t word, double decimal) noexcept {
 
 constexpr int most_digits = 8;  // of an array's numbers, behind the point
 
-// |a - b| of integers exactly, where doubles would round each first: the difference of their bits, from the larger one.
+// |a - b| of integers exactly, which doubles would round first: the difference of their bits, from the larger one.
 double integer_distance(DType dtype, std::uint64_t a, std::uint64_t b) noexcept {
   if (std::pair(value_of(dtype, a), a) < std::pair(value_of(dtype, b), b)) std::swap(a, b);
   const int unused = 64 - bits(dtype);

@@ -71,7 +71,7 @@ class ArrayFormat {
 struct ValueDifference {
   std::uint64_t elements = 0;  ///< whose bits differ
   std::uint64_t nans = 0;      ///< of these, NaN on one side only
-  double absolute = 0;         ///< the largest |a - b|; infinite where one of them is
+  double absolute = 0;         ///< the largest |a - b|; infinite if one of them is
   double relative = 0;         ///< the largest |a - b| / max(|a|, |b|)
 
   void add(const ValueDifference& other) noexcept;

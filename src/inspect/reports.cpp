@@ -17,7 +17,7 @@
 namespace muster::inspect {
 namespace {
 
-/// "ranks 0-3: BF16 [32, 64]", or each shape where they differ.
+/// "ranks 0-3: BF16 [32, 64]", or each shape if they differ.
 std::string sources_text(const AccountedTensor& tensor) {
   std::string text;
   for (std::size_t begin = 0; begin < tensor.sources.size();) {

@@ -318,7 +318,7 @@ std::string tensor_json(const Listing& listing, std::size_t place) {
 
 constexpr std::size_t longest_name = 255;
 
-/// What is odd about a name; empty where nothing is.
+/// What is odd about a name; empty if nothing is.
 std::string oddity(const std::string& name) {
   if (name.empty()) return "the name is empty";
   if (name.size() > longest_name) return fmt::format("the name has {} bytes", name.size());

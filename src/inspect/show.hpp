@@ -45,7 +45,7 @@ std::string show_text(const Source& source, const ShowOptions& options = {});
 void show_json(const Source& source, const ShowOptions& options, const Sink& sink);
 
 /// The config, or the part of it at `place`: keys and numbers of items with dots between them ("layers.0.hidden_size";
-/// keys may have dots). Indented JSON text and '\n'. Throws Error(not_found) where there is no config or nothing at
+/// keys may have dots). Indented JSON text and '\n'. Throws Error(not_found) if there is no config or nothing at
 /// that place (with what there is), Error(corrupt | io).
 std::string show_config(const Source& source, const std::string& place);
 
@@ -94,13 +94,13 @@ struct CatOptions {
 };
 
 /// `what`: a tensor's name, or a name and a slice, "w[0:4, ::2, -1]". Reads what it prints and little
-/// more; memory is some MiB whatever the tensor's size. Throws Error(not_found) where there is no such tensor, with
-/// names that are near it; Error(argument) where the slice cannot be; as TensorSource::read; what `sink` throws.
+/// more; memory is some MiB whatever the tensor's size. Throws Error(not_found) if there is no such tensor, with
+/// names that are near it; Error(argument) if the slice cannot be; as TensorSource::read; what `sink` throws.
 void cat(const Source& source, const std::string& what, const CatOptions& options, const Sink& sink);
 
 // Tensors as a tree, by the dots and slashes in their names.
 
-/// A part of a name, and what is below it. Labels are views of the entries' names; several parts are one label where
+/// A part of a name, and what is below it. Labels are views of the entries' names; several parts are one label if
 /// nothing branches between them.
 struct NameNode {
   std::string_view label;
@@ -112,7 +112,7 @@ struct NameNode {
   std::string_view last = {};  ///< the last one's label
 };
 
-/// `places`: of the entries, in the order that the tree is to have. Neighbours are put together where `folds`.
+/// `places`: of the entries, in the order that the tree is to have. Neighbours are put together if `folds`.
 NameNode name_tree(const std::vector<TensorEntry>& entries, const std::vector<std::size_t>& places, bool folds);
 
 }  // namespace muster::inspect

@@ -142,7 +142,7 @@ constexpr std::size_t longest_compared = 200;
 constexpr std::size_t most_compared = 20000;
 constexpr std::size_t most_named = 3;
 
-/// Characters to change, put in or take away until one is the other; `limit` where there are more.
+/// Characters to change, put in or take away until one is the other; `limit` if there are more.
 std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
   if (a.size() > b.size()) std::swap(a, b);
   if (b.size() - a.size() >= limit) return limit;
@@ -162,7 +162,7 @@ std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
   return std::min(row.back(), limit);
 }
 
-/// "; near it: "a.weight", "b.weight"" where some names are like this one, else how many there are: for messages.
+/// "; near it: "a.weight", "b.weight"" if some names are like this one, else how many there are: for messages.
 std::string near_names(const std::vector<TensorEntry>& tensors, std::string_view name) {
   if (tensors.empty()) return "; there are no tensors";
   std::vector<std::pair<std::size_t, std::size_t>> near;  // distance, place

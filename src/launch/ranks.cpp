@@ -67,7 +67,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 
 using namespace std::chrono_literals;
 
-/// The environment a process was started with; empty where it is gone, a zombie or somebody else's.
+/// The environment a process was started with; empty if it is gone, a zombie or somebody else's.
 void read_environment(pid_t pid, std::string& text) {
   text.clear();
   const std::string path = "/proc/" + std::to_string(pid) + "/environ";
@@ -132,7 +132,7 @@ void wipe_mark() {
 
 constexpr std::size_t longest_line = 1U << 20U;
 
-/// errno where it cannot be done, else 0.
+/// errno if it cannot be done, else 0.
 int write_all(int target, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(target, text.data(), text.size());

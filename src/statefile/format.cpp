@@ -116,7 +116,7 @@ struct Entry {
 static_assert(sizeof(Header) == 64 && sizeof(Entry) == 64 && sizeof(StoredChunk) == 24);
 constexpr std::size_t extent_bytes = 8;
 
-/// Of a whole catalogue. None where it is more than any file has.
+/// Of a whole catalogue. None if it is more than any file has.
 std::optional<std::uint64_t> bytes_of(const Header& header) noexcept {
   constexpr std::uint64_t most = std::uint64_t{1} << 54;
   if (std::max({header.tensors, header.extents, header.chunks, header.name_bytes}) > most) return std::nullopt;

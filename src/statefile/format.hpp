@@ -65,8 +65,8 @@ std::array<std::byte, user_block_bytes> encode_user_block(const UserBlock& block
 /// Whether a file that begins like this was begun by a state file's writer and has got its mark.
 bool has_magic(std::span<const std::byte> head) noexcept;
 
-/// `head`: the first head_bytes of a file of `file_bytes`, or all of it where it is shorter. Whatever comes back lies
-/// inside the file. Throws Error(corrupt) with os_error() ENODATA where the file is shorter than it says or has no
+/// `head`: the first head_bytes of a file of `file_bytes`, or all of it if it is shorter. Whatever comes back lies
+/// inside the file. Throws Error(corrupt) with os_error() ENODATA if the file is shorter than it says or has no
 /// mark, as network file systems may show it for a while; Error(corrupt | version) else.
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path);
 
@@ -88,9 +88,6 @@ template <class Number>
 void store(std::span<std::byte> bytes, std::size_t at, Number value) noexcept {
   std::memcpy(bytes.data() + at, &value, sizeof value);
 }
-
-// The catalogue of a state file: all tensors, where they lie and what their bytes add up to, in one piece that is quick
-// to read. docs/state-file.md has the places of its fields.
 
 /// Uncompressed elements begin at a multiple of this, and from least_page_aligned bytes on of that.
 inline constexpr std::uint64_t element_alignment = 64;

@@ -26,7 +26,7 @@ struct StateFile::Contents {
   statefile::UserBlock block;
   statefile::Catalogue catalogue;
   statefile::NameIndex index;
-  std::shared_ptr<const os::MappedFile> mapping;  ///< null where the file is read
+  std::shared_ptr<const os::MappedFile> mapping;  ///< null if the file is read
 };
 
 namespace statefile {

@@ -69,7 +69,7 @@ class TensorTarget {
   std::uint64_t summed_ = 0;
   std::map<std::uint64_t, std::span<const std::byte>> later_;  // that stay, by their offset
   bool is_summing_ = false;                                    // a thread is, those of later_
-  std::optional<std::uint64_t> whole_;                         // the checksum of all bytes where they came at once
+  std::optional<std::uint64_t> whole_;                         // the checksum of all bytes if they came at once
   std::unique_ptr<TensorChecksum> sum_;                        // else
   std::optional<Pending> pending_;
 };
@@ -110,7 +110,7 @@ struct WriterState {
       throw;
     }
   }
-  /// Throws Error(argument) where there is no such tensor, or no writing any more.
+  /// Throws Error(argument) if there is no such tensor, or no writing any more.
   const StateTensor& announced(std::size_t index) const;
   void check_announced(std::size_t index, const TensorView& tensor) const;
   [[nodiscard]] ChunkGrid grid(std::size_t index) const;
@@ -133,7 +133,7 @@ struct WriterState {
   /// wait spinning, which costs more than the writing. Others compress and sum meanwhile.
   void put(std::uint64_t offset, std::span<const std::byte> bytes);
 
-  /// An encoder that nobody uses, made where there is none.
+  /// An encoder that nobody uses, made if there is none.
   class BorrowedEncoder {
    public:
     explicit BorrowedEncoder(WriterState& state);
