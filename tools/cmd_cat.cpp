@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/inspect/cat.hpp"
+#include "src/inspect/show.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
@@ -36,7 +36,7 @@ void cat_all(const CatArguments& arguments) {
 
 }  // namespace
 
-void add_cat_command(CLI::App& app, int& status) {
+void add_cat_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("cat", "Print the values of tensors, or of slices of them");
   auto arguments = std::make_shared<CatArguments>();
   arguments->options.style = output_style();
@@ -53,10 +53,7 @@ void add_cat_command(CLI::App& app, int& status) {
       "Examples:\n  muster cat model/ 'model.embed_tokens.weight[0:4, :8]'\n"
       "  muster cat state.h5 'layers.0.scale[..., -1]' --full\n"
       "  muster cat model/ lm_head.weight --raw > lm_head.bin");
-  command->callback([arguments, &status] {
-    cat_all(*arguments);
-    status = 0;
-  });
+  command->callback([arguments] { cat_all(*arguments); });
 }
 
 }  // namespace muster::tools

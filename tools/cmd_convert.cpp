@@ -3,17 +3,27 @@
 
 #include <fmt/core.h>
 
+#include <chrono>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "src/inspect/convert.hpp"
-#include "src/inspect/output.hpp"
+#include "muster/error.hpp"
+#include "muster/safetensors.hpp"
+#include "muster/state_file.hpp"
+#include "src/checkpoint/shard_set.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/publish.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct ConvertArguments {
   std::string in;
@@ -22,9 +32,81 @@ struct ConvertArguments {
   bool force = false;
 };
 
+Config config_of(const inspect::Source& source) {
+  return source.kind == "state" ? *source.config() : config_from_metadata(source.metadata);
+}
+
+void write_safetensors(const inspect::Source& source, const std::string& out, ProgressCounter& progress) {
+  SafetensorsWriter writer(out, source.entries(), metadata_from_config(config_of(source)));
+  for_each_piece(*source.tensors, false, progress,
+                 [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
+                   writer.write(source.entries()[tensor].name, offset, bytes);
+                 });
+  writer.commit();
+}
+
+/// A state file made from a state file keeps whose it is.
+void write_state(const inspect::Source& source, const std::string& out, const std::optional<int>& zstd_level,
+                 ProgressCounter& progress) {
+  StateFileOptions state{.zstd_level = zstd_level};
+  if (source.kind == "state") state.info = source.states.front().info();
+  write_state_file(*source.tensors, out, config_of(source), state, progress);
+}
+
+void check_paths(const ConvertArguments& arguments) {
+  const auto refuse = [&](const std::string& words) {
+    throw file_error(ErrorKind::argument, fmt::format("converting {} to", in_quotes(arguments.in)), arguments.out,
+                     words);
+  };
+  std::error_code error;
+  if (fs::is_directory(arguments.in, error))
+    refuse("it is a directory, and one file becomes one file; muster export and muster shard work on directories");
+  if (fs::equivalent(arguments.in, arguments.out, error)) refuse("they are the same file");
+  const fs::file_status status = fs::symlink_status(arguments.out, error);
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    refuse("the second is there and is not a file, which is not replaced; name another one");
+  if (fs::exists(status) && !arguments.force) refuse("the second is there already; --force replaces it");
+}
+
+/// By the end of its name.
+bool is_state_name(const std::string& path) {
+  if (path.ends_with(".h5") || path.ends_with(".hdf5")) return true;
+  if (path.ends_with(".safetensors")) return false;
+  throw Error(
+      ErrorKind::argument,
+      fmt::format("{} does not end with .safetensors, .h5 or .hdf5, by which the format is chosen", in_quotes(path)),
+      {.path = path});
+}
+
+/// The new file appears whole or not at all; what a killed conversion to it left on this host goes. Memory is some
+/// pieces of some MiB, a thread each. Returns what to say of it.
+std::string convert(const ConvertArguments& arguments, const std::stop_token& stop) {
+  const bool is_state = is_state_name(arguments.out);
+  const std::optional<int> zstd_level = parse_compression(arguments.compress);
+  if (!is_state && zstd_level)
+    throw Error(ErrorKind::argument, "safetensors files are not compressed; a state file (.h5) can be");
+  check_paths(arguments);
+  const inspect::Source source = inspect::open_source(arguments.in);
+  std::uint64_t bytes = 0;
+  for (const TensorEntry& entry : source.entries()) bytes += entry.bytes;
+
+  const auto begin = std::chrono::steady_clock::now();
+  os::remove_dead_partials(arguments.out);
+  const ProgressCallback bar = progress_bar();
+  ProgressCounter progress(bar, bytes, stop);
+  if (is_state)
+    write_state(source, arguments.out, zstd_level, progress);
+  else
+    write_safetensors(source, arguments.out, progress);
+  std::error_code error;
+  return fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(source.entries().size(), "tensor"),
+                     inspect::human_bytes(bytes), inspect::human_bytes(fs::file_size(arguments.out, error)),
+                     std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+}
+
 }  // namespace
 
-void add_convert_command(CLI::App& app, int& status) {
+void add_convert_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("convert", "Make a state file from a safetensors file, or the other way");
   auto arguments = std::make_shared<ConvertArguments>();
   command->add_option("in", arguments->in, "A safetensors, state or any other HDF5 file")
@@ -42,16 +124,8 @@ void add_convert_command(CLI::App& app, int& status) {
       "state file and comes back as it was (docs/inspecting.md). The new file appears whole or not at all.\n\n"
       "Examples:\n  muster convert model.safetensors model.h5 --compress zstd\n"
       "  muster convert state.h5 state.safetensors");
-  command->callback([arguments, &status] {
-    const inspect::ConvertReport report = interruptible([&](const std::stop_token& stop) {
-      return inspect::convert(
-          arguments->in, arguments->out,
-          {inspect::parse_compression(arguments->compress), arguments->force, progress_bar(), stop});
-    });
-    print_done(fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(report.tensors, "tensor"),
-                           inspect::human_bytes(report.bytes), inspect::human_bytes(report.stored_bytes),
-                           report.seconds));
-    status = 0;
+  command->callback([arguments] {
+    print_done(interruptible([&](const std::stop_token& stop) { return convert(*arguments, stop); }));
   });
 }
 

@@ -1,15 +1,442 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster doctor: what works on this machine and in a workspace.
+// muster doctor: whether this machine, and a workspace, have what Muster needs, and what to do if not.
 
+#include <fmt/format.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#include "src/inspect/doctor.hpp"
+#include "muster/error.hpp"
+#include "muster/version.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
+#include "src/device/device_report.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/library.hpp"
+#include "src/os/machine.hpp"
+#include "src/os/process.hpp"
+#include "src/os/shared_memory.hpp"
+#include "src/statefile/writer_state.hpp"
+#include "src/sync/mpi_library.hpp"
+#include "src/sync/start.hpp"
+#include "src/workspace/discovery.hpp"
+#include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
 namespace muster::tools {
 namespace {
+
+using namespace inspect;
+
+enum class Health : std::uint8_t {
+  good,
+  note,     ///< not there, and not needed for everything
+  warning,  ///< slower, or a trap
+  bad,      ///< something will not work
+};
+
+struct Finding {
+  std::string name;  ///< "memory", "memfd"
+  Health health = Health::good;
+  std::string value;        ///< what was found
+  std::string remedy = {};  ///< what to do
+
+  void judge(Health found, std::string advice) {
+    health = found;
+    remedy = std::move(advice);
+  }
+};
+
+constexpr std::uint64_t little = std::uint64_t{1} << 30;  // bytes, of memory or of a disk
+constexpr std::uint64_t few_files = 1024;
+
+Finding memory() {
+  const os::MemoryFacts facts = os::memory_facts();
+  const os::MemoryHeadroom room = os::memory_headroom(os::Backing::anonymous);
+  Finding finding{
+      "memory", Health::good,
+      fmt::format("{} available of {}", human_bytes(facts.available_bytes), human_bytes(facts.total_bytes))};
+  if (room.limit == os::MemoryLimit::cgroup)
+    finding.value += fmt::format("; the control group allows {} more", human_bytes(room.bytes));
+  if (room.bytes < little)
+    finding.judge(Health::warning, room.limit == os::MemoryLimit::cgroup
+                                       ? "give the container or the job a higher memory limit"
+                                       : "end other programs, or use a smaller memory budget");
+  return finding;
+}
+
+Finding memfd() {
+  try {
+    os::create_shared_memory(4096, os::Backing::anonymous);
+    return {"memfd", Health::good, "there: shared memory does not depend on /dev/shm"};
+  } catch (const Error& error) {
+    return {"memfd", Health::warning, error.what(),
+            "allow memfd_create in the container's seccomp profile; until then /dev/shm is used"};
+  }
+}
+
+Finding posix_memory() {
+  const auto space = os::space_facts("/dev/shm");
+  if (!space)
+    return {"/dev/shm", Health::note, "not there", "mount a tmpfs there where memfd is not allowed (MUSTER_SHM=posix)"};
+  Finding finding{"/dev/shm", Health::good,
+                  fmt::format("{} free of {}", human_bytes(space->free_bytes), human_bytes(space->total_bytes))};
+  if (space->free_bytes < little)
+    finding.judge(Health::note,
+                  "only used with MUSTER_SHM=posix, and by other libraries: docker run --shm-size makes it larger");
+  return finding;
+}
+
+Finding limits() {
+  const os::ResourceLimits limits = os::resource_limits();
+  const auto text = [](const std::optional<std::uint64_t>& limit) {
+    return limit ? fmt::to_string(*limit) : std::string("unlimited");
+  };
+  Finding finding{"limits", Health::good,
+                  fmt::format("{} open files, files of {} bytes, address space of {} bytes", text(limits.open_files),
+                              text(limits.file_bytes), text(limits.address_space))};
+  if (limits.open_files && *limits.open_files < few_files)
+    finding.judge(Health::warning, "raise the number of open files: ulimit -n 4096");
+  if (limits.file_bytes || limits.address_space)
+    finding.judge(Health::warning,
+                  "large tensors need large files and mappings: ulimit -f unlimited; ulimit -v unlimited");
+  return finding;
+}
+
+Finding processes() {
+  const int namespaces = os::process_namespaces();
+  if (namespaces <= 1)
+    return {"processes", Health::good, namespaces == 1 ? "in the machine's process namespace" : "namespace not known"};
+  return {"processes", Health::note, fmt::format("in a container: {} process namespaces deep", namespaces),
+          "ranks of one host find each other when they are in one container, or share the network namespace; gc proves "
+          "writers dead only from where they ran"};
+}
+
+Finding pidfd() {
+  if (os::has_pidfd()) return {"pidfd", Health::good, "there: a rank that dies is named within a second"};
+  return {"pidfd", Health::bad, "not there", "Linux 5.3 or newer, and a seccomp profile that allows pidfd_open"};
+}
+
+Finding seccomp() {
+  if (os::has_seccomp())
+    return {"seccomp", Health::good, "there: HDF5 files of others are read by a program that is shut off"};
+  return {"seccomp", Health::warning, "not there",
+          "HDF5 files of others are read under limits alone: look only at those you trust"};
+}
+
+Finding job() {
+  std::string set;
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                           "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MUSTER_JOB", "MUSTER_WORKSPACE"})
+    if (const auto value = os::environment(name)) set += fmt::format("{}{}={}", set.empty() ? "" : " ", name, *value);
+  if (set.empty())
+    return {"job", Health::good, "not a rank of a job: neither muster run's nor torchrun's variables are set"};
+  const bool has_rank = os::environment("RANK").has_value();
+  const bool has_size = os::environment("WORLD_SIZE").has_value();
+  const bool has_key =
+      os::environment("MUSTER_JOB") || (os::environment("MASTER_ADDR") && os::environment("MASTER_PORT"));
+  Finding finding{"job", Health::good, printable(set)};
+  if (has_rank != has_size) {
+    finding.judge(Health::bad, "set both RANK and WORLD_SIZE, or neither");
+  } else if (has_rank && !has_key && os::environment("WORLD_SIZE") != "1")
+    finding.judge(Health::bad,
+                  "start ranks by muster run or torchrun, or set MUSTER_JOB to one random word on all of them");
+  return finding;
+}
+
+/// A program that the shell would find; empty: none.
+std::string program_in_path(const std::string& name) {
+  const std::string path = os::environment("PATH").value_or("");
+  for (std::size_t begin = 0; begin <= path.size();) {
+    const std::size_t end = std::min(path.find(':', begin), path.size());
+    std::error_code error;
+    const std::filesystem::path file = std::filesystem::path(path.substr(begin, end - begin)) / name;
+    if (std::filesystem::is_regular_file(file, error)) return file.string();
+    begin = end + 1;
+  }
+  return {};
+}
+
+Finding mpi() {
+  sync::Start start;
+  std::string contradiction;
+  try {
+    start = sync::find_start(sync::own_surroundings());
+  } catch (const Error& error) {
+    contradiction = error.what();
+  }
+  Finding finding{"MPI", Health::good, {}};
+  try {
+    finding.value = "libmuster-mpi with " + sync::require_mpi().describe();
+  } catch (const Error& error) {
+    const bool is_needed = start.by == sync::StartedBy::mpi;
+    return {"MPI", is_needed ? Health::bad : Health::note,
+            is_needed ? fmt::format("{}; {}", start.said, error.what()) : "libmuster-mpi cannot be loaded",
+            "ranks of several hosts need it (Debian: mpich), or meet through a workspace"};
+  }
+  const std::string launcher = program_in_path("mpiexec");
+  finding.value += launcher.empty() ? "; no mpiexec in PATH" : "; " + launcher;
+  if (!contradiction.empty()) {
+    finding.health = Health::bad;
+    finding.value += "; " + contradiction;
+    finding.remedy = "unset the variables of the launcher that has not started this process";
+  } else if (start.by == sync::StartedBy::mpi) {
+    finding.value += "; this process is a rank of it: " + start.said;
+  } else if (start.by == sync::StartedBy::slurm && start.is_apart && !os::environment("MUSTER_WORKSPACE")) {
+    finding.health = Health::bad;
+    finding.value += fmt::format("; started by srun without PMI: {}", start.said);
+    finding.remedy =
+        "srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI (srun --mpi=list tells what there is), or a workspace in "
+        "MUSTER_WORKSPACE";
+  } else {
+    finding.value += "; this process was not started by MPI";
+  }
+  finding.value = escaped(finding.value);
+  return finding;
+}
+
+Finding hdf5() {
+  try {
+    statefile::require_hdf5();
+    return {"HDF5", Health::good,
+            fmt::format("libmuster-hdf5 {} can be loaded: state files can be written", version())};
+  } catch (const Error& error) {
+    return {"HDF5", Health::bad, error.what(),
+            "install libmuster-hdf5 and libhdf5 to write state files; reading them works"};
+  }
+}
+
+Finding hdf5_reader() {
+  const std::string program = hdf5_reader_program();
+  if (!program.empty()) return {"HDF5 reader", Health::good, printable(program)};
+  return {"HDF5 reader", Health::warning, "muster-hdf5-reader is not there",
+          "install it, or name it in MUSTER_HDF5_READER, to look into HDF5 files of others"};
+}
+
+Finding hdf5_plugin() {
+  const auto path = os::environment("HDF5_PLUGIN_PATH");
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path.value_or("/usr/local/hdf5/lib/plugin"), error), end;
+       !error && entry != end; entry.increment(error))
+    if (entry->path().filename().string().find("zstd") != std::string::npos)
+      return {"HDF5 plugin", Health::good, printable(entry->path().string())};
+  return {"HDF5 plugin", Health::note, path ? "HDF5_PLUGIN_PATH has no zstd filter" : "HDF5_PLUGIN_PATH is not set",
+          "Muster needs none; other tools read compressed states with HDF5_PLUGIN_PATH at the folder of Python's "
+          "hdf5plugin"};
+}
+
+Finding devices() {
+  const std::string file = fmt::format("libmuster-cuda.so.{}", version());
+  const os::LoadedLibrary library = os::load_library(file);
+  void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
+  if (symbol == nullptr)
+    return {"CUDA", Health::note, fmt::format("{} is not here", file),
+            "tensors on devices have to be copied to host memory before they are gathered, or install that library "
+            "beside libmuster"};
+  CudaReport report;
+  if (!reinterpret_cast<cuda::MakeReport>(symbol)(report))
+    return {"CUDA", Health::warning, "a driver that does not answer", report.obstacle};
+  if (!report.obstacle.empty()) return {"CUDA", Health::note, "no devices", report.obstacle};
+  std::string value = fmt::format("driver for CUDA {}", report.driver);
+  for (const std::string& device : report.devices) value += "; " + device;
+  if (!report.nccl.empty()) return {"CUDA", Health::good, fmt::format("{}; NCCL {}", value, report.nccl)};
+  return {"CUDA", Health::good, fmt::format("{}; no NCCL", value),
+          fmt::format("between devices of several hosts tensors go through host memory: {}", report.nccl_obstacle)};
+}
+
+struct Look {
+  std::string_view word;
+  Colour colour;
+};
+
+Look look_of(Health health) {
+  constexpr std::array<Look, 4> looks = {
+      {{"ok", Colour::good}, {"note", Colour::faint}, {"warning", Colour::warning}, {"bad", Colour::bad}}};
+  return looks[static_cast<std::size_t>(health)];
+}
+
+/// Appends words; if a width is given, lines break before it and go on at `indent`.
+void append_wrapped(std::string& out, const std::string& text, std::size_t indent, std::size_t width) {
+  constexpr std::size_t least = 20;
+  std::size_t column = indent;
+  for (std::size_t begin = 0; begin < text.size();) {
+    std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    const std::size_t length = columns(word);
+    if (begin != 0) {
+      if (width >= indent + least && column + 1 + length > width) {
+        out += "\n" + std::string(indent, ' ');
+        column = indent;
+      } else {
+        out += ' ';
+        ++column;
+      }
+    }
+    out += word;
+    column += length;
+    begin = end + 1;
+  }
+  out += '\n';
+}
+
+Finding contents(const std::string& path) {
+  try {
+    const workspace::Survey survey = workspace::survey(path, {.open_states = false});
+    Finding finding{"workspace", Health::good,
+                    fmt::format("{}: {}, {}, {}", printable(path), counted(survey.jobs.size(), "job"),
+                                counted(survey.files, "file"), human_bytes(survey.bytes))};
+    if (survey.jobs.size() > 1)
+      finding.judge(Health::note,
+                    "jobs do not meet, but people mix them up: a directory a job, or --job where it matters");
+    const auto dead = std::count_if(survey.temporary.begin(), survey.temporary.end(),
+                                    [](const workspace::SurveyEntry& entry) { return entry.writer == os::Life::dead; });
+    if (dead != 0)
+      finding.judge(Health::note, fmt::format("{} of processes that are gone: muster gc --yes",
+                                              counted(static_cast<std::uint64_t>(dead), "file")));
+    return finding;
+  } catch (const Error& error) {
+    return {"workspace", Health::bad, error.what(), "name a directory that all ranks see, and no other file"};
+  }
+}
+
+Finding mount(const std::string& path) {
+  Finding finding{"file system", Health::good, {}};
+  try {
+    const os::FileSystem system = os::file_system_of(path);
+    finding.value = system.type;
+    if (system.type.starts_with("0x"))
+      finding.value += ", not known: treated like a network, read, not mapped";
+    else if (system.is_network)
+      finding.value += ", on other hosts too: read, not mapped";
+  } catch (const Error& error) {
+    return {"file system", Health::bad, error.what(), "look at the mount"};
+  }
+  const auto facts = os::mount_facts(path);
+  if (!facts) return finding;
+  finding.value += fmt::format("; {} on {} ({})", printable(facts->source), printable(facts->point), facts->options);
+  const auto has = [&](std::string_view option) {
+    const std::string list = "," + facts->options + ",";
+    return list.find("," + std::string(option) + ",") != std::string::npos;
+  };
+  if (has("ro")) {
+    finding.judge(Health::bad, "it is mounted read-only: ranks cannot write their states");
+  } else if (has("soft")) {
+    finding.judge(Health::warning,
+                  "a soft mount turns a slow server into errors in the middle of a file: mount it hard");
+  } else if (has("nolock") || has("local_lock=all") || has("local_lock=flock")) {
+    finding.judge(Health::note, "locks do not reach other hosts; no state depends on them");
+  } else if (facts->type.starts_with("fuse"))
+    finding.judge(Health::note, "what is behind FUSE is not known; it is treated like a network");
+  return finding;
+}
+
+Finding space(const std::string& path) {
+  const auto facts = os::space_facts(path);
+  if (!facts) return {"space", Health::bad, "not known", "look at the mount"};
+  Finding finding{"space", Health::good,
+                  fmt::format("{} free of {}", human_bytes(facts->free_bytes), human_bytes(facts->total_bytes))};
+  if (facts->total_files != 0) finding.value += fmt::format(", {} more files", facts->free_files);
+  if (facts->free_bytes < little || (facts->total_files != 0 && facts->free_files < 1000))
+    finding.judge(Health::warning,
+                  "a state needs the bytes of its tensors, and two generations are kept: make room (muster gc)");
+  return finding;
+}
+
+/// Makes a file and removes it: whether that can be done, and what the server's clock says.
+std::vector<Finding> probe(const std::string& path) {
+  using Clock = std::chrono::system_clock;
+  try {
+    const Clock::time_point before = Clock::now();
+    const std::optional<os::FileStatus> status = workspace::probe(path);
+    const Clock::time_point after = Clock::now();
+    if (!status) return {{"writing", Health::bad, "a file that was made is not there", "look at the mount"}};
+    // Clocks of file systems go in ticks of some ms, so that a file may be older than the call that made it.
+    constexpr auto tick = std::chrono::milliseconds(20);
+    std::chrono::duration<double> skew{0};
+    if (status->changed > after) skew = status->changed - after;
+    if (status->changed + tick < before) skew = status->changed - before;
+    Finding clock{"clock", Health::good, fmt::format("the server's is {:+.2f} s off this host's", skew.count())};
+    if (std::abs(skew.count()) > 2)
+      clock.judge(Health::warning, "ages in muster ls are off by that; keep clocks together by NTP");
+    return {{"writing", Health::good, "a file can be made and removed"}, std::move(clock)};
+  } catch (const Error& error) {
+    return {{"writing", Health::bad, error.what(), "give this user the right to write there"}};
+  }
+}
+
+Finding locks(const std::string& path) {
+  try {
+    if (os::try_lock(os::open_directory(path))) return {"locks", Health::good, "flock works"};
+  } catch (const Error& error) {
+    return {"locks", Health::note, error.what(), "no state depends on locks"};
+  }
+  return {"locks", Health::note, "flock does not work, or somebody has the lock",
+          "nothing that Muster writes depends on locks"};
+}
+
+std::vector<Finding> examine_machine() {
+  std::vector<Finding> findings = {
+      {"muster", Health::good, std::string(version())},
+      {"system", Health::good,
+       fmt::format("{}, {}", os::kernel_name(), counted(static_cast<std::uint64_t>(os::usable_cores()), "core"))}};
+  for (Finding (*examine)() : {memory, memfd, posix_memory, limits, processes, pidfd, seccomp, job, mpi, devices, hdf5,
+                               hdf5_reader, hdf5_plugin})
+    findings.push_back(examine());
+  findings.push_back({"zstd", Health::good, ZSTD_versionString()});
+  return findings;
+}
+
+/// A line a finding, its remedy below it.
+std::string findings_text(const std::vector<Finding>& findings, const OutputStyle& style) {
+  constexpr std::size_t state_width = 7;
+  constexpr std::size_t gap = 2;
+  std::size_t name_width = 0;
+  for (const Finding& finding : findings) name_width = std::max(name_width, finding.name.size());
+  const std::size_t indent = state_width + gap + name_width + gap;
+  std::string out;
+  for (const Finding& finding : findings) {
+    const auto [word, colour] = look_of(finding.health);
+    out += coloured(style, colour, word) + std::string(state_width + gap - word.size(), ' ');
+    out += finding.name + std::string(name_width + gap - finding.name.size(), ' ');
+    append_wrapped(out, finding.value, indent, style.width);
+    if (finding.remedy.empty()) continue;
+    out += std::string(indent, ' ');
+    append_wrapped(out, "-> " + finding.remedy, indent, style.width);
+  }
+  return out;
+}
+
+/// {"healthy", "checks": [{"name", "state", "value", "remedy"}]}.
+Config findings_tree(const std::vector<Finding>& findings, bool is_healthy) {
+  ConfigArray checks;
+  for (const Finding& finding : findings)
+    checks.push_back(Config::object({{"name", finding.name},
+                                     {"state", look_of(finding.health).word},
+                                     {"value", finding.value},
+                                     {"remedy", or_null(finding.remedy)}}));
+  return Config::object({{"healthy", is_healthy}, {"checks", std::move(checks)}});
+}
+
+/// Of a directory that is, or is to be, a workspace: a probe is made in it and removed.
+void examine_workspace(const std::string& path, std::vector<Finding>& findings) {
+  findings.push_back(contents(path));
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return;
+  findings.push_back(mount(path));
+  findings.push_back(space(path));
+  for (Finding& finding : probe(path)) findings.push_back(std::move(finding));
+  findings.push_back(locks(path));
+}
 
 struct DoctorArguments {
   std::string workspace;
@@ -17,13 +444,11 @@ struct DoctorArguments {
 };
 
 int examine(const DoctorArguments& arguments) {
-  std::vector<inspect::Finding> findings = inspect::examine_machine();
-  if (!arguments.workspace.empty())
-    for (inspect::Finding& finding : inspect::examine_workspace(arguments.workspace))
-      findings.push_back(std::move(finding));
-  print(arguments.json ? inspect::json_report(inspect::findings_tree(findings))
-                       : inspect::findings_text(findings, output_style()));
-  return inspect::is_healthy(findings) ? 0 : 1;
+  std::vector<Finding> findings = examine_machine();
+  if (!arguments.workspace.empty()) examine_workspace(arguments.workspace, findings);
+  const bool is_healthy = std::ranges::count(findings, Health::bad, &Finding::health) == 0;
+  print(arguments.json ? json_report(findings_tree(findings, is_healthy)) : findings_text(findings, output_style()));
+  return is_healthy ? 0 : 1;
 }
 
 }  // namespace

@@ -87,8 +87,7 @@ std::string words_of(const ExportReport& report, const ExportArguments& argument
 void check_report(const ExportArguments& arguments) {
   const fs::path report = arguments.report;
   const auto refuse = [&](const std::string& words) {
-    throw Error(ErrorKind::argument, fmt::format("writing the report {}: {}", in_quotes(arguments.report), words),
-                {.path = arguments.report});
+    throw file_error(ErrorKind::argument, "writing the report", arguments.report, words);
   };
   if (report.empty()) return;
   std::error_code error;

@@ -62,7 +62,7 @@ void list_names(const ListArguments& arguments) {
 
 }  // namespace
 
-void add_ls_command(CLI::App& app, int& status) {
+void add_ls_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("ls", "What is in a workspace: jobs, ranks, generations; or names in a file");
   auto arguments = std::make_shared<ListArguments>();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
@@ -75,10 +75,8 @@ void add_ls_command(CLI::App& app, int& status) {
       "Of anything but a workspace, the tensors' names are listed (muster show has more).\n\n"
       "Examples:\n  muster ls /shared/workspace\n  muster ls workspace/ --json | jq '.jobs[].common_generation'\n"
       "  muster ls model.safetensors | grep norm");
-  command->callback([arguments, &status] {
-    is_for_survey(arguments->path) ? list_workspace(*arguments) : list_names(*arguments);
-    status = 0;
-  });
+  command->callback(
+      [arguments] { is_for_survey(arguments->path) ? list_workspace(*arguments) : list_names(*arguments); });
 }
 
 }  // namespace muster::tools

@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
 #include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <iterator>
 #include <memory>
@@ -22,10 +22,9 @@ namespace muster::tools {
 namespace {
 
 struct OptionDescription {
-  std::vector<std::string> short_names;  ///< "-o"
-  std::vector<std::string> long_names;   ///< "--out"; both empty for a positional argument
-  std::string positional;                ///< its name
-  std::string type;                      ///< "FILE|DIR"; empty for a flag
+  std::vector<std::string> names;  ///< "-o", "--out"; none of a positional argument
+  std::string positional;          ///< its name
+  std::string type;                ///< "FILE|DIR"; empty for a flag
   std::string help;
   bool is_required = false;
   bool takes_value = false;
@@ -38,21 +37,6 @@ struct OptionDescription {
   [[nodiscard]] bool is_path() const;
 };
 
-struct CommandDescription {
-  std::string name;
-  std::string help;
-  std::string footer;
-  std::vector<OptionDescription> options;  ///< positional ones first, in their order
-};
-
-struct AppDescription {
-  std::string name;
-  std::string help;
-  std::string version;
-  std::vector<OptionDescription> options;
-  std::vector<CommandDescription> commands;  ///< those that --help lists
-};
-
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   for (std::size_t begin = 0;;) {
@@ -63,20 +47,14 @@ std::vector<std::string> split(const std::string& text, char separator) {
   }
 }
 
-std::vector<std::string> with_dashes(const std::vector<std::string>& names, std::string_view dashes) {
-  std::vector<std::string> out;
-  out.reserve(names.size());
-  for (const std::string& name : names) out.push_back(std::string(dashes) + name);
-  return out;
-}
-
+/// Positional ones first, in their order.
 std::vector<OptionDescription> options_of(const CLI::App& app) {
   std::vector<OptionDescription> options;
   for (const CLI::Option* option : app.get_options()) {
     OptionDescription& out = options.emplace_back();
-    out.short_names = with_dashes(option->get_snames(), "-");
-    out.long_names = with_dashes(option->get_lnames(), "--");
-    if (out.short_names.empty() && out.long_names.empty()) out.positional = option->get_name(true);
+    for (const std::string& name : option->get_snames()) out.names.push_back("-" + name);
+    for (const std::string& name : option->get_lnames()) out.names.push_back("--" + name);
+    if (out.names.empty()) out.positional = option->get_name(true);
     out.takes_value = option->get_type_size() != 0;
     // Behind the colon CLI11 has what checks the value.
     if (out.takes_value) out.type = split(option->get_type_name(), ':').front();
@@ -106,29 +84,17 @@ bool OptionDescription::is_path() const {
   });
 }
 
-AppDescription describe(const CLI::App& app) {
-  AppDescription out{app.get_name(), app.get_description(), std::string(version()), options_of(app), {}};
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    // A group without a name is not in --help.
-    if (command->get_group().empty()) continue;
-    out.commands.push_back(
-        {command->get_name(), command->get_description(), command->get_footer(), options_of(*command)});
-  }
-  return out;
+/// Those that --help lists: a group without a name is not in it.
+std::vector<const CLI::App*> commands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
 }
 
 // Completion.
 
-std::vector<std::string> names_of(const OptionDescription& option) {
-  std::vector<std::string> names = option.short_names;
-  names.insert(names.end(), option.long_names.begin(), option.long_names.end());
-  return names;
-}
-
 std::string all_names(const std::vector<OptionDescription>& options) {
   std::string out;
   for (const OptionDescription& option : options)
-    for (const std::string& name : names_of(option)) out += (out.empty() ? "" : " ") + name;
+    for (const std::string& name : option.names) out += (out.empty() ? "" : " ") + name;
   return out;
 }
 
@@ -178,7 +144,7 @@ void append_zsh_options(std::string& out, const std::vector<OptionDescription>& 
                      zsh_quoted(fmt::format("{}:{}:{}", place, message, zsh_action(option))));
       continue;
     }
-    for (const std::string& name : names_of(option)) {
+    for (const std::string& name : option.names) {
       // A long option's value may stand behind "=" or in the next word.
       const std::string glue = option.takes_value && name.starts_with("--") ? "=" : "";
       const std::string value = option.takes_value ? fmt::format(":{}:{}", message, zsh_action(option)) : "";
@@ -189,7 +155,7 @@ void append_zsh_options(std::string& out, const std::vector<OptionDescription>& 
 }
 
 /// A script that bash sources; it needs nothing else.
-std::string bash_completion(const AppDescription& app) {
+std::string bash_completion(const CLI::App& app) {
   std::string out = fmt::format(
       "# Completion of {0} for bash: source it, or put it into /usr/share/bash-completion/completions/{0}.\n"
       "_muster_paths() {{\n"
@@ -207,23 +173,24 @@ std::string bash_completion(const AppDescription& app) {
       "    case $word in -*) ;; *) command=$word && break ;; esac\n"
       "  done\n"
       "  case $command in\n",
-      app.name);
+      app.get_name());
   std::string names;
-  for (const CommandDescription& command : app.commands) {
-    names += (names.empty() ? "" : " ") + command.name;
-    fmt::format_to(std::back_inserter(out), "    {})\n      case $previous in\n", command.name);
-    for (const OptionDescription& option : command.options) {
+  for (const CLI::App* command : commands_of(app)) {
+    names += (names.empty() ? "" : " ") + command->get_name();
+    fmt::format_to(std::back_inserter(out), "    {})\n      case $previous in\n", command->get_name());
+    const std::vector<OptionDescription> options = options_of(*command);
+    for (const OptionDescription& option : options) {
       if (option.is_positional() || !option.takes_value) continue;
-      fmt::format_to(std::back_inserter(out), "        {}) {}; return ;;\n", fmt::join(names_of(option), " | "),
+      fmt::format_to(std::back_inserter(out), "        {}) {}; return ;;\n", fmt::join(option.names, " | "),
                      bash_action(option));
     }
     fmt::format_to(std::back_inserter(out),
                    "      esac\n      case $current in\n"
                    "        -*) COMPREPLY=($(compgen -W '{}' -- \"$current\")) ;;\n",
-                   all_names(command.options));
+                   all_names(options));
     // All positional arguments of a command are completed alike: as its first one that can be.
     const OptionDescription* first = nullptr;
-    for (const OptionDescription& option : command.options)
+    for (const OptionDescription& option : options)
       if (first == nullptr && option.is_positional() && (option.is_path() || !option.words().empty())) first = &option;
     if (first != nullptr) fmt::format_to(std::back_inserter(out), "        *) {} ;;\n", bash_action(*first));
     out += "      esac ;;\n";
@@ -231,24 +198,24 @@ std::string bash_completion(const AppDescription& app) {
   fmt::format_to(std::back_inserter(out),
                  "    \"\") COMPREPLY=($(compgen -W '{} {}' -- \"$current\")) ;;\n  esac\n}}\n"
                  "complete -F _muster {}\n",
-                 names, all_names(app.options), app.name);
+                 names, all_names(options_of(app)), app.get_name());
   return out;
 }
 
 /// A script for a directory of zsh's fpath, or to be sourced.
-std::string zsh_completion(const AppDescription& app) {
+std::string zsh_completion(const CLI::App& app) {
   std::string out = fmt::format(
       "#compdef {0}\n"
       "# Completion of {0} for zsh: put it into a directory of $fpath under the name _{0}.\n"
       "_muster() {{\n"
       "  local curcontext=\"$curcontext\" state line\n"
       "  local -a commands=(\n",
-      app.name);
-  for (const CommandDescription& command : app.commands)
+      app.get_name());
+  for (const CLI::App* command : commands_of(app))
     fmt::format_to(std::back_inserter(out), "    {}\n",
-                   zsh_quoted(command.name + ":" + with_backslashes(command.help, ":\\")));
+                   zsh_quoted(command->get_name() + ":" + with_backslashes(command->get_description(), ":\\")));
   out += "  )\n  _arguments -C \\\n";
-  append_zsh_options(out, app.options, "    ");
+  append_zsh_options(out, options_of(app), "    ");
   out +=
       "    '1:command:->command' \\\n"
       "    '*::argument:->argument'\n"
@@ -256,9 +223,9 @@ std::string zsh_completion(const AppDescription& app) {
       "    command) _describe command commands ;;\n"
       "    argument)\n"
       "      case $words[1] in\n";
-  for (const CommandDescription& command : app.commands) {
-    fmt::format_to(std::back_inserter(out), "        {})\n          _arguments \\\n", command.name);
-    append_zsh_options(out, command.options, "            ");
+  for (const CLI::App* command : commands_of(app)) {
+    fmt::format_to(std::back_inserter(out), "        {})\n          _arguments \\\n", command->get_name());
+    append_zsh_options(out, options_of(*command), "            ");
     out += "            && return ;;\n";
   }
   out +=
@@ -266,7 +233,7 @@ std::string zsh_completion(const AppDescription& app) {
       "  esac\n"
       "}\n"
       "if [ \"$funcstack[1]\" = _muster ]; then _muster \"$@\"; else compdef _muster " +
-      app.name + "; fi\n";
+      app.get_name() + "; fi\n";
   return out;
 }
 
@@ -305,8 +272,7 @@ std::string usage_of(const OptionDescription& option) {
 void append_option(std::string& out, const OptionDescription& option) {
   out += ".TP\n";
   std::string head;
-  for (const auto* names : {&option.short_names, &option.long_names})
-    for (const std::string& name : *names) head += (head.empty() ? "" : ", ") + bold(name);
+  for (const std::string& name : option.names) head += (head.empty() ? "" : ", ") + bold(name);
   if (option.is_positional())
     head = italic(option.type);
   else if (option.takes_value)
@@ -343,27 +309,27 @@ void append_footer(std::string& out, std::string_view footer) {
   if (is_example) out += ".fi\n.RE\n";
 }
 
-std::string man_page(const AppDescription& app) {
+std::string man_page(const CLI::App& app) {
   // No date: the same sources make the same page.
   std::string out =
-      fmt::format(".TH MUSTER 1 \"\" \"{0} {1}\" \"User Commands\"\n.SH NAME\n{0} \\- {2}\n.SH SYNOPSIS\n", app.name,
-                  app.version, roff(app.help));
-  for (const CommandDescription& command : app.commands) {
+      fmt::format(".TH MUSTER 1 \"\" \"{0} {1}\" \"User Commands\"\n.SH NAME\n{0} \\- {2}\n.SH SYNOPSIS\n",
+                  app.get_name(), version(), roff(app.get_description()));
+  for (const CLI::App* command : commands_of(app)) {
     std::string arguments;
-    for (const OptionDescription& option : command.options)
+    for (const OptionDescription& option : options_of(*command))
       if (option.is_positional()) arguments += " " + usage_of(option);
-    fmt::format_to(std::back_inserter(out), "{} [{}]{}\n.br\n", bold(app.name + " " + command.name), italic("OPTIONS"),
-                   arguments);
+    fmt::format_to(std::back_inserter(out), "{} [{}]{}\n.br\n", bold(app.get_name() + " " + command->get_name()),
+                   italic("OPTIONS"), arguments);
   }
   out += ".SH OPTIONS\n";
-  for (const OptionDescription& option : app.options) append_option(out, option);
+  for (const OptionDescription& option : options_of(app)) append_option(out, option);
   out += ".SH COMMANDS\n";
-  for (const CommandDescription& command : app.commands) {
-    fmt::format_to(std::back_inserter(out), ".SS {}\n{}.\n", roff(command.name), roff(command.help));
-    for (const OptionDescription& option : command.options)
-      if (std::find(option.long_names.begin(), option.long_names.end(), "--help") == option.long_names.end())
-        append_option(out, option);
-    append_footer(out, command.footer);
+  for (const CLI::App* command : commands_of(app)) {
+    fmt::format_to(std::back_inserter(out), ".SS {}\n{}.\n", roff(command->get_name()),
+                   roff(command->get_description()));
+    for (const OptionDescription& option : options_of(*command))
+      if (std::ranges::count(option.names, "--help") == 0) append_option(out, option);
+    append_footer(out, command->get_footer());
   }
   out +=
       ".SH \"EXIT STATUS\"\n"
@@ -390,7 +356,7 @@ std::string man_page(const AppDescription& app) {
 
 }  // namespace
 
-void add_completion_command(CLI::App& app, int& status) {
+void add_completion_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("completion", "Print a completion script for bash or zsh");
   auto shell = std::make_shared<std::string>();
   command->add_option("shell", *shell, "Which shell")
@@ -400,20 +366,13 @@ void add_completion_command(CLI::App& app, int& status) {
   command->footer(
       "Examples:\n  source <(muster completion bash)\n"
       "  muster completion zsh > ~/.zfunc/_muster   # where fpath has ~/.zfunc");
-  command->callback([&app, shell, &status] {
-    const AppDescription description = describe(app);
-    print(*shell == "bash" ? bash_completion(description) : zsh_completion(description));
-    status = 0;
-  });
+  command->callback([&app, shell] { print(*shell == "bash" ? bash_completion(app) : zsh_completion(app)); });
 }
 
-void add_man_command(CLI::App& app, int& status) {
+void add_man_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("man", "Print the manual page");
   command->footer("Example:\n  muster man | man -l -");
-  command->callback([&app, &status] {
-    print(man_page(describe(app)));
-    status = 0;
-  });
+  command->callback([&app] { print(man_page(app)); });
 }
 
 }  // namespace muster::tools

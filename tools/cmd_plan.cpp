@@ -14,7 +14,7 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
-#include "src/checkpoint/plan_parts.hpp"
+#include "src/checkpoint/arrangement.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/output.hpp"
 #include "tools/commands.hpp"

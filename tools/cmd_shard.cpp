@@ -8,7 +8,6 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "src/inspect/convert.hpp"
 #include "src/inspect/reports.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
@@ -31,7 +30,7 @@ void shard(const ShardArguments& arguments) {
   ShardOptions options = arguments.options;
   if (arguments.out.empty() && !options.dry_run)
     throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
-  options.zstd_level = inspect::parse_compression(arguments.compress);
+  options.zstd_level = parse_compression(arguments.compress);
   options.progress = progress_bar();
   const ShardReport report = interruptible([&](const std::stop_token& stop) {
     options.stop = stop;
@@ -51,7 +50,7 @@ void shard(const ShardArguments& arguments) {
 
 }  // namespace
 
-void add_shard_command(CLI::App& app, int& status) {
+void add_shard_command(CLI::App& app, int& /*status*/) {
   CLI::App* command =
       app.add_subcommand("shard", "Cut a checkpoint into one file a rank, or into the states of a workspace");
   auto arguments = std::make_shared<ShardArguments>();
@@ -82,10 +81,7 @@ void add_shard_command(CLI::App& app, int& status) {
       "Examples:\n  muster shard model/ --ranks 4 --plan auto --out shards/\n"
       "  muster shard model/ --ranks 4 --plan auto --workspace --out /shared/workspace\n"
       "  muster shard mixtral/ --layout tp=2,pp=2,ep=2 --plan moe --out shards/");
-  command->callback([arguments, &status] {
-    shard(*arguments);
-    status = 0;
-  });
+  command->callback([arguments] { shard(*arguments); });
 }
 
 }  // namespace muster::tools

@@ -45,7 +45,7 @@ void show(const ShowArguments& arguments) {
 
 }  // namespace
 
-void add_show_command(CLI::App& app, int& status) {
+void add_show_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("show", "List tensors: names, dtypes, shapes and sizes; or print the config");
   auto arguments = std::make_shared<ShowArguments>();
   arguments->options.style = output_style();
@@ -75,10 +75,9 @@ void add_show_command(CLI::App& app, int& status) {
       "Examples:\n  muster show model/ --pattern '*.mlp.*' --sort size\n"
       "  muster show workspace/ --rank 2 --config layers.0\n"
       "  muster show model.safetensors --json | jq '.tensors[].name'");
-  command->callback([arguments, config, &status] {
+  command->callback([arguments, config] {
     arguments->is_config = config->count() != 0;
     show(*arguments);
-    status = 0;
   });
 }
 

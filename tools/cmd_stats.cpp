@@ -20,7 +20,7 @@ struct StatsArguments {
 
 }  // namespace
 
-void add_stats_command(CLI::App& app, int& status) {
+void add_stats_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("stats", "Range, mean, deviation, NaN and a histogram of tensors' values");
   auto arguments = std::make_shared<StatsArguments>();
   arguments->options.style = output_style();
@@ -41,12 +41,11 @@ void add_stats_command(CLI::App& app, int& status) {
       "are of the finite values. A complex number counts as two values.\n\n"
       "Examples:\n  muster stats model/ '*.weight'\n  muster stats state.h5 layers.0.mlp.weight --bins 40\n"
       "  muster stats model/ --json | jq -r '.tensors[] | select(.nans > 0).name'");
-  command->callback([arguments, &status] {
+  command->callback([arguments] {
     const inspect::Source source = inspect::open_source(arguments->path, arguments->source);
     arguments->options.progress = progress_bar();
     print(arguments->json ? inspect::json_report(inspect::stats_tree(source, arguments->options))
                           : inspect::stats_text(source, arguments->options));
-    status = 0;
   });
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The subcommands of the program `muster`, one source file each. Each function adds its subcommand with a callback that
-// sets `status` to the exit status: 0, 1 (differs, fails verification) or `cannot`. Errors are thrown; main() prints
-// them.
+// sets `status`, the exit status, if it is not 0: 1 (differs, fails verification) or `cannot`. Errors are thrown;
+// main() prints them.
 
 #include <CLI/CLI.hpp>
 

@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <utility>
 
 #include "src/base/escaped.hpp"
+#include "src/core/quoted.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "tools/commands.hpp"
@@ -30,7 +32,7 @@ bool is_utf8_locale() {
   return false;
 }
 
-/// Of a terminal; 0 where that is not known.
+/// Of a terminal; 0 if that is not known.
 std::size_t columns_of(int descriptor) {
   struct winsize size {};
   return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
@@ -146,6 +148,21 @@ void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
 void add_alone_flag(CLI::App& command) {
   command.add_flag_callback(
       "--alone", [] {}, "Accepted for scripts; this command never waits for other ranks");
+}
+
+std::optional<int> parse_compression(const std::string& text) {
+  if (text == "none") return std::nullopt;
+  if (text == "zstd") return 1;
+  constexpr std::string_view prefix = "zstd:";
+  int level = 0;
+  const char* const end = text.data() + text.size();
+  if (text.starts_with(prefix)) {
+    const auto [parsed, error] = std::from_chars(text.data() + prefix.size(), end, level);
+    constexpr int highest = 22;
+    if (error == std::errc() && parsed == end && level >= 1 && level <= highest) return level;
+  }
+  throw Error(ErrorKind::argument,
+              fmt::format("the compression {} is none of none, zstd and zstd:1 to zstd:22", in_quotes(text)));
 }
 
 void add_style_options(CLI::App& command, inspect::OutputStyle& style) {

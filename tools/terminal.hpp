@@ -3,7 +3,9 @@
 // The standard streams, and the options that several commands share.
 
 #include <CLI/CLI.hpp>
+
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -45,7 +47,7 @@ void flush_output();
 /// One line on standard error, after a progress bar is taken away. Returns `cannot`.
 int complain(std::string_view words);
 
-/// A bar for long work, on standard error: empty where that is no terminal. The line is cleared when the work is done.
+/// A bar for long work, on standard error: empty if that is no terminal. The line is cleared when the work is done.
 ProgressCallback progress_bar();
 
 /// Takes away what is drawn of unfinished work, so that other words have the line.
@@ -73,6 +75,9 @@ void add_output_options(CLI::App& command, std::string& out, Options& options) {
       ->type_name("AGE");
   command.add_flag("--force", options.force, "Replace DIR if it holds a model or shards and no other files");
 }
+/// --compress: "zstd" or "zstd:3", the level, 1 if none is given; "none": none. Throws Error(argument).
+std::optional<int> parse_compression(const std::string& text);
+
 /// --width and --ascii.
 void add_style_options(CLI::App& command, inspect::OutputStyle& style);
 

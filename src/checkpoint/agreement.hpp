@@ -20,7 +20,7 @@ enum class Origin : std::uint8_t {
   named,  ///< perhaps another's: the words say whose, and the details have the rank
 };
 
-/// Collective. Each rank says how it went; where one failed, all throw the failure of the lowest such rank, with its
+/// Collective. Each rank says how it went; if one failed, all throw the failure of the lowest such rank, with its
 /// kind and words and in the details the rank where it began, its pid and host. Throws as SyncGroup::all_gather.
 void agree(SyncGroup& group, const std::optional<Error>& failure, const char* phase, Origin origin = Origin::self);
 

@@ -108,16 +108,11 @@ class Arranging {
                                  twice_.size() == 1 ? "has" : "have", twice_where_, twice_advice_));
     std::ranges::sort(result.tensors, natural_less, &ArrangedTensor::name);
     check_results(result.tensors);
-    if (!shared_heads_.empty())
-      result.notes.push_back(
-          fmt::format("{} (one of {}): ranks have the same heads; they are compared, bit for bit, and taken once",
-                      in_quotes(shared_heads_.front()), shared_heads_.size()));
-    if (!unknown_heads_.empty())
-      result.notes.push_back(
-          fmt::format("{} (one of {}): config.json does not say which heads these are; the ranks' parts are "
-                      "joined one after the "
-                      "other, which is wrong if ranks have heads alike",
-                      in_quotes(unknown_heads_.front()), unknown_heads_.size()));
+    note_names(result.notes, shared_heads_,
+               "ranks have the same heads; they are compared, bit for bit, and taken once");
+    note_names(result.notes, unknown_heads_,
+               "config.json does not say which heads these are; the ranks' parts are joined one after the other, which "
+               "is wrong if ranks have heads alike");
     note_unused_rules(plan_, result);
     return result;
   }
@@ -127,16 +122,7 @@ class Arranging {
     if (layout_.ranks() != static_cast<int>(ranks_.size()))
       refuse_tensors(fmt::format("the layout {} is for {} ranks, and there are {}", to_string(layout_), layout_.ranks(),
                                  ranks_.size()));
-    if (layout_.pipeline > 1 && !plan_.layers())
-      refuse_tensors(
-          fmt::format("plan {} does not say where a layer has its number (\"layers\"), so it cannot be used with "
-                      "pipeline stages",
-                      in_quotes(plan_.name())));
-    if (layout_.expert > 1 && !plan_.experts())
-      refuse_tensors(
-          fmt::format("plan {} does not say where an expert has its number (\"experts\"), so it cannot be used with "
-                      "expert parallelism",
-                      in_quotes(plan_.name())));
+    check_numbering(plan_, layout_);
   }
 
   void collect() {

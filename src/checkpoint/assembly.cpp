@@ -143,13 +143,12 @@ class Assembling {
         mail_(group, source, settings.window_bytes),
         settings_(settings),
         finish_(finish),
-        ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, near_ranks(group)),
+        others_(near_ranks(group)),
+        ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, others_.size()),
         files_(files, work, group.rank(), settings.on_written,
                [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
-    for (int rank = 0; rank < group.size(); ++rank) {
-      if (rank != group.rank() && group.shares_memory(rank)) others_.push_back(rank);
+    for (int rank = 0; rank < group.size(); ++rank)
       if (group.host_of(rank) != group.host_of(0)) far_.emplace(rank, WindowMail::Stage{});
-    }
     file_count_ = static_cast<std::uint32_t>(files.size());
     for (const Step& step : work.steps)
       if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
@@ -170,11 +169,11 @@ class Assembling {
   }
 
  private:
-  static std::size_t near_ranks(const SyncGroup& group) {
-    std::size_t count = 0;
+  static std::vector<int> near_ranks(const SyncGroup& group) {
+    std::vector<int> ranks;
     for (int rank = 0; rank < group.size(); ++rank)
-      if (rank != group.rank() && group.shares_memory(rank)) ++count;
-    return count;
+      if (rank != group.rank() && group.shares_memory(rank)) ranks.push_back(rank);
+    return ranks;
   }
 
   /// Of all ranks of this host.
@@ -195,7 +194,7 @@ class Assembling {
     return static_cast<int>(rank) == group_.rank() ? ring_ : *rings_.at(rank);
   }
 
-  // Steps are independent where nobody else takes part: as many threads as help.
+  // Steps are independent if nobody else takes part: as many threads as help.
   void run_alone() {
     const std::size_t workers = copy_workers();
     std::vector<std::vector<std::byte>> buffers(workers);
@@ -395,9 +394,9 @@ class Assembling {
   WindowMail mail_;
   AssemblySettings settings_;
   const FinishFile& finish_;
+  std::vector<int> others_;  // that share memory with this one
   shm::WindowRing ring_;
   AssemblyFiles files_;
-  std::vector<int> others_;               // that share memory with this one
   std::map<int, WindowMail::Stage> far_;  // processes that share none with the first, and what they have told it
   std::atomic<std::uint64_t> far_bytes_{0};
   std::uint32_t settled_ = 0;     // files that are known to be complete on all hosts

@@ -4,7 +4,7 @@
 //
 // A file is cut into items, contiguous runs of its bytes. An item whose bytes come from its writer alone is direct: it
 // goes from where it lies to the file. All others go through a window, a piece of the writer's shared memory in which
-// every process puts its part, all in parallel; where tensors are reduced (max, sum), each puts a whole contribution
+// every process puts its part, all in parallel; if tensors are reduced (max, sum), each puts a whole contribution
 // beside it, and the writer reduces. All processes go through the items in one order, the files', which is why nobody
 // waits for something that waits for him.
 
@@ -23,7 +23,6 @@
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/merge/layout.hpp"
-#include "src/merge/rows.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster {

@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/safetensors_header.hpp"
-#include "src/merge/rows.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/merge/layout.hpp"
 
 namespace muster {
 namespace {
@@ -80,7 +80,7 @@ class Planning {
       if (only < 0 || shape_.host_of(process) == only) writers_.push_back(process);
   }
 
-  // The one that has most of it; where several have about as much, the one that has written least.
+  // The one that has most of it; if several have about as much, the one that has written least.
   [[nodiscard]] int host_for(const FilePlan& file, std::span<const MergedTensor* const> tensors) const {
     struct Host {
       std::uint64_t has = 0;
@@ -121,7 +121,7 @@ class Planning {
       add_runs(tensor, rows, offset);
       return;
     }
-    // Whole rows where a window has room for one: a row that is cut costs every process one more copy.
+    // Whole rows if a window has room for one: a row that is cut costs every process one more copy.
     const std::uint64_t most = shape_.window_bytes;
     const std::uint64_t slice =
         rows.row_bytes <= most ? most / std::max<std::uint64_t>(rows.row_bytes, 1) * rows.row_bytes : most;
@@ -207,7 +207,7 @@ class Planning {
     std::vector<std::uint32_t> senders;
     for (const auto& [process, copies] : item_.copies)
       if (shape_.host_of(process) != shape_.host_of(writer)) senders.push_back(static_cast<std::uint32_t>(process));
-    // The writer has a step even where it has nothing to copy.
+    // The writer has a step even if it has nothing to copy.
     item_.copies.try_emplace(writer);
     for (auto& [process, copies] : item_.copies) {
       Step mine = step;

@@ -11,7 +11,6 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/safetensors_header.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
@@ -23,10 +22,6 @@ namespace {
 constexpr std::string_view algorithm = "xxh3-64";
 constexpr std::uint64_t longest_file = std::uint64_t{1} << 28;
 constexpr std::size_t digits = 16;
-
-[[noreturn]] void refuse_sums(const std::string& words) {
-  throw Error(ErrorKind::corrupt, words);
-}
 
 /// 16 lower-case hexadecimal digits each; empty if the text is not `count` of them.
 std::vector<std::uint64_t> parse_sums(std::string_view text, std::size_t count) {
@@ -63,6 +58,20 @@ std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
   return checksum.value();
 }
 
+Checksums checksums_of(std::span<const SafetensorsFile> files, const std::function<void(std::uint64_t)>& done) {
+  std::vector<std::pair<const SafetensorsFile*, std::size_t>> places;
+  for (const SafetensorsFile& file : files)
+    for (std::size_t i = 0; i < file.tensors().size(); ++i) places.emplace_back(&file, i);
+  std::vector<std::uint64_t> sums(places.size());
+  parallel_for(places.size(), copy_workers(), [&](std::size_t at, std::size_t) {
+    sums[at] = checksum_of(*places[at].first, places[at].second, done);
+  });
+  Checksums checksums;
+  for (std::size_t at = 0; at < places.size(); ++at)
+    checksums.emplace(places[at].first->tensors()[places[at].second].name, sums[at]);
+  return checksums;
+}
+
 std::string checksums_text(const Checksums& checksums) {
   ConfigObject tensors;
   tensors.reserve(checksums.size());
@@ -75,26 +84,25 @@ std::string checksums_text(const Checksums& checksums) {
 }
 
 Checksums parse_checksums(std::string_view text) {
+  const auto refuse = [](const std::string& words) { throw Error(ErrorKind::corrupt, words); };
   const Config file = parse_json(text);
-  if (!file.is_object()) refuse_sums(fmt::format("checksums are a JSON object, this is {}", to_string(file.type())));
-  const ConfigObject& members = file.as_object();
-  const Config* version = members.find("muster_checksums");
-  if (version == nullptr) refuse_sums("it has no \"muster_checksums\": 1");
-  if (version->type() != Config::Type::integer || version->as_int() != 1)
+  if (!file.is_object()) refuse(fmt::format("checksums are a JSON object, this is {}", to_string(file.type())));
+  const Config* version = file.find("muster_checksums");
+  if (version == nullptr) refuse("it has no \"muster_checksums\": 1");
+  if (*version != Config(1))
     throw Error(ErrorKind::version, "\"muster_checksums\" is not 1, the only version that this program knows");
-  const Config* named = members.find("algorithm");
-  if (named == nullptr || !named->is_string()) refuse_sums("it has no \"algorithm\"");
+  const Config* named = file.find("algorithm");
+  if (named == nullptr || !named->is_string()) refuse("it has no \"algorithm\"");
   if (named->as_string() != algorithm)
     throw Error(ErrorKind::unsupported, fmt::format("its algorithm {} is not {}, the only one that this program knows",
                                                     in_quotes(named->as_string()), algorithm));
-  const Config* tensors = members.find("tensors");
-  if (tensors == nullptr || !tensors->is_object()) refuse_sums("it has no object \"tensors\"");
+  const Config* tensors = file.find("tensors");
+  if (tensors == nullptr || !tensors->is_object()) refuse("it has no object \"tensors\"");
   Checksums checksums;
   for (const auto& [name, value] : tensors->as_object()) {
-    const std::vector<std::uint64_t> sums =
-        value.is_string() ? parse_sums(value.as_string(), 1) : std::vector<std::uint64_t>();
+    const auto sums = parse_sums(value.is_string() ? std::string_view(value.as_string()) : "", 1);
     if (sums.empty())
-      refuse_sums(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), digits));
+      refuse(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), digits));
     checksums.emplace(name, sums.front());
   }
   return checksums;
@@ -105,12 +113,7 @@ std::optional<Checksums> read_checksums(const std::string& directory) {
   std::error_code error;
   if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return std::nullopt;
   const std::string text = read_text(path, longest_file);
-  try {
-    return parse_checksums(text);
-  } catch (const Error& cause) {
-    throw Error(cause.kind(), fmt::format("reading the checksums {}: {}", in_quotes(path), cause.what()),
-                {.path = path});
-  }
+  return with_file("reading the checksums", path, [&] { return std::optional(parse_checksums(text)); });
 }
 
 void write_checksums(const std::string& directory, const Checksums& checksums) {
@@ -140,27 +143,23 @@ std::string piece_checksums_text(const PieceChecksums& sums) {
 PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
   const auto text = file.metadata().find(std::string(piece_checksums_key));
   if (text == file.metadata().end()) return {};
-  const auto refuse = [&](std::string_view words) {
-    throw Error(ErrorKind::corrupt,
-                fmt::format("shard {}: its metadata \"{}\" {}", in_quotes(file.path()), piece_checksums_key, words),
-                {.path = file.path()});
-  };
   PieceChecksums sums;
   try {
     const Config said = parse_json(text->second);
-    if (said.at("version").as_int() != 1 || said.at("algorithm").as_string() != algorithm ||
-        said.at("piece").as_int() != static_cast<std::int64_t>(checked_piece_bytes))
+    if (said.at("version") != Config(1) || said.at("algorithm") != Config(algorithm) ||
+        said.at("piece") != Config(checked_piece_bytes))
       return {};
     for (const auto& [name, pieces] : said.at("tensors").as_object()) {
       const auto index = file.find(name);
       if (!index) continue;
       const std::size_t count = pieces_of(file.tensors()[*index].bytes);
       sums[name] = parse_sums(pieces.as_string(), count);
-      if (sums[name].size() != count) refuse(fmt::format("has not the checksums of the tensor {}", in_quotes(name)));
+      if (sums[name].size() != count)
+        throw Error(ErrorKind::corrupt, fmt::format("has not the checksums of the tensor {}", in_quotes(name)));
     }
   } catch (const Error& error) {
-    if (!error.path().empty()) throw;
-    refuse(error.what());
+    throw file_error(ErrorKind::corrupt, "shard", file.path(),
+                     fmt::format("its metadata \"{}\" {}", piece_checksums_key, error.what()));
   }
   return sums;
 }
@@ -218,12 +217,11 @@ void CheckedTensor::check(std::size_t piece, std::span<const std::byte> bytes) c
   const std::uint64_t sum = tensor_checksum(bytes);
   if (sum == sums_[piece]) return;
   const std::uint64_t at = piece * checked_piece_bytes;
-  throw Error(ErrorKind::corrupt,
-              fmt::format("shard {}: bytes {} to {} of the tensor {} have the checksum {}, not {}: they have changed "
-                          "since it was written; copy it again, or cut the model again",
-                          in_quotes(file_.path()), at, at + bytes.size() - 1, in_quotes(file_.tensors()[index_].name),
-                          checksum_text(sum), checksum_text(sums_[piece])),
-              {.path = file_.path()});
+  throw file_error(ErrorKind::corrupt, "shard", file_.path(),
+                   fmt::format("bytes {} to {} of the tensor {} have the checksum {}, not {}: they have changed since "
+                               "it was written; copy it again, or cut the model again",
+                               at, at + bytes.size() - 1, in_quotes(file_.tensors()[index_].name), checksum_text(sum),
+                               checksum_text(sums_[piece])));
 }
 
 std::shared_ptr<const CheckedTensor> checked_tensor(const SafetensorsFile& file, std::size_t index,

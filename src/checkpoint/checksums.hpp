@@ -39,12 +39,15 @@ using Checksums = std::map<std::string, std::uint64_t, std::less<>>;
 std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
                           const std::function<void(std::uint64_t)>& done);
 
+/// Of all tensors of these files, by several threads. Throws likewise.
+Checksums checksums_of(std::span<const SafetensorsFile> files, const std::function<void(std::uint64_t)>& done);
+
 /// The file's text. Throws Error(argument) on a name that is not UTF-8.
 std::string checksums_text(const Checksums& checksums);
 /// Throws Error(corrupt) on what is no such text, Error(version | unsupported) on another version or algorithm.
 Checksums parse_checksums(std::string_view text);
 
-/// The file in `directory`; none where there is none. Throws Error(io), and as parse_checksums with the file's path.
+/// The file in `directory`; none if there is none. Throws Error(io), and as parse_checksums with the file's path.
 std::optional<Checksums> read_checksums(const std::string& directory);
 /// Appears whole, replacing an older one, and is durable. Throws Error(io | no_space | not_found).
 void write_checksums(const std::string& directory, const Checksums& checksums);

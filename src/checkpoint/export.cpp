@@ -24,6 +24,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,6 @@
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/descriptor.hpp"
-#include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
@@ -345,21 +345,17 @@ class Export {
   }
 
   // Step 6.
-  struct Found {
-    int rank = 0;
-    TensorHash hash;
-  };
   void compare() {
     const WaitOptions wait{.phase = "export: comparing"};
     if (!is_first()) {
       group_.send(0, std::as_bytes(std::span(hashes_)), wait, sync::Subject::exchange);
     } else {
-      for (const TensorHash& hash : hashes_) found_[hash.set].push_back({0, hash});
+      note_hashes(0);
       for (int rank = 1; rank < group_.size(); ++rank) {
         const auto bytes = group_.receive(rank, longest_message, wait, sync::Subject::exchange);
-        std::vector<TensorHash> hashes(bytes.size() / sizeof(TensorHash));
-        if (!hashes.empty()) std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(TensorHash));
-        for (const TensorHash& hash : hashes) found_[hash.set].push_back({rank, hash});
+        hashes_.resize(bytes.size() / sizeof(TensorHash));
+        if (!hashes_.empty()) std::memcpy(hashes_.data(), bytes.data(), hashes_.size() * sizeof(TensorHash));
+        note_hashes(rank);
       }
     }
     agree_on(group_, "export: comparing", [&] {
@@ -367,22 +363,23 @@ class Export {
     });
   }
 
+  void note_hashes(int process) {
+    for (const TensorHash& hash : hashes_) found_[{hash.set, process, hash.tensor}] = {hash.low, hash.high};
+  }
+
   void compare_set(std::size_t set) {
     const std::vector<SourceRef>& sources = job_->outputs.equal[set];
-    const auto hash_of = [&](const SourceRef& ref) -> const TensorHash& {
+    const auto hash_of = [&](const SourceRef& ref) {
       const RankSources& at = sources_[static_cast<std::size_t>(ref.rank)];
-      for (const Found& found : found_[static_cast<std::uint32_t>(set)])
-        if (found.rank == at.process && found.hash.tensor == at.first + ref.index) return found.hash;
+      const auto found = found_.find({static_cast<std::uint32_t>(set), at.process, at.first + ref.index});
+      if (found != found_.end()) return found->second;
       throw Error(ErrorKind::corrupt, fmt::format("nobody has hashed the tensor {} of rank {}",
                                                   in_quotes(job_->outputs.equal_names[set]), ref.rank));
     };
-    const TensorHash& first = hash_of(sources.front());
+    const auto first = hash_of(sources.front());
     std::string differing;
-    for (const SourceRef& ref : sources) {
-      const TensorHash& other = hash_of(ref);
-      if (other.low != first.low || other.high != first.high)
-        differing += (differing.empty() ? "" : ", ") + std::to_string(ref.rank);
-    }
+    for (const SourceRef& ref : sources)
+      if (hash_of(ref) != first) differing += (differing.empty() ? "" : ", ") + std::to_string(ref.rank);
     if (differing.empty()) return;
     throw Error(
         ErrorKind::rank_mismatch,
@@ -410,21 +407,10 @@ class Export {
   // Of what is on the disk: read back, so that they speak for the files and not for what was meant to be in them.
   void add_checksums() {
     std::vector<SafetensorsFile> files;
-    std::vector<std::pair<std::size_t, std::size_t>> places;
     os::allow_open_files(job_->outputs.files.size());
-    for (const OutputFile& output : job_->outputs.files) {
+    for (const OutputFile& output : job_->outputs.files)
       files.push_back(SafetensorsFile::open(partial_ + "/" + output.name));
-      for (std::size_t i = 0; i < files.back().tensors().size(); ++i) places.emplace_back(files.size() - 1, i);
-    }
-    std::vector<std::uint64_t> sums(places.size());
-    parallel_for(places.size(), copy_workers(), [&](std::size_t at, std::size_t) {
-      const SafetensorsFile& file = files[places[at].first];
-      sums[at] = checksum_of(file, places[at].second, [&](std::uint64_t) { go_on(group_); });
-    });
-    Checksums checksums;
-    for (std::size_t at = 0; at < places.size(); ++at)
-      checksums.emplace(files[places[at].first].tensors()[places[at].second].name, sums[at]);
-    write_checksums(partial_, checksums);
+    write_checksums(partial_, checksums_of(files, [&](std::uint64_t) { go_on(group_); }));
   }
 
   const std::string& shards_dir_;
@@ -448,7 +434,8 @@ class Export {
   std::vector<RankSources> sources_;
   std::optional<OutputDirectory> output_;
   std::vector<bool> is_there_;
-  std::map<std::uint32_t, std::vector<Found>> found_;
+  /// Hashes by set, process and place in its list.
+  std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::pair<std::uint64_t, std::uint64_t>> found_;
 };
 
 }  // namespace

@@ -15,8 +15,6 @@
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/plan_parts.hpp"
-#include "src/checkpoint/safetensors_header.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {

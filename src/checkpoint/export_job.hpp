@@ -11,7 +11,6 @@
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/shard_set.hpp"
 
 namespace muster {
@@ -49,7 +48,7 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
                    const Metadata& metadata, const ExportOptions& options);
 
 /// Windows, and how many of them each writer has, so that all of them and what each process holds beside are within the
-/// budget; `spread`: over several hosts, which send each other parts of windows. Throws Error(argument) where it is too
+/// budget; `spread`: over several hosts, which send each other parts of windows. Throws Error(argument) if it is too
 /// small for anything.
 struct WindowShape {
   std::uint64_t bytes = 0;

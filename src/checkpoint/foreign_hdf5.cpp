@@ -16,7 +16,6 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/foreign_report.hpp"
 #include "src/checkpoint/reader_place.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
@@ -72,54 +71,36 @@ std::chrono::milliseconds usual_deadline() {
 
 }  // namespace
 
-struct ForeignHdf5::Contents {
-  Contents(os::ReadableFile opened, const ForeignHdf5Options& options);
-  os::ReadableFile file;
-  std::string program;
-  std::chrono::milliseconds deadline;
-  bool insists_on_seccomp;
-  std::vector<ForeignTensor> tensors;
-  std::vector<TensorEntry> entries;
-  std::map<std::string, std::string> texts;
-  std::vector<ForeignIssue> issues;
-  ForeignListingCost cost;
-
-  [[noreturn]] void fail(ErrorKind kind, const std::string& words) const {
-    throw Error(kind, fmt::format("listing {}: {}", file.path(), words), {.path = file.path()});
-  }
-  [[nodiscard]] std::vector<std::string> command(const char* wanted) const {
-    const auto seconds = std::chrono::ceil<std::chrono::seconds>(deadline).count() + 1;
-    return {program, std::to_string(seconds), insists_on_seccomp ? "insist" : "accept", wanted};
-  }
-  void list(std::uint64_t largest_expansion);
-  void take(ForeignReport report);
-  void ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const;
-
- private:
-  /// Processes that wait for questions: as many as there were threads that asked at once.
-  mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<os::Subprocess>> idle_;
-};
-
-ForeignHdf5::Contents::Contents(os::ReadableFile opened, const ForeignHdf5Options& options)
-    : file(std::move(opened)),
-      program(options.reader.empty() ? hdf5_reader_program() : options.reader),
-      deadline(options.deadline.value_or(usual_deadline())),
-      insists_on_seccomp(options.insist_on_seccomp) {
-  if (!has_signature(file)) fail(ErrorKind::corrupt, "it is no HDF5 file (HDF5's signature is nowhere in it)");
-  if (program.empty())
+ForeignHdf5::ForeignHdf5(const std::string& path, const ForeignHdf5Options& options)
+    : file_(os::ReadableFile::open(path)),
+      program_(options.reader.empty() ? hdf5_reader_program() : options.reader),
+      deadline_(options.deadline.value_or(usual_deadline())),
+      insists_on_seccomp_(options.insist_on_seccomp) {
+  if (!has_signature(file_)) fail(ErrorKind::corrupt, "it is no HDF5 file (HDF5's signature is nowhere in it)");
+  if (program_.empty())
     fail(ErrorKind::unsupported,
          "the program muster-hdf5-reader, which reads HDF5 files of others, is not there: install it (it comes with "
          "Muster's HDF5 part), or name it by MUSTER_HDF5_READER");
   list(std::max<std::uint64_t>(options.largest_expansion, 1));
+  for (const ForeignTensor& tensor : report_.tensors)
+    entries_.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
+}
+
+void ForeignHdf5::fail(ErrorKind kind, const std::string& words) const {
+  throw Error(kind, fmt::format("listing {}: {}", file_.path(), words), {.path = file_.path()});
+}
+
+std::vector<std::string> ForeignHdf5::command(const char* wanted) const {
+  const auto seconds = std::chrono::ceil<std::chrono::seconds>(deadline_).count() + 1;
+  return {program_, std::to_string(seconds), insists_on_seccomp_ ? "insist" : "accept", wanted};
 }
 
 /// Elements of one question, from a process that waits or a new one.
-void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const {
+void ForeignHdf5::ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const {
   const hdf5::ElementsQuestion question{tensor.address, tensor.item_bytes, first, target.size() / tensor.item_bytes};
   const auto refuse = [&](ErrorKind kind, const std::string& words) {
-    throw Error(kind, fmt::format("the tensor {} of {}: {}", in_quotes(tensor.name), file.path(), words),
-                {.path = file.path()});
+    throw Error(kind, fmt::format("the tensor {} of {}: {}", in_quotes(tensor.name), file_.path(), words),
+                {.path = file_.path()});
   };
   for (;;) {
     std::unique_ptr<os::Subprocess> reader;
@@ -131,8 +112,8 @@ void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first
       }
     }
     const bool is_new = !reader;
-    if (is_new) reader = std::make_unique<os::Subprocess>(command("read"), file.descriptor());
-    reader->begin({deadline, slower_by * deadline});
+    if (is_new) reader = std::make_unique<os::Subprocess>(command("read"), file_.descriptor());
+    reader->begin({deadline_, slower_by * deadline_});
     reader->send(std::as_bytes(std::span(&question, 1)));
     std::uint64_t length = 0;
     bool is_answered = reader->receive(std::as_writable_bytes(std::span(&length, 1))) == sizeof length;
@@ -149,7 +130,7 @@ void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first
             ErrorKind::timeout,
             fmt::format("libhdf5 did not read {} bytes of it within {} ms of work (MUSTER_HDF5_TIMEOUT=SECONDS gives "
                         "it more time)",
-                        target.size(), deadline.count()));
+                        target.size(), deadline_.count()));
       refuse(ErrorKind::corrupt, fmt::format("libhdf5 does not survive it: {}", how_it_ended(result)));
     }
     {
@@ -161,21 +142,20 @@ void ForeignHdf5::Contents::ask(const ForeignTensor& tensor, std::uint64_t first
   }
 }
 
-void ForeignHdf5::Contents::list(std::uint64_t largest_expansion) {
-  const os::SubprocessResult result =
-      os::run_subprocess(command("list"), file.descriptor(), {deadline, slower_by * deadline, hdf5::most_report_bytes});
-  cost = {result.wall, result.output.size(), result.peak_bytes, false};
-  ForeignReport report;
+void ForeignHdf5::list(std::uint64_t largest_expansion) {
+  const os::SubprocessResult result = os::run_subprocess(command("list"), file_.descriptor(),
+                                                         {deadline_, slower_by * deadline_, hdf5::most_report_bytes});
+  cost_ = {result.wall, result.output.size(), result.peak_bytes, false};
   try {
-    report = parse_foreign_report(result.output, {file.bytes(), largest_expansion});
+    report_ = parse_foreign_report(result.output, {file_.bytes(), largest_expansion});
   } catch (const Error& error) {
     fail(error.kind(), error.what());
   }
-  cost.seccomp = (report.fence & hdf5::fence_seccomp) != 0;
-  if (report.fatal) {
-    switch (report.fatal->code) {
+  cost_.seccomp = (report_.fence & hdf5::fence_seccomp) != 0;
+  if (report_.fatal) {
+    switch (report_.fatal->code) {
       case hdf5::FatalCode::not_opened:
-        fail(ErrorKind::corrupt, "libhdf5 cannot open it: " + report.fatal->words);
+        fail(ErrorKind::corrupt, "libhdf5 cannot open it: " + report_.fatal->words);
         break;
       case hdf5::FatalCode::no_fence:
         fail(ErrorKind::unsupported, "this kernel or sandbox has no seccomp filters, and they are insisted on");
@@ -185,94 +165,55 @@ void ForeignHdf5::Contents::list(std::uint64_t largest_expansion) {
         break;
       case hdf5::FatalCode::too_large:
         // Texts are what may be missing; tensors may not.
-        if (!report.is_listed)
+        if (!report_.is_listed)
           fail(ErrorKind::no_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
-        report.issues.push_back({"", "there is more text in it than is shown"});
+        report_.issues.push_back({"", "there is more text in it than is shown"});
         break;
       default:
-        fail(ErrorKind::io, "muster-hdf5-reader failed: " + report.fatal->words);
+        fail(ErrorKind::io, "muster-hdf5-reader failed: " + report_.fatal->words);
     }
-  } else if (!report.is_listed) {
+  } else if (!report_.is_listed) {
     if (result.end == os::SubprocessEnd::timed_out)
       fail(ErrorKind::timeout,
            fmt::format("libhdf5 did not come to an end within {} ms of work and {} on the clock: it is very large, or "
                        "was made to keep its reader busy (MUSTER_HDF5_TIMEOUT=SECONDS gives it more time)",
-                       deadline.count(), result.wall.count() / 1000));
+                       deadline_.count(), result.wall.count() / 1000));
     // 127: the program loader could not start it. Nothing said: it never came to the file.
-    if (result.end == os::SubprocessEnd::exited && report.fence == 0 && result.output.empty())
+    if (result.end == os::SubprocessEnd::exited && report_.fence == 0 && result.output.empty())
       fail(ErrorKind::unsupported,
-           fmt::format("{} does not start here ({}): is its libhdf5 installed?", program, how_it_ended(result)));
+           fmt::format("{} does not start here ({}): is its libhdf5 installed?", program_, how_it_ended(result)));
     fail(ErrorKind::corrupt,
          fmt::format("libhdf5 does not survive it: {}. It is damaged, or was made to do that", how_it_ended(result)));
-  } else if (!report.is_whole) {
-    report.issues.push_back(
+  } else if (!report_.is_whole) {
+    report_.issues.push_back(
         {"", fmt::format("its texts are not all shown: libhdf5 did not survive them, {}", how_it_ended(result))});
   }
-  if (!cost.seccomp)
-    report.issues.push_back({"",
-                             "listed without a seccomp filter, which this kernel or sandbox does not offer: limits "
-                             "alone kept libhdf5 from the rest of the machine"});
-  take(std::move(report));
-}
-
-void ForeignHdf5::Contents::take(ForeignReport report) {
-  tensors = std::move(report.tensors);
-  texts = std::move(report.texts);
-  issues = std::move(report.issues);
-  entries.reserve(tensors.size());
-  for (const ForeignTensor& tensor : tensors)
-    entries.push_back({.name = tensor.name,
-                       .dtype = tensor.dtype,
-                       .shape = tensor.shape,
-                       .offset = tensor.offset,
-                       .bytes = tensor.bytes});
-}
-
-ForeignHdf5::ForeignHdf5(std::unique_ptr<Contents> contents) noexcept : contents_(std::move(contents)) {}
-ForeignHdf5::~ForeignHdf5() = default;
-
-std::unique_ptr<ForeignHdf5> ForeignHdf5::open(const std::string& path, const ForeignHdf5Options& options) {
-  auto contents = std::make_unique<Contents>(os::ReadableFile::open(path), options);
-  return std::unique_ptr<ForeignHdf5>(new ForeignHdf5(std::move(contents)));
-}
-
-const std::vector<TensorEntry>& ForeignHdf5::tensors() const noexcept {
-  return contents_->entries;
+  if (!cost_.seccomp)
+    report_.issues.push_back({"",
+                              "listed without a seccomp filter, which this kernel or sandbox does not offer: limits "
+                              "alone kept libhdf5 from the rest of the machine"});
 }
 
 void ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
-  const ForeignTensor& from = contents_->tensors.at(tensor);
+  const ForeignTensor& from = report_.tensors.at(tensor);
   if (offset > from.bytes || target.size() > from.bytes - offset)
     throw Error(ErrorKind::argument, fmt::format("reading {} bytes at {} of the tensor {}, which has {}", target.size(),
                                                  offset, in_quotes(from.name), from.bytes));
   if (target.empty()) return;
-  if (from.offset != 0) return contents_->file.read_at(from.offset + offset, target);
+  if (from.offset != 0) return file_.read_at(from.offset + offset, target);
   // Whole stored elements around what is wanted.
   const std::uint64_t first = offset / from.item_bytes;
   const std::uint64_t end = (offset + target.size() + from.item_bytes - 1) / from.item_bytes;
   std::vector<std::byte> elements((end - first) * from.item_bytes);
   const std::uint64_t most = hdf5::most_question_bytes / from.item_bytes * from.item_bytes;
   for (std::uint64_t at = 0; at < elements.size(); at += most)
-    contents_->ask(from, first + at / from.item_bytes,
-                   std::span(elements).subspan(at, std::min(most, elements.size() - at)));
+    ask(from, first + at / from.item_bytes, std::span(elements).subspan(at, std::min(most, elements.size() - at)));
   std::memcpy(target.data(), elements.data() + (offset - first * from.item_bytes), target.size());
 }
 
 TensorDetail ForeignHdf5::detail(std::size_t tensor) const {
-  const ForeignTensor& from = contents_->tensors.at(tensor);
+  const ForeignTensor& from = report_.tensors.at(tensor);
   return {.stored_bytes = from.stored_bytes, .is_compressed = from.stored_bytes != from.bytes};
-}
-
-const std::map<std::string, std::string>& ForeignHdf5::metadata() const noexcept {
-  return contents_->texts;
-}
-
-const std::vector<ForeignIssue>& ForeignHdf5::issues() const noexcept {
-  return contents_->issues;
-}
-
-const ForeignListingCost& ForeignHdf5::cost() const noexcept {
-  return contents_->cost;
 }
 
 bool is_hdf5_file(const std::string& path) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/foreign_report.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 
 #include <fmt/core.h>
 
@@ -27,7 +27,7 @@ constexpr std::uint64_t least_suspicious = std::uint64_t{64} << 20;
   throw Error(ErrorKind::corrupt, "the report of muster-hdf5-reader contradicts its format (" + what + ")");
 }
 
-/// Numbers and texts of a report, one after the other. Throws Error(corrupt) on what no writer makes, Cut where the
+/// Numbers and texts of a report, one after the other. Throws Error(corrupt) on what no writer makes, Cut if the
 /// report ends in their midst. As long-lived as the report.
 class ReportCursor {
  public:
@@ -201,10 +201,84 @@ class Parser {
     issue(tensor.name, std::move(words));
   }
 
-  void finish();
-  void name_dtypes();
-  void name_dtype(std::size_t number, ForeignTensor& tensor);
-  void find_overlaps();
+  /// What this project's own files say of elements that HDF5 has no type for: a copy of such a file that another tool
+  /// made has the attributes still.
+  void name_dtype(std::size_t number, ForeignTensor& tensor) {
+    const auto named = report_.texts.find(tensor.name + "@dtype");
+    if (named == report_.texts.end()) return;
+    const std::optional<DType> dtype = dtype_from_string(named->second);
+    if (!dtype) return;
+    if (*dtype == tensor.dtype) {
+      report_.texts.erase(named);
+      return;
+    }
+    // Only bytes may be something else than their type says.
+    if (tensor.dtype != DType::u8) return;
+    if (!is_packed(*dtype)) {
+      if (itemsize(*dtype) != 1) return;
+      tensor.dtype = *dtype;
+      report_.texts.erase(named);
+      return;
+    }
+    const auto shape = shapes_.find(number);
+    const auto order = report_.texts.find(tensor.name + "@nibble_order");
+    if (shape == shapes_.end() || (order != report_.texts.end() && order->second != "low_first")) return;
+    std::uint64_t elements = 1;
+    for (const std::int64_t extent : shape->second) {
+      if (__builtin_mul_overflow(elements, static_cast<std::uint64_t>(extent), &elements) || elements > most_bytes)
+        return;
+    }
+    if (elements / 2 + elements % 2 != tensor.bytes) return;
+    tensor.dtype = *dtype;
+    tensor.shape = shape->second;
+    report_.texts.erase(named);
+    if (order != report_.texts.end()) report_.texts.erase(order);
+  }
+
+  /// A small file could claim to be large by having the same bytes in many places.
+  void find_overlaps() {
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < report_.tensors.size(); ++i)
+      if (report_.tensors[i].offset != 0 && !is_hidden_[i]) order.push_back(i);
+    std::sort(order.begin(), order.end(),
+              [this](std::size_t a, std::size_t b) { return report_.tensors[a].offset < report_.tensors[b].offset; });
+    const ForeignTensor* before = nullptr;
+    for (const std::size_t i : order) {
+      const ForeignTensor& tensor = report_.tensors[i];
+      if (before != nullptr && tensor.offset < before->offset + before->bytes)
+        hide(i, tensor,
+             fmt::format("a damaged dataset: some of its bytes are those of \"{}\" too", escaped(before->name, "\\")));
+      if (before == nullptr || tensor.offset + tensor.bytes > before->offset + before->bytes) before = &tensor;
+    }
+  }
+
+  void finish() {
+    is_hidden_.resize(report_.tensors.size());
+    find_overlaps();
+    for (std::size_t i = 0; i < report_.tensors.size(); ++i) name_dtype(i, report_.tensors[i]);
+    std::vector<std::size_t> order(report_.tensors.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
+      return report_.tensors[a].name < report_.tensors[b].name;
+    });
+    std::vector<ForeignTensor> shown;
+    shown.reserve(order.size());
+    for (const std::size_t i : order) {
+      ForeignTensor& tensor = report_.tensors[i];
+      if (!is_utf8(tensor.name))
+        hide(i, tensor, "its name is no UTF-8");
+      else if (tensor.bytes > least_suspicious && tensor.bytes / limits_.largest_expansion > limits_.file_bytes)
+        hide(i, tensor,
+             fmt::format("claims {} bytes, more than {} times the {} of the file: refused", tensor.bytes,
+                         limits_.largest_expansion, limits_.file_bytes));
+      else if (!shown.empty() && shown.back().name == tensor.name)
+        hide(i, tensor, "a damaged group: two datasets have this name");
+      if (!is_hidden_[i]) shown.push_back(std::move(tensor));
+    }
+    report_.tensors = std::move(shown);
+    std::stable_sort(report_.issues.begin(), report_.issues.end(),
+                     [](const ForeignIssue& a, const ForeignIssue& b) { return a.path < b.path; });
+  }
 
   ForeignReportLimits limits_;
   ForeignReport report_;
@@ -213,88 +287,6 @@ class Parser {
   std::map<std::size_t, Shape> shapes_;  ///< that attributes tell
   std::vector<bool> is_hidden_;          ///< by a tensor's number
 };
-
-/// What this project's own files say of elements that HDF5 has no type for: a copy of such a file that another tool
-/// made has the attributes still.
-void Parser::name_dtypes() {
-  for (std::size_t i = 0; i < report_.tensors.size(); ++i) name_dtype(i, report_.tensors[i]);
-}
-
-void Parser::name_dtype(std::size_t number, ForeignTensor& tensor) {
-  const auto named = report_.texts.find(tensor.name + "@dtype");
-  if (named == report_.texts.end()) return;
-  const std::optional<DType> dtype = dtype_from_string(named->second);
-  if (!dtype) return;
-  if (*dtype == tensor.dtype) {
-    report_.texts.erase(named);
-    return;
-  }
-  // Only bytes may be something else than their type says.
-  if (tensor.dtype != DType::u8) return;
-  if (!is_packed(*dtype)) {
-    if (itemsize(*dtype) != 1) return;
-    tensor.dtype = *dtype;
-    report_.texts.erase(named);
-    return;
-  }
-  const auto shape = shapes_.find(number);
-  const auto order = report_.texts.find(tensor.name + "@nibble_order");
-  if (shape == shapes_.end() || (order != report_.texts.end() && order->second != "low_first")) return;
-  std::uint64_t elements = 1;
-  for (const std::int64_t extent : shape->second) {
-    if (__builtin_mul_overflow(elements, static_cast<std::uint64_t>(extent), &elements) || elements > most_bytes)
-      return;
-  }
-  if (elements / 2 + elements % 2 != tensor.bytes) return;
-  tensor.dtype = *dtype;
-  tensor.shape = shape->second;
-  report_.texts.erase(named);
-  if (order != report_.texts.end()) report_.texts.erase(order);
-}
-
-/// A small file could claim to be large by having the same bytes in many places.
-void Parser::find_overlaps() {
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < report_.tensors.size(); ++i)
-    if (report_.tensors[i].offset != 0 && !is_hidden_[i]) order.push_back(i);
-  std::sort(order.begin(), order.end(),
-            [this](std::size_t a, std::size_t b) { return report_.tensors[a].offset < report_.tensors[b].offset; });
-  const ForeignTensor* before = nullptr;
-  for (const std::size_t i : order) {
-    const ForeignTensor& tensor = report_.tensors[i];
-    if (before != nullptr && tensor.offset < before->offset + before->bytes)
-      hide(i, tensor,
-           fmt::format("a damaged dataset: some of its bytes are those of \"{}\" too", escaped(before->name, "\\")));
-    if (before == nullptr || tensor.offset + tensor.bytes > before->offset + before->bytes) before = &tensor;
-  }
-}
-
-void Parser::finish() {
-  is_hidden_.resize(report_.tensors.size());
-  find_overlaps();
-  name_dtypes();
-  std::vector<std::size_t> order(report_.tensors.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [this](std::size_t a, std::size_t b) { return report_.tensors[a].name < report_.tensors[b].name; });
-  std::vector<ForeignTensor> shown;
-  shown.reserve(order.size());
-  for (const std::size_t i : order) {
-    ForeignTensor& tensor = report_.tensors[i];
-    if (!is_utf8(tensor.name))
-      hide(i, tensor, "its name is no UTF-8");
-    else if (tensor.bytes > least_suspicious && tensor.bytes / limits_.largest_expansion > limits_.file_bytes)
-      hide(i, tensor,
-           fmt::format("claims {} bytes, more than {} times the {} of the file: refused", tensor.bytes,
-                       limits_.largest_expansion, limits_.file_bytes));
-    else if (!shown.empty() && shown.back().name == tensor.name)
-      hide(i, tensor, "a damaged group: two datasets have this name");
-    if (!is_hidden_[i]) shown.push_back(std::move(tensor));
-  }
-  report_.tensors = std::move(shown);
-  std::stable_sort(report_.issues.begin(), report_.issues.end(),
-                   [](const ForeignIssue& a, const ForeignIssue& b) { return a.path < b.path; });
-}
 
 }  // namespace
 

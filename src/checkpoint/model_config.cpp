@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/plan_parts.hpp"
+#include "src/checkpoint/arrangement.hpp"
 
 #include <fmt/core.h>
 

@@ -19,7 +19,6 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/file.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
@@ -35,28 +34,23 @@ using WeightMap = std::vector<std::pair<std::string, std::string>>;
 
 WeightMap read_index(const std::string& path) {
   const std::string text = read_text(path, longest_index);
-  const auto refuse = [&path](const std::string& what) {
-    throw Error(ErrorKind::corrupt, fmt::format("reading the index {}: {}", in_quotes(path), what), {.path = path});
-  };
-  Config index;
-  try {
-    index = parse_json(text);
-  } catch (const Error& error) {
-    refuse(error.what());
-  }
-  const Config* map = index.find("weight_map");
-  if (map == nullptr || !map->is_object()) refuse("it has no object \"weight_map\"");
-  WeightMap weights;
-  weights.reserve(map->size());
-  for (const auto& [name, in_file] : map->as_object()) {
-    if (!in_file.is_string()) refuse(fmt::format("the file of tensor {} is no string", in_quotes(name)));
-    const std::string& file_name = in_file.as_string();
-    if (!is_name_beside(file_name))
-      refuse(fmt::format("tensor {} is in {}, which is no name of a file beside it", in_quotes(name),
-                         in_quotes(file_name)));
-    weights.emplace_back(name, file_name);
-  }
-  return weights;
+  return with_file("reading the index", path, [&] {
+    const auto refuse = [](const std::string& what) { throw Error(ErrorKind::corrupt, what); };
+    const Config index = parse_json(text);
+    const Config* map = index.find("weight_map");
+    if (map == nullptr || !map->is_object()) refuse("it has no object \"weight_map\"");
+    WeightMap weights;
+    weights.reserve(map->size());
+    for (const auto& [name, in_file] : map->as_object()) {
+      if (!in_file.is_string()) refuse(fmt::format("the file of tensor {} is no string", in_quotes(name)));
+      const std::string& file_name = in_file.as_string();
+      if (!is_name_beside(file_name))
+        refuse(fmt::format("tensor {} is in {}, which is no name of a file beside it", in_quotes(name),
+                           in_quotes(file_name)));
+      weights.emplace_back(name, file_name);
+    }
+    return weights;
+  });
 }
 
 std::string choose_index(const std::string& directory, std::vector<std::string> indexes) {
@@ -64,10 +58,9 @@ std::string choose_index(const std::string& directory, std::vector<std::string> 
   if (std::find(indexes.begin(), indexes.end(), model_index_name) != indexes.end())
     return std::string(model_index_name);
   if (indexes.size() > 1)
-    throw Error(ErrorKind::argument,
-                fmt::format("reading {}: {} and {} are both an index; move one away", in_quotes(directory),
-                            in_quotes(indexes[0]), in_quotes(indexes[1])),
-                {.path = directory});
+    throw file_error(
+        ErrorKind::argument, "reading", directory,
+        fmt::format("{} and {} are both an index; move one away", in_quotes(indexes[0]), in_quotes(indexes[1])));
   return std::move(indexes[0]);
 }
 
@@ -106,23 +99,17 @@ void ModelDir::Contents::open_directory() {
     const bool names_single = std::any_of(weights.begin(), weights.end(),
                                           [](const auto& weight) { return weight.second == model_file_name; });
     if (has_single && index_name == model_index_name && !names_single)
-      throw Error(ErrorKind::argument,
-                  fmt::format("reading {}: both {} and the files of {} are there, two models; move one away",
-                              in_quotes(path), model_file_name, index_name),
-                  {.path = path});
+      throw file_error(
+          ErrorKind::argument, "reading", path,
+          fmt::format("both {} and the files of {} are there, two models; move one away", model_file_name, index_name));
     open_indexed(index_path, weights);
     return;
   }
   if (has_single) names = {std::string(model_file_name)};
-  if (names.empty())
-    throw Error(ErrorKind::not_found, fmt::format("reading {}: there is no *.safetensors in it", in_quotes(path)),
-                {.path = path});
+  if (names.empty()) throw file_error(ErrorKind::not_found, "reading", path, "there is no *.safetensors in it");
   if (names.size() > 1 && parse_shard_file_name(names.front()))
-    throw Error(ErrorKind::argument,
-                fmt::format("reading {}: it has the shards of ranks, not a model; muster export makes one of them, or "
-                            "name one file",
-                            in_quotes(path)),
-                {.path = path});
+    throw file_error(ErrorKind::argument, "reading", path,
+                     "it has the shards of ranks, not a model; muster export makes one of them, or name one file");
   os::allow_open_files(names.size() + other_files);
   for (const std::string& name : names) files.push_back(SafetensorsFile::open(join_path(path, name)));
   join_files();
@@ -130,7 +117,7 @@ void ModelDir::Contents::open_directory() {
 
 void ModelDir::Contents::open_indexed(const std::string& index_path, const WeightMap& weights) {
   const auto refuse = [&](ErrorKind kind, const std::string& what) {
-    throw Error(kind, fmt::format("reading the index {}: {}", in_quotes(index_path), what), {.path = index_path});
+    throw file_error(kind, "reading the index", index_path, what);
   };
   std::vector<std::string> names;
   for (const auto& weight : weights) {
@@ -178,11 +165,10 @@ void ModelDir::Contents::join_files() {
   for (std::size_t i = 0; i < count; ++i) {
     const auto [other, is_new] = index.emplace(tensors[i].name, i);
     if (!is_new)
-      throw Error(ErrorKind::corrupt,
-                  fmt::format("reading {}: tensor {} is there twice, in {} and in {}", in_quotes(path),
-                              in_quotes(tensors[i].name), in_quotes(files[file_of(other->second)].path()),
-                              in_quotes(files[file_of(i)].path())),
-                  {.path = path});
+      throw file_error(
+          ErrorKind::corrupt, "reading", path,
+          fmt::format("tensor {} is there twice, in {} and in {}", in_quotes(tensors[i].name),
+                      in_quotes(files[file_of(other->second)].path()), in_quotes(files[file_of(i)].path())));
   }
 }
 
@@ -215,9 +201,8 @@ const std::vector<SafetensorsFile>& ModelDir::files() const noexcept {
 
 const SafetensorsFile& ModelDir::file_of(std::size_t index) const {
   if (index >= tensors().size())
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading {}: it has {} tensors, no number {}", in_quotes(path()), tensors().size(), index),
-                {.path = path()});
+    throw file_error(ErrorKind::not_found, "reading", path(),
+                     fmt::format("it has {} tensors, no number {}", tensors().size(), index));
   return contents_->files[contents_->file_of(index)];
 }
 

@@ -37,9 +37,8 @@ constexpr std::size_t copy_piece = std::size_t{8} << 20;
 
 [[noreturn]] void throw_unreadable(const std::string& directory, const std::error_code& error) {
   const bool is_missing = error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
-  throw Error(is_missing ? ErrorKind::not_found : ErrorKind::io,
-              fmt::format("reading the directory {}: {}", in_quotes(directory), error.message()),
-              {.path = directory, .os_error = error.value()});
+  throw file_error(is_missing ? ErrorKind::not_found : ErrorKind::io, "reading the directory", directory,
+                   error.message(), error.value());
 }
 
 /// One level of a directory, sorted.
@@ -105,10 +104,8 @@ class Carrying {
  private:
   void walk(const std::string& directory, const std::string& below, int depth) {
     if (depth > deepest_folder)
-      throw Error(
-          ErrorKind::argument,
-          fmt::format("reading the directory {}: folders more than {} deep", in_quotes(directory), deepest_folder),
-          {.path = directory});
+      throw file_error(ErrorKind::argument, "reading the directory", directory,
+                       fmt::format("folders more than {} deep", deepest_folder));
     for (const fs::directory_entry& entry : entries_of(directory)) {
       const std::string name = entry.path().filename().string();
       std::error_code error;
@@ -299,13 +296,11 @@ std::optional<Config> read_model_config(const std::string& directory) {
   std::error_code error;
   if (!fs::exists(path, error)) return std::nullopt;
   const std::string text = read_text(path, largest_config);
-  try {
+  return with_file("reading", path, [&] {
     Config config = parse_json(text);
     if (!config.is_object()) throw Error(ErrorKind::corrupt, "it is no JSON object");
-    return config;
-  } catch (const Error& wrong) {
-    throw wrong.with_context(fmt::format("reading {}", in_quotes(path)));
-  }
+    return std::optional(std::move(config));
+  });
 }
 
 CarriedFiles carried_files(const std::string& directory, const std::string& carry) {

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The names of a checkpoint's files and of shards, in one place, and small files.
+// A checkpoint's files: their names and those of shards, in one place; the header of a safetensors file as bytes; and
+// small files.
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "muster/safetensors.hpp"
 
 namespace muster {
 
@@ -59,5 +64,33 @@ std::string read_text(const std::string& path, std::uint64_t most);
 /// Names of the regular files (behind links, too) at the top of a directory, sorted, without what unfinished writers
 /// left. Throws Error(not_found | io).
 std::vector<std::string> files_in(const std::string& directory);
+
+// The header of a safetensors file as bytes: read with every check that the format asks for, and written.
+
+/// The eight bytes of the header's length.
+inline constexpr std::uint64_t safetensors_prefix = 8;
+inline constexpr std::string_view safetensors_metadata_key = "__metadata__";
+/// Keys in the metadata that say what a U8 tensor really is.
+inline constexpr std::string_view safetensors_dtype_key = "muster.dtype.";
+
+struct SafetensorsHeader {
+  std::vector<TensorEntry> tensors;  ///< in the order of their bytes; offsets from the start of the file
+  std::map<std::string, std::string> metadata;
+  std::uint64_t data_begin = 0;
+};
+
+/// `head` is the beginning of a file of `file_size` bytes: all of the header at least, or the whole file. `path` is for
+/// messages. Throws Error(corrupt) that names the file, the tensor if there is one, and the defect. Nothing is
+/// allocated beyond a small multiple of the header's bytes.
+SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_size,
+                                           const std::string& path);
+
+/// Puts tensors in the order of the format's reference writer, without holes.
+/// Fills `tensors` with offsets and sizes and returns length and header, padded to eight bytes. Throws Error(argument).
+std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<std::string, std::string> metadata,
+                                    const std::string& path);
+
+/// Applies the keys "muster.dtype.NAME" to the entries and takes them out of the metadata. Throws Error(corrupt).
+void apply_own_dtypes(SafetensorsHeader& header, const std::string& path);
 
 }  // namespace muster

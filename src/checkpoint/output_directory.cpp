@@ -27,7 +27,7 @@
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
-#include "src/statefile/user_block.hpp"
+#include "src/statefile/format.hpp"
 
 namespace muster {
 namespace {
@@ -41,9 +41,8 @@ std::string normal(const std::string& path) {
   if (path.empty()) throw Error(ErrorKind::argument, "the output directory has no name");
   fs::path clean = fs::path(path).lexically_normal();
   if (!clean.has_filename()) clean = clean.parent_path();
-  if (!clean.has_filename() || clean.filename() == "." || clean.filename() == "..") {
+  if (!clean.has_filename() || clean.filename() == "." || clean.filename() == "..")
     throw Error(ErrorKind::argument, fmt::format("the output directory cannot be {}; name a new one", in_quotes(path)));
-  }
   return clean.string();
 }
 
@@ -165,18 +164,14 @@ void check_output(const std::string& path, const OutputChoice& choice) {
   const std::string out = normal(path);
   const std::string parent = os::directory_of(out);
   std::error_code error;
-  if (!fs::is_directory(parent, error)) {
-    throw Error(
-        ErrorKind::not_found,
-        fmt::format("writing {}: the directory {} is not there; make it first", in_quotes(out), in_quotes(parent)),
-        {.path = out});
-  }
+  if (!fs::is_directory(parent, error))
+    throw file_error(ErrorKind::not_found, "writing", out,
+                     fmt::format("the directory {} is not there; make it first", in_quotes(parent)));
   if (!fs::exists(fs::symlink_status(out, error))) return;
-  if (!choice.force) {
+  if (!choice.force)
     throw Error(ErrorKind::argument,
                 fmt::format("{} exists already; name another directory, or replace it with --force", in_quotes(out)),
                 {.path = out});
-  }
   check_replaceable(out, choice.source);
 }
 

@@ -112,13 +112,13 @@ class Journal {
   os::WritableFile file_;
 };
 
-/// What is known of a directory that somebody left: empty where there is no journal, or one of another job.
+/// What is known of a directory that somebody left: empty if there is no journal, or one of another job.
 struct JournalContents {
   std::map<std::string, std::vector<WrittenPart>> finished;  ///< by file name
 };
 std::optional<JournalContents> read_journal(const std::string& directory, const std::string& fingerprint);
 
-/// What is wrong with a file that the journal calls finished; empty where nothing is: it is as long as it should be,
+/// What is wrong with a file that the journal calls finished; empty if nothing is: it is as long as it should be,
 /// has the header that it should have, and after it parts that cover all but zeros and hash to what was written.
 std::string verify_file(const std::string& path, const std::string& header, std::uint64_t bytes,
                         std::vector<WrittenPart> parts);

@@ -12,7 +12,6 @@
 
 #include "muster/error.hpp"
 #include "muster/parallel_layout.hpp"
-#include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -52,7 +51,7 @@ class Division {
     is_divided_ = true;
   }
 
-  /// None where the name has no such number, or there is one part only.
+  /// None if the name has no such number, or there is one part only.
   [[nodiscard]] std::optional<int> part_of(const std::string& name) const {
     if (!is_divided_ || !numbering_) return std::nullopt;
     const auto number = numbering_->pattern.find(name);
@@ -220,18 +219,16 @@ class Notes {
 
   [[nodiscard]] std::vector<std::string> take() const {
     std::vector<std::string> notes;
-    const auto add = [&](const std::vector<std::string>& names, const std::string& words) {
-      if (!names.empty())
-        notes.push_back(fmt::format("{} (one of {}): {}", in_quotes(names.front()), names.size(), words));
-    };
-    add(shared_, "there are fewer heads than ranks; neighbouring ranks have a head each alike, as engines load them");
-    add(padded_, "the ranks do not divide the heads; the last ranks have heads of zeros, which engines may refuse");
-    add(idle_, "there is less to share than there are ranks; the last ones have zeros alone");
-    add(unknown_, "config.json does not say how many heads these have; they may be cut through");
-    add(whole_experts_,
-        fmt::format("each tensor-parallel rank has all experts ({:.1f} MB a rank); expert ranks (ep={}) "
-                    "share them",
-                    static_cast<double>(expert_bytes_) / 1e6, layout_.tensor));
+    note_names(notes, shared_,
+               "there are fewer heads than ranks; neighbouring ranks have a head each alike, as engines load them");
+    note_names(notes, padded_,
+               "the ranks do not divide the heads; the last ranks have heads of zeros, which engines may refuse");
+    note_names(notes, idle_, "there is less to share than there are ranks; the last ones have zeros alone");
+    note_names(notes, unknown_, "config.json does not say how many heads these have; they may be cut through");
+    note_names(notes, whole_experts_,
+               fmt::format("each tensor-parallel rank has all experts ({:.1f} MB a rank); expert ranks (ep={}) "
+                           "share them",
+                           static_cast<double>(expert_bytes_) / 1e6, layout_.tensor));
     return notes;
   }
 
@@ -270,13 +267,7 @@ std::vector<WholeTensor> wholes_of(const MergePlan& plan, std::span<const NamedS
 }
 
 Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<const WholeTensor> wholes) {
-  const auto needs = [&](const auto& numbering, int parts, std::string_view key, std::string_view what) {
-    if (parts > 1 && !numbering)
-      throw Error(ErrorKind::argument, fmt::format("plan {} does not say where {} (\"{}\"), which the layout {} needs",
-                                                   in_quotes(plan.name()), what, key, to_string(layout)));
-  };
-  needs(plan.layers(), layout.pipeline, "layers", "a layer has its number");
-  needs(plan.experts(), layout.expert, "experts", "an expert has its number");
+  check_numbering(plan, layout);
   check_layout(plan, layout);
   const Division layers(plan.layers(), layout.pipeline, wholes, "pipeline stages", "layers");
   const Division experts(plan.experts(), layout.expert, wholes, "expert ranks", "experts");

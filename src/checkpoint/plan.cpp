@@ -13,8 +13,8 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -137,11 +137,10 @@ class Resolver {
       resolved.true_size = number(*action.trim);
       // Backwards the whole has no padding: what it has more would be lost on the way to the ranks and back.
       const std::optional<std::int64_t> size = whole_ ? size_along(specs_.front(), action.dim) : std::nullopt;
-      if (size && *size != *resolved.true_size) {
+      if (size && *size != *resolved.true_size)
         throw Error(ErrorKind::argument,
                     fmt::format("{} says that the true size of the tensor {} along dimension {} is {}, and it is {}",
                                 where(), in_quotes(tensor_), action.dim, *resolved.true_size, *size));
-      }
     }
     return resolved;
   }
@@ -209,7 +208,7 @@ class Resolver {
     return whole_ && *of_weight > block ? 0 : block;
   }
 
-  /// Along the other dimension than `across`, where the scale has one element.
+  /// Along the other dimension than `across`, if the scale has one element.
   [[nodiscard]] std::int64_t said_block(const TensorSpec& scale, const TensorSpec& weight, std::size_t across) const {
     const Config* sizes = find_in_config(config_, "quantization_config.weight_block_size");
     if (sizes != nullptr && sizes->is_array() && sizes->size() == 2)
@@ -257,15 +256,13 @@ class Resolver {
   [[nodiscard]] std::int64_t number(const PlanNumber& number) const {
     if (number.key.empty()) return number.value;
     const Config* found = find_in_config(config_, number.key);
-    if (found == nullptr || found->is_null()) {
+    if (found == nullptr || found->is_null())
       throw Error(ErrorKind::argument,
                   fmt::format("{} needs {} of config.json, which {}", where(), in_quotes(number.key),
                               config_.is_null() ? "is not there" : "does not have it"));
-    }
-    if (found->type() != Config::Type::integer || found->as_int() < 1 || found->as_int() > largest_plan_number) {
+    if (found->type() != Config::Type::integer || found->as_int() < 1 || found->as_int() > largest_plan_number)
       throw Error(ErrorKind::argument, fmt::format("{} needs {} of config.json, which is no integer from 1 to {} there",
                                                    where(), in_quotes(number.key), largest_plan_number));
-    }
     return found->as_int();
   }
   [[nodiscard]] std::vector<std::int64_t> numbers(const std::vector<PlanNumber>& of) const {
@@ -333,12 +330,10 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
   if (const BuiltinPlan* builtin = find_builtin_plan(name)) return parse(builtin->json, name, model_config);
 
   std::error_code error;
-  if (!std::filesystem::exists(name_or_file, error)) {
-    throw Error(ErrorKind::not_found,
-                fmt::format("no plan {}: it is no file, and the built-in plans are {} and auto",
-                            in_quotes(name_or_file), fmt::join(builtin_names(), ", ")),
-                {.path = name_or_file});
-  }
+  if (!std::filesystem::exists(name_or_file, error))
+    throw file_error(
+        ErrorKind::not_found, "no plan", name_or_file,
+        fmt::format("it is no file, and the built-in plans are {} and auto", fmt::join(builtin_names(), ", ")));
   return parse(read_text(name_or_file, longest_plan), name_or_file, model_config);
 }
 
@@ -350,10 +345,9 @@ const MergeRule* MergePlan::find(std::string_view tensor) const {
 std::string MergePlan::renamed(const MergeRule& rule, std::string_view tensor) {
   if (!rule.rename) return std::string(tensor);
   const auto captures = rule.pattern.captures(tensor);
-  if (!captures) {
+  if (!captures)
     throw Error(ErrorKind::argument, fmt::format("rule {} renames, but its pattern {} does not fit the tensor {}",
                                                  rule.number, in_quotes(rule.pattern.text()), in_quotes(tensor)));
-  }
   return rule.rename->apply(*captures);
 }
 
@@ -383,16 +377,14 @@ std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) cons
 
 ResolvedMerge MergePlan::resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                  bool whole, const MergeFacts& facts) const {
-  if (specs.empty()) {
+  if (specs.empty())
     throw Error(ErrorKind::argument, fmt::format("plan {}: resolving rule {} for the tensor {}: no rank has it",
                                                  in_quotes(name_), rule.number, in_quotes(tensor)));
-  }
-  if (rule.across == Axis::expert && experts_ && experts_->pattern.find(tensor)) {
+  if (rule.across == Axis::expert && experts_ && experts_->pattern.find(tensor))
     throw Error(ErrorKind::argument,
                 fmt::format("plan {}: rule {} joins the tensor {} across expert ranks, but by \"experts\" ({}) it "
                             "belongs to one expert and so to one of them; take one of the two out",
                             in_quotes(name_), rule.number, in_quotes(tensor), in_quotes(experts_->pattern.text())));
-  }
   return std::visit(Resolver(*this, rule, tensor, specs, whole, facts), rule.action);
 }
 

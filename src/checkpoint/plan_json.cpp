@@ -14,7 +14,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/plan_parts.hpp"
+#include "src/checkpoint/arrangement.hpp"
 #include "src/core/json_text.hpp"
 #include "src/core/quoted.hpp"
 
@@ -55,10 +55,9 @@ std::int64_t dimension(const Config& value) {
 
 PlanNumber number(const Config& value, std::string_view key) {
   if (value.is_string() && !value.as_string().empty()) return {0, value.as_string()};
-  if (value.type() != Config::Type::integer || value.as_int() < 1 || value.as_int() > largest_plan_number) {
+  if (value.type() != Config::Type::integer || value.as_int() < 1 || value.as_int() > largest_plan_number)
     refuse_plan(fmt::format("\"{}\" has what is neither an integer from 1 to {} nor the name of one in config.json",
                             key, largest_plan_number));
-  }
   return {value.as_int(), {}};
 }
 

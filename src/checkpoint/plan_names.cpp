@@ -13,7 +13,6 @@
 
 #include "muster/error.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/plan_parts.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -105,10 +104,9 @@ std::string_view take_number(std::string_view& text) {
 std::vector<std::string> expand_braces(const std::string& text) {
   std::vector<std::string> globs(1);
   for (std::size_t at = 0; at < text.size();) {
-    if (text[at] == '}') {
+    if (text[at] == '}')
       throw Error(ErrorKind::argument,
                   fmt::format("the pattern {} closes a brace that it never opened", in_quotes(text)));
-    }
     if (text[at] != '{') {
       const std::size_t end = std::min(text.find_first_of("{}", at), text.size());
       for (std::string& glob : globs) glob.append(text, at, end - at);
@@ -116,18 +114,16 @@ std::vector<std::string> expand_braces(const std::string& text) {
       continue;
     }
     const std::size_t close = text.find_first_of("{}", at + 1);
-    if (close == std::string::npos || text[close] == '{') {
+    if (close == std::string::npos || text[close] == '{')
       throw Error(ErrorKind::argument,
                   fmt::format("the pattern {} {}", in_quotes(text),
                               close == std::string::npos ? "never closes a brace" : "has braces inside braces"));
-    }
     std::vector<std::string> longer;
     for (std::size_t begin = at + 1; begin <= close;) {
       const std::size_t end = std::min(text.find(',', begin), close);
-      if (longer.size() + globs.size() > most_globs) {
+      if (longer.size() + globs.size() > most_globs)
         throw Error(ErrorKind::argument, fmt::format("the braces of the pattern {} mean more than {} patterns",
                                                      in_quotes(text), most_globs));
-      }
       for (const std::string& glob : globs) longer.push_back(glob + text.substr(begin, end - begin));
       begin = end + 1;
     }
@@ -178,16 +174,14 @@ std::optional<std::vector<std::string_view>> TensorPattern::captures(std::string
 NumberPattern NumberPattern::parse(std::string text) {
   check_length("pattern", text);
   const auto count = std::count(text.begin(), text.end(), '#');
-  if (count != 1) {
+  if (count != 1)
     throw Error(ErrorKind::argument,
                 fmt::format("the pattern {} has {} \"#\", not exactly one for the number", in_quotes(text), count));
-  }
   expand_braces(text);  // for what it throws
   const std::string before = text.substr(0, text.find('#'));
   // Inside braces it would be missing from some of what they mean.
-  if (std::count(before.begin(), before.end(), '{') != std::count(before.begin(), before.end(), '}')) {
+  if (std::count(before.begin(), before.end(), '{') != std::count(before.begin(), before.end(), '}'))
     throw Error(ErrorKind::argument, fmt::format("the pattern {} has its \"#\" inside braces", in_quotes(text)));
-  }
   NumberPattern pattern;
   pattern.regex_ = compile(regex_of(text, ".*?", digits), true);
   pattern.text_ = std::move(text);
@@ -205,10 +199,9 @@ std::optional<std::int64_t> NumberPattern::find(std::string_view name) const {
 
 std::string NumberPattern::replace(std::string_view name, std::int64_t number) const {
   const auto found = groups_in(*regex_, name);
-  if (!found) {
+  if (!found)
     throw Error(ErrorKind::argument, fmt::format("the tensor {} has no number where the pattern {} looks for one",
                                                  in_quotes(name), in_quotes(text_)));
-  }
   const auto at = static_cast<std::size_t>(found->front().data() - name.data());
   return fmt::format("{}{}{}", name.substr(0, at), number, name.substr(at + found->front().size()));
 }
@@ -235,16 +228,14 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) {
     std::size_t number = 0;
     const char* begin = text.data() + at + 1;
     const auto [end, status] = std::from_chars(begin, text.data() + text.size(), number);
-    if (end == begin) {
+    if (end == begin)
       throw Error(ErrorKind::argument,
                   fmt::format("the new name {} has a \"$\" without a number; \"$$\" is a dollar", in_quotes(text)));
-    }
-    if (status != std::errc() || number < 1 || number > *groups) {
+    if (status != std::errc() || number < 1 || number > *groups)
       throw Error(ErrorKind::argument,
                   fmt::format("the new name {} has \"${}\", and its pattern has {} star{} or group{}", in_quotes(text),
                               std::string_view(begin, static_cast<std::size_t>(end - begin)), *groups,
                               *groups == 1 ? "" : "s", *groups == 1 ? "" : "s"));
-    }
     parts_.push_back({{}, number - 1, true});
     at = static_cast<std::size_t>(end - text.data());
   }
@@ -316,6 +307,22 @@ bool natural_less(std::string_view a, std::string_view b) {
   }
   if (a.empty() != b.empty()) return a.empty();
   return whole_a < whole_b;  // "a01" and "a1" are two names
+}
+
+void check_numbering(const MergePlan& plan, const ParallelLayout& layout) {
+  const auto check = [&](const std::optional<Numbering>& numbering, int parts, std::string_view key,
+                         std::string_view what) {
+    if (parts > 1 && !numbering)
+      throw Error(ErrorKind::argument,
+                  fmt::format("plan {} does not say where {} has its number (\"{}\"), which the layout {} needs",
+                              in_quotes(plan.name()), what, key, to_string(layout)));
+  };
+  check(plan.layers(), layout.pipeline, "layers", "a layer");
+  check(plan.experts(), layout.expert, "experts", "an expert");
+}
+
+void note_names(std::vector<std::string>& notes, const std::vector<std::string>& names, std::string_view words) {
+  if (!names.empty()) notes.push_back(fmt::format("{} (one of {}): {}", in_quotes(names.front()), names.size(), words));
 }
 
 void note_unused_rules(const MergePlan& plan, Arrangement& arrangement) {

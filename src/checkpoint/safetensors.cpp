@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -15,7 +15,7 @@
 #include "muster/safetensors.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/safetensors_header.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/publish.hpp"
 
@@ -45,7 +45,7 @@ SafetensorsHeader read_header(const os::ReadableFile& file) {
 }
 
 [[noreturn]] void refuse_to_write(const std::string& path, const std::string& what) {
-  throw Error(ErrorKind::argument, fmt::format("writing {}: {}", in_quotes(path), what), {.path = path});
+  throw file_error(ErrorKind::argument, "writing", path, what);
 }
 
 /// The reference writer's order, from the last to the first: never a larger element after a smaller one, so that every
@@ -65,48 +65,23 @@ bool is_own(const TensorEntry& entry) {
          (entry.dtype == DType::f4_e2m1 && element_count(entry.shape) % 2 != 0);
 }
 
-/// "U4 [3, 5]" and back.
-std::string own_text(const TensorEntry& entry) {
-  return fmt::format("{} {}", to_string(entry.dtype), to_string(entry.shape));
-}
-
-std::optional<TensorEntry> parse_own_text(std::string_view text) {
-  TensorEntry entry;
-  const std::size_t space = text.find(' ');
+/// Of "U4 [3, 5]".
+std::optional<TensorSpec> parse_own_text(std::string_view text) {
+  const std::size_t space = std::min(text.find(' '), text.size());
   const std::optional<DType> dtype = dtype_from_string(text.substr(0, space));
-  if (space == std::string_view::npos || !dtype || !is_packed(*dtype)) return std::nullopt;
-  entry.dtype = *dtype;
-  text.remove_prefix(space + 1);
-  if (text.size() < 2 || text.front() != '[' || text.back() != ']') return std::nullopt;
-  text = text.substr(1, text.size() - 2);
-  while (!text.empty()) {
-    std::int64_t extent = 0;
-    const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), extent);
-    if (status != std::errc() || extent < 0) return std::nullopt;
-    entry.shape.push_back(extent);
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-    if (text.empty()) break;
-    if (!text.starts_with(", ") || text.size() == 2) return std::nullopt;
-    text.remove_prefix(2);
+  if (!dtype || !is_packed(*dtype)) return std::nullopt;
+  try {
+    TensorSpec spec{*dtype, {}};
+    const Config extents = parse_json(text.substr(space));
+    for (const Config& extent : extents.as_array()) spec.shape.push_back(extent.as_int());
+    return spec;
+  } catch (const Error&) {
+    return std::nullopt;
   }
-  return entry;
 }
 
 void append_string(std::string& json, const std::string& text) {
   json += to_json(Config(text));
-}
-
-void append_shape(std::string& json, const TensorEntry& entry) {
-  json += '[';
-  if (is_own(entry)) {
-    json += std::to_string(entry.bytes);
-  } else {
-    for (std::size_t i = 0; i < entry.shape.size(); ++i) {
-      if (i != 0) json += ',';
-      json += std::to_string(entry.shape[i]);
-    }
-  }
-  json += ']';
 }
 
 }  // namespace
@@ -147,9 +122,8 @@ bool SafetensorsFile::is_mapped() const noexcept {
 
 Tensor SafetensorsFile::tensor(std::size_t index) const {
   if (index >= tensors().size())
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading {}: it has {} tensors, no number {}", in_quotes(path()), tensors().size(), index),
-                {.path = path()});
+    throw file_error(ErrorKind::not_found, "reading", path(),
+                     fmt::format("it has {} tensors, no number {}", tensors().size(), index));
   const TensorEntry& entry = tensors()[index];
   if (contents_->mapping) {
     const std::byte* data = contents_->mapping->bytes().data() + entry.offset;
@@ -162,18 +136,15 @@ Tensor SafetensorsFile::tensor(std::size_t index) const {
 
 void SafetensorsFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
-    throw Error(ErrorKind::argument,
-                fmt::format("reading {}: {} bytes at {} of tensor number {} are not there", in_quotes(path()),
-                            target.size(), offset, index),
-                {.path = path()});
+    throw file_error(ErrorKind::argument, "reading", path(),
+                     fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, index));
   contents_->file.read_at(tensors()[index].offset + offset, target);
 }
 
 Tensor SafetensorsFile::tensor(std::string_view name) const {
   const std::optional<std::size_t> index = find(name);
   if (!index)
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading {}: it has no tensor {}", in_quotes(path()), in_quotes(name)), {.path = path()});
+    throw file_error(ErrorKind::not_found, "reading", path(), fmt::format("it has no tensor {}", in_quotes(name)));
   return tensor(*index);
 }
 
@@ -191,15 +162,13 @@ struct SafetensorsWriter::State {
   std::size_t place(std::string_view name) const {
     const auto found = index.find(name);
     if (found != index.end()) return found->second;
-    throw Error(ErrorKind::not_found,
-                fmt::format("writing {}: the tensor {} was not announced", in_quotes(file.path()), in_quotes(name)),
-                {.path = file.path()});
+    throw file_error(ErrorKind::not_found, "writing", file.path(),
+                     fmt::format("the tensor {} was not announced", in_quotes(name)));
   }
 
   [[noreturn]] void refuse(const TensorEntry& entry, const std::string& what) const {
-    throw Error(ErrorKind::argument,
-                fmt::format("writing {}: tensor {}: {}", in_quotes(file.path()), in_quotes(entry.name), what),
-                {.path = file.path()});
+    throw file_error(ErrorKind::argument, "writing", file.path(),
+                     fmt::format("tensor {}: {}", in_quotes(entry.name), what));
   }
 
   std::vector<TensorEntry> tensors;
@@ -287,7 +256,8 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
     entry.offset = end;
     if (__builtin_add_overflow(end, entry.bytes, &end) || end > INT64_MAX)
       refuse_to_write(path, "its tensors together are larger than a file can be");
-    if (is_own(entry)) metadata[std::string(safetensors_dtype_key) + entry.name] = own_text(entry);
+    if (is_own(entry))
+      metadata[std::string(safetensors_dtype_key) + entry.name] = to_string(TensorSpec{entry.dtype, entry.shape});
   }
 
   std::string json = "{";
@@ -309,11 +279,11 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   for (const TensorEntry& entry : tensors) {
     if (json.size() > 1) json += ',';
     append_string(json, entry.name);
-    json += R"(:{"dtype":")";
-    json += to_string(is_own(entry) ? DType::u8 : entry.dtype);
-    json += R"(","shape":)";
-    append_shape(json, entry);
-    fmt::format_to(std::back_inserter(json), R"(,"data_offsets":[{},{}]}})", entry.offset, entry.offset + entry.bytes);
+    const bool is_flat = is_own(entry);
+    const Shape shape = is_flat ? Shape{static_cast<std::int64_t>(entry.bytes)} : entry.shape;
+    fmt::format_to(std::back_inserter(json), R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                   to_string(is_flat ? DType::u8 : entry.dtype), fmt::join(shape, ","), entry.offset,
+                   entry.offset + entry.bytes);
   }
   json += '}';
   json.resize((json.size() + 7) / 8 * 8, ' ');
@@ -343,7 +313,7 @@ void apply_own_dtypes(SafetensorsHeader& header, const std::string& path) {
     const auto found = entries.find(std::string_view(member->first).substr(safetensors_dtype_key.size()));
     if (found == entries.end()) continue;
     TensorEntry& entry = *found->second;
-    std::optional<TensorEntry> own = parse_own_text(member->second);
+    std::optional<TensorSpec> own = parse_own_text(member->second);
     bool fits = own && entry.dtype == DType::u8;
     try {
       fits = fits && byte_size(own->dtype, own->shape) == entry.bytes;
@@ -351,11 +321,10 @@ void apply_own_dtypes(SafetensorsHeader& header, const std::string& path) {
       fits = false;  // a shape that overflows
     }
     if (!fits)
-      throw Error(ErrorKind::corrupt,
-                  fmt::format("reading {}: tensor {}: the metadata calls it {}, which its {} bytes of {} are not",
-                              in_quotes(path), in_quotes(entry.name), in_quotes(member->second), entry.bytes,
-                              to_string(entry.dtype)),
-                  {.path = path});
+      throw file_error(
+          ErrorKind::corrupt, "reading", path,
+          fmt::format("tensor {}: the metadata calls it {}, which its {} bytes of {} are not", in_quotes(entry.name),
+                      in_quotes(member->second), entry.bytes, to_string(entry.dtype)));
     entry.dtype = own->dtype;
     entry.shape = std::move(own->shape);
   }

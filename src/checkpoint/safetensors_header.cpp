@@ -5,14 +5,14 @@
 //  1. Length and first byte. 2. Events become entries; each is checked by itself as it ends. 3. Entries in the order of
 //  their bytes must cover the rest of the file exactly.
 
-#include "src/checkpoint/safetensors_header.hpp"
+#include "src/checkpoint/model_files.hpp"
 
 #include <fmt/core.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "muster/error.hpp"
@@ -30,7 +30,7 @@ class HeaderReader {
 
   [[noreturn]] void defect(const std::string& what) const {
     const std::string where = place_ == Place::top || place_ == Place::start ? "" : describe() + ": ";
-    throw Error(ErrorKind::corrupt, fmt::format("reading {}: {}{}", in_quotes(path_), where, what), {.path = path_});
+    throw file_error(ErrorKind::corrupt, "reading", path_, fmt::format("{}{}", where, what));
   }
 
   // What the parser calls; each returns whether to go on.
@@ -217,7 +217,7 @@ class HeaderReader {
 };
 
 [[noreturn]] void refuse_file(const std::string& path, const std::string& what) {
-  throw Error(ErrorKind::corrupt, fmt::format("reading {}: {}", in_quotes(path), what), {.path = path});
+  throw file_error(ErrorKind::corrupt, "reading", path, what);
 }
 
 [[noreturn]] void refuse_file(const std::string& path, const TensorEntry& entry, const std::string& what) {

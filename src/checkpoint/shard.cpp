@@ -19,15 +19,15 @@
 #include "muster/state_file.hpp"
 #include "muster/sync_group.hpp"
 #include "src/checkpoint/agreement.hpp"
+#include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
-#include "src/checkpoint/plan_parts.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/tensor_source.hpp"
-#include "src/core/progress_counter.hpp"
+#include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
@@ -61,14 +61,14 @@ struct ShardJob {
         report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
     report.notes = arrangement.notes;
     report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
-    source = std::make_shared<ModelTensors>(model);
+    for (const SafetensorsFile& file : model.files()) source->add(file);
   }
 
   ModelDir model;
   std::optional<Config> config;
   MergePlan plan;
   ExportOutputs outputs;
-  std::shared_ptr<const TensorSource> source;
+  std::shared_ptr<FileTensors> source = std::make_shared<FileTensors>();
   ShardReport report;
 };
 
@@ -208,23 +208,18 @@ int count_shards(const std::string& shards_dir, const std::string& job) {
     sizes.insert(name->ranks);
     found.insert(name->rank);
   }
-  if (error) {
-    throw Error(ErrorKind::not_found,
-                fmt::format("reading the shards in {}: {}", in_quotes(shards_dir), error.message()),
-                {.path = shards_dir, .os_error = error.value()});
-  }
-  if (sizes.empty()) {
+  if (error)
+    throw file_error(ErrorKind::not_found, "reading the shards in", shards_dir, error.message(), error.value());
+  if (sizes.empty())
     throw Error(ErrorKind::not_found,
                 fmt::format("{} has no shards (rank-00000-of-0000N.safetensors); muster shard makes some",
                             in_quotes(shards_dir)),
                 {.path = shards_dir});
-  }
-  if (sizes.size() > 1) {
+  if (sizes.size() > 1)
     throw Error(ErrorKind::argument,
                 fmt::format("{} has shards of sets of {} ranks, two sources for one model; move all but one set away",
                             in_quotes(shards_dir), fmt::join(sizes, " and of ")),
                 {.path = shards_dir});
-  }
   const int ranks = *sizes.begin();
   for (int rank = 0; rank < ranks; ++rank) {
     if (found.contains(rank)) continue;

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <iterator>
 #include <system_error>
@@ -16,6 +17,127 @@
 #include "src/os/process.hpp"
 
 namespace muster {
+
+namespace {
+
+/// A number of a shard's facts.
+std::int64_t number_from(const Config& value, std::int64_t least, std::int64_t most) {
+  const std::int64_t number = value.as_int();
+  if (number < least || number > most)
+    throw Error(ErrorKind::corrupt, fmt::format("the number {} is not from {} to {}", number, least, most));
+  return number;
+}
+
+ShardFacts facts_of(const Config& said) {
+  constexpr std::int64_t most_ranks = 99'999;
+  constexpr std::int64_t most_heads = 1 << 24;
+  if (const std::int64_t version = said.at("version").as_int(); version != 1 && version != 2)
+    throw Error(ErrorKind::version, fmt::format("this program does not know the version {}", version));
+  ShardFacts facts{static_cast<int>(number_from(said.at("rank"), 0, most_ranks)),
+                   static_cast<int>(number_from(said.at("ranks"), 0, most_ranks)),
+                   {}};
+  if (const Config* layout = said.find("layout")) {
+    facts.layout = ParallelLayout::parse(layout->as_string());
+    if (facts.layout->ranks() != facts.ranks)
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("the layout {} is not for {} ranks", in_quotes(layout->as_string()), facts.ranks));
+  }
+  for (const auto& [name, place] : said.at("padded").as_object())
+    facts.padded.emplace(name, std::pair(static_cast<std::size_t>(number_from(place.at(std::size_t{0}), 0, INT64_MAX)),
+                                         number_from(place.at(std::size_t{1}), 0, INT64_MAX)));
+  if (const Config* plan = said.find("plan")) facts.plan = {plan->at("name").as_string(), plan->at("text").as_string()};
+  if (const Config* heads = said.find("heads"))
+    for (const auto& [name, counts] : heads->as_object()) {
+      if (counts.as_array().empty())
+        throw Error(ErrorKind::corrupt, fmt::format("there are no counts of heads for {}", in_quotes(name)));
+      for (const Config& count : counts.as_array()) facts.heads[name].push_back(number_from(count, 1, most_heads));
+    }
+  return facts;
+}
+
+constexpr std::string_view wrapper = "metadata";
+
+/// The texts of {"metadata": {NAME: TEXT, ...}}; none if the tree is not that.
+std::optional<Metadata> unwrapped(const Config& config) {
+  if (!config.is_object() || config.size() != 1) return std::nullopt;
+  const Config* inner = config.find(wrapper);
+  if (inner == nullptr || !inner->is_object() || inner->as_object().empty()) return std::nullopt;
+  Metadata metadata;
+  for (const auto& [name, text] : inner->as_object()) {
+    if (!text.is_string()) return std::nullopt;
+    metadata.emplace(name, text.as_string());
+  }
+  return metadata;
+}
+
+Config wrapped(const Metadata& metadata) {
+  ConfigObject inner;
+  for (const auto& [name, text] : metadata) inner.insert(name, Config(text));
+  return Config::object({{wrapper, Config(std::move(inner))}});
+}
+
+std::optional<Config> parsed(const std::string& text) {
+  try {
+    return parse_json(text);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+/// Whether a tree is written as JSON text. A tree that wraps texts is not, unless those would be read as a tree.
+bool is_written_as_text(const Config& config);
+
+/// The tree that metadata of nothing but "muster.config" stands for.
+std::optional<Config> tree_of(const Metadata& metadata) {
+  if (metadata.size() != 1 || metadata.begin()->first != config_metadata_key) return std::nullopt;
+  std::optional<Config> tree = parsed(metadata.begin()->second);
+  return tree && is_written_as_text(*tree) ? tree : std::nullopt;
+}
+
+bool is_written_as_text(const Config& config) {
+  if (config.is_null()) return false;
+  const std::optional<Metadata> texts = unwrapped(config);
+  return !texts || tree_of(*texts).has_value();
+}
+
+}  // namespace
+
+std::string shard_facts_text(const ShardFacts& facts) {
+  Config padded = ConfigObject();
+  for (const auto& [name, place] : facts.padded) padded[name] = Config::array({place.first, place.second});
+  // Version 0.1.0 would join heads that several ranks have one after the other.
+  Config text =
+      Config::object({{"version", facts.heads.empty() ? 1 : 2}, {"rank", facts.rank}, {"ranks", facts.ranks}});
+  if (facts.layout) text["layout"] = to_string(*facts.layout);
+  if (!facts.plan.text.empty()) text["plan"] = Config::object({{"name", facts.plan.name}, {"text", facts.plan.text}});
+  text["padded"] = std::move(padded);
+  for (const auto& [name, counts] : facts.heads) text["heads"][name] = ConfigArray(counts.begin(), counts.end());
+  return to_json(text);
+}
+
+std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
+  const auto found = metadata.find(std::string(shard_metadata_key));
+  if (found == metadata.end()) return std::nullopt;
+  try {
+    return facts_of(parse_json(found->second));
+  } catch (const Error& error) {
+    throw Error(error.kind() == ErrorKind::version ? ErrorKind::version : ErrorKind::corrupt,
+                fmt::format("its metadata \"{}\": {}", shard_metadata_key, error.what()));
+  }
+}
+
+Config config_from_metadata(const Metadata& metadata) {
+  if (metadata.empty()) return {};
+  if (std::optional<Config> tree = tree_of(metadata)) return *std::move(tree);
+  return wrapped(metadata);
+}
+
+Metadata metadata_from_config(const Config& config) {
+  if (config.is_null()) return {};
+  if (is_written_as_text(config)) return {{std::string(config_metadata_key), to_json(config)}};
+  return *unwrapped(config);
+}
+
 namespace {
 
 // A file that somebody changed has another size or another time, whatever its name.
@@ -68,15 +190,9 @@ RankTensors to_rank_tensors(ShardListing listing) {
 
 Config to_config(const ShardListing& listing) {
   ConfigArray tensors;
-  tensors.reserve(listing.tensors.size());
-  for (const NamedSpec& tensor : listing.tensors) {
-    ConfigArray item;
-    item.reserve(2 + tensor.spec.shape.size());
-    item.emplace_back(tensor.name);
-    item.emplace_back(static_cast<std::int64_t>(tensor.spec.dtype));
-    for (const std::int64_t extent : tensor.spec.shape) item.emplace_back(extent);
-    tensors.emplace_back(std::move(item));
-  }
+  for (const auto& [name, spec] : listing.tensors)
+    tensors.push_back(
+        Config::array({name, static_cast<int>(spec.dtype), ConfigArray(spec.shape.begin(), spec.shape.end())}));
   return Config::object({{"rank", listing.rank},
                          {"tensors", std::move(tensors)},
                          {"facts", listing.facts ? Config(shard_facts_text(*listing.facts)) : Config()},
@@ -85,13 +201,12 @@ Config to_config(const ShardListing& listing) {
 }
 
 ShardListing listing_from_config(const Config& config) {
-  ShardListing listing{static_cast<int>(config.at("rank").as_int())};
+  ShardListing listing{config.at("rank").as<int>()};
   for (const Config& item : config.at("tensors").as_array()) {
-    const ConfigArray& fields = item.as_array();
-    const auto dtype = dtype_from_number(static_cast<std::uint8_t>(item.at(std::size_t{1}).as_int()));
+    const auto dtype = dtype_from_number(item.at(std::size_t{1}).as<std::uint8_t>());
     if (!dtype) throw Error(ErrorKind::corrupt, "a shard's listing has an unknown dtype");
     NamedSpec& tensor = listing.tensors.emplace_back(NamedSpec{item.at(std::size_t{0}).as_string(), {*dtype, {}}});
-    for (std::size_t i = 2; i < fields.size(); ++i) tensor.spec.shape.push_back(fields[i].as_int());
+    for (const Config& extent : item.at(std::size_t{2}).as_array()) tensor.spec.shape.push_back(extent.as_int());
   }
   if (const Config& facts = config.at("facts"); facts.is_string())
     listing.facts = parse_shard_facts({{std::string(shard_metadata_key), facts.as_string()}});
@@ -150,6 +265,38 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
   return plan;
 }
 
+void FileTensors::add(const SafetensorsFile& file, const PieceChecksums& sums) {
+  File& added = files_.emplace_back(File{tensors_.size(), file});
+  for (std::size_t i = 0; i < file.tensors().size(); ++i) added.checked.push_back(checked_tensor(file, i, sums));
+  tensors_.insert(tensors_.end(), file.tensors().begin(), file.tensors().end());
+}
+
+void FileTensors::add(const StateFile& file, const std::string& prefix) {
+  files_.push_back({tensors_.size(), file});
+  for (const StateTensor& tensor : file.tensors())
+    tensors_.push_back({prefix + tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
+}
+
+std::pair<const FileTensors::File*, std::size_t> FileTensors::place_of(std::size_t tensor) const {
+  const File& file = *std::prev(std::ranges::upper_bound(files_, tensor, {}, &File::first));
+  return {&file, tensor - file.first};
+}
+
+void FileTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
+  const auto [file, index] = place_of(tensor);
+  if (!file->checked.empty() && file->checked[index]) return file->checked[index]->read(offset, target);
+  std::visit([&, index = index](const auto& opened) { opened.read(index, offset, target); }, file->file);
+}
+
+TensorDetail FileTensors::detail(std::size_t tensor) const {
+  const auto [file, index] = place_of(tensor);
+  const StateFile* const state = std::get_if<StateFile>(&file->file);
+  if (state == nullptr)
+    return {.file = std::get<SafetensorsFile>(file->file).path(), .stored_bytes = tensors_[tensor].bytes};
+  const StateTensor& entry = state->tensors()[index];
+  return {state->path(), entry.stored_bytes, entry.compressed, entry.checksum};
+}
+
 ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice) {
   if (workspace::is_workspace_directory(directory))
     open_states(directory, process, processes, choice);
@@ -162,10 +309,8 @@ void ShardSet::open_files(const std::string& directory, int process, int process
   os::allow_open_files(static_cast<std::uint64_t>(count_ / processes) + files_beside);
   for (int rank = process; rank < count_; rank += processes) {
     const SafetensorsFile file = SafetensorsFile::open(directory + "/" + shard_file_name(rank, count_));
-    Shard shard{tensors_.size(), file};
-    const PieceChecksums sums = piece_checksums_of(file);
-    for (std::size_t i = 0; i < file.tensors().size(); ++i) shard.checked.push_back(checked_tensor(file, i, sums));
-    add(std::move(shard), file, file.metadata(), rank, {});
+    add(file, piece_checksums_of(file));
+    list(file, file.metadata(), rank, {});
   }
 }
 
@@ -179,19 +324,15 @@ void ShardSet::open_states(const std::string& workspace, int process, int proces
     Metadata metadata = metadata_from_config(file.config());
     // A config of the user's own is none of a checkpoint's metadata.
     metadata.erase(std::string(config_metadata_key));
-    Shard shard{tensors_.size()};
-    shard.state = file;
-    add(std::move(shard), file, metadata, rank, fmt::format("job {}, generation {}", chosen.job, state.generation));
+    add(file);
+    list(file, metadata, rank, fmt::format("job {}, generation {}", chosen.job, state.generation));
   }
 }
 
-template <class File>
-void ShardSet::add(Shard shard, const File& file, const Metadata& metadata, int rank, std::string set) {
+template <class Opened>
+void ShardSet::list(const Opened& file, const Metadata& metadata, int rank, std::string set) {
   ShardListing listing{rank, {}, {}, identity_of(file.path()), std::move(set)};
-  for (const auto& tensor : file.tensors()) {
-    listing.tensors.push_back({tensor.name, {tensor.dtype, tensor.shape}});
-    tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
-  }
+  for (const auto& tensor : file.tensors()) listing.tensors.push_back({tensor.name, {tensor.dtype, tensor.shape}});
   try {
     listing.facts = parse_shard_facts(metadata);
     if (listing.facts && (listing.facts->rank != rank || listing.facts->ranks != count_))
@@ -206,27 +347,6 @@ void ShardSet::add(Shard shard, const File& file, const Metadata& metadata, int 
     metadata_.erase(std::string(piece_checksums_key));
   }
   listings_.push_back(std::move(listing));
-  shards_.push_back(std::move(shard));
-}
-
-const ShardSet::Shard& ShardSet::shard_of(std::size_t tensor) const {
-  return *std::prev(std::ranges::upper_bound(shards_, tensor, {}, &Shard::first));
-}
-
-TensorDetail ShardSet::detail(std::size_t tensor) const {
-  const Shard& shard = shard_of(tensor);
-  return {.file = shard.file ? shard.file->path() : shard.state->path(), .stored_bytes = tensors_[tensor].bytes};
-}
-
-void ShardSet::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
-  const Shard& shard = shard_of(tensor);
-  const std::size_t index = tensor - shard.first;
-  if (shard.state)
-    shard.state->read(index, offset, target);
-  else if (const auto& checked = shard.checked[index])
-    checked->read(offset, target);
-  else
-    shard.file->read(index, offset, target);
 }
 
 }  // namespace muster

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The shards of ranks as files: which process of a job reads which, and what they say of themselves.
+// What stands in the metadata of shards.
+//
+// The metadata of a safetensors file, which is texts by name, also becomes the config of a state file, which is a tree,
+// and comes back. Both ways are one rule, so that either comes back as it was (JSON text in its shortest form):
+//
+//   no metadata                        null
+//   {"muster.config": TEXT} alone      the tree of TEXT, if that tree would be written like this
+//   any other                          {"metadata": {NAME: TEXT, ...}}
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "muster/config.hpp"
@@ -17,11 +27,48 @@
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/workspace/survey.hpp"
 
 namespace muster {
+
+/// The metadata of a safetensors file.
+using Metadata = std::map<std::string, std::string>;
+
+/// The key of a shard's facts: JSON text, {"version": 1, "rank": 2, "ranks": 4, "layout": "tp=2,pp=2,ep=1", "plan":
+/// {"name": NAME, "text": JSON}, "padded": {NAME: [DIM, SIZE]}, "heads": {NAME: [COUNT, ...]}}. With "heads" the
+/// version is 2, which muster 0.1.0 refuses; that wrote neither "plan" nor "heads".
+inline constexpr std::string_view shard_metadata_key = "muster.shard";
+
+/// A plan as a shard keeps it; empty: it does not say.
+struct PlanText {
+  std::string name;
+  std::string text;
+  friend bool operator==(const PlanText&, const PlanText&) = default;
+};
+
+struct ShardFacts {
+  int rank = 0;
+  int ranks = 0;
+  PaddedSizes padded;
+  std::optional<ParallelLayout> layout = {};  ///< none: it does not say
+  PlanText plan = {};
+  HeadCounts heads = {};
+};
+std::string shard_facts_text(const ShardFacts& facts);
+/// Empty if the metadata has none (a shard that other hands made). Throws Error(corrupt | version).
+std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata);
+
+inline constexpr std::string_view config_metadata_key = "muster.config";
+
+/// Pure. Text under "muster.config" that is no JSON is a text like others.
+Config config_from_metadata(const Metadata& metadata);
+
+/// metadata_from_config(config_from_metadata(m)) == m, up to the white space of a config's text, and
+/// config_from_metadata(metadata_from_config(c)) == c. Throws Error(argument) if a leaf is a tensor.
+Metadata metadata_from_config(const Config& config);
+
+// The shards of ranks as files: which process of a job reads which, and what they say of themselves.
 
 /// What a shard is without its elements: as it travels to the first process.
 struct ShardListing {
@@ -34,11 +81,11 @@ struct ShardListing {
 RankTensors to_rank_tensors(ShardListing listing);
 
 Config to_config(const ShardListing& listing);
-/// Throws Error(corrupt) where it is no listing.
+/// Throws Error(corrupt) if it is no listing.
 ShardListing listing_from_config(const Config& config);
 
 /// Of all ranks' shards: `given`, else what they say of themselves, else tensor parallelism alone. Throws
-/// Error(argument) where the given one has another number of ranks, Error(rank_mismatch) where they do not say the
+/// Error(argument) if the given one has another number of ranks, Error(rank_mismatch) if they do not say the
 /// same.
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
 
@@ -48,40 +95,49 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
 MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
                   std::vector<std::string>& notes);
 
+/// The tensors of files, one file after the other: a model's, states', or shards'. Immutable once all are added;
+/// thread-safe.
+class FileTensors : public TensorSource {
+ public:
+  /// A shard that says its checksums is held against them as it is read.
+  void add(const SafetensorsFile& file, const PieceChecksums& sums = {});
+  /// Names get `prefix`.
+  void add(const StateFile& file, const std::string& prefix = {});
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+
+ private:
+  struct File {
+    std::size_t first = 0;  // of its tensors, among all
+    std::variant<SafetensorsFile, StateFile> file;
+    std::vector<std::shared_ptr<const CheckedTensor>> checked = {};  // by tensor; null: it has no checksums
+  };
+  [[nodiscard]] std::pair<const File*, std::size_t> place_of(std::size_t tensor) const;
+
+  std::vector<File> files_;
+  std::vector<TensorEntry> tensors_;
+};
+
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
 /// held against their checksums as they are read, or the states of a workspace that all ranks have
 /// (workspace::choose_common_states).
-class ShardSet : public TensorSource {
+class ShardSet : public FileTensors {
  public:
   /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
   ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {});
 
-  /// Of all processes' shards.
-  [[nodiscard]] int count() const noexcept { return count_; }
   [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
-  /// Of all of them, shard after shard.
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
-  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
-  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   /// Of the first of them; without what says that it is a shard.
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
 
  private:
-  struct Shard {
-    std::size_t first = 0;  // of its tensors, among all
-    std::optional<SafetensorsFile> file = {};
-    std::vector<std::shared_ptr<const CheckedTensor>> checked = {};  // by tensor; null: it has no checksums
-    std::optional<StateFile> state = {};
-  };
   void open_files(const std::string& directory, int process, int processes);
   void open_states(const std::string& workspace, int process, int processes, const workspace::StateChoice& choice);
-  template <class File>
-  void add(Shard shard, const File& file, const Metadata& metadata, int rank, std::string set);
-  [[nodiscard]] const Shard& shard_of(std::size_t tensor) const;
+  template <class Opened>
+  void list(const Opened& file, const Metadata& metadata, int rank, std::string set);
 
-  int count_ = 0;
-  std::vector<Shard> shards_;
-  std::vector<TensorEntry> tensors_;
+  int count_ = 0;  // of all processes' shards
   std::vector<ShardListing> listings_;
   Metadata metadata_;
 };

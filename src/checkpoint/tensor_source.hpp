@@ -11,15 +11,13 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "muster/model_dir.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/state_file.hpp"
-#include "src/core/progress_counter.hpp"
+#include "src/core/parallel.hpp"
 #include "src/merge/layout.hpp"
-#include "src/merge/rows.hpp"
 
 namespace muster {
 
@@ -46,25 +44,9 @@ class TensorSource {
   }
   /// The place of a name among the tensors.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
-  /// The same bytes in `memory`, which grows where it is too short. Valid until it changes.
+  /// The same bytes in `memory`, which grows if it is too short. Valid until it changes.
   std::span<const std::byte> read_piece(std::size_t tensor, std::uint64_t offset, std::uint64_t length,
                                         std::vector<std::byte>& memory) const;
-};
-
-/// A model's tensors.
-class ModelTensors : public TensorSource {
- public:
-  explicit ModelTensors(ModelDir model) : model_(std::move(model)) {}
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return model_.tensors(); }
-  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
-    model_.read(tensor, offset, target);
-  }
-  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override {
-    return {.file = model_.file_of(tensor).path(), .stored_bytes = model_.tensors()[tensor].bytes};
-  }
-
- private:
-  ModelDir model_;
 };
 
 /// Reads rows of a tensor, of which they are counted from the byte `begin` on, to their places in `target`. Throws
@@ -113,7 +95,7 @@ struct MergedTensor {
 class MergedTensors : public TensorSource {
  public:
   /// `source` has the tensors of all `ranks`; `equal`: sets of sources that must be bit for bit equal. Throws
-  /// Error(unsupported | argument) if a layout has no bytes (merge/rows.hpp).
+  /// Error(unsupported | argument) if a layout has no bytes (merge/layout.hpp).
   MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
                 std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }

@@ -73,7 +73,7 @@ void verify_index(const std::string& directory, const std::string& index_name, c
                   const std::vector<OpenedFile>& files, const Places& places, Verification& verification);
 
 /// PREFIX-00002-of-00003.safetensors: all of one prefix are of one count, and all numbers from 1 on are there. True
-/// where there are such files.
+/// if there are such files.
 bool verify_numbering(const std::vector<std::string>& names, Verification& verification);
 
 /// rank-00002-of-00004.safetensors and nothing else.

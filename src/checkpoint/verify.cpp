@@ -20,7 +20,6 @@
 #include "src/checkpoint/verification.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 #include "src/workspace/survey.hpp"
@@ -31,21 +30,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t most_problems = 10'000;
-
-struct Summed {
-  std::vector<ReadTensor> tensors;
-  std::vector<std::uint64_t> checksums;  // of each
-};
-
-Summed sum_all(const Places& places, const ProgressCallback& progress) {
-  Summed all;
-  for (const auto& [name, place] : places) all.tensors.push_back({place.first, place.second});
-  all.checksums.resize(all.tensors.size());
-  read_all(all.tensors, progress, [&](std::size_t i, const ReadProgress& add) {
-    all.checksums[i] = checksum_of(all.tensors[i].file->file, all.tensors[i].index, add);
-  });
-  return all;
-}
 
 void verify_checksums(const std::string& directory, const Places& places, const VerifyOptions& options,
                       VerifyReport& report, Verification& verification) {
@@ -65,30 +49,34 @@ void verify_checksums(const std::string& directory, const Places& places, const 
           Defect::checksum, file, name,
           fmt::format("{} has a checksum of the tensor {}, which is not there", in_quotes(file), in_quotes(name)));
   }
-  Places with;
+  std::vector<ReadTensor> tensors;
+  std::vector<std::uint64_t> sums;  // expected, of each
   for (const auto& [name, place] : places) {
-    if (checksums->contains(name))
-      with.emplace(name, place);
-    else
+    if (const auto sum = checksums->find(name); sum != checksums->end()) {
+      tensors.push_back({place.first, place.second});
+      sums.push_back(sum->second);
+    } else {
       verification.add(Defect::checksum, file, std::string(name),
                        fmt::format("{} has no checksum of the tensor {}", in_quotes(file), in_quotes(name)));
+    }
   }
   if (!options.checksums) return;
-  const Summed summed = sum_all(with, options.progress);
-  for (std::size_t i = 0; i < summed.tensors.size(); ++i) {
-    const auto& [in, index, failure] = summed.tensors[i];
-    const std::string& name = in->file.tensors()[index].name;
-    if (!failure.empty()) {
-      verification.add(Defect::file, in->name, name, failure);
+  std::vector<std::uint64_t> found(tensors.size());
+  read_all(tensors, options.progress, [&](std::size_t i, const ReadProgress& add) {
+    found[i] = checksum_of(tensors[i].file->file, tensors[i].index, add);
+  });
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& in = tensors[i].file->name;
+    const std::string& name = tensors[i].entry().name;
+    if (!tensors[i].failure.empty()) {
+      verification.add(Defect::file, in, name, tensors[i].failure);
       continue;
     }
     ++report.checked;
-    const std::uint64_t expected = checksums->find(name)->second;
-    if (summed.checksums[i] == expected) continue;
-    verification.add(
-        Defect::checksum, in->name, name,
-        fmt::format("the tensor {} in {} has the checksum {}, not {}: its bytes have changed", in_quotes(name),
-                    in_quotes(in->name), checksum_text(summed.checksums[i]), checksum_text(expected)));
+    if (found[i] == sums[i]) continue;
+    verification.add(Defect::checksum, in, name,
+                     fmt::format("the tensor {} in {} has the checksum {}, not {}: its bytes have changed",
+                                 in_quotes(name), in_quotes(in), checksum_text(found[i]), checksum_text(sums[i])));
   }
 }
 
@@ -159,10 +147,7 @@ void verify_job(const std::string& directory, const workspace::SurveyJob& job, c
                 WholeProgress& progress, VerifyReport& report, Verification& verification) {
   const auto verify_state = [&](const workspace::SurveyState& state) {
     const std::string& name = state.entry.file;
-    if (!state.complete) {
-      verification.add(Defect::file, name, "", "the state is not complete: " + state.problem);
-      return;
-    }
+    if (!state.complete) return verification.add(Defect::file, name, "", "the state is not complete: " + state.problem);
     try {
       verify_one(join_path(directory, name), name, options.checksums,
                  options.progress ? progress.of_next_file() : ProgressCallback(), report, verification);
@@ -177,14 +162,6 @@ void verify_job(const std::string& directory, const workspace::SurveyJob& job, c
   for (const int rank : job.missing_ranks)
     verification.add(Defect::missing, "", "",
                      fmt::format("the job {} has no complete state of rank {}", job.nonce, rank));
-}
-
-VerifyReport verify_state_file(const std::string& path, const VerifyOptions& options) {
-  VerifyReport report{.path = path, .kind = VerifiedKind::state, .has_checksums = true};
-  Verification verification(report);
-  verify_one(path, std::filesystem::path(path).filename().string(), options.checksums, options.progress, report,
-             verification);
-  return report;
 }
 
 VerifyReport verify_workspace(const std::string& path, const VerifyOptions& options) {
@@ -229,9 +206,7 @@ VerifyReport verify_directory(const std::string& directory, const VerifyOptions&
   if (weights.empty() && indexes.empty() && workspace::is_workspace_directory(directory))
     return verify_workspace(directory, options);
   if (weights.empty() && indexes.empty())
-    throw Error(ErrorKind::not_found,
-                fmt::format("verifying {}: there is no *.safetensors in it", in_quotes(directory)),
-                {.path = directory});
+    throw file_error(ErrorKind::not_found, "verifying", directory, "there is no *.safetensors in it");
   Verification verification(report);
   const bool has_model = !indexes.empty() || std::binary_search(weights.begin(), weights.end(), model_file_name);
   const bool has_shards = std::any_of(weights.begin(), weights.end(),
@@ -249,21 +224,24 @@ VerifyReport verify_directory(const std::string& directory, const VerifyOptions&
 }
 
 VerifyReport verify_file(const std::string& path, const VerifyOptions& options) {
-  if (StateFile::is_state_file(path)) return verify_state_file(path, options);
-  VerifyReport report{.path = path, .kind = VerifiedKind::file};
+  const fs::path whole(path);
+  const std::string name = whole.filename().string();
+  const bool is_state = StateFile::is_state_file(path);
+  VerifyReport report{
+      .path = path, .kind = is_state ? VerifiedKind::state : VerifiedKind::file, .has_checksums = is_state};
   Verification verification(report);
-  if (is_hdf5_file(path)) {
+  if (is_state) {
+    verify_one(path, name, options.checksums, options.progress, report, verification);
+  } else if (is_hdf5_file(path)) {
     try {
-      const std::unique_ptr<ForeignHdf5> file = ForeignHdf5::open(path);
-      verification.count(file->tensors());
+      verification.count(ForeignHdf5(path).tensors());
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::unsupported) throw;
-      verification.add(Defect::file, fs::path(path).filename().string(), "", error.what());
+      verification.add(Defect::file, name, "", error.what());
     }
-    return report;
+  } else {
+    verification.open_all(whole.parent_path().string(), {name});
   }
-  const fs::path whole(path);
-  verification.open_all(whole.parent_path().string(), {whole.filename().string()});
   return report;
 }
 
@@ -349,15 +327,13 @@ std::string_view to_string(Defect defect) noexcept {
 VerifyReport verify(const std::string& path, const VerifyOptions& options) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status))
-    throw Error(ErrorKind::not_found, fmt::format("verifying {}: it is not there", in_quotes(path)), {.path = path});
+  if (!std::filesystem::exists(status)) throw file_error(ErrorKind::not_found, "verifying", path, "it is not there");
   return std::filesystem::is_directory(status) ? verify_directory(path, options) : verify_file(path, options);
 }
 
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress) {
   const auto refuse = [&](const std::string& words) {
-    throw Error(ErrorKind::argument, fmt::format("writing checksums of {}: {}", in_quotes(path), words),
-                {.path = path});
+    throw file_error(ErrorKind::argument, "writing checksums of", path, words);
   };
   const VerifyReport report = verify(path, {.checksums = false});
   if (report.kind != VerifiedKind::checkpoint) refuse("it is no checkpoint's directory");
@@ -365,19 +341,15 @@ std::uint64_t write_checksums(const std::string& path, const ProgressCallback& p
   for (const VerifyProblem& problem : report.problems)
     if (problem.defect != Defect::checksum) refuse(fmt::format("it is not whole: {}", problem.words));
 
-  VerifyReport unused;
-  Verification ignored(unused);
-  std::vector<std::string> names;
-  for (std::string& name : files_in(path))
-    if (is_weight_name(name)) names.push_back(std::move(name));
-  const std::vector<OpenedFile> files = ignored.open_all(path, names);
-  Checksums checksums;
-  const Summed summed = sum_all(find_places(files, ignored), progress);
-  for (std::size_t i = 0; i < summed.tensors.size(); ++i) {
-    const ReadTensor& tensor = summed.tensors[i];
-    if (!tensor.failure.empty()) throw Error(ErrorKind::io, tensor.failure, {.path = path});
-    checksums.emplace(tensor.entry().name, summed.checksums[i]);
+  std::vector<SafetensorsFile> files;
+  std::uint64_t bytes = 0;
+  for (const std::string& name : files_in(path)) {
+    if (!is_weight_name(name)) continue;
+    files.push_back(SafetensorsFile::open(join_path(path, name)));
+    for (const TensorEntry& entry : files.back().tensors()) bytes += entry.bytes;
   }
+  ProgressCounter counter(progress, bytes);
+  const Checksums checksums = checksums_of(files, [&](std::uint64_t count) { counter.add(count); });
   write_checksums(path, checksums);
   return checksums.size();
 }

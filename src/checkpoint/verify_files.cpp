@@ -16,7 +16,7 @@
 #include "muster/state.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/verification.hpp"
 #include "src/core/quoted.hpp"
 
@@ -41,11 +41,10 @@ void verify_total(const Config& index, const std::string& name, const Places& pl
   for (const auto& [tensor, place] : places) bytes += place.first->file.tensors()[place.second].bytes;
   // Some writers have it as a real number.
   const bool is_number = total->type() == Config::Type::integer || total->type() == Config::Type::real;
-  if (!is_number || total->as_double() != static_cast<double>(bytes)) {
+  if (!is_number || total->as_double() != static_cast<double>(bytes))
     verification.add(Defect::index, name, "",
                      fmt::format("the index {}: \"total_size\" is {}, and the tensors have {} bytes", in_quotes(name),
                                  is_number ? to_json(*total) : "no number", bytes));
-  }
 }
 
 struct Shard {
@@ -63,11 +62,10 @@ void verify_facts(Shard& shard, int ranks, Verification& verification) {
     return verification.add(Defect::file, name, "", fmt::format("{}: {}", in_quotes(name), error.what()));
   }
   if (!shard.facts) return;
-  if (shard.facts->rank != shard.rank || shard.facts->ranks != ranks) {
+  if (shard.facts->rank != shard.rank || shard.facts->ranks != ranks)
     verification.add(
         Defect::disagree, name, "",
         fmt::format("{}: it says that it is rank {} of {}", in_quotes(name), shard.facts->rank, shard.facts->ranks));
-  }
   if (shard.facts->layout && shard.facts->layout->ranks() != ranks) {
     verification.add(Defect::disagree, name, "",
                      fmt::format("{}: it was cut for the layout {}, which has other than {} ranks", in_quotes(name),
@@ -83,11 +81,10 @@ void verify_facts(Shard& shard, int ranks, Verification& verification) {
       continue;
     }
     const Shape& shape = shard.opened->file.tensors()[*index].shape;
-    if (place.first >= shape.size()) {
+    if (place.first >= shape.size())
       verification.add(Defect::disagree, name, tensor,
                        fmt::format("{}: the tensor {} of shape {} is padded along dimension {}", in_quotes(name),
                                    in_quotes(tensor), to_string(shape), place.first));
-    }
   }
 }
 
@@ -281,11 +278,10 @@ void verify_shards(const std::string& directory, const std::vector<std::string>&
     for (const std::string& name : firsts) list += (list.empty() ? "" : ", ") + in_quotes(name);
     verification.add(Defect::numbering, firsts.front(), "", fmt::format("shards of sets of different sizes: {}", list));
   }
-  for (const auto& [ranks, there] : sets) {
+  for (const auto& [ranks, there] : sets)
     verification.find_holes(
         there, 0, static_cast<std::uint64_t>(ranks) - 1, "rank",
         [ranks = ranks](std::uint64_t rank) { return shard_file_name(static_cast<int>(rank), ranks); });
-  }
 
   const std::vector<OpenedFile> files = verification.open_all(directory, shard_names);
   std::map<int, Shard> first;                           // of each set

@@ -32,7 +32,7 @@ class TensorChecksum {
 std::uint64_t tensor_checksum(std::span<const std::byte> bytes);
 
 /// Of a mapped tensor of any size: read once in pieces, whose pages are given back. `done` is told of the bytes of each
-/// piece. Throws Error(io) where the file has become shorter or its disk fails; `path` is for that message.
+/// piece. Throws Error(io) if the file has become shorter or its disk fails; `path` is for that message.
 std::uint64_t mapped_checksum(std::span<const std::byte> bytes, const std::string& path,
                               const std::function<void(std::uint64_t)>& done = {});
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/config.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
@@ -20,6 +21,12 @@ std::size_t hash_of(std::string_view key) noexcept {
 
 [[noreturn]] void wrong_type(Config::Type is, const char* wanted) {
   throw Error(ErrorKind::argument, "a config value is of type " + std::string(to_string(is)) + ", not " + wanted);
+}
+
+template <class T, class Value>
+auto& of_type(Value& value, const char* wanted) {
+  if (auto* found = std::get_if<T>(&value)) return *found;
+  wrong_type(static_cast<Config::Type>(value.index()), wanted);
 }
 
 template <class T>
@@ -140,8 +147,7 @@ Config Config::object(std::initializer_list<std::pair<std::string_view, Config>>
 }
 
 bool Config::as_bool() const {
-  if (const bool* value = std::get_if<bool>(&value_)) return *value;
-  wrong_type(type(), "a boolean");
+  return of_type<bool>(value_, "a boolean");
 }
 
 std::int64_t Config::as_int() const {
@@ -164,33 +170,27 @@ double Config::as_double() const {
 }
 
 const std::string& Config::as_string() const {
-  if (const auto* value = std::get_if<std::string>(&value_)) return *value;
-  wrong_type(type(), "a string");
+  return of_type<std::string>(value_, "a string");
 }
 
 const ConfigArray& Config::as_array() const {
-  if (const auto* value = std::get_if<ConfigArray>(&value_)) return *value;
-  wrong_type(type(), "an array");
+  return of_type<ConfigArray>(value_, "an array");
 }
 
 ConfigArray& Config::as_array() {
-  if (auto* value = std::get_if<ConfigArray>(&value_)) return *value;
-  wrong_type(type(), "an array");
+  return of_type<ConfigArray>(value_, "an array");
 }
 
 const ConfigObject& Config::as_object() const {
-  if (const auto* value = std::get_if<ConfigObject>(&value_)) return *value;
-  wrong_type(type(), "an object");
+  return of_type<ConfigObject>(value_, "an object");
 }
 
 ConfigObject& Config::as_object() {
-  if (auto* value = std::get_if<ConfigObject>(&value_)) return *value;
-  wrong_type(type(), "an object");
+  return of_type<ConfigObject>(value_, "an object");
 }
 
 const Tensor& Config::as_tensor() const {
-  if (const auto* value = std::get_if<Tensor>(&value_)) return *value;
-  wrong_type(type(), "a tensor");
+  return of_type<Tensor>(value_, "a tensor");
 }
 
 void Config::does_not_fit() const {
@@ -235,33 +235,22 @@ std::size_t Config::size() const noexcept {
 
 bool operator==(const Config& a, const Config& b) {
   if (a.type() != b.type()) return false;
-  switch (a.type()) {
-    case Config::Type::real:
-      return same_bits(a.as_double(), b.as_double());
-    case Config::Type::tensor:
-      return bitwise_equal(a.as_tensor(), b.as_tensor());
-    case Config::Type::array:
-      return a.as_array() == b.as_array();
-    case Config::Type::object: {
-      if (a.size() != b.size()) return false;
-      for (const auto& [key, value] : a.as_object()) {
-        const Config* other = b.as_object().find(key);
-        if (other == nullptr || !(value == *other)) return false;
-      }
-      return true;
-    }
-    case Config::Type::boolean:
-      return a.as_bool() == b.as_bool();
-    case Config::Type::integer:
-      return a.as_int() == b.as_int();
-    case Config::Type::unsigned_integer:
-      return a.as_uint() == b.as_uint();
-    case Config::Type::string:
-      return a.as_string() == b.as_string();
-    case Config::Type::null:
-      return true;
-  }
-  return false;
+  if (a.type() == Config::Type::real) return same_bits(a.as_double(), b.as_double());
+  if (a.is_tensor()) return bitwise_equal(a.as_tensor(), b.as_tensor());
+  if (!a.is_object())
+    return std::visit(
+        [&]<class T>(const T& value) {
+          if constexpr (std::equality_comparable<T>)
+            return value == std::get<T>(b.value_);
+          else
+            return false;
+        },
+        a.value_);
+  if (a.size() != b.size()) return false;
+  return std::ranges::all_of(a.as_object(), [&](const ConfigObject::Member& member) {
+    const Config* other = b.find(member.first);
+    return other != nullptr && member.second == *other;
+  });
 }
 
 void detail::check_config_depth(int depth) {

@@ -24,7 +24,7 @@ inline constexpr std::uint64_t tensor_alignment = 64;
 /// Offsets in the slot are not sent: both sides lay the tensors out in the order of the tree.
 class SlotLayout {
  public:
-  /// The offset of the next tensor. Throws Error(argument) where the sum does not fit 63 bits.
+  /// The offset of the next tensor. Throws Error(argument) if the sum does not fit 63 bits.
   std::uint64_t place(std::uint64_t nbytes);
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 

@@ -291,7 +291,7 @@ class Reader {
     return add(std::move(value));
   }
 
-  // Called at an item's first bracket, or after it where it has none (no other value spans lines).
+  // Called at an item's first bracket, or after it if it has none (no other value spans lines).
   void note_line() {
     if (lines_ == nullptr || frames_.size() != 2 || frames_[0].key != key_) return;
     if (!std::holds_alternative<ConfigArray>(frames_[1].container)) return;
@@ -330,7 +330,7 @@ class Reader {
   const char* read_;
   std::vector<Frame> frames_;
   std::optional<Config> whole_;
-  // Lines of the items of one array, where they are wanted.
+  // Lines of the items of one array, if they are wanted.
   std::string_view key_;
   std::vector<std::size_t>* lines_ = nullptr;
   const char* counted_ = nullptr;

@@ -26,7 +26,7 @@ inline std::size_t reserved_dollars(const ConfigObject& object, std::string_view
 }
 
 /// As parse_json. `lines` gets one number an item: the line, from 1 on, where that item of the array `key` begins,
-/// which is a member of the outermost object. Local. It stays empty where there is no such array.
+/// which is a member of the outermost object. Local. It stays empty if there is no such array.
 Config parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines);
 
 }  // namespace muster::core

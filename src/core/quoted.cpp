@@ -18,4 +18,11 @@ std::string in_quotes(std::string_view text) {
   return "\"" + inside + "\"";
 }
 
+Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view words,
+                 int os_error) {
+  return {kind,
+          std::string(doing) + " " + in_quotes(path) + ": " + std::string(words),
+          {.path = path, .os_error = os_error}};
+}
+
 }  // namespace muster

@@ -70,7 +70,7 @@ std::vector<Dimension> merged_dimensions(const TensorView& view) {
   return merged;
 }
 
-/// Copies elements of one size. The target is written row by row; where the source's neighbours lie along another
+/// Copies elements of one size. The target is written row by row; if the source's neighbours lie along another
 /// dimension (a transpose), the two are copied in square tiles, so that each cache line is touched once on either side.
 template <std::size_t Item>
 class StridedCopy {
@@ -228,7 +228,7 @@ TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t e
   Shape shape = shape_;
   shape[dim] = end - begin;
   if (is_packed(dtype_)) {
-    // Whole rows of the outermost dimension can be cut where they end at a byte.
+    // Whole rows of the outermost dimension can be cut if they end at a byte.
     const std::int64_t row = shape_[dim] == 0 ? 0 : elements_ / shape_[dim];
     const bool outermost = std::all_of(shape_.begin(), shape_.begin() + static_cast<std::ptrdiff_t>(dim),
                                        [](std::int64_t e) { return e == 1; });

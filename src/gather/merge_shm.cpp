@@ -24,7 +24,7 @@
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
-#include "src/merge/rows.hpp"
+#include "src/merge/layout.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/stream_copy.hpp"

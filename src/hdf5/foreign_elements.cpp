@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/hdf5/foreign_elements.hpp"
+#include "src/hdf5/foreign_listing.hpp"
 
 #include <unistd.h>
 #include <zlib.h>
@@ -15,8 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/hdf5/foreign_listing.hpp"
-#include "src/hdf5/foreign_report.hpp"
+#include "src/hdf5/foreign_reader.hpp"
 #include "src/hdf5/ids.hpp"
 
 // What H5Zregister calls, which itself refuses filters that libhdf5 brings along.

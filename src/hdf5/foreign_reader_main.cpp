@@ -7,7 +7,7 @@
 // 2. It lets libhdf5 start: that reads the environment, and makes what it needs from then on.
 // 3. It raises the fence. From here on it has one file, one socket, and memory.
 // 4. It lists the file (foreign_listing.hpp), then reads the texts (foreign_text.cpp); or it answers questions for
-//    elements (foreign_elements.hpp).
+//    elements (foreign_elements.cpp).
 
 #include <hdf5.h>
 #include <sys/stat.h>
@@ -27,10 +27,8 @@
 #include <string_view>
 #include <type_traits>
 
-#include "src/hdf5/foreign_elements.hpp"
-#include "src/hdf5/foreign_fence.hpp"
 #include "src/hdf5/foreign_listing.hpp"
-#include "src/hdf5/foreign_report_writer.hpp"
+#include "src/hdf5/foreign_reader.hpp"
 #include "src/hdf5/ids.hpp"
 
 namespace {
@@ -91,15 +89,6 @@ herr_t driver_close(H5FD_t* file) {
   return 0;
 }
 
-int driver_compare(const H5FD_t* a, const H5FD_t* b) {
-  return a == b ? 0 : a < b ? -1 : 1;
-}
-
-herr_t driver_query(const H5FD_t* /*file*/, unsigned long* flags) {
-  if (flags != nullptr) *flags = 0;
-  return 0;
-}
-
 haddr_t driver_get_eoa(const H5FD_t* file, H5FD_mem_t /*kind*/) {
   return reinterpret_cast<const DescriptorFile*>(file)->allocated_end;
 }
@@ -126,7 +115,7 @@ herr_t driver_write(H5FD_t* /*file*/, H5FD_mem_t /*kind*/, hid_t /*transfer*/, h
 }  // extern "C"
 
 /// An access list for the one file of `descriptor` of this length. The driver gives it out once: a second open fails.
-/// Negative where libhdf5 does not take the driver.
+/// Negative if libhdf5 does not take the driver.
 hid_t descriptor_access(int descriptor, std::uint64_t bytes) {
   shared().descriptor = descriptor;
   shared().bytes = bytes;
@@ -143,8 +132,6 @@ hid_t descriptor_access(int descriptor, std::uint64_t bytes) {
   driver.fc_degree = H5F_CLOSE_STRONG;
   driver.open = driver_open;
   driver.close = driver_close;
-  driver.cmp = driver_compare;
-  driver.query = driver_query;
   driver.get_eoa = driver_get_eoa;
   driver.set_eoa = driver_set_eoa;
   driver.get_eof = driver_get_eof;
@@ -189,7 +176,7 @@ void bound_metadata_cache(hid_t access) {
   H5Pset_mdc_config(access, &cache);
 }
 
-/// Not valid where libhdf5 refuses it; `why` has its words then.
+/// Not valid if libhdf5 refuses it; `why` has its words then.
 Id open_file(int input, std::uint64_t bytes, std::string& why) {
   const Id access(descriptor_access(input, bytes));
   if (access) {
@@ -207,12 +194,11 @@ RecordBytes list(int input, std::uint64_t bytes, ReportWriter& report) {
   std::string why;
   const Id file = open_file(input, bytes, why);
   if (!file) return fatal(FatalCode::not_opened, why);
-  ForeignListing listing(file.get(), bytes, report);
-  listing.run();
+  const std::vector<ObjectToRead> objects = report_objects(file.get(), bytes, report);
   report.record(RecordBytes(ForeignRecord::listed));
   // What follows may crash libhdf5: the tensors are told by then.
   report.flush();
-  report_texts(file.get(), listing.to_read(), report);
+  report_texts(file.get(), objects, report);
   report.finish(RecordBytes(ForeignRecord::end));
   // Closing would walk through everything once more.
   ::_exit(0);

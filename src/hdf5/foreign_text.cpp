@@ -2,16 +2,17 @@
 // The second pass over a foreign file: attributes and datasets of text.
 
 #include <hdf5.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "src/hdf5/foreign_elements.hpp"
 #include "src/hdf5/foreign_listing.hpp"
 #include "src/hdf5/ids.hpp"
 
@@ -20,17 +21,6 @@ namespace {
 
 constexpr std::uint64_t most_attributes = 1000;  // of one object
 constexpr std::uint64_t most_elements = 256;     // of one list of text
-
-/// What libhdf5 made for a string of variable length.
-struct Made {
-  explicit Made(char* made) : text(made) {}
-  Made(const Made&) = delete;
-  Made& operator=(const Made&) = delete;
-  ~Made() {
-    if (text != nullptr) H5free_memory(text);
-  }
-  char* text;
-};
 
 /// JSON's string of text that may be anything.
 std::string json_string(std::string_view text) {
@@ -66,7 +56,7 @@ class TextReader {
   TextReader(hid_t file, ReportWriter& report) : file_(file), report_(report) {}
 
   void texts(const ObjectToRead& object) {
-    const Id id(open(object));
+    const Id id(H5Oopen_by_addr(file_, object.address));
     if (!id) {
       report_.issue(object.path, text_damaged(last_failure()));
       return;
@@ -76,8 +66,6 @@ class TextReader {
   }
 
  private:
-  [[nodiscard]] hid_t open(const ObjectToRead& object) const { return H5Oopen_by_addr(file_, object.address); }
-
   void tell(const std::string& path, std::string_view attribute, std::string_view value) {
     told_ += value.size();
     if (told_ > most_texts_bytes) {
@@ -87,7 +75,7 @@ class TextReader {
     report_.record(RecordBytes(ForeignRecord::text).text(path).text(attribute).text(value));
   }
 
-  /// Strings of a dataset or an attribute, which `read` brings into a buffer. None where it cannot be told; the issue
+  /// Strings of a dataset or an attribute, which `read` brings into a buffer. None if it cannot be told; the issue
   /// is reported then.
   template <class Read>
   std::optional<std::string> strings(hid_t type, hid_t space, const std::string& path, std::string_view attribute,
@@ -116,7 +104,7 @@ class TextReader {
       const bool is_read = memory && read(memory.get(), made.data()) >= 0;
       std::uint64_t total = 0;
       for (char* text : made) {
-        const Made owner(text);
+        const std::unique_ptr<char, herr_t (*)(void*)> owner(text, H5free_memory);
         if (!is_read || text == nullptr) continue;
         const std::size_t length = std::strlen(text);
         total += length;
@@ -132,7 +120,7 @@ class TextReader {
       const H5T_str_t padding = H5Tget_strpad(type);
       for (std::uint64_t i = 0; i < elements; ++i) {
         std::string text = buffer.substr(i * bytes, bytes);
-        // Up to the first NUL where that is the end's mark, else without the padding at the end.
+        // Up to the first NUL if that is the end's mark, else without the padding at the end.
         const char pad = padding == H5T_STR_SPACEPAD ? ' ' : '\0';
         if (padding == H5T_STR_NULLTERM)
           text.resize(std::min(text.size(), text.find('\0')));
@@ -166,7 +154,7 @@ class TextReader {
     if (value) tell(path, "", *value);
   }
 
-  /// One number; none where it is anything else.
+  /// One number; none if it is anything else.
   static std::optional<std::string> number(hid_t attribute, hid_t type, hid_t space) {
     if (H5Sget_simple_extent_npoints(space) != 1) return std::nullopt;
     const ElementType element = element_type(type);
@@ -250,7 +238,7 @@ class TextReader {
                     std::to_string(here.skipped) + " of its attributes are neither text nor one number: not shown");
   }
 
-  /// False where it is of a kind that is not shown.
+  /// False if it is of a kind that is not shown.
   bool attribute(hid_t id, const char* name, const ObjectToRead& object) {
     const Id attribute(H5Aopen(id, name, H5P_DEFAULT));
     const Id type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});

@@ -140,42 +140,28 @@ Id text_type(std::size_t bytes) {
 // Small groups keep their links in their header; from the first link on beyond that, the index for many is the smaller.
 constexpr std::size_t few_links = 8;
 
-// H5F_ACC_TRUNC without its macro, which ends the program where the loaded release is another one.
+// H5F_ACC_TRUNC without its macro, which ends the program if the loaded release is another one.
 constexpr unsigned truncate = 0x0002U;
 
 // Taken as it is used.
 constexpr std::size_t cache_bytes = std::size_t{64} << 20;
 
-/// Property lists that all files of one process's calls share.
-class Lists {
- public:
-  Lists() {
-    contiguous_ = dataset_list();
-    checked(H5Pset_layout(contiguous_.get(), H5D_CONTIGUOUS), "H5Pset_layout");
-    checked(H5Pset_alloc_time(contiguous_.get(), H5D_ALLOC_TIME_EARLY), "H5Pset_alloc_time");
-    utf8_link_ = Id(H5Pcreate(H5P_LINK_CREATE), "H5Pcreate");
-    checked(H5Pset_char_encoding(utf8_link_.get(), H5T_CSET_UTF8), "H5Pset_char_encoding");
-  }
-  /// No fill values, no times: the same plan gives the same bytes.
-  static Id dataset_list() {
-    Id list(H5Pcreate(H5P_DATASET_CREATE), "H5Pcreate");
-    checked(H5Pset_fill_time(list.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
-    checked(H5Pset_obj_track_times(list.get(), false), "H5Pset_obj_track_times");
-    return list;
-  }
-  [[nodiscard]] hid_t contiguous() const noexcept { return contiguous_.get(); }
-  [[nodiscard]] hid_t utf8_link() const noexcept { return utf8_link_.get(); }
-
- private:
-  Id contiguous_;
-  Id utf8_link_;
-};
+/// No fill values, no times: the same plan gives the same bytes.
+Id dataset_list() {
+  Id list(H5Pcreate(H5P_DATASET_CREATE), "H5Pcreate");
+  checked(H5Pset_fill_time(list.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
+  checked(H5Pset_obj_track_times(list.get(), false), "H5Pset_obj_track_times");
+  return list;
+}
 
 class Maker {
  public:
-  explicit Maker(const MetadataPlan& plan) : plan_(plan), state_(plan.user_block_bytes, plan.metadata_offset) {}
+  explicit Maker(const MetadataPlan& plan) : plan_(plan), state_{plan.user_block_bytes, plan.metadata_offset} {}
 
   Metadata make() {
+    checked(H5Pset_layout(contiguous_.get(), H5D_CONTIGUOUS), "H5Pset_layout");
+    checked(H5Pset_alloc_time(contiguous_.get(), H5D_ALLOC_TIME_EARLY), "H5Pset_alloc_time");
+    checked(H5Pset_char_encoding(utf8_link_.get(), H5T_CSET_UTF8), "H5Pset_char_encoding");
     for (const Dataset& dataset : plan_.datasets)
       if (!dataset.chunk_shape.empty() && !zstd_) zstd_.emplace();
     create_file();
@@ -184,12 +170,12 @@ class Maker {
     put_catalogue();
     put_weights();
     file_.close("H5Fclose");
-    return {state_.superblock(), state_.structures(), {}};
+    return {std::move(state_.superblock), std::move(state_.structures), {}};
   }
 
-  /// After a failure: false where libhdf5 still holds on to the file, and so to this.
+  /// After a failure: false if libhdf5 still holds on to the file, and so to this.
   bool give_up() noexcept {
-    state_.abandon();
+    state_.is_abandoned = true;
     try {
       file_.close("H5Fclose");
       return true;
@@ -226,10 +212,10 @@ class Maker {
   }
 
   Id put_dataset(hid_t group, const char* name, hid_t type, hid_t space, std::uint64_t offset, std::uint64_t bytes) {
-    state_.place_next(offset, bytes);
-    Id dataset(H5Dcreate2(group, name, type, space, lists_.utf8_link(), lists_.contiguous(), H5P_DEFAULT),
-               "H5Dcreate2");
-    if (!state_.is_placed()) throw std::runtime_error("libhdf5 made no room for a dataset's elements");
+    state_.next_offset = offset;
+    state_.next_bytes = bytes;
+    Id dataset(H5Dcreate2(group, name, type, space, utf8_link_.get(), contiguous_.get(), H5P_DEFAULT), "H5Dcreate2");
+    if (state_.next_bytes != 0) throw std::runtime_error("libhdf5 made no room for a dataset's elements");
     return dataset;
   }
 
@@ -269,21 +255,22 @@ class Maker {
   }
 
   Id put_chunked(hid_t group, const Dataset& dataset, hid_t type, hid_t space) {
-    const Id creation = Lists::dataset_list();
+    const Id creation = dataset_list();
     const std::vector<hsize_t> shape(dataset.chunk_shape.begin(), dataset.chunk_shape.end());
     checked(H5Pset_chunk(creation.get(), static_cast<int>(shape.size()), shape.data()), "H5Pset_chunk");
     if (H5Tget_size(type) > 1) checked(H5Pset_shuffle(creation.get()), "H5Pset_shuffle");
     const auto level = static_cast<unsigned>(plan_.zstd_level);
     checked(H5Pset_filter(creation.get(), zstd_filter, H5Z_FLAG_MANDATORY, 1, &level), "H5Pset_filter");
-    Id id(H5Dcreate2(group, dataset.link_name.c_str(), type, space, lists_.utf8_link(), creation.get(), H5P_DEFAULT),
+    Id id(H5Dcreate2(group, dataset.link_name.c_str(), type, space, utf8_link_.get(), creation.get(), H5P_DEFAULT),
           "H5Dcreate2");
     std::vector<hsize_t> at(shape.size(), 0);
     for (const Chunk& chunk : dataset.chunks) {
-      state_.place_next(chunk.offset, chunk.bytes);
+      state_.next_offset = chunk.offset;
+      state_.next_bytes = chunk.bytes;
       // The driver does not look at the elements: any address does.
       checked(H5Dwrite_chunk(id.get(), H5P_DEFAULT, chunk.filter_mask, at.data(), chunk.bytes, &plan_),
               "H5Dwrite_chunk");
-      if (!state_.is_placed()) throw std::runtime_error("libhdf5 made no room for a chunk");
+      if (state_.next_bytes != 0) throw std::runtime_error("libhdf5 made no room for a chunk");
       // The next one in row-major order.
       for (std::size_t dim = shape.size(); dim-- > 0;) {
         at[dim] += shape[dim];
@@ -338,14 +325,15 @@ class Maker {
   DriverState state_;
   RegisteredDriver driver_;
   std::optional<RegisteredZstd> zstd_;
-  Lists lists_;
+  Id contiguous_ = dataset_list();  // for datasets in one piece
+  Id utf8_link_{H5Pcreate(H5P_LINK_CREATE), "H5Pcreate"};
   Id scalar_{H5Screate(H5S_SCALAR), "H5Screate"};
   std::array<std::optional<Id>, 256> types_;      // by dtype
   std::array<std::optional<Id>, 64> text_types_;  // by length: names of dtypes and the like
   Id file_;
 };
 
-// What the headers promised and what is loaded: libhdf5 ends the program where it finds out by itself.
+// What the headers promised and what is loaded: libhdf5 ends the program if it finds out by itself.
 void check_version() {
   unsigned major = 0;
   unsigned minor = 0;

@@ -5,53 +5,180 @@
 
 #include <hdf5.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <new>
 #include <vector>
+#if __has_include(<H5FDdevelop.h>)
+#include <H5FDdevelop.h>
+#endif
+
+#include "src/hdf5/ids.hpp"
+#include "src/hdf5/metadata_plan.hpp"
 
 namespace muster::hdf5 {
 
 /// What a file in the making is: used by one file at a time.
-class DriverState {
- public:
-  DriverState(std::uint64_t superblock_offset, std::uint64_t metadata_offset)
-      : superblock_offset_(superblock_offset), metadata_offset_(metadata_offset) {}
-
-  /// The next raw data of this size that libhdf5 makes room for lies there, before metadata_offset. At least a byte.
-  void place_next(std::uint64_t offset, std::uint64_t bytes) noexcept {
-    next_offset_ = offset;
-    next_bytes_ = bytes;
-  }
-  /// Whether what was told has been used.
-  [[nodiscard]] bool is_placed() const noexcept { return next_bytes_ == 0; }
-
+struct DriverState {
+  std::uint64_t superblock_offset = 0;
+  std::uint64_t metadata_offset = 0;
+  /// The next raw data of this size that libhdf5 makes room for lies there, before metadata_offset. 0: it has been
+  /// used.
+  std::uint64_t next_offset = 0;
+  std::uint64_t next_bytes = 0;
   /// The file will not be used: whatever libhdf5 still does on the way to closing it succeeds and is forgotten.
-  void abandon() noexcept { is_abandoned_ = true; }
+  bool is_abandoned = false;
+  std::vector<std::byte> superblock = {};
+  std::vector<std::byte> structures = {};  ///< from metadata_offset to the end of the file
+};
 
-  [[nodiscard]] const std::vector<std::byte>& superblock() const noexcept { return superblock_; }
-  /// From metadata_offset to the end of the file.
-  [[nodiscard]] const std::vector<std::byte>& structures() const noexcept { return structures_; }
+// What is between superblock and structures is data, whose bytes are not ours: no structure may lie there.
+inline constexpr haddr_t largest_address = (haddr_t{1} << 62) - 1;
+inline constexpr hsize_t structure_alignment = 8;
 
- private:
-  friend struct DriverCalls;
-  std::uint64_t superblock_offset_;
-  std::uint64_t metadata_offset_;
-  std::uint64_t next_offset_ = 0;
-  std::uint64_t next_bytes_ = 0;
-  bool is_abandoned_ = false;
-  std::vector<std::byte> superblock_;
-  std::vector<std::byte> structures_;
+// libhdf5's own part comes first: it casts between the two.
+struct DriverFile {
+  H5FD_t base;
+  DriverState* state;
+  haddr_t end;  // of what has been given out
+};
+struct AccessInfo {
+  DriverState* state;
+};
+
+inline DriverFile& file_of(H5FD_t* file) noexcept {
+  return *reinterpret_cast<DriverFile*>(file);
+}
+inline const DriverFile& file_of(const H5FD_t* file) noexcept {
+  return *reinterpret_cast<const DriverFile*>(file);
+}
+
+// The driver's functions as libhdf5 calls them: nothing may be thrown through it.
+struct DriverCalls {
+  static H5FD_t* open(const char*, unsigned, hid_t access_list, haddr_t) {
+    const auto* info = static_cast<const AccessInfo*>(H5Pget_driver_info(access_list));
+    if (info == nullptr) return nullptr;
+    auto* file = new (std::nothrow) DriverFile{};
+    if (file == nullptr) return nullptr;
+    file->state = info->state;
+    return &file->base;
+  }
+
+  static herr_t close(H5FD_t* base) {
+    const std::unique_ptr<DriverFile> file(&file_of(base));
+    DriverState& state = *file->state;
+    if (state.is_abandoned || file->end < state.metadata_offset) return 0;
+    try {
+      // What was given out is what the file has, written or not.
+      state.structures.resize(file->end - state.metadata_offset);
+    } catch (const std::exception&) {
+      return -1;
+    }
+    return 0;
+  }
+
+  static haddr_t alloc(H5FD_t* base, H5FD_mem_t type, hid_t, hsize_t size) {
+    DriverFile& file = file_of(base);
+    DriverState& state = *file.state;
+    // Very long names are raw data to libhdf5, too: what no place was told for is a structure.
+    if (type == H5FD_MEM_DRAW && state.next_bytes == size) {
+      state.next_bytes = 0;
+      return state.next_offset;
+    }
+    if (file.end <= state.superblock_offset) {
+      // The first thing of a file is its superblock.
+      if (type != H5FD_MEM_SUPER || size != superblock_bytes) return HADDR_UNDEF;
+      file.end = std::max<haddr_t>(state.metadata_offset, state.superblock_offset + size);
+      return state.superblock_offset;
+    }
+    const haddr_t begin = (file.end + structure_alignment - 1) / structure_alignment * structure_alignment;
+    if (size > largest_address - begin) return HADDR_UNDEF;
+    file.end = begin + size;
+    return begin;
+  }
+
+  static haddr_t get_eoa(const H5FD_t* file, H5FD_mem_t) { return file_of(file).end; }
+
+  static herr_t set_eoa(H5FD_t* file, H5FD_mem_t, haddr_t end) {
+    file_of(file).end = end;
+    return 0;
+  }
+
+  static haddr_t get_eof(const H5FD_t* file, H5FD_mem_t) { return file_of(file).end; }
+
+  static herr_t read(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* target) {
+    const DriverState& state = *file_of(base).state;
+    std::memset(target, 0, size);
+    const auto copy = [&](const std::vector<std::byte>& from, std::uint64_t begin) {
+      if (address < begin || address - begin >= from.size()) return;
+      const std::size_t at = address - begin;
+      std::memcpy(target, from.data() + at, std::min(size, from.size() - at));
+    };
+    copy(state.superblock, state.superblock_offset);
+    copy(state.structures, state.metadata_offset);
+    return 0;
+  }
+
+  static herr_t write(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, const void* source) {
+    DriverState& state = *file_of(base).state;
+    if (state.is_abandoned) return 0;
+    // Elements are the caller's to write.
+    if (type == H5FD_MEM_DRAW && address < state.metadata_offset) return 0;
+    const bool is_superblock = address < state.metadata_offset;
+    const std::uint64_t begin = is_superblock ? state.superblock_offset : state.metadata_offset;
+    std::vector<std::byte>& target = is_superblock ? state.superblock : state.structures;
+    if (address < begin || (is_superblock && address - begin + size > superblock_bytes)) return -1;
+    try {
+      if (target.size() < address - begin + size) target.resize(address - begin + size);
+    } catch (const std::exception&) {
+      return -1;
+    }
+    std::memcpy(target.data() + (address - begin), source, size);
+    return 0;
+  }
 };
 
 /// The driver's id in libhdf5 for as long as this lives. Throws CallFailed (ids.hpp).
 class RegisteredDriver {
  public:
-  RegisteredDriver();
+  RegisteredDriver() {
+    H5FD_class_t driver{};
+#ifdef H5FD_CLASS_VERSION
+    // From 1.14 on: version and number come first (numbers from 256 on are for those who have registered none).
+    driver.version = H5FD_CLASS_VERSION;
+    driver.value = static_cast<H5FD_class_value_t>(377);
+#endif
+    driver.name = "muster-metadata";
+    driver.maxaddr = largest_address;
+    driver.fc_degree = H5F_CLOSE_STRONG;
+    driver.fapl_size = sizeof(AccessInfo);
+    driver.open = &DriverCalls::open;
+    driver.close = &DriverCalls::close;
+    driver.alloc = &DriverCalls::alloc;
+    driver.get_eoa = &DriverCalls::get_eoa;
+    driver.set_eoa = &DriverCalls::set_eoa;
+    driver.get_eof = &DriverCalls::get_eof;
+    driver.read = &DriverCalls::read;
+    driver.write = &DriverCalls::write;
+    const H5FD_mem_t free_lists[H5FD_MEM_NTYPES] = H5FD_FLMAP_DICHOTOMY;
+    std::copy(std::begin(free_lists), std::end(free_lists), std::begin(driver.fl_map));
+    id_ = checked(H5FDregister(&driver), "H5FDregister");
+  }
   RegisteredDriver(const RegisteredDriver&) = delete;
   RegisteredDriver& operator=(const RegisteredDriver&) = delete;
-  ~RegisteredDriver();
+  ~RegisteredDriver() {
+    H5FDunregister(id_);
+  }
+
   /// Lets files that are made with this access list live in `state`, which must live longer.
-  void use_for(hid_t access_list, DriverState& state) const;
+  void use_for(hid_t access_list, DriverState& state) const {
+    const AccessInfo info{&state};
+    checked(H5Pset_driver(access_list, id_, &info), "H5Pset_driver");
+  }
 
  private:
   hid_t id_;

@@ -34,7 +34,7 @@ struct Dataset {
   std::string_view dtype_name;
   std::span<const std::int64_t> shape;
   std::uint64_t bytes = 0;   ///< of all elements
-  std::uint64_t offset = 0;  ///< where it is not chunked and has elements
+  std::uint64_t offset = 0;  ///< if it is not chunked and has elements
   /// Compressed: extents of a chunk, one a dimension of the dataset (one in all for packed dtypes); else empty.
   std::vector<std::uint64_t> chunk_shape = {};
   std::span<const Chunk> chunks = {};
@@ -61,7 +61,7 @@ struct MetadataPlan {
 struct Metadata {
   std::vector<std::byte> superblock;  ///< at the end of the user block
   std::vector<std::byte> structures;  ///< at metadata_offset; the file ends with them
-  std::string failure;                ///< what libhdf5 said where it could not
+  std::string failure;                ///< what libhdf5 said if it could not
 };
 
 /// The size of a superblock of version 3.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "src/inspect/cat.hpp"
+#include "src/inspect/show.hpp"
 
 #include <fmt/format.h>
 
@@ -384,7 +384,7 @@ SelectedRange range_of(std::string_view part, std::int64_t extent, std::size_t d
   const std::int64_t end = placed(fields[1], step > 0 ? most : least);
   const std::int64_t distance = step > 0 ? end - begin : begin - end;
   if (distance <= 0) return {0, 0, 1, true};
-  // The distance is less than 2^63, so the step's size matters only where it is smaller.
+  // The distance is less than 2^63, so the step's size matters only if it is smaller.
   const std::uint64_t size = step > 0 ? static_cast<std::uint64_t>(step) : ~static_cast<std::uint64_t>(step) + 1;
   const std::uint64_t count = (static_cast<std::uint64_t>(distance) - 1) / size + 1;
   return {begin, static_cast<std::int64_t>(count), count == 1 ? 1 : step, true};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A model to try things on: Llama's or BERT's tensors by HuggingFace's names, made-up values, the same every time.
+// A model to try things on: Llama's tensors by HuggingFace's names, made-up values, the same every time.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,17 +36,6 @@ struct LlamaSizes {
 DemoModel llama_model(const LlamaSizes& sizes);
 /// Sizes for a bf16 model of about so many megabytes.
 LlamaSizes llama_sizes(std::uint64_t megabytes);
-
-struct BertSizes {
-  std::int64_t hidden = 48;
-  std::int64_t intermediate = 96;
-  std::int64_t layers = 2;
-  std::int64_t heads = 12;
-  std::int64_t vocabulary = 101;
-  std::int64_t positions = 32;
-  bool prefix = false;  ///< names begin with "bert."
-};
-DemoModel bert_model(const BertSizes& sizes);
 
 /// Values of one tensor: floats near a normal distribution of deviation 0.02, integers counting up. A function of the
 /// name and the size only.

@@ -17,7 +17,7 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/core/parallel.hpp"
 #include "src/inspect/output.hpp"
 #include "src/os/file.hpp"

@@ -20,7 +20,7 @@ inline constexpr std::string_view other_values = "values";
 struct TensorDiff {
   std::string name;
   std::string_view kind = other_values;
-  TensorEntry a = {};  ///< without a name where it is not there
+  TensorEntry a = {};  ///< without a name if it is not there
   TensorEntry b = {};
   ValueDifference values = {};  ///< where these are other ones
 };
@@ -57,10 +57,10 @@ struct DiffReport {
   }
 };
 
-/// Tensors by name, bit for bit, however they are spread over files; carried files where both are directories; configs
-/// where a state is among them, a safetensors file's metadata being its config (shard_metadata.hpp). Memory is that of
+/// Tensors by name, bit for bit, however they are spread over files; carried files if both are directories; configs
+/// if a state is among them, a safetensors file's metadata being its config (shard_set.hpp). Memory is that of
 /// a few pieces of some MiB. Shards and the states of ranks are merged by `options.plan` (a name, "auto", a file) while
-/// they are read, each with its own directory's config.json. Throws like open_source; Error(rank_mismatch) where ranks
+/// they are read, each with its own directory's config.json. Throws like open_source; Error(rank_mismatch) if ranks
 /// that must have the same values do not.
 DiffReport diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {});
 

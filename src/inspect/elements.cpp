@@ -84,46 +84,18 @@ std::int64_t extended(DType dtype, std::uint64_t word) noexcept {
   return static_cast<std::int64_t>(word << unused) >> unused;
 }
 
-struct Precision {
-  int digits = 0;        // of the significand after the first, in binary
-  int smallest = 0;      // exponent of the smallest normal number
-  bool has_zero = true;  // 0 is a neighbour of the smallest
-};
-
-Precision precision_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::f16:
-      return {10, -14};
-    case DType::bf16:
-      return {7, -126};
-    case DType::f8_e4m3fn:
-      return {3, -6};
-    case DType::f8_e5m2:
-      return {2, -14};
-    case DType::f8_e8m0:
-      return {0, -127, false};
-    case DType::f4_e2m1:
-      return {1, 0};
-    case DType::f64:
-      return {52, -1022};
-    default:
-      return {23, -126};
-  }
-}
-
-// The narrower floats: whether a decimal is nearer to `value` than to its neighbours.
-bool reads_back(const Precision& precision, double value, double decimal) noexcept {
-  const int exponent = std::max(std::ilogb(value), precision.smallest);
-  const double step = std::ldexp(1.0, exponent - precision.digits);
+// The narrower floats: whether a decimal is nearer to a value than to its neighbours. Past the largest there is none.
+bool reads_back(DType dtype, std::uint64_t word, double decimal) noexcept {
+  const double value = value_of(dtype, word);
   const double apart = std::abs(decimal) - std::abs(value);
-  // Below a power of two the numbers lie twice as close.
-  const bool is_power = std::abs(value) == std::ldexp(1.0, exponent) && (exponent > precision.smallest);
-  return apart < step / 2 && -apart < step / (is_power ? 4 : 2);
+  const double below = std::abs(value - value_of(dtype, word - 1));
+  const double above = std::abs(value_of(dtype, word + 1) - value);
+  return -apart < below / 2 && apart < (std::isfinite(above) ? above : below) / 2;
 }
 
 constexpr int most_digits = 8;  // of an array's numbers, behind the point
 
-// |a - b| of integers exactly, where doubles would round each first: the difference of their bits, from the larger one.
+// |a - b| of integers exactly, which doubles would round first: the difference of their bits, from the larger one.
 double integer_distance(DType dtype, std::uint64_t a, std::uint64_t b) noexcept {
   if (std::pair(value_of(dtype, a), a) < std::pair(value_of(dtype, b), b)) std::swap(a, b);
   const int unused = 64 - bits(dtype);
@@ -230,24 +202,22 @@ Config json_number(double value) {
   return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
 }
 
-int value_digits(DType dtype, double value) noexcept {
+int value_digits(DType dtype, std::uint64_t word) noexcept {
+  const double value = value_of(dtype, word);
   std::array<char, 40> text{};
-  if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::complex64) {
+  char* const room = text.data() + text.size();
+  if (bits(value_dtype(dtype)) >= 32) {
     const auto end = dtype == DType::f64
-                         ? std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::scientific)
-                         : std::to_chars(text.data(), text.data() + text.size(), static_cast<float>(value),
-                                         std::chars_format::scientific);
-    int digits = 0;
-    for (const char* at = text.data(); at != end.ptr && *at != 'e'; ++at) digits += *at >= '0' && *at <= '9' ? 1 : 0;
-    return digits;
+                         ? std::to_chars(text.data(), room, value, std::chars_format::scientific)
+                         : std::to_chars(text.data(), room, static_cast<float>(value), std::chars_format::scientific);
+    return static_cast<int>(
+        std::count_if(text.data(), std::find(text.data(), end.ptr, 'e'), [](char c) { return c >= '0' && c <= '9'; }));
   }
-  const Precision precision = precision_of(dtype);
   for (int digits = 1; digits < 17; ++digits) {
-    const auto end =
-        std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::scientific, digits - 1);
+    const auto end = std::to_chars(text.data(), room, value, std::chars_format::scientific, digits - 1);
     double decimal = 0;
     std::from_chars(text.data(), end.ptr, decimal);
-    if (reads_back(precision, value, decimal)) return digits;
+    if (reads_back(dtype, word, decimal)) return digits;
   }
   return 17;
 }
@@ -262,7 +232,7 @@ std::string value_text(DType dtype, std::uint64_t word) {
   const double value = value_of(dtype, word);
   if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
   if (value == 0) return std::signbit(value) ? "-0" : "0";
-  return fmt::format("{:.{}g}", value, value_digits(dtype, value));
+  return fmt::format("{:.{}g}", value, value_digits(dtype, word));
 }
 
 void ArrayFormat::note(std::uint64_t bits) {
@@ -284,7 +254,7 @@ void ArrayFormat::note(std::uint64_t bits) {
   const double magnitude = std::abs(value);
   largest_ = std::max(largest_, magnitude);
   smallest_ = smallest_ == 0 ? magnitude : std::min(smallest_, magnitude);
-  const int digits = value_digits(value_dtype(dtype_), value);
+  const int digits = value_digits(dtype_, bits);
   // Decimal exponent as it is printed, after rounding.
   const std::string text = fmt::format("{:.{}e}", magnitude, digits - 1);
   const int exponent = std::stoi(text.substr(text.find('e') + 1));

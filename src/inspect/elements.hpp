@@ -40,7 +40,7 @@ Config json_number(double value);
 std::string value_text(DType dtype, std::uint64_t bits);
 
 /// Significant decimal digits that value_text needs, of a finite number that is not 0; at most 17.
-int value_digits(DType dtype, double value) noexcept;
+int value_digits(DType dtype, std::uint64_t bits) noexcept;
 
 /// Numbers of an array as NumPy prints them: all as wide as each other, points below points. First all values are shown
 /// to it, then it makes their text.
@@ -71,7 +71,7 @@ class ArrayFormat {
 struct ValueDifference {
   std::uint64_t elements = 0;  ///< whose bits differ
   std::uint64_t nans = 0;      ///< of these, NaN on one side only
-  double absolute = 0;         ///< the largest |a - b|; infinite where one of them is
+  double absolute = 0;         ///< the largest |a - b|; infinite if one of them is
   double relative = 0;         ///< the largest |a - b| / max(|a|, |b|)
 
   void add(const ValueDifference& other) noexcept;

@@ -22,7 +22,7 @@ struct OutputStyle {
 
 /// By the numbers that terminals have for them.
 enum class Colour : std::uint8_t { strong = 1, faint = 2, bad = 31, good = 32, warning = 33 };
-/// `text` in that colour where the style has colours.
+/// `text` in that colour if the style has colours.
 std::string coloured(const OutputStyle& style, Colour colour, std::string_view text);
 
 /// Output in pieces, in their order.
@@ -35,14 +35,14 @@ std::string printable(std::string_view text);
 /// A report for programs: JSON and a line break. Text that is no UTF-8 stands there as on a terminal.
 std::string json_report(const Config& tree, int indent = 2);
 
-/// For reports: a text, null where there is none; the extents of a shape.
+/// For reports: a text, null if there is none; the extents of a shape.
 Config or_null(const std::string& text);
 Config extents_of(const Shape& shape);
 
 /// Characters of printable text: one column each.
 std::size_t columns(std::string_view text) noexcept;
 
-/// Printable text in at most `width` columns (at least 5), "..." in its middle where it was longer.
+/// Printable text in at most `width` columns (at least 5), "..." in its middle if it was longer.
 std::string shorten(std::string_view text, std::size_t width);
 
 /// "1.2 GB": powers of 1000, as file managers have them; exact below 1000 ("17 B").

@@ -17,7 +17,7 @@
 namespace muster::inspect {
 namespace {
 
-/// "ranks 0-3: BF16 [32, 64]", or each shape where they differ.
+/// "ranks 0-3: BF16 [32, 64]", or each shape if they differ.
 std::string sources_text(const AccountedTensor& tensor) {
   std::string text;
   for (std::size_t begin = 0; begin < tensor.sources.size();) {
@@ -331,7 +331,7 @@ std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& 
 
 Config survey_tree(const Survey& survey, TimePoint now) {
   ConfigArray jobs;
-  for (const SurveyJob& job : survey.jobs) {
+  for (const SurveyJob& job : survey.jobs)
     jobs.push_back(
         Config::object({{"job", job.nonce},
                         {"world_size", job.world_size},
@@ -342,7 +342,6 @@ Config survey_tree(const Survey& survey, TimePoint now) {
                         {"states", array_of(job.states, now, state_tree)},
                         {"kept", array_of(job.kept, now, state_tree)},
                         {"passing", array_of(job.passing, now, entry_tree)}}));
-  }
   return Config::object({{"path", survey.path},
                          {"kind", "workspace"},
                          {"marked", marked_text(survey.marked)},

@@ -40,7 +40,7 @@ Config verify_tree(const VerifyReport& report);
 
 using workspace::age_text;
 
-/// "90", "30min", "12h", "2d": a number and s, min, h, d or w; seconds where there is none. Throws Error(argument).
+/// "90", "30min", "12h", "2d": a number and s, min, h, d or w; seconds if there is none. Throws Error(argument).
 std::chrono::seconds parse_age(const std::string& text);
 
 /// Jobs, their ranks' states, and what else lies there.

@@ -14,42 +14,12 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/quoted.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::inspect {
 namespace {
-
-/// The tensors of state files, each under its rank's prefix.
-class StateTensors : public TensorSource {
- public:
-  explicit StateTensors(const std::vector<StateFile>& files, bool has_prefix) : files_(files) {
-    for (const StateFile& file : files_) {
-      const std::string prefix = has_prefix ? fmt::format("rank{}/", file.info().rank) : "";
-      for (std::size_t i = 0; i < file.tensors().size(); ++i) {
-        const StateTensor& tensor = file.tensors()[i];
-        entries_.push_back({prefix + tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
-        places_.emplace_back(&file, i);
-      }
-    }
-  }
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
-  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
-    places_[tensor].first->read(places_[tensor].second, offset, target);
-  }
-  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override {
-    const auto [file, place] = places_[tensor];
-    const StateTensor& entry = file->tensors()[place];
-    return {file->path(), entry.stored_bytes, entry.compressed, entry.checksum};
-  }
-
- private:
-  std::vector<StateFile> files_;
-  std::vector<TensorEntry> entries_;
-  std::vector<std::pair<const StateFile*, std::size_t>> places_;
-};
 
 template <class File>
 SourceFile described(const File& file) {
@@ -61,8 +31,12 @@ SourceFile described(const File& file) {
 Source source_of_model(const std::string& path, bool is_directory) {
   const ModelDir model = ModelDir::open(path);
   Source source{.path = path, .kind = is_directory ? "model" : "safetensors", .metadata = model.metadata()};
-  for (const SafetensorsFile& file : model.files()) source.files.push_back(described(file));
-  source.tensors = std::make_shared<ModelTensors>(model);
+  const auto tensors = std::make_shared<FileTensors>();
+  for (const SafetensorsFile& file : model.files()) {
+    source.files.push_back(described(file));
+    tensors->add(file);
+  }
+  source.tensors = tensors;
   return source;
 }
 
@@ -75,7 +49,9 @@ Source source_of_hdf5(const std::string& path, std::vector<SourceIssue> issues =
 Source source_of_state(const std::string& path, const StateFile& file) {
   const StateFileInfo& info = file.info();
   Source source{.path = path, .kind = "state", .files = {described(file)}, .states = {file}};
-  source.tensors = std::make_shared<StateTensors>(source.states, false);
+  const auto tensors = std::make_shared<FileTensors>();
+  tensors->add(file);
+  source.tensors = tensors;
   source.facts = {{"job", workspace::job_text(info.job)},
                   {"generation", info.generation},
                   {"rank", info.rank},
@@ -104,13 +80,15 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
   const workspace::ChosenStates chosen = workspace::choose_states(path, choice);
   if (chosen.world_size == 1 || choice.rank) return source_of_state(path, StateFile::open(chosen.states.front().path));
   Source source{.path = path, .kind = "workspace"};
+  const auto tensors = std::make_shared<FileTensors>();
+  source.tensors = tensors;
   ConfigArray generations;
   for (const workspace::ChosenState& state : chosen.states) {
     const StateFile& file = source.states.emplace_back(StateFile::open(state.path));
     source.files.push_back(described(file));
+    tensors->add(file, fmt::format("rank{}/", file.info().rank));
     generations.emplace_back(file.info().generation);
   }
-  source.tensors = std::make_shared<StateTensors>(source.states, true);
   const StateFileInfo& first = source.states.front().info();
   source.facts = {{"job", workspace::job_text(first.job)},
                   {"ranks", source.states.size()},
@@ -164,7 +142,7 @@ constexpr std::size_t longest_compared = 200;
 constexpr std::size_t most_compared = 20000;
 constexpr std::size_t most_named = 3;
 
-/// Characters to change, put in or take away until one is the other; `limit` where there are more.
+/// Characters to change, put in or take away until one is the other; `limit` if there are more.
 std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
   if (a.size() > b.size()) std::swap(a, b);
   if (b.size() - a.size() >= limit) return limit;
@@ -184,7 +162,7 @@ std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
   return std::min(row.back(), limit);
 }
 
-/// "; near it: "a.weight", "b.weight"" where some names are like this one, else how many there are: for messages.
+/// "; near it: "a.weight", "b.weight"" if some names are like this one, else how many there are: for messages.
 std::string near_names(const std::vector<TensorEntry>& tensors, std::string_view name) {
   if (tensors.empty()) return "; there are no tensors";
   std::vector<std::pair<std::size_t, std::size_t>> near;  // distance, place

@@ -51,7 +51,7 @@ struct Source {
   [[nodiscard]] std::optional<Config> config() const;
 };
 
-/// What of a path is meant, where it has more than one thing.
+/// What of a path is meant, if it has more than one thing.
 struct SourceOptions {
   std::string plan = {};               ///< merges shards and the states of ranks
   workspace::StateChoice states = {};  ///< of a workspace
@@ -61,15 +61,15 @@ struct SourceOptions {
 /// all ranks, which the plan merges, or a workspace. Of a workspace: the newest complete state of each rank of a job;
 /// with a plan merged like shards, else each tensor as "rank2/NAME", unless there is one rank or one is asked for.
 /// Throws as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load; Error(argument)
-/// where shards have no plan, a tensor has no rule in it, or several jobs could be meant; Error(not_found) where there
+/// if shards have no plan, a tensor has no rule in it, or several jobs could be meant; Error(not_found) if there
 /// is no such job, rank or generation.
 Source open_source(const std::string& path, const SourceOptions& options = {});
 
 /// Whether a directory has shards of ranks, and no model.
 bool is_shards_directory(const std::string& path);
 
-/// Tensors whose names match (TensorPattern::glob), in their order; all where the pattern is empty. Throws
-/// Error(argument) on a pattern that is none, Error(not_found) where no name matches, with names that are near.
+/// Tensors whose names match (TensorPattern::glob), in their order; all if the pattern is empty. Throws
+/// Error(argument) on a pattern that is none, Error(not_found) if no name matches, with names that are near.
 std::vector<std::size_t> matching(const Source& source, const std::string& pattern);
 
 /// The place of a name in the entries. Throws Error(not_found) with names that are near.

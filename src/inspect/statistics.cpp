@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "src/core/parallel.hpp"
-#include "src/core/progress_counter.hpp"
 #include "src/inspect/elements.hpp"
 
 namespace muster::inspect {
@@ -219,11 +218,10 @@ std::vector<PatternCount> sorted_counts(DType dtype, std::span<const std::byte> 
   return counts;
 }
 
-std::vector<PatternCount> taken_from(std::vector<std::uint64_t>& table) {
+std::vector<PatternCount> taken_from(const std::vector<std::uint64_t>& table) {
   std::vector<PatternCount> counts;
   for (std::size_t pattern = 0; pattern < table.size(); ++pattern)
     if (table[pattern] != 0) counts.emplace_back(static_cast<std::uint32_t>(pattern), table[pattern]);
-  table.clear();
   return counts;
 }
 
@@ -249,68 +247,38 @@ void count_patterns(DType dtype, std::span<const std::byte> bytes, std::uint64_t
   }
 }
 
-/// Counts of tensors that several threads work on at the moment. A thread keeps the counts of its current tensor to
-/// itself until it goes on to the next one, so that no more tables are alive than twice the threads.
+/// Counts of tensors, whose pieces several threads count at once.
 class PatternCounting {
  public:
-  /// `pieces`: how many each tensor of `out` has that will be counted. `out` is filled where all of a tensor's are.
-  PatternCounting(std::vector<TensorStatistics>& out, std::vector<std::size_t> pieces, std::size_t workers,
-                  std::size_t bins)
-      : out_(out), bins_(bins), left_(std::move(pieces)), shared_(out.size()), workers_(workers) {}
+  /// `pieces`: how many each tensor of `out` has that will be counted. `out` is filled when all of a tensor's are.
+  PatternCounting(std::vector<TensorStatistics>& out, std::vector<std::size_t> pieces, std::size_t bins)
+      : out_(out), bins_(bins), left_(std::move(pieces)), shared_(out.size()) {}
 
-  /// One piece of the tensor at `place`, and how many values are in it. By several threads, each with a number of its
-  /// own below `workers`.
-  void count(std::size_t place, std::span<const std::byte> bytes, std::uint64_t values, std::size_t worker) {
+  /// One piece of the tensor at `place`, and how many values are in it. Any thread.
+  void count(std::size_t place, std::span<const std::byte> bytes, std::uint64_t values) {
     TensorStatistics& out = out_[place];
     const DType dtype = out.tensor.dtype;
     if (values == out.values && values < least_counted)
       return finish_counts(out, sorted_counts(dtype, bytes, values), bins_);
-    Own& own = workers_[worker];
-    if (own.pieces != 0 && own.place != place) hand_over(own);
-    own.place = place;
-    own.table.resize(std::size_t{1} << bits(dtype));
-    count_patterns(dtype, bytes, values, own.table);
-    ++own.pieces;
-  }
-
-  /// When all pieces are counted.
-  void finish() {
-    for (Own& own : workers_)
-      if (own.pieces != 0) hand_over(own);
+    std::vector<std::uint64_t> table(std::size_t{1} << bits(dtype));  // by pattern
+    count_patterns(dtype, bytes, values, table);
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<std::uint64_t>& shared = shared_[place];
+      for (std::size_t i = 0; i < shared.size(); ++i) table[i] += shared[i];
+      shared = std::move(table);
+      if (--left_[place] != 0) return;
+      table = std::exchange(shared, {});
+    }
+    finish_counts(out, taken_from(table), bins_);
   }
 
  private:
-  using Table = std::vector<std::uint64_t>;  // by pattern
-
-  struct Own {
-    std::size_t place = 0;
-    std::size_t pieces = 0;
-    Table table;
-  };
-
-  void hand_over(Own& own) {
-    TensorStatistics& out = out_[own.place];
-    {
-      const std::lock_guard lock(mutex_);
-      Table& shared = shared_[own.place];
-      if (!shared.empty())
-        for (std::size_t i = 0; i < shared.size(); ++i) own.table[i] += shared[i];
-      left_[own.place] -= std::exchange(own.pieces, 0);
-      if (left_[own.place] != 0) {
-        shared = std::exchange(own.table, {});
-        return;
-      }
-      Table().swap(shared);
-    }
-    finish_counts(out, taken_from(own.table), bins_);
-  }
-
   std::vector<TensorStatistics>& out_;
   std::size_t bins_;
   std::mutex mutex_;
   std::vector<std::size_t> left_;
-  std::vector<Table> shared_;
-  std::vector<Own> workers_;
+  std::vector<std::vector<std::uint64_t>> shared_;  // of tensors that are not done
 };
 
 class Work {
@@ -345,7 +313,7 @@ class Work {
   void for_each(const std::vector<CountedPiece>& pieces, Use&& use) {
     parallel_for(pieces.size(), workers_, [&](std::size_t index, std::size_t worker) {
       const CountedPiece& piece = pieces[index];
-      use(index, worker, source_.read_piece(tensors_[piece.place], piece.offset, piece.bytes, memory_[worker]));
+      use(index, source_.read_piece(tensors_[piece.place], piece.offset, piece.bytes, memory_[worker]));
       progress_->add(piece.bytes);
     });
   }
@@ -353,17 +321,16 @@ class Work {
   void count_narrow() {
     std::vector<std::size_t> pieces(out_.size());
     for (const CountedPiece& piece : narrow_) ++pieces[piece.place];
-    PatternCounting counting(out_, std::move(pieces), workers_, bins_);
-    for_each(narrow_, [&](std::size_t index, std::size_t worker, std::span<const std::byte> bytes) {
+    PatternCounting counting(out_, std::move(pieces), bins_);
+    for_each(narrow_, [&](std::size_t index, std::span<const std::byte> bytes) {
       const CountedPiece& piece = narrow_[index];
-      counting.count(piece.place, bytes, values_of(out_[piece.place].tensor, piece), worker);
+      counting.count(piece.place, bytes, values_of(out_[piece.place].tensor, piece));
     });
-    counting.finish();
   }
 
   void measure_wide() {
     std::vector<PieceFacts> facts(wide_.size());
-    for_each(wide_, [&](std::size_t index, std::size_t, std::span<const std::byte> bytes) {
+    for_each(wide_, [&](std::size_t index, std::span<const std::byte> bytes) {
       const TensorEntry& entry = out_[wide_[index].place].tensor;
       facts[index] =
           with_type(entry.dtype, [&]<class T>(T) { return facts_of<T>(bytes, values_of(entry, wide_[index])); });
@@ -408,7 +375,7 @@ class Work {
 
   void fill_bins() {
     std::mutex mutex;
-    for_each(wide_, [&](std::size_t index, std::size_t, std::span<const std::byte> bytes) {
+    for_each(wide_, [&](std::size_t index, std::span<const std::byte> bytes) {
       TensorStatistics& out = out_[wide_[index].place];
       const std::optional<std::pair<std::uint64_t, std::uint64_t>>& ends = ends_[wide_[index].place];
       if (!ends) return;

@@ -18,7 +18,7 @@ namespace muster::inspect {
 struct Histogram {
   double low = 0;
   double high = 0;
-  std::vector<std::uint64_t> counts;  ///< empty where nothing is finite, one where all are equal
+  std::vector<std::uint64_t> counts;  ///< empty if nothing is finite, one if all are equal
 };
 
 /// Of one tensor; a complex number is two values.
@@ -46,13 +46,13 @@ std::vector<TensorStatistics> statistics(const TensorSource& source, const std::
 struct StatsOptions {
   std::string pattern = {};     ///< only tensors whose names match (TensorPattern::glob); empty: all
   std::size_t bins = 16;        ///< of each histogram
-  bool has_histograms = false;  ///< under each tensor, not only where there is one alone
+  bool has_histograms = false;  ///< under each tensor, not only if there is one alone
   OutputStyle style = {};
   ProgressCallback progress = {};
 };
 
-/// A row a tensor and a histogram where it is asked for; one tensor alone has its histogram. Lines end with '\n'.
-/// Throws as TensorSource::read; Error(not_found) where no name matches, with names that are near.
+/// A row a tensor and a histogram if it is asked for; one tensor alone has its histogram. Lines end with '\n'.
+/// Throws as TensorSource::read; Error(not_found) if no name matches, with names that are near.
 std::string stats_text(const Source& source, const StatsOptions& options);
 
 /// {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum", "maximum",

@@ -15,7 +15,7 @@
 namespace muster::inspect {
 namespace {
 
-/// `digits`: significant ones of real numbers, and of integers where all of them would be too long.
+/// `digits`: significant ones of real numbers, and of integers if all of them would be too long.
 std::string short_number(double value, int digits) {
   return fmt::format("{:.{}g}", value, digits);
 }
@@ -47,7 +47,7 @@ std::string percent(std::uint64_t part, std::uint64_t whole) {
   return value < 0.1 ? "<0.1 %" : fmt::format("{:.1f} %", value);
 }
 
-/// A bar of `part` of `columns` columns; in eighths of one where it can be drawn.
+/// A bar of `part` of `columns` columns; in eighths of one if it can be drawn.
 std::string bar(double part, std::size_t columns, bool is_unicode) {
   if (!is_unicode)
     return std::string(std::max<std::size_t>(part > 0 ? 1 : 0, std::lround(part * static_cast<double>(columns))), '#');
@@ -102,7 +102,7 @@ std::string stats_text(const Source& source, const StatsOptions& options) {
   const std::vector<TensorStatistics> all = of_chosen(source, options);
   std::string out;
   const bool is_alone = all.size() == 1;
-  // A narrow terminal has room for names only where the numbers are short.
+  // A narrow terminal has room for names only if the numbers are short.
   constexpr std::size_t narrow = 110;
   const bool is_narrow = options.style.width != 0 && options.style.width < narrow;
   const int digits = is_narrow ? 4 : 5;

@@ -20,6 +20,7 @@
 #include <charconv>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -66,7 +67,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 
 using namespace std::chrono_literals;
 
-/// The environment a process was started with; empty where it is gone, a zombie or somebody else's.
+/// The environment a process was started with; empty if it is gone, a zombie or somebody else's.
 void read_environment(pid_t pid, std::string& text) {
   text.clear();
   const std::string path = "/proc/" + std::to_string(pid) + "/environ";
@@ -131,7 +132,7 @@ void wipe_mark() {
 
 constexpr std::size_t longest_line = 1U << 20U;
 
-/// errno where it cannot be done, else 0.
+/// errno if it cannot be done, else 0.
 int write_all(int target, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(target, text.data(), text.size());
@@ -150,20 +151,14 @@ int write_all(int target, std::string_view text) {
 }  // namespace
 
 ExecArguments::ExecArguments(const std::vector<std::string>& command, const Variables& variables) : command_(command) {
+  std::map<std::string_view, std::string_view> given;  // the last one wins, as in a shell
+  for (const auto& [name, value] : variables) given[name] = value;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const std::string_view name = text.substr(0, text.find('='));
-    bool replaced = sync::is_own_variable(name);
-    for (const auto& variable : variables) replaced = replaced || variable.first == name;
-    if (!replaced) environment_.emplace_back(text);
+    if (!sync::is_own_variable(name) && !given.contains(name)) environment_.emplace_back(text);
   }
-  // The last one given wins, as in a shell.
-  for (std::size_t i = 0; i < variables.size(); ++i) {
-    bool given_again = false;
-    for (std::size_t k = i + 1; k < variables.size(); ++k)
-      given_again = given_again || variables[k].first == variables[i].first;
-    if (!given_again) environment_.push_back(variables[i].first + "=" + variables[i].second);
-  }
+  for (const auto& [name, value] : given) environment_.push_back(std::string(name) + "=" + std::string(value));
   command_pointers_ = pointers_to(command_);
   environment_pointers_ = pointers_to(environment_);
 }

@@ -48,10 +48,10 @@ struct Child {
 };
 
 /// Forks, and executes the command in the child with `mask` as its signal mask; it dies when the calling thread does.
-/// Throws Error(io) where no process can be had. Whether the exec worked is told later, by exec_error().
+/// Throws Error(io) if no process can be had. Whether the exec worked is told later, by exec_error().
 Child spawn(const ExecArguments& arguments, const StandardStreams& streams, const sigset_t& mask);
 
-/// Waits for the child's exec. 0 where it worked, else errno.
+/// Waits for the child's exec. 0 if it worked, else errno.
 int exec_error(Child& child);
 
 /// The signals that a launcher passes on, read from a descriptor while they are blocked. Blocks the signals of the
@@ -59,7 +59,7 @@ int exec_error(Child& child);
 /// SIGHUP.
 class SignalRelay {
  public:
-  /// Throws Error(io) where there is no descriptor to be had.
+  /// Throws Error(io) if there is no descriptor to be had.
   SignalRelay();
   ~SignalRelay();
   SignalRelay(const SignalRelay&) = delete;
@@ -69,7 +69,7 @@ class SignalRelay {
     int signal = 0;
     bool from_terminal = false;  ///< by a key: the kernel sent it to the whole foreground group
   };
-  /// The next one that has come, none where none has.
+  /// The next one that has come, none if none has.
   std::optional<Received> next();
   /// Readable when next() has one.
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
@@ -102,7 +102,7 @@ std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds 
 /// terminal nor a signal to the launcher's group reaches it.
 class JobGuard {
  public:
-  /// Throws Error(io) where no process can be had.
+  /// Throws Error(io) if no process can be had.
   explicit JobGuard(const std::string& job);
   /// The launcher ends in good order: the guard leaves, and nothing is killed.
   ~JobGuard();
@@ -128,7 +128,7 @@ class LinePump {
 
   /// Before start(): what comes from `source` goes to the descriptor `target`, with `prefix` before each line.
   void add(os::Fd source, int target, std::string prefix);
-  /// Throws Error(io) where no thread or descriptor can be had.
+  /// Throws Error(io) if no thread or descriptor can be had.
   void start();
   /// Waits until all sources have ended, at most `longest` without any coming, and stops. Returns the errno of the
   /// first write that failed, 0 if none did. A pipe that nobody reads any more is no failure: its sources are closed.

@@ -32,7 +32,7 @@ struct Copy {
   friend bool operator==(const Copy&, const Copy&) = default;
 };
 
-/// What happens where several sources have the same element.
+/// What happens if several sources have the same element.
 enum class Combine : std::uint8_t { copy, max, sum };
 
 /// A tensor seen along one dimension: `rows` times so many units, each of `inner` elements that lie together. Tensors
@@ -64,10 +64,10 @@ struct HeadShare {
 };
 HeadShare share_heads(std::int64_t heads, int parts);
 
-/// All sources merged; `ranks` are what messages call them (empty: 0, 1, ...). `true_size`, where given, is the size
+/// All sources merged; `ranks` are what messages call them (empty: 0, 1, ...). `true_size`, if given, is the size
 /// along Concat's dimension without the padding that a cut had to add. `heads`: the sources were cut by whole heads, so
 /// many in each block (share_heads). Throws Error(rank_mismatch) that names rank,
-/// dtype and shape where they do not fit; Error(argument) where the dimension is not there, blocks do not divide it,
+/// dtype and shape if they do not fit; Error(argument) if the dimension is not there, blocks do not divide it,
 /// true_size is more than there is, or the elements cannot be added.
 Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size = {},
             std::span<const int> ranks = {}, std::span<const std::int64_t> heads = {});
@@ -82,15 +82,59 @@ struct Cut {
   std::vector<std::vector<Piece>> pieces;      ///< of each part; source 0 is the whole
 };
 
-/// The way back of join. `heads`: of each block of Concat, which are not cut through. Throws Error(argument) where the
+/// The way back of join. `heads`: of each block of Concat, which are not cut through. Throws Error(argument) if the
 /// merge has none (First, Max, Sum) or cannot cut this tensor.
 Cut cut(const Merge& merge, const TensorSpec& whole, int parts, std::span<const std::int64_t> heads = {});
 
 /// One part from the whole.
 Layout part_of(const Cut& cut, int part);
 
-/// One part made straight from the sources of the whole. Throws Error(argument) where the two do not see the whole
+/// One part made straight from the sources of the whole. Throws Error(argument) if the two do not see the whole
 /// along one dimension.
 Layout compose(const Layout& whole, const Cut& cut, int part);
+
+// A layout as bytes: rows, each made of runs that lie elsewhere with another distance from row to row. Concatenating
+// and cutting along any dimension are this one operation.
+
+/// In row r, `bytes` from begin + r * stride of the source go to at + r * row_bytes of the target.
+struct Run {
+  int source = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t stride = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t at = 0;
+  friend bool operator==(const Run&, const Run&) = default;
+};
+
+struct Rows {
+  std::uint64_t count = 0;
+  std::uint64_t row_bytes = 0;
+  std::vector<Run> runs;  ///< in ascending order of `at`; without overlap, but for max and sum
+  bool has_gaps = false;  ///< bytes that no run covers, and that are zero
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return count * row_bytes; }
+};
+
+/// Rows as few and runs as long as they can be. Throws Error(unsupported) if two packed elements of different pieces
+/// would share a byte.
+Rows rows_of(const Layout& layout);
+
+/// A part of a run: `rows` times `bytes`.
+struct Rectangle {
+  int source = 0;
+  std::uint64_t from = 0;  ///< of the first row in the source
+  std::uint64_t from_stride = 0;
+  std::uint64_t to = 0;  ///< of the first row, counted from the window's begin
+  std::uint64_t to_stride = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t rows = 0;
+  friend bool operator==(const Rectangle&, const Rectangle&) = default;
+};
+
+/// Where the bytes [begin, end) of one source go, in as few rectangles as can be; `from` is counted from `begin`, `to`
+/// from the target's.
+std::vector<Rectangle> rectangles_of(const Rows& rows, int source, std::uint64_t begin, std::uint64_t end);
+
+/// What of the runs lies in the window [begin, end) of the target, in as few rectangles as can be.
+std::vector<Rectangle> rectangles(const Rows& rows, std::uint64_t begin, std::uint64_t end);
 
 }  // namespace muster::merge

@@ -8,7 +8,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -18,7 +17,7 @@
 
 #include "muster/error.hpp"
 #include "src/core/parallel.hpp"
-#include "src/merge/rows.hpp"
+#include "src/merge/layout.hpp"
 
 namespace muster::merge {
 namespace {
@@ -126,11 +125,15 @@ using F16 = Small<std::uint16_t, 5, 10, false>;
 using E5M2 = Small<std::uint8_t, 5, 2, false>;
 using E4M3 = Small<std::uint8_t, 4, 3, true>;
 
-struct TakeMax {
+/// What nothing is left to do to in the end.
+struct Finished {
   template <class T>
   MUSTER_INLINE static T finish(T value) {
     return value;
   }
+};
+
+struct TakeMax : Finished {
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     if constexpr (std::is_floating_point_v<T>) {
@@ -158,11 +161,7 @@ struct Add {
   }
 };
 
-struct Or {
-  template <class T>
-  MUSTER_INLINE static T finish(T value) {
-    return value;
-  }
+struct Or : Finished {
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     return static_cast<T>(so_far | next);

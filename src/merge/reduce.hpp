@@ -18,7 +18,7 @@
 
 namespace muster::merge {
 
-/// Throws Error(unsupported) that names dtype and operation where there is no such thing.
+/// Throws Error(unsupported) that names dtype and operation if there is no such thing.
 void check_reducible(Combine combine, DType dtype);
 
 /// target[i] = sources[0][i] op sources[1][i] ... in that order; all have target.size() bytes, which hold whole

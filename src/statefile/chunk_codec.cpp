@@ -207,19 +207,6 @@ std::size_t unshuffle_4(const std::byte* source, std::size_t count, std::size_t 
   }
   return i;
 }
-#else
-std::size_t shuffle_2(const std::byte*, std::size_t, std::byte*) noexcept {
-  return 0;
-}
-std::size_t shuffle_4(const std::byte*, std::size_t, std::byte*) noexcept {
-  return 0;
-}
-std::size_t unshuffle_2(const std::byte*, std::size_t, std::size_t, std::byte*) noexcept {
-  return 0;
-}
-std::size_t unshuffle_4(const std::byte*, std::size_t, std::size_t, std::byte*) noexcept {
-  return 0;
-}
 #endif
 
 }  // namespace
@@ -227,11 +214,16 @@ std::size_t unshuffle_4(const std::byte*, std::size_t, std::size_t, std::byte*) 
 void shuffle(std::span<const std::byte> source, std::size_t item, std::byte* target) noexcept {
   if (source.empty()) return;
   const std::size_t count = source.size() / item;
+  std::size_t done = 0;
+#ifdef __SSE2__
+  if (item == 2) done = shuffle_2(source.data(), count, target);
+  if (item == 4) done = shuffle_4(source.data(), count, target);
+#endif
   switch (item) {
     case 2:
-      return shuffle_from<2>(shuffle_2(source.data(), count, target), source.data(), count, target);
+      return shuffle_from<2>(done, source.data(), count, target);
     case 4:
-      return shuffle_from<4>(shuffle_4(source.data(), count, target), source.data(), count, target);
+      return shuffle_from<4>(done, source.data(), count, target);
     case 8:
       return shuffle_from<8>(0, source.data(), count, target);
     default:
@@ -242,13 +234,16 @@ void shuffle(std::span<const std::byte> source, std::size_t item, std::byte* tar
 void unshuffle(std::span<const std::byte> source, std::size_t item, std::size_t elements, std::byte* target) noexcept {
   if (elements == 0) return;
   const std::size_t count = source.size() / item;
+  std::size_t done = 0;
+#ifdef __SSE2__
+  if (item == 2) done = unshuffle_2(source.data(), count, elements, target);
+  if (item == 4) done = unshuffle_4(source.data(), count, elements, target);
+#endif
   switch (item) {
     case 2:
-      return unshuffle_from<2>(unshuffle_2(source.data(), count, elements, target), source.data(), count, elements,
-                               target);
+      return unshuffle_from<2>(done, source.data(), count, elements, target);
     case 4:
-      return unshuffle_from<4>(unshuffle_4(source.data(), count, elements, target), source.data(), count, elements,
-                               target);
+      return unshuffle_from<4>(done, source.data(), count, elements, target);
     case 8:
       return unshuffle_from<8>(0, source.data(), count, elements, target);
     default:

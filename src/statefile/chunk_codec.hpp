@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One chunk between memory and file: byte shuffle and zstd, or as it is where that gains nothing. An encoder or decoder
+// One chunk between memory and file: byte shuffle and zstd, or as it is if that gains nothing. An encoder or decoder
 // is for one thread and keeps its memory from chunk to chunk.
 
 #include <cstddef>
@@ -50,7 +50,7 @@ class ChunkDecoder {
   /// Throws Error(no_space).
   ChunkDecoder();
 
-  /// Fills `target` with the first elements of a chunk of `chunk_bytes`. False where `stored` is not one frame of just
+  /// Fills `target` with the first elements of a chunk of `chunk_bytes`. False if `stored` is not one frame of just
   /// that size; never writes more. Throws std::bad_alloc.
   bool decode(std::span<const std::byte> stored, bool is_raw, std::size_t chunk_bytes, std::size_t item,
               std::span<std::byte> target);
@@ -74,7 +74,7 @@ void unshuffle(std::span<const std::byte> source, std::size_t item, std::size_t 
 /// No chunk is larger before it is compressed.
 inline constexpr std::uint64_t largest_chunk = std::uint64_t{64} << 20;
 
-/// The extents that HDF5 is told: those of the tensor, or one of all bytes where elements share bytes.
+/// The extents that HDF5 is told: those of the tensor, or one of all bytes if elements share bytes.
 std::vector<std::uint64_t> dataset_shape(DType dtype, const Shape& shape);
 
 class ChunkGrid {
@@ -82,7 +82,7 @@ class ChunkGrid {
   /// Chunks of about `chunk_bytes` (between an element and largest_chunk). The tensor has elements and at least one
   /// dimension.
   static ChunkGrid make(DType dtype, const Shape& shape, std::uint64_t chunk_bytes);
-  /// The grid that a file tells of; none where there is no such one, or its chunks would be too large.
+  /// The grid that a file tells of; none if there is no such one, or its chunks would be too large.
   static std::optional<ChunkGrid> of(DType dtype, const Shape& shape, std::size_t dim, std::uint64_t rows);
 
   /// The dimension (of dataset_shape) that is cut, and how many of its indices a chunk has.

@@ -13,13 +13,11 @@
 #include "muster/error.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/progress_counter.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
-#include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
-#include "src/statefile/user_block.hpp"
+#include "src/statefile/format.hpp"
 
 namespace muster {
 
@@ -28,14 +26,14 @@ struct StateFile::Contents {
   statefile::UserBlock block;
   statefile::Catalogue catalogue;
   statefile::NameIndex index;
-  std::shared_ptr<const os::MappedFile> mapping;  ///< null where the file is read
+  std::shared_ptr<const os::MappedFile> mapping;  ///< null if the file is read
 };
 
 namespace statefile {
 namespace {
 
 [[noreturn]] void fail_reading(ErrorKind kind, const std::string& path, const std::string& words) {
-  throw Error(kind, fmt::format("reading {}: {}", in_quotes(path), words), {.path = path});
+  throw file_error(kind, "reading", path, words);
 }
 
 constexpr std::uint64_t read_piece = std::uint64_t{8} << 20;
@@ -116,9 +114,7 @@ Catalogue read_catalogue(const os::ReadableFile& file, const UserBlock& block) {
   const std::span<std::byte> bytes(memory.get(), block.catalogue.bytes);
   file.read_at(block.catalogue.offset, bytes);
   if (tensor_checksum(bytes) != block.catalogue_checksum)
-    throw Error(ErrorKind::corrupt,
-                fmt::format("opening the state file {}: its catalogue is damaged (checksum)", in_quotes(file.path())),
-                {.path = file.path()});
+    throw file_error(ErrorKind::corrupt, "opening the state file", file.path(), "its catalogue is damaged (checksum)");
   return decode_catalogue(bytes, block, file.path());
 }
 
@@ -293,10 +289,8 @@ StateFile StateFile::open(const std::string& path, FileAccess access) {
   statefile::Catalogue catalogue = statefile::read_catalogue(file, block);
   statefile::NameIndex index;
   if (const std::optional<std::size_t> twice = index.build(catalogue.tensors))
-    throw Error(ErrorKind::corrupt,
-                fmt::format("opening the state file {}: two tensors are called {}", in_quotes(path),
-                            in_quotes(catalogue.tensors[*twice].name)),
-                {.path = path});
+    throw file_error(ErrorKind::corrupt, "opening the state file", path,
+                     fmt::format("two tensors are called {}", in_quotes(catalogue.tensors[*twice].name)));
   std::shared_ptr<const os::MappedFile> mapping;
   if (access == FileAccess::map || (access == FileAccess::automatic && !file.is_remote())) mapping = file.map();
   return StateFile(std::make_shared<const Contents>(
@@ -346,13 +340,7 @@ std::string StateFile::config_text() const {
 }
 
 Config StateFile::config() const {
-  try {
-    return parse_json(config_text());
-  } catch (const Error& error) {
-    if (!error.path().empty()) throw;
-    throw Error(error.kind(), fmt::format("reading the config of {}: {}", in_quotes(path()), error.what()),
-                {.path = path()});
-  }
+  return with_file("reading the config of", path(), [&] { return parse_json(config_text()); });
 }
 
 Tensor StateFile::tensor(std::size_t index) const {

@@ -2,13 +2,16 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
+#include <vector>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/core/element_range.hpp"
+#include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
-#include "src/statefile/hdf5_library.hpp"
+#include "src/os/process.hpp"
 #include "src/statefile/writer_state.hpp"
 
 namespace muster {
@@ -27,6 +30,16 @@ constexpr std::uint64_t least_chunk = 64;
 // Far from where sums of offsets would overflow.
 constexpr std::uint64_t largest_file = std::uint64_t{1} << 61;
 constexpr std::uint64_t most_chunks = std::uint64_t{1} << 32;
+
+[[noreturn]] void refuse_writing(const std::string& path, const std::string& words) {
+  throw file_error(ErrorKind::argument, "writing the state file", path, words);
+}
+
+/// What a state file shall hold, checked, and where each uncompressed tensor will lie.
+struct Placement {
+  Catalogue catalogue;         ///< checksums, and all of compressed tensors but their chunks' number, still missing
+  std::uint64_t data_end = 0;  ///< compressed chunks, then everything else, come from here on
+};
 
 class Placing {
  public:
@@ -107,26 +120,35 @@ class Placing {
 
 }  // namespace
 
-void refuse_writing(const std::string& path, const std::string& words) {
-  throw Error(ErrorKind::argument, fmt::format("writing the state file {}: {}", in_quotes(path), words),
-              {.path = path});
-}
-
-Placement place_tensors(std::vector<StateFileWriter::Entry> entries, const StateFileOptions& options,
-                        const std::string& path) {
-  return Placing(options, path).place(std::move(entries));
-}
-
-void TensorTarget::add_to_checksum(std::uint64_t offset, std::span<const std::byte> bytes, std::uint64_t total) {
-  const std::lock_guard lock(mutex_);
-  if (offset != summed_ || bytes.empty()) return;
-  if (offset == 0 && bytes.size() == total) {
+void TensorTarget::sum(std::span<const std::byte> bytes, std::uint64_t total) {
+  if (bytes.size() == total) {
     whole_ = tensor_checksum(bytes);
   } else {
     if (sum_ == nullptr) sum_ = std::make_unique<TensorChecksum>();
     sum_->add(bytes);
   }
-  summed_ += bytes.size();
+}
+
+void TensorTarget::add_to_checksum(std::uint64_t offset, std::span<const std::byte> bytes, std::uint64_t total,
+                                   bool stay) {
+  std::unique_lock lock(mutex_);
+  if (bytes.empty()) return;
+  if (!stay) {
+    if (offset != summed_) return;
+    sum(bytes, total);
+    summed_ += bytes.size();
+    return;
+  }
+  later_.emplace(offset, bytes);
+  if (std::exchange(is_summing_, true)) return;
+  for (auto next = later_.find(summed_); next != later_.end(); next = later_.find(summed_)) {
+    const std::span<const std::byte> piece = later_.extract(next).mapped();
+    lock.unlock();
+    sum(piece, total);
+    lock.lock();
+    summed_ += piece.size();
+  }
+  is_summing_ = false;
 }
 
 void TensorTarget::set_checksum(std::uint64_t checksum, std::uint64_t total) {
@@ -145,7 +167,7 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
     : options(wanted),
       config_text(to_json(config)),
       file([&] {
-        Placement placement = place_tensors(std::move(entries), options, path);
+        Placement placement = Placing(options, path).place(std::move(entries));
         catalogue = std::move(placement.catalogue);
         data_end = placement.data_end;
         require_hdf5();
@@ -211,19 +233,21 @@ void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span
   const StateTensor& tensor = announced(index);
   if (offset > tensor.bytes || bytes.size() > tensor.bytes - offset)
     refuse(tensor, fmt::format("{} bytes at {} are past the end of its {}", bytes.size(), offset, tensor.bytes));
-  if (bytes.empty()) return;
-  change([&] {
-    if (tensor.compressed) return write_compressed(index, offset, bytes);
-    // Block by block: each is summed while the processor still has it.
-    while (!bytes.empty()) {
-      const std::uint64_t room = write_block - (tensor.offset + offset) % write_block;
-      const auto piece = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
-      write_plain(index, offset, piece);
-      targets[index].add_to_checksum(offset, piece, tensor.bytes);
-      offset += piece.size();
-      bytes = bytes.subspan(piece.size());
-    }
-  });
+  change([&] { write_bytes(index, offset, bytes, false); });
+}
+
+void WriterState::write_bytes(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes, bool stay) {
+  const StateTensor& tensor = catalogue.tensors[index];
+  if (tensor.compressed && !bytes.empty()) return write_compressed(index, offset, bytes, stay);
+  // Block by block: each is summed while the processor still has it.
+  while (!bytes.empty()) {
+    const std::uint64_t room = write_block - (tensor.offset + offset) % write_block;
+    const auto piece = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
+    write_plain(index, offset, piece);
+    targets[index].add_to_checksum(offset, piece, tensor.bytes, stay);
+    offset += piece.size();
+    bytes = bytes.subspan(piece.size());
+  }
 }
 
 void WriterState::write_chunk(std::size_t index, const ChunkGrid& grid, std::uint64_t chunk,
@@ -239,14 +263,15 @@ void WriterState::write_chunk(std::size_t index, const ChunkGrid& grid, std::uin
   targets[index].count(elements.size());
 }
 
-void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
+void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes,
+                                   bool stay) {
   const StateTensor& tensor = catalogue.tensors[index];
   TensorTarget& target = targets[index];
   const ChunkGrid grid = this->grid(index);
   const BorrowedEncoder encoder(*this);
-  const auto finish = [&](std::uint64_t chunk, std::span<const std::byte> elements) {
+  const auto finish = [&](std::uint64_t chunk, std::span<const std::byte> elements, bool they_stay) {
     write_chunk(index, grid, chunk, elements, *encoder);
-    target.add_to_checksum(grid.begin(chunk), elements, tensor.bytes);
+    target.add_to_checksum(grid.begin(chunk), elements, tensor.bytes, they_stay);
   };
   while (!bytes.empty()) {
     const std::uint64_t chunk = grid.chunk_at(offset);
@@ -255,7 +280,7 @@ void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std:
     offset += piece.size();
     bytes = bytes.subspan(piece.size());
     if (piece.size() == grid.bytes(chunk)) {
-      finish(chunk, piece);
+      finish(chunk, piece, stay);
       continue;
     }
     std::unique_lock lock(target.mutex());
@@ -269,7 +294,7 @@ void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std:
     const std::vector<std::byte> whole = std::move(pending->bytes);
     pending.reset();
     lock.unlock();
-    finish(chunk, whole);
+    finish(chunk, whole, false);
   }
 }
 
@@ -292,6 +317,126 @@ WriterState::BorrowedEncoder::~BorrowedEncoder() {
   }
 }
 
+namespace {
+
+// Whole tensors by all cores. Work is cut into pieces; neighbours in the file that are small are written together.
+// Checksums follow the pieces in their order (TensorTarget): whoever finishes the piece that is next sums it while the
+// processor has it, and all that are done behind it.
+
+// Smaller tensors are put together in memory, those of a block.
+constexpr std::uint64_t least_alone = std::uint64_t{64} << 10;
+
+class WritingAll {
+ public:
+  WritingAll(StateFileWriter& writer, WriterState& state, std::span<const TensorView> tensors,
+             const ProgressCallback& progress)
+      : writer_(writer), state_(state), tensors_(tensors), progress_(progress, total(tensors)) {}
+
+  void write() {
+    plan();
+    const bool is_compressing = state_.options.zstd_level.has_value();
+    const std::size_t workers = is_compressing ? static_cast<std::size_t>(os::usable_cores()) : copy_workers();
+    buffers_.resize(workers);
+    parallel_for(tasks_.size(), workers, [&](std::size_t i, std::size_t worker) { run(tasks_[i], buffers_[worker]); });
+  }
+
+ private:
+  enum class Kind : std::uint8_t {
+    piece,  // of a contiguous tensor, compressed or not
+    whole,  // a strided tensor
+    run,    // small neighbours
+  };
+  struct Task {
+    Kind kind;
+    std::size_t tensor;
+    std::uint64_t count;       // of a run: how many tensors
+    std::uint64_t offset = 0;  // of the piece
+    std::uint64_t bytes = 0;
+  };
+
+  static std::uint64_t total(std::span<const TensorView> tensors) noexcept {
+    std::uint64_t bytes = 0;
+    for (const TensorView& tensor : tensors) bytes += tensor.nbytes();
+    return bytes;
+  }
+
+  void plan() {
+    const std::vector<StateTensor>& entries = state_.catalogue.tensors;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const std::uint64_t bytes = entries[i].bytes;
+      if (bytes == 0) continue;
+      if (!entries[i].compressed && bytes < least_alone) {
+        add_to_run(i);
+      } else if (!tensors_[i].is_contiguous()) {
+        tasks_.push_back({Kind::whole, i, 0});
+      } else {
+        cut(i, entries[i]);
+      }
+    }
+  }
+
+  /// Into its chunks, or where blocks of the file begin.
+  void cut(std::size_t index, const StateTensor& entry) {
+    std::optional<ChunkGrid> grid;
+    if (entry.compressed) grid = state_.grid(index);
+    for (std::uint64_t at = 0; at < entry.bytes; at += tasks_.back().bytes) {
+      const std::uint64_t room =
+          grid ? grid->bytes(grid->chunk_at(at)) : write_block - (entry.offset + at) % write_block;
+      tasks_.push_back({Kind::piece, index, 0, at, std::min(room, entry.bytes - at)});
+    }
+  }
+
+  void add_to_run(std::size_t index) {
+    const StateTensor& entry = state_.catalogue.tensors[index];
+    if (!tasks_.empty() && tasks_.back().kind == Kind::run && tasks_.back().tensor + tasks_.back().count == index) {
+      const std::uint64_t begin = state_.catalogue.tensors[tasks_.back().tensor].offset;
+      if (entry.offset / write_block == begin / write_block) {
+        ++tasks_.back().count;
+        return;
+      }
+    }
+    tasks_.push_back({Kind::run, index, 1});
+  }
+
+  void run(const Task& task, std::vector<std::byte>& buffer) {
+    switch (task.kind) {
+      case Kind::piece:
+        state_.write_bytes(task.tensor, task.offset, tensors_[task.tensor].bytes().subspan(task.offset, task.bytes),
+                           true);
+        return progress_.add(task.bytes);
+      case Kind::whole:
+        writer_.write(task.tensor, tensors_[task.tensor]);
+        return progress_.add(tensors_[task.tensor].nbytes());
+      case Kind::run:
+        return write_run(task.tensor, task.tensor + task.count, buffer);
+    }
+  }
+
+  void write_run(std::size_t first, std::size_t end, std::vector<std::byte>& buffer) {
+    const std::vector<StateTensor>& entries = state_.catalogue.tensors;
+    const std::uint64_t begin = entries[first].offset;
+    buffer.assign(entries[end - 1].offset + entries[end - 1].bytes - begin, std::byte{0});
+    std::uint64_t bytes = 0;
+    for (std::size_t i = first; i < end; ++i) {
+      const std::span<std::byte> target = std::span(buffer).subspan(entries[i].offset - begin, entries[i].bytes);
+      copy_contiguous(tensors_[i], target.data());
+      state_.targets[i].set_checksum(tensor_checksum(target), target.size());
+      state_.targets[i].count(target.size());
+      bytes += target.size();
+    }
+    state_.put(begin, buffer);
+    progress_.add(bytes);
+  }
+
+  StateFileWriter& writer_;
+  WriterState& state_;
+  std::span<const TensorView> tensors_;
+  std::vector<Task> tasks_;
+  std::vector<std::vector<std::byte>> buffers_;
+  ProgressCounter progress_;
+};
+
+}  // namespace
 }  // namespace statefile
 
 StateFileWriter::StateFileWriter(const std::string& path, const Config& config, std::vector<Entry> tensors,
@@ -317,6 +462,14 @@ void StateFileWriter::write(std::size_t index, const TensorView& tensor) {
     core::copy_elements(tensor, begin, end, buffer.data());
     state_->write_piece(index, static_cast<std::uint64_t>(begin * item), buffer);
   }
+}
+
+void StateFileWriter::write_all(std::span<const TensorView> tensors, const ProgressCallback& progress) {
+  if (tensors.size() != state_->catalogue.tensors.size())
+    statefile::refuse_writing(state_->file.path(), fmt::format("{} tensors were announced, and {} come",
+                                                               state_->catalogue.tensors.size(), tensors.size()));
+  for (std::size_t i = 0; i < tensors.size(); ++i) state_->check_announced(i, tensors[i]);
+  state_->change([&] { statefile::WritingAll(*this, *state_, tensors, progress).write(); });
 }
 
 std::optional<std::uint64_t> StateFileWriter::place(std::size_t index) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A state file in the making, shared by the writer's files: state_file_writer.cpp (pieces), write_all.cpp (whole
-// tensors by all cores), commit.cpp (everything else of the file).
+// A state file in the making, shared by the writer's files: state_file_writer.cpp (tensors), commit.cpp (everything
+// else of the file).
 //
 // 1. The file is created under its temporary name; the places of uncompressed tensors are known.
 // 2. Their bytes are written where they belong. Compressed chunks are put one after the other behind them.
@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,8 +25,8 @@
 #include "muster/state_file.hpp"
 #include "src/core/checksum.hpp"
 #include "src/os/publish.hpp"
-#include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
+#include "src/statefile/format.hpp"
 
 namespace muster {
 namespace statefile {
@@ -33,19 +34,6 @@ namespace statefile {
 /// Writes end where these begin in the file: the page cache takes such a block in one piece then, which makes writing
 /// several times cheaper, and touching a mapping of it a page fault a block.
 inline constexpr std::uint64_t write_block = std::uint64_t{2} << 20;
-
-/// Throws Error(argument): "writing the state file PATH: words".
-[[noreturn]] void refuse_writing(const std::string& path, const std::string& words);
-
-/// What a state file shall hold, checked, and where each uncompressed tensor will lie.
-struct Placement {
-  Catalogue catalogue;         ///< checksums, and all of compressed tensors but their chunks' number, still missing
-  std::uint64_t data_end = 0;  ///< compressed chunks, then everything else, come from here on
-};
-
-/// Throws Error(argument) on names, shapes and options that cannot be; `path` is for the message.
-Placement place_tensors(std::vector<StateFileWriter::Entry> entries, const StateFileOptions& options,
-                        const std::string& path);
 
 /// What a writer knows of one tensor whose bytes are coming in: how many are there, and the checksum of those that came
 /// in their order. The others are read back in the end.
@@ -55,8 +43,9 @@ class TensorTarget {
   void count(std::uint64_t bytes) noexcept { written_.fetch_add(bytes, std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t written() const noexcept { return written_.load(std::memory_order_relaxed); }
 
-  /// Takes them in if they are the next ones of `total`. Any thread.
-  void add_to_checksum(std::uint64_t offset, std::span<const std::byte> bytes, std::uint64_t total);
+  /// Takes them in if they are the next ones of `total`; those that `stay` where they are until the file is finished,
+  /// when their turn comes. Any thread.
+  void add_to_checksum(std::uint64_t offset, std::span<const std::byte> bytes, std::uint64_t total, bool stay = false);
   /// The checksum of all bytes, known from elsewhere.
   void set_checksum(std::uint64_t checksum, std::uint64_t total);
   /// How many bytes, from the first on, the checksum has.
@@ -73,13 +62,32 @@ class TensorTarget {
   [[nodiscard]] std::optional<Pending>& pending() noexcept { return pending_; }
 
  private:
+  void sum(std::span<const std::byte> bytes, std::uint64_t total);
+
   std::atomic<std::uint64_t> written_{0};
   std::mutex mutex_;
   std::uint64_t summed_ = 0;
-  std::optional<std::uint64_t> whole_;   // the checksum of all bytes where they came at once
-  std::unique_ptr<TensorChecksum> sum_;  // else
+  std::map<std::uint64_t, std::span<const std::byte>> later_;  // that stay, by their offset
+  bool is_summing_ = false;                                    // a thread is, those of later_
+  std::optional<std::uint64_t> whole_;                         // the checksum of all bytes if they came at once
+  std::unique_ptr<TensorChecksum> sum_;                        // else
   std::optional<Pending> pending_;
 };
+
+// libmuster-hdf5, loaded when a state file is first written: libhdf5 and what it needs take longer to load than most
+// commands run.
+
+/// Loads the library unless it is there: the one of this version beside libmuster, else where the system looks. Throws
+/// Error(unsupported).
+void require_hdf5();
+
+/// The plan's structures. Throws as require_hdf5, and Error(io) with libhdf5's words.
+hdf5::Metadata make_metadata(const hdf5::MetadataPlan& plan);
+
+/// A tensor's name as a link of an HDF5 group: the name itself, but for what HDF5 or a terminal would misread: "/",
+/// "%", control characters, and the names "." and
+/// ".." are percent-encoded. Different names give different links.
+std::string link_name(std::string_view name);
 
 struct WriterState {
   WriterState(const std::string& path, const Config& config, std::vector<StateFileWriter::Entry> entries,
@@ -102,19 +110,22 @@ struct WriterState {
       throw;
     }
   }
-  /// Throws Error(argument) where there is no such tensor, or no writing any more.
+  /// Throws Error(argument) if there is no such tensor, or no writing any more.
   const StateTensor& announced(std::size_t index) const;
   void check_announced(std::size_t index, const TensorView& tensor) const;
   [[nodiscard]] ChunkGrid grid(std::size_t index) const;
 
   /// Bytes of an uncompressed tensor into the file, counted; the checksum is the caller's.
   void write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// Likewise any bytes of a tensor, and its checksum if they are the next ones.
+  /// Likewise any bytes of a tensor, and its checksum as far as they are the next ones or `stay` in memory. They are
+  /// known to be inside.
+  void write_bytes(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes, bool stay);
+  /// The same of a caller's, checked.
   void write_piece(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
   /// A chunk: its elements compressed and put behind all others. Counted; the checksum is the caller's.
   void write_chunk(std::size_t index, const ChunkGrid& grid, std::uint64_t chunk, std::span<const std::byte> elements,
                    ChunkEncoder& encoder);
-  void write_compressed(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
+  void write_compressed(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes, bool stay);
 
   void commit();
 
@@ -122,7 +133,7 @@ struct WriterState {
   /// wait spinning, which costs more than the writing. Others compress and sum meanwhile.
   void put(std::uint64_t offset, std::span<const std::byte> bytes);
 
-  /// An encoder that nobody uses, made where there is none.
+  /// An encoder that nobody uses, made if there is none.
   class BorrowedEncoder {
    public:
     explicit BorrowedEncoder(WriterState& state);

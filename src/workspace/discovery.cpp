@@ -16,7 +16,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
-#include "src/statefile/user_block.hpp"
+#include "src/statefile/format.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/statefile/catalogue.hpp"
+#include "src/statefile/format.hpp"
 
 namespace {
 

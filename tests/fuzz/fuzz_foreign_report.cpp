@@ -10,7 +10,7 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/foreign_report.hpp"
+#include "src/checkpoint/foreign_hdf5.hpp"
 
 using namespace muster;
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/safetensors_header.hpp"
+#include "src/checkpoint/model_files.hpp"
 
 namespace {
 

@@ -15,7 +15,7 @@
 
 #include "muster/error.hpp"
 #include "src/core/checksum.hpp"
-#include "src/statefile/user_block.hpp"
+#include "src/statefile/format.hpp"
 
 namespace {
 

@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "src/core/checksum.hpp"
-#include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
-#include "src/statefile/user_block.hpp"
+#include "src/statefile/format.hpp"
 
 namespace {
 

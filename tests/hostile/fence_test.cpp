@@ -17,8 +17,7 @@
 #include <cstdint>
 #include <string>
 
-#include "src/hdf5/foreign_fence.hpp"
-#include "src/hdf5/foreign_report.hpp"
+#include "src/hdf5/foreign_reader.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace muster::hdf5;

@@ -7,7 +7,7 @@
 #include <array>
 
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/safetensors_header.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 

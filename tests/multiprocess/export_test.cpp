@@ -15,9 +15,9 @@
 #include "muster/safetensors.hpp"
 #include "muster/verify.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/inspect/demo_model.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/models.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
@@ -117,8 +117,8 @@ TEST_CASE("a tiny llama with a tied head comes back bit for bit") {
 }
 
 TEST_CASE("a tiny bert comes back bit for bit, with and without its prefix") {
-  round_trips(inspect::bert_model({}), "bert");
-  round_trips(inspect::bert_model({.prefix = true}), "bert");
+  round_trips(test::bert({}), "bert");
+  round_trips(test::bert({.prefix = true}), "bert");
 }
 
 TEST_CASE("one file where all fits, and the same bytes every time, whoever writes") {

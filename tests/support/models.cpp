@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/models.hpp"
 
+#include <fmt/core.h>
+
 #include <string>
 
 namespace muster::test {
@@ -47,8 +49,51 @@ inspect::DemoModel gpt_neox() {
   return model;
 }
 
-inspect::DemoModel bert() {
-  return inspect::bert_model({.layers = 3, .prefix = true});
+inspect::DemoModel bert(const BertSizes& sizes) {
+  inspect::DemoModel model;
+  const std::string begin = sizes.prefix ? "bert." : "";
+  const auto add = [&](const std::string& name, Shape shape, DType dtype = DType::f32) {
+    model.tensors.push_back({begin + name, dtype, std::move(shape)});
+  };
+  const auto add_linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
+    add(name + ".weight", {out, in});
+    add(name + ".bias", {out});
+  };
+  const auto add_norm = [&](const std::string& name) {
+    add(name + ".weight", {sizes.hidden});
+    add(name + ".bias", {sizes.hidden});
+  };
+  add("embeddings.position_ids", {1, sizes.positions}, DType::i64);
+  add("embeddings.word_embeddings.weight", {sizes.vocabulary, sizes.hidden});
+  add("embeddings.position_embeddings.weight", {sizes.positions, sizes.hidden});
+  add("embeddings.token_type_embeddings.weight", {2, sizes.hidden});
+  add_norm("embeddings.LayerNorm");
+  for (std::int64_t layer = 0; layer < sizes.layers; ++layer) {
+    const std::string at = fmt::format("encoder.layer.{}.", layer);
+    for (const char* part : {"query", "key", "value"})
+      add_linear(at + "attention.self." + part, sizes.hidden, sizes.hidden);
+    add_linear(at + "attention.output.dense", sizes.hidden, sizes.hidden);
+    add_norm(at + "attention.output.LayerNorm");
+    add_linear(at + "intermediate.dense", sizes.intermediate, sizes.hidden);
+    add_linear(at + "output.dense", sizes.hidden, sizes.intermediate);
+    add_norm(at + "output.LayerNorm");
+  }
+  add_linear("pooler.dense", sizes.hidden, sizes.hidden);
+  model.config =
+      fmt::format(R"({{
+  "architectures": ["BertModel"],
+  "model_type": "bert",
+  "hidden_size": {},
+  "intermediate_size": {},
+  "max_position_embeddings": {},
+  "num_attention_heads": {},
+  "num_hidden_layers": {},
+  "type_vocab_size": 2,
+  "vocab_size": {}
+}}
+)",
+                  sizes.hidden, sizes.intermediate, sizes.positions, sizes.heads, sizes.layers, sizes.vocabulary);
+  return model;
 }
 
 inspect::DemoModel mixtral(int layers, int experts) {

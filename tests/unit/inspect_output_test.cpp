@@ -8,10 +8,10 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/shard_metadata.hpp"
-#include "src/inspect/name_tree.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
+#include "src/inspect/show.hpp"
 #include "tests/support/random_config.hpp"
 
 using namespace muster;

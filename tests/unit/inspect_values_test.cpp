@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/inspect/cat.hpp"
 #include "src/inspect/elements.hpp"
+#include "src/inspect/show.hpp"
 #include "src/inspect/source.hpp"
 #include "src/inspect/statistics.hpp"
 

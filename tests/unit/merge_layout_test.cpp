@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "doctest/doctest.h"
-#include "src/merge/rows.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"
 

@@ -18,7 +18,6 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/plan_parts.hpp"
 
 using namespace muster;
 

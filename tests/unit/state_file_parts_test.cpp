@@ -10,9 +10,9 @@
 
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
-#include "src/statefile/catalogue.hpp"
 #include "src/statefile/chunk_codec.hpp"
-#include "src/statefile/hdf5_library.hpp"
+#include "src/statefile/format.hpp"
+#include "src/statefile/writer_state.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"
 

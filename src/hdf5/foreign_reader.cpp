@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/hdf5/foreign_fence.hpp"
+#include "src/hdf5/foreign_reader.hpp"
 
 #include <fcntl.h>
 #include <linux/audit.h>
@@ -20,9 +20,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "src/hdf5/foreign_report.hpp"
-
 namespace muster::hdf5 {
+
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -73,7 +72,7 @@ class Program {
   }
   void load(std::size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<std::uint32_t>(offset)); }
   void give(std::uint32_t verdict) { add(BPF_RET | BPF_K, verdict); }
-  /// Skips the next `count` instructions where what is loaded is (not) the value, or has (none of) its bits.
+  /// Skips the next `count` instructions if what is loaded is (not) the value, or has (none of) its bits.
   void skip_if_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, count, 0); }
   void skip_unless_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, 0, count); }
   void skip_if_any(std::uint32_t bits, std::uint8_t count) { add(BPF_JMP | BPF_JSET | BPF_K, bits, count, 0); }
@@ -181,6 +180,67 @@ std::uint8_t raise_fence(const FenceOptions& options) noexcept {
   ::prctl(PR_SET_DUMPABLE, 0);
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && filter_calls(options)) flags |= fence_seccomp;
   return flags;
+}
+
+namespace {
+
+constexpr std::size_t held_at_most = std::size_t{64} << 10;
+// For the last record.
+constexpr std::uint64_t spare = 1024;
+
+}  // namespace
+
+bool write_all(int descriptor, std::span<const std::byte> bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(descriptor, bytes.data(), bytes.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+  return true;
+}
+
+RecordBytes& RecordBytes::number(std::uint64_t value) {
+  while (value >= 0x80) {
+    bytes_.push_back(static_cast<char>(static_cast<unsigned char>(value | 0x80U)));
+    value >>= 7U;
+  }
+  bytes_.push_back(static_cast<char>(static_cast<unsigned char>(value)));
+  return *this;
+}
+
+RecordBytes& RecordBytes::text(std::string_view value) {
+  number(value.size());
+  bytes_ += value;
+  return *this;
+}
+
+ReportWriter::ReportWriter(int descriptor) : descriptor_(descriptor), held_(foreign_report_magic) {}
+
+void ReportWriter::record(const RecordBytes& record) {
+  if (is_broken_ || written_ + held_.size() + record.bytes().size() > most_report_bytes - spare) throw ReportFull{};
+  held_ += record.bytes();
+  if (held_.size() >= held_at_most) flush();
+}
+
+void ReportWriter::issue(std::string_view path, std::string_view words) {
+  record(RecordBytes(ForeignRecord::issue).text(path).text(words.substr(0, longest_words)));
+}
+
+void ReportWriter::flush() {
+  write_out();
+  if (is_broken_) throw ReportFull{};
+}
+
+void ReportWriter::finish(const RecordBytes& last) noexcept {
+  held_ += last.bytes();
+  write_out();
+}
+
+void ReportWriter::write_out() noexcept {
+  if (!is_broken_) is_broken_ = !write_all(descriptor_, std::as_bytes(std::span(held_)));
+  written_ += held_.size();
+  held_.clear();
 }
 
 }  // namespace muster::hdf5

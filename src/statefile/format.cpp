@@ -1,22 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/statefile/catalogue.hpp"
+#include "src/statefile/format.hpp"
 
-#include <fmt/core.h>
 #define XXH_INLINE_ALL
+#include <fmt/core.h>
 #include <xxhash.h>
-
 #include <algorithm>
 #include <array>
-#include <optional>
-
 #include <bit>
+#include <cerrno>
+#include <optional>
 #include <span>
+
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
+#include "src/core/checksum.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::statefile {
+
+namespace {
+
+constexpr std::size_t summed_bytes = offsetof(UserBlock, own_checksum);
+
+[[noreturn]] void refuse_opening(const std::string& path, const std::string& words, int os_error = 0) {
+  throw file_error(ErrorKind::corrupt, "opening the state file", path, words, os_error);
+}
+
+bool is_inside(const Extent& extent, std::uint64_t file_bytes) noexcept {
+  return extent.offset >= head_bytes && extent.offset <= file_bytes && extent.bytes <= file_bytes - extent.offset;
+}
+
+}  // namespace
+
+bool is_zero(std::span<const std::byte> bytes) noexcept {
+  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+std::array<std::byte, user_block_bytes> encode_user_block(const UserBlock& block) {
+  std::array<std::byte, user_block_bytes> bytes{};
+  store(bytes, 0, block);
+  store(bytes, summed_bytes, tensor_checksum(std::span(bytes).first(summed_bytes)));
+  return bytes;
+}
+
+bool has_magic(std::span<const std::byte> head) noexcept {
+  const auto& magic = user_block_magic;
+  return head.size() >= magic.size() && std::memcmp(head.data(), magic.data(), magic.size()) == 0;
+}
+
+UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path) {
+  if (!head.empty() && is_zero(head.first(std::min(head.size(), user_block_bytes))))
+    refuse_opening(path, "its commit mark is empty: whoever wrote it has not finished, and may never", ENODATA);
+  if (!has_magic(head)) {
+    if (head.size() < user_block_magic.size())
+      refuse_opening(path, fmt::format("it has {} bytes, and no state file is that short", file_bytes), ENODATA);
+    refuse_opening(path, "it is no state file (it does not begin like one)");
+  }
+  if (head.size() < head_bytes) refuse_opening(path, fmt::format("it ends after {} bytes", file_bytes), ENODATA);
+  const auto block = load<UserBlock>(head, 0);
+  if (block.own_checksum != tensor_checksum(head.first(summed_bytes)))
+    refuse_opening(path, "its commit mark is damaged (checksum)");
+  if (block.version != format_version)
+    throw file_error(ErrorKind::version, "opening the state file", path,
+                     fmt::format("it has version {} of the format, and this Muster knows version {}; read it with the "
+                                 "Muster that wrote it or a newer one",
+                                 block.version, format_version));
+  if (block.block_bytes != user_block_bytes) refuse_opening(path, "its commit mark has another length than 4096");
+  if (!is_zero(block.zeros)) refuse_opening(path, "its commit mark has bits that this version does not know");
+  if (block.info.rank < 0 || block.info.rank >= block.info.world_size)
+    refuse_opening(path, fmt::format("it says that it is of rank {} of {}", block.info.rank, block.info.world_size));
+  if (file_bytes < block.file_bytes)
+    refuse_opening(path, fmt::format("it has {} of its {} bytes", file_bytes, block.file_bytes), ENODATA);
+  if (file_bytes > block.file_bytes)
+    refuse_opening(path,
+                   fmt::format("it has {} bytes where its commit mark says {}: another program has written to it, or "
+                               "copied it into another layout (h5repack)",
+                               file_bytes, block.file_bytes));
+  if (!is_inside(block.catalogue, file_bytes) || !is_inside(block.config, file_bytes))
+    refuse_opening(path, "its catalogue or its config lies outside of it");
+  if (block.superblock_checksum != tensor_checksum(head.subspan(user_block_bytes, superblock_bytes)))
+    refuse_opening(
+        path,
+        "its HDF5 superblock is not the one that was written: another program has written to it, or copied it "
+        "(h5repack)");
+  return block;
+}
+
 namespace {
 
 constexpr std::uint64_t magic = 0x31474c54434d534dULL;  // "MSMCTLG1"
@@ -46,7 +116,7 @@ struct Entry {
 static_assert(sizeof(Header) == 64 && sizeof(Entry) == 64 && sizeof(StoredChunk) == 24);
 constexpr std::size_t extent_bytes = 8;
 
-/// Of a whole catalogue. None where it is more than any file has.
+/// Of a whole catalogue. None if it is more than any file has.
 std::optional<std::uint64_t> bytes_of(const Header& header) noexcept {
   constexpr std::uint64_t most = std::uint64_t{1} << 54;
   if (std::max({header.tensors, header.extents, header.chunks, header.name_bytes}) > most) return std::nullopt;
@@ -81,10 +151,7 @@ class Decoder {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& words) const {
-    throw Error(ErrorKind::corrupt, fmt::format("opening the state file {}: {}", in_quotes(path_), words),
-                {.path = path_});
-  }
+  [[noreturn]] void refuse(const std::string& words) const { refuse_opening(path_, words); }
   [[noreturn]] void refuse(const StateTensor& tensor, const std::string& words) const {
     refuse(fmt::format("tensor {}: {}", in_quotes(tensor.name), words));
   }
