@@ -11,6 +11,9 @@
 //  4. Each leader gives them to the ranks of its host, by messages of the local group.
 // With one host it is the local group's round and nothing else.
 //
+// Parts and duplicates of a group use the same communicator. A rank's number there is what messages call it
+// (RankInfo::rank): numbers are what MPI and other ranks hear, ranks are places in the group.
+//
 // A message between ranks of two hosts is one MPI message (more beyond 1 GiB); on one host it goes the local group's
 // way.
 //
@@ -100,7 +103,8 @@ struct Standing {
 
 class MpiGroup final : public SyncGroup, private Listener {
  public:
-  MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
+  /// `number`: of the group, in its family; `rank`: this process's in the group.
+  MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank, std::chrono::milliseconds timeout,
            std::shared_ptr<Standing> parent = nullptr);
   ~MpiGroup() override;
 
@@ -116,6 +120,8 @@ class MpiGroup final : public SyncGroup, private Listener {
   [[nodiscard]] const Hosts& hosts() const noexcept { return hosts_; }
   [[nodiscard]] const Comm& comm() const noexcept { return family_->comm(); }
   [[nodiscard]] Family& family() const noexcept { return *family_; }
+  /// A rank's in the communicator.
+  [[nodiscard]] int number_of(int rank) const { return info(rank).rank; }
   /// This tag and the three after it are the routes' own.
   [[nodiscard]] int data_tag() const noexcept;
 
@@ -124,6 +130,9 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
   [[nodiscard]] std::optional<Error> known_failure() const;
 
+  /// Sends `bytes`, which `keeper` keeps. The group may go before that has finished.
+  void post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+            Finished finished = Finished::sent);
   /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
@@ -153,7 +162,6 @@ class MpiGroup final : public SyncGroup, private Listener {
     int waits_for = -1;
     bool has_left = false;
     bool is_dead = false;
-    bool is_told = false;   // that it is dead, by this rank, to the other hosts
     bool is_asked = false;  // and has not answered yet
     std::string phase;
     std::chrono::steady_clock::time_point asked{};
@@ -173,6 +181,10 @@ class MpiGroup final : public SyncGroup, private Listener {
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
   [[nodiscard]] int tag_of(Subject subject) const noexcept;
+  /// The rank with that number in the communicator; -1 if it is not in this group.
+  [[nodiscard]] int rank_of(int number) const noexcept;
+  /// A number for a new group of some of these ranks: the same on all of them, and new on each. `words`: one a rank.
+  int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   std::vector<std::byte> receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
@@ -192,17 +204,14 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Waits until all hosts' proposals are in.
   Error settle() noexcept;
   Error decide() noexcept;
-  /// Ranks of that host that are told of a failure by one of another.
-  [[nodiscard]] std::size_t told_of(int host) const noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
             bool may_have_left = false);
   /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
   [[nodiscard]] int awaited() const;
   Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
-  /// Ranks of this host: who waits for them elsewhere is told; a companion fails whoever waits for them.
-  void look_for_the_dead(const WaitOptions& options);
-  void tell_other_hosts(const Control& notice);
+  /// Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
+  void look_around();
   /// A rank that has `end` ("died").
   [[noreturn]] void fail_because(int other, const char* end, const WaitOptions& options);
   [[noreturn]] void time_out(const std::vector<int>& late, std::chrono::steady_clock::duration waited,
@@ -243,7 +252,6 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::vector<View> views_;  // guarded by the family's lock
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_passed_on_{false};
-  std::atomic<std::chrono::steady_clock::time_point> looked_around_{};  // by any thread that waits
 };
 
 /// While this rank waits for another one (-1: for none, or all of its host): for those who ask.

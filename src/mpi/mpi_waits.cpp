@@ -47,10 +47,10 @@ void MpiGroup::tell_leaving() noexcept {
   try {
     // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
     if (rank() != hosts_.leader(hosts_.mine)) return;
-    const Control notice{.kind = ControlKind::left, .from = rank(), .group = number_};
+    const Control notice{.kind = ControlKind::left, .from = family_->rank(), .group = number_};
     const HostTree tree = host_tree();
-    for (const int child : tree.children(hosts_.mine)) family_->tell(hosts_.leader(child), notice);
-    if (hosts_.mine != 0) family_->tell(hosts_.leader(tree.parent(hosts_.mine)), notice);
+    for (const int child : tree.children(hosts_.mine)) family_->tell(number_of(hosts_.leader(child)), notice);
+    if (hosts_.mine != 0) family_->tell(number_of(hosts_.leader(tree.parent(hosts_.mine))), notice);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
   }
@@ -60,24 +60,34 @@ void MpiGroup::end() noexcept {
   tell_leaving();
   const Error ended(ErrorKind::argument,
                     "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
-                    {.rank = rank()});
+                    {.rank = family_->rank()});
   has_ended_.store(true);
   standing_->first_cause.decide(ended);
 }
 
 void MpiGroup::take(const Control& control) {
-  View& view = views_[static_cast<std::size_t>(control.from)];
+  if (control.kind == ControlKind::died) {
+    if (const int dead = rank_of(control.about); dead >= 0) views_[static_cast<std::size_t>(dead)].is_dead = true;
+    return;
+  }
+  const int from = rank_of(control.from);
+  if (from < 0) return;
+  View& view = views_[static_cast<std::size_t>(from)];
   view.heard = Clock::now();
   switch (control.kind) {
     case ControlKind::failure:
-      hear(hosts_.host_of[static_cast<std::size_t>(control.from)], to_error(control));
+      hear(host_of(from), to_error(control));
       break;
     case ControlKind::left:
       view.has_left = true;
       view.phase = "leaving";
       break;
     case ControlKind::ask: {
-      Control answer{.kind = ControlKind::answer, .from = rank(), .group = number_, .waits_for = awaited()};
+      const int on = awaited();
+      Control answer{.kind = ControlKind::answer,
+                     .from = family_->rank(),
+                     .group = number_,
+                     .waits_for = on < 0 ? -1 : number_of(on)};
       answer.progress = standing_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
       if (is_companion()) answer.progress += standing_->parent->progress.load(std::memory_order_relaxed);
@@ -93,12 +103,10 @@ void MpiGroup::take(const Control& control) {
         break;
       }
       view.progress = control.progress;
-      view.waits_for = control.waits_for;
+      view.waits_for = rank_of(control.waits_for);
       view.phase = get_text(control.phase);
       break;
     case ControlKind::died:
-      if (control.about >= 0 && control.about < size()) views_[static_cast<std::size_t>(control.about)].is_dead = true;
-      break;
     case ControlKind::farewell:
       break;
   }
@@ -129,7 +137,7 @@ std::string MpiGroup::describe(int rank) {
     return view.heard != Clock::time_point{} && now - view.heard < 3 * asking;
   };
   const View& view = views_[static_cast<std::size_t>(rank)];
-  std::string words = fmt::format("rank {} (host {}, pid {}, {}{})", rank, peer.host, peer.pid,
+  std::string words = fmt::format("rank {} (host {}, pid {}, {}{})", peer.rank, peer.host, peer.pid,
                                   view.has_left          ? "left the group"
                                   : hosts_.is_here(rank) ? "on this host"
                                   : answers(rank)        ? "alive"
@@ -160,7 +168,7 @@ MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseco
     if (now - begin > every && now - link.asked > every && !link.is_asked && !link.is_dead) {
       link.asked = now;
       link.is_asked = true;
-      family_->tell(at, {.kind = ControlKind::ask, .from = this->rank(), .group = number_});
+      family_->tell(number_of(at), {.kind = ControlKind::ask, .from = family_->rank(), .group = number_});
     }
     chain.progress += link.progress;
     chain.end = at;
@@ -191,15 +199,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
       family_->pump();
     });
   };
-  // Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
-  const auto look_around = [&](Clock::time_point now) {
-    if (now - looked_around_.load(std::memory_order_relaxed) < slice) return;
-    looked_around_.store(now, std::memory_order_relaxed);
-    // Who is dead now may have told before what all fail with.
-    pump();
-    if (!known_failure()) look_for_the_dead(options);
-  };
-  look_around(begin);
+  look_around();
   while (!done()) {
     pump();
     if (known_failure()) {
@@ -220,8 +220,14 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
       std::this_thread::sleep_for(nap);
     if (now - looked < slice) continue;
     looked = now;
-    look_around(now);
+    look_around();
     if (family_->may_call_mpi()) advance_endings();
+    if (is_companion()) {
+      auto hold = family_->lock();
+      const auto dead = std::ranges::find(views_, true, &View::is_dead);
+      hold.unlock();
+      if (dead != views_.end()) fail_because(static_cast<int>(dead - views_.begin()), "died", options);
+    }
     std::vector<int> late;
     for (std::size_t i = 0; i < on.size(); ++i) {
       const Chain chain = ask_along(on[i], begin, every);
@@ -246,41 +252,36 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
       logged = now;
       std::string names;
       for (const int rank : on) names += (names.empty() ? "" : ", ") + describe(rank);
-      log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}", rank(), seconds(now - begin),
-                                         options.phase, names));
+      log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}", number_of(rank()),
+                                         seconds(now - begin), options.phase, names));
     }
   }
 }
 
 void MpiGroup::throw_if_dead(int other) const {
   if (!shares_memory(other) || !liveness(other)->is_dead()) return;
-  throw error_of(
-      info(other), ErrorKind::peer_lost,
-      fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)), rank()));
+  throw error_of(info(other), ErrorKind::peer_lost,
+                 fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)),
+                             number_of(rank())));
 }
 
 void MpiGroup::throw_lost(int other, const char* phase, const Error& error) const {
   if (error.kind() != ErrorKind::io) throw Error(error);
-  throw error_of(info(other), ErrorKind::peer_lost,
-                 fmt::format("in '{}' of rank {} with {}: {}", phase, rank(), name_of(info(other)), error.what()));
+  throw error_of(
+      info(other), ErrorKind::peer_lost,
+      fmt::format("in '{}' of rank {} with {}: {}", phase, number_of(rank()), name_of(info(other)), error.what()));
 }
 
 void MpiGroup::fail_because(int other, const char* end, const WaitOptions& options) {
   sync::fail(*this, error_of(info(other), ErrorKind::peer_lost,
-                             fmt::format("{} {} while rank {} was in '{}'", name_of(info(other)), end, rank(),
-                                         options.phase)));
+                             fmt::format("{} {} while rank {} was in '{}'", name_of(info(other)), end,
+                                         number_of(rank()), options.phase)));
 }
 
-void MpiGroup::look_for_the_dead(const WaitOptions& options) {
-  for (const int rank : hosts_.here()) {
-    if (rank == this->rank() || !liveness(rank)->is_dead()) continue;
-    if (is_companion()) fail_because(rank, "died", options);
-    const auto hold = family_->lock();
-    View& view = views_[static_cast<std::size_t>(rank)];
-    view.is_dead = true;
-    if (std::exchange(view.is_told, true)) continue;
-    tell_other_hosts(Control{.kind = ControlKind::died, .from = this->rank(), .group = number_, .about = rank});
-  }
+void MpiGroup::look_around() {
+  family_->try_pump();
+  // Who is dead now may have told before what all fail with.
+  if (!known_failure()) family_->look_for_the_dead();
 }
 
 void MpiGroup::time_out(const std::vector<int>& late, Clock::duration waited, const WaitOptions& options) {
@@ -291,7 +292,7 @@ void MpiGroup::time_out(const std::vector<int>& late, Clock::duration waited, co
       error_of(info(late.front()), ErrorKind::timeout,
                fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does and "
                            "whether that host can be reached, or raise the timeout (MUSTER_TIMEOUT, seconds)",
-                           rank(), seconds(waited), options.phase, names)));
+                           number_of(rank()), seconds(waited), options.phase, names)));
 }
 
 void MpiGroup::do_wait_until(const std::function<bool()>& done,
