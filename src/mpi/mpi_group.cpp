@@ -79,7 +79,8 @@ MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank
       number_(number),
       hosts_(std::move(met.hosts)),
       standing_(std::make_shared<Standing>(hosts_.local, std::move(parent))),
-      views_(static_cast<std::size_t>(size())) {
+      views_(static_cast<std::size_t>(size())),
+      others_(others()) {
   family_->enroll(number_, *this);
   // Of a part on one host, too: what ranks of others wait for may be MPI's to finish here.
   if (family_->has_other_hosts() && shared() != nullptr)

@@ -36,7 +36,7 @@
 #include "src/mpi/family.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/pulse.hpp"
+#include "src/sync/watchdog.hpp"
 
 namespace muster::sync {
 class LocalGroup;
@@ -154,6 +154,8 @@ class MpiGroup final : public SyncGroup, private Listener {
 
  private:
   class Awaiting;
+  class Others;
+  class OthersPulse;
   /// A call of the group. Throws if the thread may not call MPI.
   [[nodiscard]] auto in_phase(const WaitOptions& options);
   /// What is known of a rank of another host.
@@ -166,11 +168,6 @@ class MpiGroup final : public SyncGroup, private Listener {
     std::string phase;
     std::chrono::steady_clock::time_point asked{};
     std::chrono::steady_clock::time_point heard{};
-  };
-  /// How the ranks that one waits for get on, with all those that they wait for themselves.
-  struct Chain {
-    std::uint64_t progress = 0;
-    int end = 0;
   };
 
   void take(const Control& control) override;
@@ -207,15 +204,11 @@ class MpiGroup final : public SyncGroup, private Listener {
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
             bool may_have_left = false);
+  [[nodiscard]] std::unique_ptr<const sync::Peers> others() const;
   /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
   [[nodiscard]] int awaited() const;
-  Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
   /// Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
   void look_around();
-  /// A rank that has `end` ("died").
-  [[noreturn]] void fail_because(int other, const char* end, const WaitOptions& options);
-  [[noreturn]] void time_out(const std::vector<int>& late, std::chrono::steady_clock::duration waited,
-                             const WaitOptions& options);
   /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
   template <class Call>
   auto locally(int on, const Call& call);
@@ -230,7 +223,6 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Steps 2 and 3 on a leader. Returns the message that its mates get.
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
                                                              const WaitOptions& options);
-  [[nodiscard]] std::string describe(int rank);
   [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
   /// The same, of several ranks; null of one.
   [[nodiscard]] sync::LocalGroup* shared() const noexcept;
@@ -250,6 +242,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{sync::between_calls};
   std::vector<View> views_;  // guarded by the family's lock
+  std::unique_ptr<const sync::Peers> others_;
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_passed_on_{false};
 };
