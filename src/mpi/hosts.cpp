@@ -17,6 +17,7 @@
 #include "muster/version.hpp"
 #include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -62,12 +63,6 @@ std::vector<int> keys_of(std::span<const Card> cards) {
     keys.push_back(known.emplace(std::tuple(boot, card.network, card.user), rank).first->second);
   }
   return keys;
-}
-
-std::string hex(const SyncGroup::Nonce& nonce) {
-  std::string text;
-  for (const std::byte byte : nonce) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
-  return text;
 }
 
 }  // namespace
@@ -159,7 +154,7 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
   std::byte has_met{1};
   if (here.size() > 1) {
     try {
-      local = local_group({.key = "mpi " + hex(met.nonce) + " " + std::to_string(here.front()),
+      local = local_group({.key = "mpi " + workspace::job_text(met.nonce) + " " + std::to_string(here.front()),
                            .rank = hosts.place_of[static_cast<std::size_t>(self)],
                            .size = static_cast<int>(here.size()),
                            .timeout = timeout,

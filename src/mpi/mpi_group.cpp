@@ -245,25 +245,22 @@ int MpiGroup::tag_of(Subject subject) const noexcept {
 
 std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                               milliseconds grace) {
-  return or_fail(from, options, [&] { return receive_there(from, tag, most, options, grace); });
-}
-
-std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
-                                               milliseconds grace) {
-  Found found;
-  const std::array<int, 1> on{from};
-  wait([&] { return found.look(comm(), number_of(from), tag); }, {}, on, options, grace);
-  const std::size_t length = found.bytes();
-  if (length > most)
-    sync::fail(*this, Error(ErrorKind::corrupt,
-                            fmt::format("rank {} sends a message of {} bytes where at most {} can be", number_of(from),
-                                        length, most),
-                            {.rank = number_of(from)}));
-  const auto bytes = std::make_shared<std::vector<std::byte>>(length);
-  Pending pending = found.receive(*bytes, bytes);
-  // Its sender may have left the group since: the rest comes when he calls MPI the next time.
-  wait([&] { return pending.test(); }, {}, on, options, grace, true);
-  return std::move(*bytes);
+  return or_fail(from, options, [&] {
+    Found found;
+    const std::array<int, 1> on{from};
+    wait([&] { return found.look(comm(), number_of(from), tag); }, {}, on, options, grace);
+    const std::size_t length = found.bytes();
+    if (length > most)
+      sync::fail(*this, Error(ErrorKind::corrupt,
+                              fmt::format("rank {} sends a message of {} bytes where at most {} can be",
+                                          number_of(from), length, most),
+                              {.rank = number_of(from)}));
+    const auto bytes = std::make_shared<std::vector<std::byte>>(length);
+    Pending pending = found.receive(*bytes, bytes);
+    // Its sender may have left the group since: the rest comes when he calls MPI the next time.
+    wait([&] { return pending.test(); }, {}, on, options, grace, true);
+    return std::move(*bytes);
+  });
 }
 
 void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {

@@ -184,8 +184,6 @@ class MpiGroup final : public SyncGroup, private Listener {
   int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
-  std::vector<std::byte> receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
-                                       std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
   void tell_other_hosts(const Error& cause) noexcept;
   /// Another host's failure.
