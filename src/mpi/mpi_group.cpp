@@ -92,7 +92,7 @@ MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank
 }
 
 sync::LocalGroup* MpiGroup::shared() const noexcept {
-  return dynamic_cast<sync::LocalGroup*>(hosts_.local.get());
+  return is_alone_here() ? nullptr : static_cast<sync::LocalGroup*>(hosts_.local.get());
 }
 
 auto MpiGroup::in_phase(const WaitOptions& options) {

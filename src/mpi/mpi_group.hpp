@@ -108,7 +108,11 @@ class MpiGroup final : public SyncGroup, private Listener {
            std::shared_ptr<Standing> parent = nullptr);
   ~MpiGroup() override;
 
-  [[nodiscard]] std::string_view kind() const noexcept override { return "mpi"; }
+  static constexpr std::string_view kind_name = "mpi";
+  /// A group of this kind: there is one class of them.
+  static MpiGroup& of(SyncGroup& group) { return static_cast<MpiGroup&>(group); }
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
   [[nodiscard]] bool shares_memory(int rank) const override;
   [[nodiscard]] int host_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<sync::Region> region_of(int rank) const override;

@@ -286,7 +286,7 @@ void Receiver::tell(Lane& to, const PartWord& word) {
 
 // Step 6.
 void Receiver::settle(SyncGroup& group, const WaitOptions& options) {
-  auto& waits = dynamic_cast<MpiGroup&>(group);
+  MpiGroup& waits = MpiGroup::of(group);
   {
     const std::lock_guard lock(mutex_);
     failure_ = nullptr;

@@ -212,7 +212,7 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
 
 // Step 6.
 void Sender::settle(SyncGroup& group, const WaitOptions& options) {
-  waits_ = &dynamic_cast<MpiGroup&>(group);
+  waits_ = &MpiGroup::of(group);
   send_head({.is_last = 1}, {}, options);
   wait([&] { return has_last_; }, options);
   if (granted_ == asked_ && next_piece_ < pieces_.size()) {

@@ -15,7 +15,6 @@
 #include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
-#include "src/workspace/meeting.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -359,8 +358,7 @@ std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
   const milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(options.directory);
   if (options.rank == 0) workspace::sweep_dead(directory.path);
-  workspace::Meeting meeting(directory, options, timeout);
-  workspace::Meeting::Job job = meeting.attend();
+  workspace::Job job = workspace::meet(directory, options, timeout);
   auto heart = std::make_shared<workspace::Heart>(std::make_shared<workspace::GroupDirectory>(
       workspace::GroupDirectory::Options{.workspace = directory.path,
                                          .path = job.directory,
