@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "muster/sync_group.hpp"
+#include "src/sync/group.hpp"
 
 namespace bench {
 
@@ -15,10 +15,11 @@ struct Told {
   std::uint64_t rounds = 0;
 };
 
-class CountingGroup final : public muster::SyncGroup {
+class CountingGroup final : public muster::sync::Group {
  public:
   explicit CountingGroup(std::shared_ptr<muster::SyncGroup> inner)
-      : SyncGroup(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()), inner_(std::move(inner)) {}
+      : Group(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()),
+        inner_(std::static_pointer_cast<Group>(std::move(inner))) {}
 
   /// Since the last call.
   Told take() { return std::exchange(told_, {}); }
@@ -29,7 +30,7 @@ class CountingGroup final : public muster::SyncGroup {
   [[nodiscard]] std::shared_ptr<muster::sync::Region> region_of(int rank) const override {
     return inner_->region_of(rank);
   }
-  [[nodiscard]] std::shared_ptr<const muster::PeerLiveness> liveness(int rank) const override {
+  [[nodiscard]] std::shared_ptr<const muster::sync::PeerLiveness> liveness(int rank) const override {
     return inner_->liveness(rank);
   }
   void poison(const muster::Error& cause) noexcept override { inner_->poison(cause); }
@@ -44,11 +45,11 @@ class CountingGroup final : public muster::SyncGroup {
     told_.by_rounds += all.size();
     ++told_.rounds;
   }
-  void do_send(int to, muster::Subject subject, std::span<const std::byte> message,
+  void do_send(int to, muster::sync::Subject subject, std::span<const std::byte> message,
                const muster::WaitOptions& options) override {
     inner_->send(to, message, options, subject);
   }
-  std::vector<std::byte> do_receive(int from, muster::Subject subject, std::uint64_t most,
+  std::vector<std::byte> do_receive(int from, muster::sync::Subject subject, std::uint64_t most,
                                     const muster::WaitOptions& options) override {
     std::vector<std::byte> message = inner_->receive(from, most, options, subject);
     told_.by_messages += message.size();
@@ -58,9 +59,9 @@ class CountingGroup final : public muster::SyncGroup {
                      std::span<const int> on, const muster::WaitOptions& options) override {
     inner_->wait_until(done, sleep, on, options);
   }
-  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const muster::WaitOptions& options) override {
-    if (static_cast<int>(part.members.size()) != size()) return inner_->split(part.members, options);
-    return tie == Tie::companion ? inner_->companion(options) : inner_->duplicate(options);
+  std::shared_ptr<Group> make_part(const Part& part, Tie tie, const muster::WaitOptions& options) override {
+    if (tie == Tie::companion) return inner_->companion(options);
+    return std::static_pointer_cast<Group>(inner_->split(part.members, options));
   }
 
  private:
@@ -72,7 +73,7 @@ class CountingGroup final : public muster::SyncGroup {
     return ranks;
   }
 
-  std::shared_ptr<muster::SyncGroup> inner_;
+  std::shared_ptr<Group> inner_;
   Told told_;
 };
 

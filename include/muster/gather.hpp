@@ -63,7 +63,11 @@ struct GatherOptions {
     bool check_leases = false;  ///< hash arena tensors when gathered and when released, log who wrote them between
   };
 
-  Own own = Own::borrow;                                  ///< counts on the first rank
+  Own own = Own::borrow;  ///< counts on the first rank
+  /// On the first rank, for tensors and merges: writable contiguous tensors of the host that the results are copied to,
+  /// its own too, and that then are the results; one for each rank of the list, of a merge one. The senders' memory is
+  /// free when the call returns. Empty: results are views of shared memory. Throws Error(argument) if they do not fit.
+  std::vector<Tensor> into = {};
   Route route = Route::automatic;                         ///< the same on all ranks
   std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
   std::stop_token stop = {};                              ///< cancels this rank's waits, and so poisons the group
@@ -84,7 +88,7 @@ struct PhaseReport {
   double seconds = 0;
   std::uint64_t bytes = 0;        ///< payload moved by this rank in the step
   std::uint64_t copies = 0;       ///< how often each of these bytes was copied
-  std::uint64_t page_faults = 0;  ///< minor faults of the calling thread
+  std::uint64_t page_faults = 0;  ///< minor faults of the calling thread, of steps that move bytes after round 1
 };
 
 struct ExchangeReport {

@@ -5,7 +5,6 @@
 // "barrier sync group" of the reference's gathers, and MPI's communicator for rank, size, duplicate.
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -13,16 +12,12 @@
 #include <functional>
 #include <initializer_list>
 #include <iterator>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <new>
 #include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -44,23 +39,8 @@ struct WaitOptions {
   const char* phase = "barrier";
 };
 
-/// What a message belongs to: those of one subject never meet those of another, however they cross.
-enum class Subject : std::uint32_t {
-  caller,    ///< of programs: all that they send
-  exchange,  ///< of gathers, merges, streams and exports
-  round,     ///< of the groups' own rounds
-};
-
-/// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back.
-class PeerLiveness {
- public:
-  virtual ~PeerLiveness() = default;
-  /// The process has ended. Local, never waits, any thread.
-  [[nodiscard]] virtual bool is_dead() const noexcept = 0;
-};
-
 namespace sync {
-class Region;  // src/sync/region.hpp: shared memory of a rank
+class Group;
 }
 
 class SyncGroup;
@@ -90,7 +70,7 @@ class RankList {
 /// another group. After fork, calls in the child throw Error(unsupported) and destructors only unmap. Destroying a
 /// group tells the others "left". A timeout, a lost peer or a cancelled wait poisons the group: every later call of
 /// every rank throws that first cause at once.
-class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
+class SyncGroup {
  public:
   /// The largest record of all_gather, in bytes.
   static constexpr std::size_t max_record = 1024;
@@ -98,14 +78,14 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 
   SyncGroup(const SyncGroup&) = delete;
   SyncGroup& operator=(const SyncGroup&) = delete;
-  virtual ~SyncGroup();
+  virtual ~SyncGroup() = default;
 
-  [[nodiscard]] int rank() const noexcept { return rank_; }
-  [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_.size()); }
-  /// Throws Error(argument) where there is no such rank.
-  [[nodiscard]] const RankInfo& info(int rank) const;
+  [[nodiscard]] virtual int rank() const noexcept = 0;
+  [[nodiscard]] virtual int size() const noexcept = 0;
+  /// Throws Error(argument) if there is no such rank.
+  [[nodiscard]] virtual const RankInfo& info(int rank) const = 0;
   /// Random, the same on all ranks, different for every group of every job.
-  [[nodiscard]] const Nonce& nonce() const noexcept { return nonce_; }
+  [[nodiscard]] virtual const Nonce& nonce() const noexcept = 0;
   /// "local", "single": for explain() and logs.
   [[nodiscard]] virtual std::string_view kind() const noexcept = 0;
   /// Whether this rank and `rank` can map the same memory. Local.
@@ -113,53 +93,41 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// The host that `rank` is on, by a number that is the same on all ranks: those that have it in common share memory.
   /// Local.
   [[nodiscard]] virtual int host_of(int rank) const = 0;
-  /// The shared memory of `rank`; null where it shares none with this one, and in a group of one. Local.
-  [[nodiscard]] virtual std::shared_ptr<sync::Region> region_of(int rank) const {
-    (void)rank;
-    return nullptr;
-  }
-  /// Of a rank that shares memory with this one; another one is never known to be dead here. Local.
-  [[nodiscard]] virtual std::shared_ptr<const PeerLiveness> liveness(int rank) const = 0;
 
   /// Collective. Returns when all ranks have come. Throws Error(timeout) with each missing rank's number, host, pid,
-  /// phase and whether it lives, is stopped or dead; Error(peer_lost) within a second where one died; Error(cancelled);
-  /// the group's first failure where it is poisoned.
-  void barrier(const WaitOptions& options = {});
+  /// phase and whether it lives, is stopped or dead; Error(peer_lost) within a second if one died; Error(cancelled);
+  /// the group's first failure if it is poisoned.
+  virtual void barrier(const WaitOptions& options = {}) = 0;
   /// Collective. Every rank gives `mine` (the same size on all, at most max_record); `all` (size() times that) gets
   /// them in rank order. Throws as barrier.
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {});
+  virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
+                          const WaitOptions& options = {}) = 0;
   /// To one other rank, which must call receive(); any length. 256 KiB may be under way from one rank to another:
-  /// send() returns when all else of the message has been received. No message waits behind one to another rank or of
-  /// another subject. Throws as barrier, and Error(no_space) where there is no memory for messages: then the group has
-  /// failed. Programs leave the subject as it is.
-  void send(int to, std::span<const std::byte> message, const WaitOptions& options = {},
-            Subject subject = Subject::caller);
-  /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) where it is longer than `most`
+  /// send() returns when all else of the message has been received. No message waits behind one to another rank, or
+  /// behind what gathers send. Throws as barrier, and Error(no_space) if there is no memory for messages: then the
+  /// group has failed.
+  virtual void send(int to, std::span<const std::byte> message, const WaitOptions& options = {}) = 0;
+  /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) if it is longer than `most`
   /// (nothing of that size is allocated).
-  std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {},
-                                 Subject subject = Subject::caller);
+  virtual std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {}) = 0;
   /// Waits for something that the group does not know, such as a word of memory that these ranks share: until done()
   /// is true, which is asked between calls of sleep(longest), at most `longest` each. `on`: the ranks that it depends
-  /// on; the wait ends where one of them is dead or has left, and its deadline counts from their last progress. Local;
+  /// on; the wait ends if one of them is dead or has left, and its deadline counts from their last progress. Local;
   /// any thread, beside the one that uses the group, too. Throws as barrier.
-  void wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
-                  std::span<const int> on, const WaitOptions& options = {});
+  virtual void wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                          std::span<const int> on, const WaitOptions& options = {}) = 0;
   /// Collective. A group of the same ranks, with its own rounds and failures.
-  std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {});
+  virtual std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) = 0;
   /// Collective over all ranks of this group. A group of the ranks of a list, in its order: list[0] is its rank 0. As
   /// in gathers, all members of a list pass the same one, lists have no rank twice and none in common, and a rank that
   /// is not in the list it passes (or passes an empty one) gets null. The new group has its own rounds and failures,
   /// and its messages call ranks by their numbers in the job (RankInfo::rank). Throws as barrier, and on all ranks
-  /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) where ranks of a list pass different ones;
+  /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) if ranks of a list pass different ones;
   /// these leave the group usable. Over MPI Error(unsupported) unless the list is all ranks: MPI_Comm_split makes the
   /// communicator of such a group.
-  std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {});
-  /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
-  /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
-  /// wait of the companion ends where any rank is dead, waited for or not.
-  std::shared_ptr<SyncGroup> companion(const WaitOptions& options = {});
+  virtual std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) = 0;
 
-  /// Makes `cause` the failure of all ranks, where there is none yet. Local, any thread.
+  /// Makes `cause` the failure of all ranks, if there is none yet. Local, any thread.
   virtual void poison(const Error& cause) noexcept = 0;
   /// The failure that poisoned the group. Local, any thread.
   [[nodiscard]] virtual std::optional<Error> failure() const = 0;
@@ -167,79 +135,12 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void progress() noexcept = 0;
 
   /// The default deadline: set here, else MUSTER_TIMEOUT (seconds), else 10 minutes.
-  [[nodiscard]] std::chrono::milliseconds timeout() const noexcept { return timeout_; }
-  void set_timeout(std::chrono::milliseconds timeout);
-
-  /// State that a higher layer keeps with the group (its pool), made at first use and destroyed with the last owner.
-  /// Local.
-  std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
-
-  /// Holds the group for one thread and one operation made of several calls; nests within the thread. Throws as
-  /// described at the class.
-  class Use {
-   public:
-    explicit Use(SyncGroup& group);
-    ~Use();
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-
-   private:
-    void leave() noexcept;
-    SyncGroup& group_;
-  };
-
- protected:
-  SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout);
-  /// Whether this process made the group (false in a forked child).
-  [[nodiscard]] bool is_owner_process() const noexcept;
-
-  virtual void do_barrier(const WaitOptions& options) = 0;
-  virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
-  virtual void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) = 0;
-  virtual std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most,
-                                            const WaitOptions& options) = 0;
-  virtual void do_wait_until(const std::function<bool()>& done,
-                             const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
-                             const WaitOptions& options) = 0;
-  enum class Tie : std::uint8_t { none, companion };
-  /// Some ranks of this group that become one. Several such parts are made at the same time.
-  struct Part {
-    std::span<const int> members;  ///< in the order that they have there; empty on a rank that is in no part
-    int position = -1;             ///< this rank's among them; -1: in no part
-  };
-  /// Collective over this group. Null on a rank that is in no part.
-  virtual std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
-  /// Collective. Runs local work of a collective call. Where it fails on some ranks, all throw the first one's error:
-  /// who cannot go on says so before the others wait for it, and the group goes on.
-  template <class Work>
-  void together(const WaitOptions& options, const Work& work) {
-    std::optional<Error> trouble;
-    try {
-      work();
-    } catch (const Error& error) {
-      if (failure()) throw;
-      trouble = error;
-    } catch (const std::bad_alloc&) {
-      trouble = Error(ErrorKind::no_space, "out of memory");
-    }
-    agree(trouble, options);
-  }
+  [[nodiscard]] virtual std::chrono::milliseconds timeout() const noexcept = 0;
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
  private:
-  void agree(const std::optional<Error>& trouble, const WaitOptions& options);
-  Part part_of(std::span<const int> ranks, const WaitOptions& options);
-  friend class RankList;
-  int rank_;
-  std::vector<RankInfo> ranks_;
-  std::vector<int> all_;  // 0, 1, ...
-  Nonce nonce_;
-  std::atomic<std::chrono::milliseconds> timeout_;
-  std::int64_t owner_pid_;
-  std::atomic<std::thread::id> user_{};  // the thread inside
-  int depth_ = 0;
-  std::mutex extensions_mutex_;
-  std::map<const void*, std::shared_ptr<void>> extensions_;
-  std::vector<std::uint32_t> statuses_;  // of all ranks; here so that agree() needs no memory where all are well
+  friend class sync::Group;  // the base of all kinds of groups
+  SyncGroup() = default;
 };
 
 /// The group of all ranks of this job, made at the first call and the same later on. In this order (docs/mpi.md):

@@ -137,7 +137,7 @@ class Assembling {
  public:
   Assembling(SyncGroup& group, const ProcessWork& work, const TensorSource& source, std::span<const FileTarget> files,
              const AssemblySettings& settings, const FinishFile& finish)
-      : group_(group),
+      : group_(sync::inside(group)),
         work_(work),
         source_(source),
         mail_(group, source, settings.window_bytes),
@@ -389,7 +389,7 @@ class Assembling {
       progress(bytes_written());
   }
 
-  SyncGroup& group_;
+  sync::Group& group_;
   const ProcessWork& work_;
   const TensorSource& source_;
   WindowMail mail_;

@@ -19,12 +19,12 @@
 
 #include "muster/export.hpp"
 #include "muster/safetensors.hpp"
-#include "muster/sync_group.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/rows.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster {
 
@@ -206,7 +206,7 @@ class WindowMail {
   void send_piece(std::uint32_t turn, int writer, bool is_last);
   [[nodiscard]] bool take_piece(int from, std::uint32_t turn, std::span<std::byte> window);
 
-  SyncGroup& group_;
+  sync::Group& group_;
   const TensorSource& source_;
   std::uint64_t piece_bytes_;
   std::vector<std::byte> piece_;  // the message that is being packed

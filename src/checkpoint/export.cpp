@@ -72,7 +72,7 @@ struct RankRoom {
 
 /// Collective. Every rank tells rank 0 what its shards have, by messages, which every group has: there, what each rank
 /// said.
-std::vector<std::vector<std::byte>> gather_listings(SyncGroup& group, const std::vector<ShardListing>& mine) {
+std::vector<std::vector<std::byte>> gather_listings(sync::Group& group, const std::vector<ShardListing>& mine) {
   const WaitOptions wait{.phase = "export: gathering what the shards have"};
   ConfigArray shards;
   for (const ShardListing& listing : mine) shards.push_back(to_config(listing));
@@ -82,11 +82,11 @@ std::vector<std::vector<std::byte>> gather_listings(SyncGroup& group, const std:
   std::vector<std::vector<std::byte>> told;
   told.push_back(core::encode_descriptor(value, [](const Tensor&) { return std::nullopt; }));
   if (group.rank() != 0) {
-    group.send(0, told.front(), wait, Subject::exchange);
+    group.send(0, told.front(), wait, sync::Subject::exchange);
     return {};
   }
   for (int rank = 1; rank < group.size(); ++rank)
-    told.push_back(group.receive(rank, longest_message, wait, Subject::exchange));
+    told.push_back(group.receive(rank, longest_message, wait, sync::Subject::exchange));
   return told;
 }
 
@@ -143,7 +143,12 @@ class Export {
  public:
   Export(const std::string& shards_dir, const std::string& out, const std::string& plan, SyncGroup& group,
          const ExportOptions& options, std::atomic<bool>& is_written)
-      : shards_dir_(shards_dir), out_(out), plan_(plan), group_(group), options_(options), is_written_(is_written) {}
+      : shards_dir_(shards_dir),
+        out_(out),
+        plan_(plan),
+        group_(sync::inside(group)),
+        options_(options),
+        is_written_(is_written) {}
 
   ExportReport run() {
     agree_on(group_, "export: opening the shards", [&] {
@@ -272,7 +277,7 @@ class Export {
     const WaitOptions wait{.phase = "export: handing out the work"};
     if (!is_first()) {
       const Config facts = [&] {
-        const auto bytes = group_.receive(0, longest_message, wait, Subject::exchange);
+        const auto bytes = group_.receive(0, longest_message, wait, sync::Subject::exchange);
         return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
       }();
       partial_ = facts.at("partial").as_string();
@@ -280,7 +285,7 @@ class Export {
       depth_ = static_cast<std::uint32_t>(facts.at("depth").as_int());
       for (const Config& file : facts.at("files").as_array())
         targets_.push_back({file.at(std::size_t{0}).as_string(), file.at(std::size_t{1}).as_string()});
-      work_ = decode_work(group_.receive(0, longest_message, wait, Subject::exchange));
+      work_ = decode_work(group_.receive(0, longest_message, wait, sync::Subject::exchange));
       return;
     }
     partial_ = output_->partial();
@@ -292,8 +297,9 @@ class Export {
                                 {"depth", static_cast<std::int64_t>(depth_)},
                                 {"files", std::move(files)}}));
     for (int rank = 1; rank < group_.size(); ++rank) {
-      group_.send(rank, std::as_bytes(std::span(facts)), wait, Subject::exchange);
-      group_.send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait, Subject::exchange);
+      group_.send(rank, std::as_bytes(std::span(facts)), wait, sync::Subject::exchange);
+      group_.send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait,
+                  sync::Subject::exchange);
     }
     for (const ProcessWork& work : assembly_.processes) {
       report_.bytes_written.push_back(work.written);
@@ -346,11 +352,11 @@ class Export {
   void compare() {
     const WaitOptions wait{.phase = "export: comparing"};
     if (!is_first()) {
-      group_.send(0, std::as_bytes(std::span(hashes_)), wait, Subject::exchange);
+      group_.send(0, std::as_bytes(std::span(hashes_)), wait, sync::Subject::exchange);
     } else {
       for (const TensorHash& hash : hashes_) found_[hash.set].push_back({0, hash});
       for (int rank = 1; rank < group_.size(); ++rank) {
-        const auto bytes = group_.receive(rank, longest_message, wait, Subject::exchange);
+        const auto bytes = group_.receive(rank, longest_message, wait, sync::Subject::exchange);
         std::vector<TensorHash> hashes(bytes.size() / sizeof(TensorHash));
         if (!hashes.empty()) std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(TensorHash));
         for (const TensorHash& hash : hashes) found_[hash.set].push_back({rank, hash});
@@ -424,7 +430,7 @@ class Export {
   const std::string& shards_dir_;
   const std::string& out_;
   const std::string& plan_;
-  SyncGroup& group_;
+  sync::Group& group_;
   const ExportOptions& options_;
   std::atomic<bool>& is_written_;  // too late to stop
   const Clock::time_point begin_ = Clock::now();
@@ -453,7 +459,7 @@ std::string_view to_string(Writers writers) noexcept {
 
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
                           SyncGroup& group, const ExportOptions& options) {
-  const SyncGroup::Use use(group);
+  const sync::Use use(group);
   std::atomic<bool> is_written = false;
   const FailOnStop on_stop = fail_on_stop(group, options.stop, &is_written);
   return Export(shards_dir, out, plan, group, options, is_written).run();

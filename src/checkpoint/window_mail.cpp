@@ -76,12 +76,12 @@ void place_rows(std::span<const std::byte> rows, std::span<std::byte> window, in
 }  // namespace
 
 WindowMail::WindowMail(SyncGroup& group, const TensorSource& source, std::uint64_t window_bytes)
-    : group_(group), source_(source), piece_bytes_(piece_bytes(window_bytes)) {}
+    : group_(sync::inside(group)), source_(source), piece_bytes_(piece_bytes(window_bytes)) {}
 
 void WindowMail::contribute(const Step& step) {
   const auto writer = static_cast<int>(step.writer);
   const auto word =
-      group_.receive(writer, sizeof(MailHead), {.phase = "export: waiting for a window"}, Subject::exchange);
+      group_.receive(writer, sizeof(MailHead), {.phase = "export: waiting for a window"}, sync::Subject::exchange);
   if (take_head(word, MailKind::word, writer).turn != step.turn) refuse_mail(writer);
   for (const merge::Rectangle& copy : step.copies) pack(copy, step.turn, writer);
   send_piece(step.turn, writer, true);
@@ -91,7 +91,7 @@ void WindowMail::collect(const Step& step, std::span<std::byte> window) {
   const MailHead word{.kind = MailKind::word, .turn = step.turn};
   for (const std::uint32_t sender : step.senders)
     group_.send(static_cast<int>(sender), bytes_of(word), {.phase = "export: asking for parts of a window"},
-                Subject::exchange);
+                sync::Subject::exchange);
   for (const std::uint32_t sender : step.senders)
     while (!take_piece(static_cast<int>(sender), step.turn, window)) {
     }
@@ -99,12 +99,12 @@ void WindowMail::collect(const Step& step, std::span<std::byte> window) {
 
 void WindowMail::tell_stage(const Stage& stage) {
   const MailHead head{.kind = MailKind::stage, .turn = stage.files, .bytes = stage.bytes};
-  group_.send(0, bytes_of(head), {.phase = "export: telling which files are complete"}, Subject::exchange);
+  group_.send(0, bytes_of(head), {.phase = "export: telling which files are complete"}, sync::Subject::exchange);
 }
 
 WindowMail::Stage WindowMail::hear_stage(int from) {
-  const auto message =
-      group_.receive(from, sizeof(MailHead), {.phase = "export: waiting for a file to be complete"}, Subject::exchange);
+  const auto message = group_.receive(from, sizeof(MailHead), {.phase = "export: waiting for a file to be complete"},
+                                      sync::Subject::exchange);
   const MailHead head = take_head(message, MailKind::stage, from);
   return {head.turn, head.bytes};
 }
@@ -141,7 +141,7 @@ void WindowMail::send_piece(std::uint32_t turn, int writer, bool is_last) {
   const MailHead head{.kind = MailKind::rows, .turn = turn, .is_last = is_last ? 1U : 0U};
   if (piece_.empty()) piece_.resize(sizeof head);
   std::memcpy(piece_.data(), &head, sizeof head);
-  group_.send(writer, piece_, {.phase = "export: sending parts of a window"}, Subject::exchange);
+  group_.send(writer, piece_, {.phase = "export: sending parts of a window"}, sync::Subject::exchange);
   piece_.clear();
   group_.progress();
 }
@@ -149,7 +149,7 @@ void WindowMail::send_piece(std::uint32_t turn, int writer, bool is_last) {
 bool WindowMail::take_piece(int from, std::uint32_t turn, std::span<std::byte> window) {
   const std::uint64_t most = sizeof(MailHead) + sizeof(RowsHead) + piece_bytes_;
   const auto message =
-      group_.receive(from, most, {.phase = "export: waiting for parts of a window"}, Subject::exchange);
+      group_.receive(from, most, {.phase = "export: waiting for parts of a window"}, sync::Subject::exchange);
   const MailHead head = take_head(message, MailKind::rows, from);
   if (head.turn != turn) refuse_mail(from);
   place_rows(std::span(message).subspan(sizeof head), window, from);

@@ -6,11 +6,11 @@
 #include <memory>
 #include <set>
 
-#include "muster/sync_group.hpp"
 #include "src/device/copy_queue.hpp"
 #include "src/device/ipc.hpp"
 #include "src/device/memory_pool.hpp"
 #include "src/device/nccl.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::cuda {
 
@@ -52,8 +52,7 @@ struct DeviceState {
 };
 
 inline std::shared_ptr<DeviceState> device_state_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<DeviceState>(group.extension(&key, [] { return std::make_shared<DeviceState>(); }));
+  return sync::inside(group).extension<DeviceState>();
 }
 
 }  // namespace muster::cuda

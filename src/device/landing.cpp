@@ -33,7 +33,7 @@ void send_message(const gather::Call& call, OfferHeader header, std::span<const 
   for (const Export& exported : exports) append(message, exported);
   for (const std::uint64_t buffer : gone) append(message, buffer);
   message.insert(message.end(), body.begin(), body.end());
-  call.group->send(call.first(), message, call.wait(offer_phase), Subject::exchange);
+  call.group->send(call.first(), message, call.wait(offer_phase), sync::Subject::exchange);
 }
 
 /// The CPU waits for what the caller has queued: whoever copies next is in another process.
@@ -217,7 +217,7 @@ bool DeviceLanding::take_ipc(std::size_t position, const gather::Record& record)
   const int sender = call_.list[position];
   Answer answer{.exchange = call_.number};
   const auto reply = [&] {
-    call_.group->send(sender, std::as_bytes(std::span(&answer, 1)), call_.wait(phase), Subject::exchange);
+    call_.group->send(sender, std::as_bytes(std::span(&answer, 1)), call_.wait(phase), sync::Subject::exchange);
   };
   std::string obstacle;
   try {
@@ -308,7 +308,8 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
   for (std::size_t i = 0; i < positions.size(); ++i) {
     answer.rank = static_cast<std::int32_t>(i + 1);
     if (waits[i])
-      call_.group->send(members[i + 1], std::as_bytes(std::span(&answer, 1)), call_.wait(phase), Subject::exchange);
+      call_.group->send(members[i + 1], std::as_bytes(std::span(&answer, 1)), call_.wait(phase),
+                        sync::Subject::exchange);
   }
   attempt.throw_failure();
   if (!is_well) return;  // the words of whoever has failed come with round 2

@@ -160,9 +160,10 @@ void check_places(const Config& value) {
 namespace {
 
 /// Not that of the device route: what it has is no memory for slots, and is not counted as such.
+struct StagingState : DeviceState {};
+
 std::shared_ptr<DeviceState> staging_state_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<DeviceState>(group.extension(&key, [] { return std::make_shared<DeviceState>(); }));
+  return sync::inside(group).extension<StagingState>();
 }
 
 /// What fails in the middle leaves nothing in a stream that the next part would wait for.

@@ -96,17 +96,16 @@ struct AsyncState {
 };
 
 AsyncState& state_of(SyncGroup& group) {
-  static const char key = 0;
-  return *std::static_pointer_cast<AsyncState>(group.extension(&key, [] { return std::make_shared<AsyncState>(); }));
+  return *sync::inside(group).extension<AsyncState>();
 }
 
 template <class Result, class Call>
 Work<Result> start(SyncGroup& group, Call call) {
-  const SyncGroup::Use use(group);
+  const sync::Use use(group);
   AsyncState& state = state_of(group);
   if (!state.lane) state.lane = std::make_unique<Lane>(group.duplicate({.phase = "asynchronous calls: setting up"}));
   const auto task = std::make_shared<std::packaged_task<Result(SyncGroup&)>>(
-      [call = std::move(call), parent = group.weak_from_this()](SyncGroup& own) mutable {
+      [call = std::move(call), parent = sync::inside(group).weak_from_this()](SyncGroup& own) mutable {
         // What the caller lends ends with the call, not with its result.
         const Call once = std::move(call);
         try {

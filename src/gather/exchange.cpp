@@ -27,24 +27,21 @@ class Phases {
   explicit Phases(ExchangeReport& report) : report_(report) {}
   void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0) {
     const Clock::time_point now = Clock::now();
-    const std::uint64_t faults = os::thread_page_faults();
-    report_.phases.push_back(
-        {name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, faults - faults_});
+    report_.phases.push_back({name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, 0});
     begin_ = now;
-    faults_ = faults;
   }
 
  private:
   ExchangeReport& report_;
   Clock::time_point begin_ = Clock::now();
-  std::uint64_t faults_ = os::thread_page_faults();
+};
+
+struct ExchangeCount {
+  std::uint64_t begun = 0;
 };
 
 std::uint64_t next_number(SyncGroup& group) {
-  static const char key = 0;
-  const auto number =
-      std::static_pointer_cast<std::uint64_t>(group.extension(&key, [] { return std::make_shared<std::uint64_t>(0); }));
-  return ++*number;
+  return ++sync::inside(group).extension<ExchangeCount>()->begun;
 }
 
 std::string kind_text(const Config& value) {
@@ -52,8 +49,26 @@ std::string kind_text(const Config& value) {
   return fmt::format("{} {}", to_string(view.dtype()), muster::to_string(view.shape()));
 }
 
+TensorSpec spec_of(const Tensor& tensor) {
+  return {tensor.dtype(), tensor.shape()};
+}
 TensorSpec spec_of(const Config& value) {
-  return {value.as_tensor().dtype(), value.as_tensor().shape()};
+  return spec_of(value.as_tensor());
+}
+
+/// Throws Error(argument) if `into` is not so many tensors that take what the results are.
+void check_into(std::span<const Tensor> into, std::size_t results, const TensorSpec& what) {
+  if (into.size() != results)
+    throw Error(ErrorKind::argument, fmt::format("into has {} tensors for {} results", into.size(), results));
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    const Tensor& target = into[i];
+    if (spec_of(target) != what)
+      throw Error(ErrorKind::argument, fmt::format("into: tensor {} is {}, and the result is {}", i,
+                                                   to_string(spec_of(target)), to_string(what)));
+    const bool is_there = target.is_writable() || target.nbytes() == 0;
+    if (!is_there || !target.view().is_contiguous() || !target.device().is_host())
+      throw Error(ErrorKind::argument, fmt::format("into: tensor {} must be writable, contiguous and on the host", i));
+  }
 }
 
 Config copied(const Config& value) {
@@ -71,7 +86,7 @@ class Run {
     call_.merge = merge;
     call_.operation = operation;
     call_.value = value;
-    call_.group = &group;
+    call_.group = &sync::inside(group);
     call_.options = &options;
     call_.number = next_number(group);
   }
@@ -98,8 +113,13 @@ class Run {
     // The others wait for what this rank would have begun here.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
       sync::fail(group_, sync::in_own_name(group_, *stuck));
+    // A call of the kernel each time: not where all has been written already.
+    const bool counts_faults = needs_closing(records);
+    const std::uint64_t faults = counts_faults ? os::thread_page_faults() : 0;
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
+      if (receives_into() && call_.merge != nullptr)
+        check_into(options_.into, 1, merge_layout(*call_.merge, spec_of(*call_.value), call_.list, records).target);
       transfer_->move(records, report);
       if (copies_own_ && record_.payload_bytes > copied_early) own_ = copied(*call_.value);
     });
@@ -114,6 +134,7 @@ class Run {
                : by_mpi             ? "send"
                                     : "copy",
                moved, moved == 0 || by_mpi ? 0 : 1);
+    if (counts_faults) report.phases.back().page_faults = os::thread_page_faults() - faults;
     Outcome outcome{call_.list, {}, state_};
     const bool is_closed = close(records, trouble);
     // At once: who does not publish takes away what others have by now.
@@ -125,6 +146,7 @@ class Run {
         outcome.entries = transfer_->deliver();
         if (call_.value != nullptr && !outcome.entries.front())
           outcome.entries.front() = copies_own_ ? std::move(own_) : *call_.value;
+        if (receives_into()) fill(outcome.entries);
       }
       state_->obligations = transfer_->obligations();
       report.pool_bytes = transfer_->pool_bytes();
@@ -152,6 +174,16 @@ class Run {
         record_.payload_bytes += tensor.nbytes();
         return std::optional(core::Place{});
       });
+    if (receives_into()) {
+      if (call_.operation == Operation::configs) throw Error(ErrorKind::argument, "into takes tensors, not configs");
+      if (options_.devices.landing != Landing::host)
+        throw Error(ErrorKind::argument, "into takes tensors of the host, and these are to land on a device");
+      // What a merge makes is known after round 1.
+      if (call_.merge == nullptr)
+        check_into(options_.into, call_.list.size(), spec_of(*call_.value));
+      else
+        record_.closes = true;
+    }
     if (call_.value != nullptr) record_.residency = residency_of(*call_.value);
     // Where there is none, it is refused after round 1, in words that all ranks have.
     guess_ = guess_route(record_);
@@ -168,6 +200,17 @@ class Run {
       record_.closes = true;
     else
       own_ = copied(*call_.value);
+  }
+
+  [[nodiscard]] bool receives_into() const { return call_.is_first() && !options_.into.empty(); }
+
+  /// Entries become the caller's tensors, and what they were views of is free.
+  void fill(std::vector<std::optional<Config>>& entries) {
+    for (std::size_t i = 0; i < options_.into.size(); ++i) {
+      const Tensor& target = options_.into[i];
+      if (target.nbytes() != 0) copy_contiguous(entries[i]->as_tensor().view(), target.mutable_data());
+      entries[i] = target;
+    }
   }
 
   /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp objects to

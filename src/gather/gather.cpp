@@ -115,7 +115,7 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
 }
 
 std::uint64_t trim(SyncGroup& group) {
-  const SyncGroup::Use use(group);
+  const sync::Use use(group);
   std::uint64_t bytes = gather::trim_streams(group) + gather::trim_async(group);
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
   return bytes;

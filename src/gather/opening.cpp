@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "src/core/quoted.hpp"
 #include "src/gather/async.hpp"
@@ -13,14 +12,15 @@ namespace muster::gather {
 namespace {
 
 void check_list(std::span<const int> ranks, const SyncGroup& group) {
-  std::set<int> seen;
+  std::vector<bool> seen(static_cast<std::size_t>(group.size()));
   for (const int rank : ranks) {
     if (rank < 0 || rank >= group.size())
       throw Error(ErrorKind::argument,
                   fmt::format("the list of ranks {} names rank {}, which is not in the group of {}", list_text(ranks),
                               rank, group.size()));
-    if (!seen.insert(rank).second)
+    if (seen[static_cast<std::size_t>(rank)])
       throw Error(ErrorKind::argument, fmt::format("the list of ranks {} names rank {} twice", list_text(ranks), rank));
+    seen[static_cast<std::size_t>(rank)] = true;
   }
 }
 

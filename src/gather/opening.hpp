@@ -59,7 +59,7 @@ std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, P
 template <class Work>
 auto collectively(SyncGroup& group, Operation operation, const Work& work) -> decltype(work()) {
   try {
-    const SyncGroup::Use use(group);
+    const sync::Use use(group);
     return sync::unless_out_of_memory(group, work);
   } catch (const Error& error) {
     const std::optional<Error> cause = group.failure();

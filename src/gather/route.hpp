@@ -16,9 +16,8 @@
 #include "muster/config.hpp"
 #include "muster/gather.hpp"
 #include "muster/merge.hpp"
-#include "muster/sync_group.hpp"
 #include "src/gather/record.hpp"
-#include "src/gather/route.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::shm {
 class Slot;
@@ -42,7 +41,7 @@ struct Call {
   const Merge* merge = nullptr;   ///< of Operation::merge, whose value is one tensor
   std::vector<int> list;          ///< empty: in no list
   std::uint32_t position = no_position;
-  SyncGroup* group = nullptr;
+  sync::Group* group = nullptr;
   const GatherOptions* options = nullptr;
   Route forced = Route::automatic;  ///< by the options or by MUSTER_ROUTE, as this rank's record has it
   std::uint64_t number =

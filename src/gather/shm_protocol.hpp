@@ -4,10 +4,11 @@
 //
 //  1. offer: the sender encodes its tree; tensors of an arena stay where they are (a lease is taken on the arena), all
 //     others get a place in a slot. Nothing is allocated.
-//     What is small goes at once, if there is a free slot that the first rank has read before and whose memory is
-//     there: bytes and, behind them, the message are written, and the record says that it is complete. The first rank
-//     then has all of it when round 1 is over (of a part of a stream: with its header); 2 is not needed, nor is
-//     round 2. Nobody looks at the slot if round 1 ends otherwise for the first rank.
+//     What is small goes at once: bytes and, behind them, the message are written, and the record says that it is
+//     complete. The first rank then has all of it when round 1 is over (of a part of a stream: with its header); 2 is
+//     not needed, nor is round 2 if the first rank has read the slot before, so that it has it mapped. Nobody looks at
+//     the slot if round 1 ends otherwise for the first rank. A slot whose memory has yet to be reserved waits for
+//     round 1, as the parts of a stream do, whose memory is agreed on.
 //  2. move, sender: makes a slot where it needs one. The message (arenas, slot, descriptor) goes to the first rank, or
 //     says that there is none; then the bytes into the slot.
 //  3. move, first rank: takes every message, even when one of them is bad (else a sender could wait for room), maps
@@ -35,8 +36,9 @@
 
 namespace muster::gather {
 
-/// The most, with its message, that is written before round 1.
+/// The most that is written before round 1: of tensors, and of the message.
 inline constexpr std::uint64_t most_eager = 1 << 20;
+inline constexpr std::uint64_t most_eager_message = 64 << 10;
 /// MUSTER_EAGER=0: never. It need not be the same on all ranks.
 bool is_eager();
 /// Where the message stands in a slot with so many bytes.
@@ -53,8 +55,8 @@ struct ShmState {
 };
 /// The segment at that place of another rank's region, mapped when it is first asked for. Throws as
 /// shm::RemoteSegment.
-std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const SyncGroup& group, int owner, std::uint64_t place,
-                                               os::Access access = os::Access::read_only);
+std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Group& group, int owner,
+                                               std::uint64_t place, os::Access access = os::Access::read_only);
 
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
 /// Unmaps what its owner has dropped and nobody holds: the mapping is the last that keeps it.

@@ -20,8 +20,7 @@ constexpr std::uint64_t most_passed_over = 64 << 20;
 }  // namespace
 
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<ShmState>(group.extension(&key, [] { return std::make_shared<ShmState>(); }));
+  return sync::inside(group).extension<ShmState>();
 }
 
 bool is_eager() {
@@ -34,8 +33,8 @@ void forget_retired(ShmState& state) {
   });
 }
 
-std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const SyncGroup& group, int owner, std::uint64_t place,
-                                               os::Access access) {
+std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Group& group, int owner,
+                                               std::uint64_t place, os::Access access) {
   const auto known = state.remotes.find({owner, place});
   if (known != state.remotes.end()) return known->second;
   auto segment = std::make_shared<shm::RemoteSegment>(*group.region_of(owner), place, access);
@@ -54,7 +53,7 @@ struct Note {
 
 void tell(const Call& call, int to, std::uint64_t segment, const char* phase) {
   const Note note{call.number, segment};
-  call.group->send(to, std::as_bytes(std::span(&note, 1)), call.wait(phase), Subject::exchange);
+  call.group->send(to, std::as_bytes(std::span(&note, 1)), call.wait(phase), sync::Subject::exchange);
 }
 
 std::uint64_t hear(const Call& call, int from, const char* phase) {
@@ -67,7 +66,7 @@ std::uint64_t hear(const Call& call, int from, const char* phase) {
 
 std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase) {
   for (;;) {
-    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), Subject::exchange);
+    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), sync::Subject::exchange);
     std::uint64_t exchange = 0;
     if (message.size() < sizeof exchange) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
     std::memcpy(&exchange, message.data(), sizeof exchange);
@@ -131,7 +130,8 @@ class ShmRoute final : public RouteDriver {
     return shm_state_of(group)->pool.settle(keep == Keep::free_memory);
   }
   std::uint64_t trim(SyncGroup& group) const override { return shm_state_of(group)->pool.trim(); }
-  void clean_up(SyncGroup& group) const noexcept override {
+  void clean_up(SyncGroup& failed) const noexcept override {
+    sync::Group& group = sync::inside(failed);
     const auto state = shm_state_of(group);
     const std::lock_guard lock(state->cleaning);
     for (int rank = 0; rank < group.size(); ++rank) {

@@ -28,7 +28,7 @@ class LeaseObligation final : public Obligation {
  public:
   /// `keeper` keeps the segment.
   LeaseObligation(std::shared_ptr<const void> keeper, shm::OwnedSegment& segment, shm::LeaseId lease,
-                  std::shared_ptr<const PeerLiveness> holder)
+                  std::shared_ptr<const sync::PeerLiveness> holder)
       : keeper_(std::move(keeper)), segment_(segment), lease_(lease), holder_(std::move(holder)) {}
   [[nodiscard]] bool is_given_back() const noexcept override { return segment_.has_ended(lease_); }
   void withdraw() noexcept override { segment_.withdraw(lease_); }
@@ -48,7 +48,7 @@ class LeaseObligation final : public Obligation {
   std::shared_ptr<const void> keeper_;
   shm::OwnedSegment& segment_;
   shm::LeaseId lease_;
-  std::shared_ptr<const PeerLiveness> holder_;
+  std::shared_ptr<const sync::PeerLiveness> holder_;
 };
 
 }  // namespace
@@ -74,23 +74,29 @@ void ShmSending::offer(Record& record) {
   record.payload_bytes = moving_payload_ + arena_payload_;
   if (layout_.size() == 0) return;
   const std::uint64_t with_message = message_place(layout_.size()) + message_.size();
-  is_small_ = with_message <= most_eager && call_.filler == nullptr && !call_.stage && is_eager();
+  is_small_ = layout_.size() <= most_eager && message_.size() <= most_eager_message && call_.filler == nullptr &&
+              !call_.stage && is_eager();
   const GatherOptions& options = *call_.options;
   // A stream's slots have the size of its parts: the message is there where it has room.
   plan_ = state_.pool.plan(call_.first(), is_small_ && !call_.is_part ? with_message : layout_.size(),
                            {options.pipeline_depth, options.memory_budget, options.pool_limit});
   record.held = plan_.held;
-  record.fresh_bytes = plan_.fresh_bytes;
-  if (plan_.fresh_bytes != 0) {
-    const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
-    record.available_bytes = room.bytes;
-    record.limit = room.limit;
+  const os::Backing backing = sync::Region::own()->backing();
+  const bool is_ready = plan_.slot && plan_.slot->is_taken(with_message);
+  if (is_small_ && !record.closes && (is_ready || (backing == os::Backing::anonymous && !call_.is_part))) {
+    // Whether the first rank can map it.
+    record.closes = !is_ready || !plan_.slot->is_known();
+    lend_slot();
+    record.segment = slot_->segment().place();
+    write();
+    record.complete = is_written_ = true;
+    return;
   }
-  if (!is_small_ || record.closes || !plan_.slot || !plan_.slot->is_taken(with_message)) return;
-  lend_slot();
-  record.segment = slot_->segment().place();
-  write();
-  record.complete = is_written_ = true;
+  record.fresh_bytes = plan_.fresh_bytes;
+  if (plan_.fresh_bytes == 0) return;
+  const os::MemoryHeadroom room = os::memory_headroom(backing);
+  record.available_bytes = room.bytes;
+  record.limit = room.limit;
 }
 
 void ShmSending::move(ExchangeReport& report) {
@@ -125,7 +131,7 @@ void ShmSending::lend_slot() {
 }
 
 void ShmSending::send(std::span<const std::byte> message) const {
-  call_.group->send(call_.first(), message, call_.wait(copying), Subject::exchange);
+  call_.group->send(call_.first(), message, call_.wait(copying), sync::Subject::exchange);
 }
 
 void ShmSending::write() {

@@ -39,11 +39,11 @@ class Run {
  public:
   Run(const LayerSource& source, std::span<const int> ranks, SyncGroup& group, const LayerConsumer& consume,
       const StreamOptions& options)
-      : ranks_(ranks), group_(group), options_(options), state_(stream_state_of(group)) {
+      : ranks_(ranks), group_(sync::inside(group)), options_(options), state_(stream_state_of(group)) {
     call_.source = &source;
     call_.consume = &consume;
     call_.entry.operation = Operation::stream;
-    call_.entry.group = &group;
+    call_.entry.group = &sync::inside(group);
     call_.entry.options = &call_.part_options;
     call_.report = &report_;
     call_.part_options.route = options.route;
@@ -158,7 +158,7 @@ class Run {
       report_.rounds += 2;
       state_->part_bytes = 0;
     }
-    SyncGroup& companion = *state_->companion;
+    sync::Group& companion = *state_->companion;
     call_.companion = &companion;
     for (int rank = 0; rank < group_.size(); ++rank)
       if (rank != group_.rank()) call_.others.push_back(companion.liveness(rank));
@@ -232,7 +232,7 @@ class Run {
   }
 
   std::span<const int> ranks_;
-  SyncGroup& group_;
+  sync::Group& group_;
   const StreamOptions& options_;
   std::shared_ptr<StreamState> state_;
   StreamCall call_;
@@ -249,8 +249,7 @@ class Run {
 }  // namespace
 
 std::shared_ptr<StreamState> stream_state_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<StreamState>(group.extension(&key, [] { return std::make_shared<StreamState>(); }));
+  return sync::inside(group).extension<StreamState>();
 }
 
 std::uint64_t trim_streams(SyncGroup& group) {

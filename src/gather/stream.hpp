@@ -35,8 +35,8 @@ namespace muster::gather {
 
 /// What a group keeps for its streams.
 struct StreamState {
-  std::shared_ptr<SyncGroup> companion;  // none before the first stream and after one that failed
-  std::uint64_t part_bytes = 0;          // of the last stream: its slots have this size
+  std::shared_ptr<sync::Group> companion;  // none before the first stream and after one that failed
+  std::uint64_t part_bytes = 0;            // of the last stream: its slots have this size
 };
 std::shared_ptr<StreamState> stream_state_of(SyncGroup& group);
 
@@ -45,8 +45,8 @@ struct StreamCall {
   const LayerSource* source = nullptr;
   const LayerConsumer* consume = nullptr;
   Call entry;  // list, position and the group of the call
-  SyncGroup* companion = nullptr;
-  std::vector<std::shared_ptr<const PeerLiveness>> others;  // all other ranks of the group
+  sync::Group* companion = nullptr;
+  std::vector<std::shared_ptr<const sync::PeerLiveness>> others;  // all other ranks of the group
   const RouteDriver* driver = nullptr;
   PartOutlet* outlet = nullptr;  // of a sender whose route has one
   PartInlet* inlet = nullptr;    // of the first rank, likewise

@@ -87,7 +87,7 @@ void SentFile::send() {
     std::memcpy(message.data(), &header, sizeof header);
     if (call_.is_sender())
       call_.group->send(call_.first(), std::span(message).first(length), call_.wait("gather: writing"),
-                        Subject::exchange);
+                        sync::Subject::exchange);
   };
   try {
     workspace::Name name{.kind = is_kept ? workspace::NameKind::kept : workspace::NameKind::exchange,
@@ -157,8 +157,8 @@ std::string ReceivedFiles::take_name(int sender) const {
   FileMessageHeader header;
   std::vector<std::byte> message;
   do {
-    message =
-        call_.group->receive(sender, sizeof header + longest_name, call_.wait("gather: reading"), Subject::exchange);
+    message = call_.group->receive(sender, sizeof header + longest_name, call_.wait("gather: reading"),
+                                   sync::Subject::exchange);
     if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
     std::memcpy(&header, message.data(), sizeof header);
   } while (header.exchange != call_.number);

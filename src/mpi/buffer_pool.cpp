@@ -145,8 +145,7 @@ std::shared_ptr<std::byte> with_credit(std::shared_ptr<std::byte> buffer, const 
 }
 
 std::shared_ptr<BufferPool> buffer_pool_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<BufferPool>(group.extension(&key, [] { return std::make_shared<BufferPool>(); }));
+  return sync::inside(group).extension<BufferPool>();
 }
 
 }  // namespace muster::mpi

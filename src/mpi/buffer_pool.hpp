@@ -11,9 +11,9 @@
 #include <mutex>
 #include <vector>
 
-#include "muster/sync_group.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/shared_memory.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::mpi {
 

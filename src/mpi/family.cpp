@@ -91,7 +91,8 @@ void Family::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
   const auto hold = lock();
   ranks_ = std::move(ranks);
   for (const int rank : hosts.here())
-    if (rank != rank_) neighbours_[rank] = hosts.local->liveness(hosts.place_of[static_cast<std::size_t>(rank)]);
+    if (rank != rank_)
+      neighbours_[rank] = sync::inside(*hosts.local).liveness(hosts.place_of[static_cast<std::size_t>(rank)]);
   if (hosts.members.size() == 1) return;
   told_ = hosts.told_by(rank_);
   has_other_hosts_.store(true);

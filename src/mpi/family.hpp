@@ -40,10 +40,10 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
 #include "src/mpi/calls.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::mpi {
 
@@ -233,8 +233,8 @@ class Family : public std::enable_shared_from_this<Family> {
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
-  std::map<int, std::shared_ptr<const PeerLiveness>> neighbours_;  // that live, as far as is known
-  std::vector<int> told_;                                          // on other hosts
+  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;  // that live, as far as is known
+  std::vector<int> told_;                                                // on other hosts
   std::vector<bool> has_said_farewell_;
   int farewells_ = 0;
   Pending barrier_;

@@ -15,8 +15,8 @@
 #include <span>
 #include <vector>
 
-#include "muster/sync_group.hpp"
 #include "src/mpi/calls.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::mpi {
 

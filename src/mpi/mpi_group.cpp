@@ -33,7 +33,7 @@ struct RoundHead {
 };
 
 /// Of another host: whether it lives is seen in waits, by whether it answers.
-class Elsewhere final : public PeerLiveness {
+class Elsewhere final : public sync::PeerLiveness {
  public:
   [[nodiscard]] bool is_dead() const noexcept override { return false; }
 };
@@ -74,7 +74,7 @@ struct Untaken {
 
 MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank, milliseconds timeout,
                    std::shared_ptr<Standing> parent)
-    : SyncGroup(rank, std::move(met.ranks), met.nonce, timeout),
+    : sync::Group(rank, std::move(met.ranks), met.nonce, timeout),
       family_(std::move(family)),
       number_(number),
       hosts_(std::move(met.hosts)),
@@ -133,7 +133,7 @@ std::shared_ptr<sync::Region> MpiGroup::region_of(int rank) const {
   return shares_memory(rank) ? local().region_of(place_of(rank)) : nullptr;
 }
 
-std::shared_ptr<const PeerLiveness> MpiGroup::liveness(int rank) const {
+std::shared_ptr<const sync::PeerLiveness> MpiGroup::liveness(int rank) const {
   if (!shares_memory(rank)) return std::make_shared<Elsewhere>();
   return local().liveness(place_of(rank));
 }
@@ -165,7 +165,7 @@ void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, 
     const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
     const std::uint64_t most = sizeof(RoundHead) + max_record * static_cast<std::size_t>(size());
     const std::vector<std::byte> answer =
-        locally(leader, [&] { return local().receive(place_of(leader), most, wait, Subject::round); });
+        locally(leader, [&] { return local().receive(place_of(leader), most, wait, sync::Subject::round); });
     check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
     if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
     return;
@@ -173,7 +173,7 @@ void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, 
   const auto answer = gather_hosts(records, all, options);
   const WaitOptions wait = later(options, 2 * levels * wait_step);
   for (const int mate : hosts_.here())
-    if (mate != leader) locally(mate, [&] { local().send(place_of(mate), *answer, wait, Subject::round); });
+    if (mate != leader) locally(mate, [&] { local().send(place_of(mate), *answer, wait, sync::Subject::round); });
 }
 
 void MpiGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
@@ -239,8 +239,8 @@ std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<c
   return answer;
 }
 
-int MpiGroup::tag_of(Subject subject) const noexcept {
-  return tag(subject == Subject::caller ? Tag::message : Tag::exchange);
+int MpiGroup::tag_of(sync::Subject subject) const noexcept {
+  return tag(subject == sync::Subject::caller ? Tag::message : Tag::exchange);
 }
 
 std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
@@ -263,7 +263,7 @@ std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t m
   });
 }
 
-void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
+void MpiGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const auto phase = in_phase(options);
   if (hosts_.is_here(to)) {
     locally(to, [&] { local().send(place_of(to), message, later(options), subject); });
@@ -276,7 +276,7 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
   if (!untaken) untaken = std::make_shared<std::atomic<std::uint64_t>>(0);
   // An exchange's messages are always received. To know when they are UCX needs more of a first contact, for which a
   // rank that tells that it has no memory may have none.
-  const Finished finished = subject == Subject::caller ? Finished::taken : Finished::sent;
+  const Finished finished = subject == sync::Subject::caller ? Finished::taken : Finished::sent;
   std::size_t sent = 0;
   do {
     const std::size_t begin = sent == 0 ? sizeof head : 0;
@@ -294,7 +294,8 @@ void MpiGroup::do_send(int to, Subject subject, std::span<const std::byte> messa
   } while (sent < message.size());
 }
 
-std::vector<std::byte> MpiGroup::do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) {
+std::vector<std::byte> MpiGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
+                                            const WaitOptions& options) {
   const auto phase = in_phase(options);
   if (hosts_.is_here(from))
     return locally(from, [&] { return local().receive(place_of(from), most, later(options), subject); });
@@ -333,7 +334,7 @@ int MpiGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, c
   }
 }
 
-std::shared_ptr<SyncGroup> MpiGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<sync::Group> MpiGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   Nonce nonce{};  // the first member's is the part's
   std::vector<Nonce> nonces;
   std::vector<std::int32_t> words;
@@ -353,11 +354,12 @@ std::shared_ptr<SyncGroup> MpiGroup::make_part(const Part& part, Tie tie, const 
   });
   do_all_gather(nonce, std::as_writable_bytes(std::span(nonces)), options);
   const int number = agree_on_number(part, words, options);
-  std::shared_ptr<SyncGroup> made;
+  std::shared_ptr<sync::Group> made;
   together(options, [&] {
     // Collective on each host: first of all, and not left out by a rank that lacks memory.
-    met.hosts.local = locally(-1, [&] {
-      return tie == Tie::companion ? local().companion(later(options)) : local().split(here, later(options));
+    met.hosts.local = locally(-1, [&]() -> std::shared_ptr<SyncGroup> {
+      if (tie == Tie::companion) return local().companion(later(options));
+      return local().split(here, later(options));
     });
     if (part.position < 0) return;
     if ((number + 2) * tags_a_group > comm().most_tag())

@@ -101,22 +101,22 @@ struct Standing {
   }
 };
 
-class MpiGroup final : public SyncGroup, private Listener {
+class MpiGroup final : public sync::Group, private Listener {
  public:
   /// `number`: of the group, in its family; `rank`: this process's in the group.
   MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank, std::chrono::milliseconds timeout,
            std::shared_ptr<Standing> parent = nullptr);
   ~MpiGroup() override;
 
+  /// Only groups of this class are of this kind.
   static constexpr std::string_view kind_name = "mpi";
-  /// A group of this kind: there is one class of them.
   static MpiGroup& of(SyncGroup& group) { return static_cast<MpiGroup&>(group); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
   [[nodiscard]] bool shares_memory(int rank) const override;
   [[nodiscard]] int host_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<sync::Region> region_of(int rank) const override;
-  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
+  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
@@ -150,11 +150,12 @@ class MpiGroup final : public SyncGroup, private Listener {
  protected:
   void do_barrier(const WaitOptions& options) override;
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
+  void do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, sync::Subject subject, std::uint64_t most,
+                                    const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   class Awaiting;
@@ -181,7 +182,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
-  [[nodiscard]] int tag_of(Subject subject) const noexcept;
+  [[nodiscard]] int tag_of(sync::Subject subject) const noexcept;
   /// The rank with that number in the communicator; -1 if it is not in this group.
   [[nodiscard]] int rank_of(int number) const noexcept;
   /// A number for a new group of some of these ranks: the same on all of them, and new on each. `words`: one a rank.
@@ -225,7 +226,7 @@ class MpiGroup final : public SyncGroup, private Listener {
   /// Steps 2 and 3 on a leader. Returns the message that its mates get.
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
                                                              const WaitOptions& options);
-  [[nodiscard]] SyncGroup& local() const noexcept { return *hosts_.local; }
+  [[nodiscard]] sync::Group& local() const noexcept { return sync::inside(*hosts_.local); }
   /// The same, of several ranks; null of one.
   [[nodiscard]] sync::LocalGroup* shared() const noexcept;
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }

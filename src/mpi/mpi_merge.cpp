@@ -58,8 +58,7 @@ struct MergeRings {
 };
 
 std::shared_ptr<MergeRings> merge_rings_of(SyncGroup& group) {
-  static const char key = 0;
-  return std::static_pointer_cast<MergeRings>(group.extension(&key, [] { return std::make_shared<MergeRings>(); }));
+  return sync::inside(group).extension<MergeRings>();
 }
 
 /// What all ranks of the list know from the records.

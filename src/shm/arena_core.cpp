@@ -135,7 +135,7 @@ std::uint64_t ArenaCore::waiting_for_leases() {
   return waiting;
 }
 
-shm::LeaseId ArenaCore::lend(std::shared_ptr<const PeerLiveness> holder) {
+shm::LeaseId ArenaCore::lend(std::shared_ptr<const sync::PeerLiveness> holder) {
   const std::lock_guard lock(mutex_);
   (void)segment_.is_lent();
   for (std::uint32_t word = 0; word < shm::lease_words; ++word) {

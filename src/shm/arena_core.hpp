@@ -11,9 +11,9 @@
 #include <optional>
 #include <vector>
 
-#include "muster/sync_group.hpp"
 #include "muster/tensor.hpp"
 #include "src/shm/segment.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::detail {
 
@@ -32,7 +32,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
 
   /// A lease on everything in the arena, out until the holder clears its word or dies. Throws Error(no_space) where too
   /// many are out.
-  shm::LeaseId lend(std::shared_ptr<const PeerLiveness> holder);
+  shm::LeaseId lend(std::shared_ptr<const sync::PeerLiveness> holder);
 
   /// The arena of this process that all of [data, data + bytes) lies in, and its offset there.
   struct Found {

@@ -145,7 +145,7 @@ void OwnedSegment::write(std::uint64_t offset, std::span<const std::byte> bytes)
   write_fresh(*memory_.memory, memory_.place + header_bytes, data(), offset, bytes);
 }
 
-LeaseId OwnedSegment::offer(std::uint32_t word, std::shared_ptr<const PeerLiveness> holder) {
+LeaseId OwnedSegment::offer(std::uint32_t word, std::shared_ptr<const sync::PeerLiveness> holder) {
   stamp_ = stamp_ % ((1U << 30) - 1) + 1;
   const LeaseId lease{word, stamp_};
   std::erase_if(memory_.lent, [word](const SegmentMemory::Lent& each) { return each.lease.word == word; });

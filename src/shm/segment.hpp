@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/sync_group.hpp"
 #include "src/os/shared_memory.hpp"
+#include "src/sync/group.hpp"
 #include "src/sync/region.hpp"
 
 namespace muster::shm {
@@ -58,7 +58,7 @@ class PopulatedBlocks {
 struct SegmentMemory {
   struct Lent {
     LeaseId lease;
-    std::shared_ptr<const PeerLiveness> holder;  // null: this process
+    std::shared_ptr<const sync::PeerLiveness> holder;  // null: this process
   };
   std::shared_ptr<const os::Fd> memory;
   std::uint64_t place = 0;
@@ -102,7 +102,7 @@ class OwnedSegment {
   void punch() noexcept { memory_.punch(); }
 
   /// A lease by that word, whose last one has ended. `holder`: the rank that may take it; null: this process keeps it.
-  LeaseId offer(std::uint32_t word, std::shared_ptr<const PeerLiveness> holder);
+  LeaseId offer(std::uint32_t word, std::shared_ptr<const sync::PeerLiveness> holder);
   /// Ends a lease that nobody has taken; one that is held stays.
   void withdraw(LeaseId lease) noexcept;
   /// Or it has never been. Any thread.

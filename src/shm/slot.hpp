@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "muster/sync_group.hpp"
 #include "muster/tensor.hpp"
 #include "src/shm/segment.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::shm {
 
@@ -30,7 +30,9 @@ class Slot {
   [[nodiscard]] std::uint64_t backed() const noexcept { return backed_; }
 
   /// A lease on it (OwnedSegment::offer). It is not free until that ends.
-  LeaseId lend(std::shared_ptr<const PeerLiveness> holder) { return lease_ = segment_.offer(0, std::move(holder)); }
+  LeaseId lend(std::shared_ptr<const sync::PeerLiveness> holder) {
+    return lease_ = segment_.offer(0, std::move(holder));
+  }
   /// Ends it unless the other rank has taken it.
   void withdraw() noexcept { segment_.withdraw(lease_); }
   /// Several ranks are about to write the first `bytes`: their memory counts as taken. Where a full mount could refuse

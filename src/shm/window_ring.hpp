@@ -16,7 +16,7 @@
 #include <memory>
 #include <span>
 
-#include "muster/sync_group.hpp"
+#include "src/sync/group.hpp"
 #include "src/sync/region.hpp"
 
 namespace muster::shm {

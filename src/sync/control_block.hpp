@@ -13,8 +13,8 @@
 #include <string_view>
 
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
 #include "src/os/shared_memory.hpp"
+#include "src/sync/group.hpp"
 #include "src/sync/pulse.hpp"
 #include "src/sync/region.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a rank does with a failure that the other ranks cannot see. Where a round follows anyway it is kept and told
-// there, and the group goes on (attempt; SyncGroup::together has a round of its own). Where others already wait for
+// there, and the group goes on (attempt; Group::together has a round of its own). Where others already wait for
 // what will not come it is the failure of the group (fail, or_fail).
 
 #include <exception>

@@ -45,7 +45,7 @@ auto LocalGroup::in_phase(const WaitOptions& options) {
 }
 
 LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
-    : SyncGroup(membership.rank, membership.peers->ranks, membership.nonce, timeout),
+    : Group(membership.rank, membership.peers->ranks, membership.nonce, timeout),
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
       parent_(std::move(membership.parent)) {
@@ -231,7 +231,7 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
   if (!os::comes_soon(done)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
-std::shared_ptr<SyncGroup> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<Group> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
     std::uint64_t place;  // of the new control block
@@ -255,7 +255,7 @@ std::shared_ptr<SyncGroup> LocalGroup::make_part(const Part& part, Tie tie, cons
     mine.place = membership.control->place();
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  std::shared_ptr<SyncGroup> copy;
+  std::shared_ptr<Group> copy;
   together(options, [&] {
     if (part.members.empty()) return;
     const Card& first = cards[static_cast<std::size_t>(part.members.front())];

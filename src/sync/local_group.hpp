@@ -30,7 +30,7 @@ struct Membership {
   SyncGroup::Nonce nonce{};
 };
 
-class LocalGroup final : public SyncGroup {
+class LocalGroup final : public Group {
  public:
   LocalGroup(Membership membership, std::chrono::milliseconds timeout);
   ~LocalGroup() override;
@@ -75,7 +75,7 @@ class LocalGroup final : public SyncGroup {
   std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options);

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
 #include "src/os/fd.hpp"
+#include "src/sync/group.hpp"
 #include "src/sync/region.hpp"
 
 namespace muster::sync {

@@ -3,14 +3,14 @@
 
 #include <algorithm>
 
-#include "muster/sync_group.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/group.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster {
 namespace {
 
-class Alive final : public PeerLiveness {
+class Alive final : public sync::PeerLiveness {
  public:
   [[nodiscard]] bool is_dead() const noexcept override { return false; }
 };
@@ -21,10 +21,10 @@ SyncGroup::Nonce random_nonce() {
   return nonce;
 }
 
-class SingleGroup final : public SyncGroup {
+class SingleGroup final : public sync::Group {
  public:
   explicit SingleGroup(std::chrono::milliseconds timeout)
-      : SyncGroup(0, {RankInfo{0, os::host_name(), os::process_id()}}, random_nonce(), timeout) {}
+      : sync::Group(0, {RankInfo{0, os::host_name(), os::process_id()}}, random_nonce(), timeout) {}
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "single"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank == 0; }
@@ -32,7 +32,7 @@ class SingleGroup final : public SyncGroup {
     (void)info(rank);
     return 0;
   }
-  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override {
+  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override {
     (void)info(rank);
     return std::make_shared<Alive>();
   }
@@ -52,9 +52,9 @@ class SingleGroup final : public SyncGroup {
     check(options);
     std::ranges::copy(mine, all.begin());
   }
-  // Messages go to other ranks: SyncGroup has refused the call already, because there is none.
-  void do_send(int, Subject, std::span<const std::byte>, const WaitOptions&) override {}
-  std::vector<std::byte> do_receive(int, Subject, std::uint64_t, const WaitOptions&) override { return {}; }
+  // Messages go to other ranks: Group has refused the call already, because there is none.
+  void do_send(int, sync::Subject, std::span<const std::byte>, const WaitOptions&) override {}
+  std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   // Nobody else could make it come true but a thread of this process.
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int>, const WaitOptions& options) override {
@@ -69,7 +69,7 @@ class SingleGroup final : public SyncGroup {
       throw cause;
     }
   }
-  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie, const WaitOptions&) override {
+  std::shared_ptr<sync::Group> make_part(const Part& part, Tie, const WaitOptions&) override {
     // Tied or not: nobody else could see this group's progress, and only its own calls fail it.
     return part.members.empty() ? nullptr : std::make_shared<SingleGroup>(timeout());
   }

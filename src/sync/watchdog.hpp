@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "muster/sync_group.hpp"
+#include "src/sync/group.hpp"
 #include "src/sync/pulse.hpp"
 
 namespace muster::sync {
@@ -27,7 +27,7 @@ class Watchdog {
   static constexpr int turns = 32;
   static constexpr int least_at_once = 16;
 
-  /// `parent`: of a companion group, else null (SyncGroup::companion).
+  /// `parent`: of a companion group, else null (Group::companion).
   Watchdog(Pulse& group, Pulse* parent, const Peers& peers, int self, const WaitOptions& options,
            std::chrono::milliseconds timeout)
       : group_(group), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}

@@ -58,7 +58,7 @@ class FileGroup::Members final : public sync::Peers {
 
 namespace {
 
-class FileLiveness final : public PeerLiveness {
+class FileLiveness final : public sync::PeerLiveness {
  public:
   FileLiveness(std::shared_ptr<const sync::Peers> members, int rank) : members_(std::move(members)), rank_(rank) {}
   [[nodiscard]] bool is_dead() const noexcept override {
@@ -82,7 +82,7 @@ auto FileGroup::in_phase(const WaitOptions& options) {
 
 FileGroup::FileGroup(std::shared_ptr<Heart> heart, std::vector<int> members, int rank,
                      std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
-    : SyncGroup(rank, infos_of(*heart->directory(), members), nonce, timeout),
+    : sync::Group(rank, infos_of(*heart->directory(), members), nonce, timeout),
       heart_(std::move(heart)),
       directory_(heart_->directory()),
       members_(std::make_shared<const Members>(directory_, std::move(members))),
@@ -130,7 +130,7 @@ std::optional<Error> FileGroup::failure() const {
   return parent_ ? parent_->failure() : std::nullopt;
 }
 
-std::shared_ptr<const PeerLiveness> FileGroup::liveness(int rank) const {
+std::shared_ptr<const sync::PeerLiveness> FileGroup::liveness(int rank) const {
   (void)info(rank);
   return std::make_shared<FileLiveness>(members_, rank);
 }
@@ -252,14 +252,14 @@ void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::by
   if (!records.empty()) std::memcpy(all.data(), records.data(), records.size());
 }
 
-void FileGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
+void FileGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const auto phase = in_phase(options);
   const MessageNumber which{subject, ++sent_[{to, subject}]};
   or_fail(*this, [&] { directory_->publish(message_name(number_, rank(), to, which, message.size()), message); });
   progress();
 }
 
-std::vector<std::byte> FileGroup::do_receive(int from, Subject subject, std::uint64_t most,
+std::vector<std::byte> FileGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
                                              const WaitOptions& options) {
   const auto phase = in_phase(options);
   const MessageNumber which{subject, ++received_[{from, subject}]};
@@ -295,7 +295,7 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
   }
 }
 
-std::shared_ptr<SyncGroup> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<sync::Group> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
     std::int32_t count = 0;
@@ -308,7 +308,7 @@ std::shared_ptr<SyncGroup> FileGroup::make_part(const Part& part, Tie tie, const
     cards.resize(static_cast<std::size_t>(size()));
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  std::shared_ptr<SyncGroup> made;
+  std::shared_ptr<sync::Group> made;
   together(options, [&] {
     if (part.members.empty()) return;
     std::vector<int> members;

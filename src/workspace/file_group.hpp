@@ -19,7 +19,7 @@
 
 namespace muster::workspace {
 
-class FileGroup final : public SyncGroup {
+class FileGroup final : public sync::Group {
  public:
   /// `members`: the job's ranks that it has, in the order that they have here; `rank`: this one's place among them.
   /// `parent`: of a companion, else null.
@@ -27,7 +27,9 @@ class FileGroup final : public SyncGroup {
             int number, Nonce nonce, std::chrono::milliseconds timeout);
   ~FileGroup() override;
 
-  [[nodiscard]] std::string_view kind() const noexcept override { return "file"; }
+  /// Only groups of this class are of this kind.
+  static constexpr std::string_view kind_name = "file";
+  [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
   [[nodiscard]] bool shares_memory(int rank) const override {
     (void)info(rank);
     return rank == this->rank();
@@ -36,7 +38,7 @@ class FileGroup final : public SyncGroup {
     (void)info(rank);
     return rank;
   }
-  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
+  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override { pulse_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override { (parent_ ? parent_ : pulse_)->progress(); }
@@ -46,11 +48,12 @@ class FileGroup final : public SyncGroup {
  protected:
   void do_barrier(const WaitOptions& options) override { (void)round({}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
+  void do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, sync::Subject subject, std::uint64_t most,
+                                    const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  std::shared_ptr<SyncGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   class Members;
@@ -73,8 +76,8 @@ class FileGroup final : public SyncGroup {
   std::uint64_t round_ = 0;
   std::string last_all_;  // on rank 0
   // Messages, by rank and subject.
-  std::map<std::pair<int, Subject>, std::uint64_t> sent_;
-  std::map<std::pair<int, Subject>, std::uint64_t> received_;
+  std::map<std::pair<int, sync::Subject>, std::uint64_t> sent_;
+  std::map<std::pair<int, sync::Subject>, std::uint64_t> received_;
 };
 
 }  // namespace muster::workspace

@@ -25,8 +25,8 @@
 #include <string>
 #include <string_view>
 
-#include "muster/sync_group.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::workspace {
 
@@ -164,7 +164,7 @@ std::string all_prefix(int group, std::uint64_t number);
 std::string all_name(int group, std::uint64_t number, std::uint64_t length);
 /// Of each subject's messages from one rank to another, in their order.
 struct MessageNumber {
-  Subject subject = Subject::caller;
+  sync::Subject subject = sync::Subject::caller;
   std::uint64_t number = 0;
 };
 std::string message_prefix(int group, int from, int to, const MessageNumber& which);

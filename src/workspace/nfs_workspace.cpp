@@ -47,9 +47,7 @@ struct AllGenerations {
 
 std::shared_ptr<detail::WorkspaceGenerations> generations_of(SyncGroup& group,
                                                              const workspace::WorkspaceDirectory& directory) {
-  static const char key = 0;
-  const auto all = std::static_pointer_cast<AllGenerations>(
-      group.extension(&key, [] { return std::make_shared<AllGenerations>(); }));
+  const auto all = sync::inside(group).extension<AllGenerations>();
   const auto status = os::file_status(directory.path, os::Links::followed);
   if (!status) throw Error(ErrorKind::not_found, fmt::format("the workspace {} is gone", in_quotes(directory.path)));
   const std::lock_guard lock(all->mutex);

@@ -11,6 +11,7 @@
 #include "muster/gather.hpp"
 #include "muster/mpi.hpp"
 #include "src/mpi/hosts.hpp"
+#include "src/sync/group.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"
@@ -122,7 +123,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
       check_gather(*odd);
     }
     const auto copy = turned->duplicate();
-    const auto companion = copy->companion();
+    const auto companion = sync::inside(*copy).companion();
     companion->barrier();
     check_gather(*copy);
     // In another order on each rank: the end of a group is nobody else's business.

@@ -59,14 +59,14 @@ std::vector<std::shared_ptr<std::byte>> take(BufferPool& pool, const std::vector
 }
 
 /// Ranks in turns on two hosts.
-class TwoHosts final : public SyncGroup {
+class TwoHosts final : public sync::Group {
  public:
   explicit TwoHosts(int size)
-      : SyncGroup(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
+      : sync::Group(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
   [[nodiscard]] std::string_view kind() const noexcept override { return "two hosts"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return rank % 2 == 0; }
   [[nodiscard]] int host_of(int rank) const override { return rank % 2; }
-  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int) const override { return nullptr; }
+  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int) const override { return nullptr; }
   void poison(const Error&) noexcept override {}
   [[nodiscard]] std::optional<Error> failure() const override { return std::nullopt; }
   void progress() noexcept override {}
@@ -74,11 +74,11 @@ class TwoHosts final : public SyncGroup {
  protected:
   void do_barrier(const WaitOptions&) override {}
   void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
-  void do_send(int, Subject, std::span<const std::byte>, const WaitOptions&) override {}
-  std::vector<std::byte> do_receive(int, Subject, std::uint64_t, const WaitOptions&) override { return {}; }
+  void do_send(int, sync::Subject, std::span<const std::byte>, const WaitOptions&) override {}
+  std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
                      std::span<const int>, const WaitOptions&) override {}
-  std::shared_ptr<SyncGroup> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
+  std::shared_ptr<sync::Group> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
 /// One list of all ranks, each of which has `bytes` to send to rank 0.

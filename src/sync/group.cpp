@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "muster/sync_group.hpp"
+#include "src/sync/group.hpp"
 
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
@@ -17,17 +17,23 @@
 
 namespace muster {
 
-using sync::unless_out_of_memory;
+std::span<const int> RankList::in(const SyncGroup& group) const noexcept {
+  return is_all_ ? sync::inside(group).all() : ranks_;
+}
 
-std::string sync::name_of(const RankInfo& rank) {
+}  // namespace muster
+
+namespace muster::sync {
+
+std::string name_of(const RankInfo& rank) {
   return fmt::format("rank {} (host {}, pid {})", rank.rank, rank.host, rank.pid);
 }
 
-Error sync::error_of(const RankInfo& rank, ErrorKind kind, const std::string& words) {
+Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words) {
   return Error(kind, words, {.rank = rank.rank, .pid = rank.pid, .host = rank.host});
 }
 
-Error sync::in_own_name(const SyncGroup& group, const Error& cause) {
+Error in_own_name(const SyncGroup& group, const Error& cause) {
   if (cause.rank()) return cause;
   const RankInfo& self = group.info(group.rank());
   ErrorDetails details = cause.details();
@@ -37,48 +43,43 @@ Error sync::in_own_name(const SyncGroup& group, const Error& cause) {
   return {cause.kind(), name_of(self) + ": " + cause.what(), details};
 }
 
-std::span<const int> RankList::in(const SyncGroup& group) const noexcept {
-  return is_all_ ? std::span<const int>(group.all_) : ranks_;
-}
-
-SyncGroup::SyncGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
+Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
     : rank_(rank),
       ranks_(std::move(ranks)),
       all_(ranks_.size()),
       nonce_(nonce),
-      timeout_(sync::bounded(timeout)),
+      timeout_(bounded(timeout)),
       owner_pid_(os::process_id()),
       statuses_(ranks_.size()) {
   std::iota(all_.begin(), all_.end(), 0);
 }
 
-SyncGroup::~SyncGroup() = default;
-
-const RankInfo& SyncGroup::info(int rank) const {
+const RankInfo& Group::info(int rank) const {
   if (rank < 0 || rank >= size())
     throw Error(ErrorKind::argument,
                 "rank " + std::to_string(rank) + " is not in the group of " + std::to_string(size()) + " ranks");
   return ranks_[static_cast<std::size_t>(rank)];
 }
 
-bool SyncGroup::is_owner_process() const noexcept {
+bool Group::is_owner_process() const noexcept {
   return os::process_id() == owner_pid_;
 }
 
-void SyncGroup::set_timeout(std::chrono::milliseconds timeout) {
+void Group::set_timeout(std::chrono::milliseconds timeout) {
   if (timeout <= std::chrono::milliseconds::zero())
     throw Error(ErrorKind::argument, "a group's timeout must be longer than nothing");
-  timeout_ = sync::bounded(timeout);
+  timeout_ = bounded(timeout);
 }
 
-std::shared_ptr<void> SyncGroup::extension(const void* key, const std::function<std::shared_ptr<void>()>& make) {
+std::shared_ptr<void> Group::extension(const void* key, const std::function<std::shared_ptr<void>()>& make) {
   const std::lock_guard lock(extensions_mutex_);
   std::shared_ptr<void>& slot = extensions_[key];
   if (!slot) slot = make();
   return slot;
 }
 
-SyncGroup::Use::Use(SyncGroup& group) : group_(group) {
+Use::Use(SyncGroup& used) : group_(inside(used)) {
+  Group& group = group_;
   if (!group.is_owner_process())
     throw Error(ErrorKind::unsupported,
                 "this process was forked from rank " + std::to_string(group.rank()) +
@@ -96,20 +97,20 @@ SyncGroup::Use::Use(SyncGroup& group) : group_(group) {
   }
 }
 
-void SyncGroup::Use::leave() noexcept {
+void Use::leave() noexcept {
   if (--group_.depth_ == 0) group_.user_.store({}, std::memory_order_release);
 }
 
-SyncGroup::Use::~Use() {
+Use::~Use() {
   leave();
 }
 
-void SyncGroup::barrier(const WaitOptions& options) {
+void Group::barrier(const WaitOptions& options) {
   const Use use(*this);
   unless_out_of_memory(*this, [&] { do_barrier(options); });
 }
 
-void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+void Group::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const Use use(*this);
   if (mine.size() > max_record)
     throw Error(ErrorKind::argument, "an all-gather record of " + std::to_string(mine.size()) + " bytes: at most " +
@@ -119,28 +120,39 @@ void SyncGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte>
   unless_out_of_memory(*this, [&] { do_all_gather(mine, all, options); });
 }
 
-void SyncGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject) {
+std::shared_ptr<Region> Group::region_of(int) const {
+  return nullptr;
+}
+
+void Group::send(int to, std::span<const std::byte> message, const WaitOptions& options) {
+  send(to, message, options, Subject::caller);
+}
+
+void Group::send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(to);
   if (to == rank_) throw Error(ErrorKind::argument, "a rank cannot send a message to itself");
   unless_out_of_memory(*this, [&] { do_send(to, subject, message, options); });
 }
 
-std::vector<std::byte> SyncGroup::receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject) {
+std::vector<std::byte> Group::receive(int from, std::uint64_t most, const WaitOptions& options) {
+  return receive(from, most, options, Subject::caller);
+}
+
+std::vector<std::byte> Group::receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(from);
   if (from == rank_) throw Error(ErrorKind::argument, "a rank cannot receive a message from itself");
   return unless_out_of_memory(*this, [&] { return do_receive(from, subject, most, options); });
 }
 
-void SyncGroup::wait_until(const std::function<bool()>& done,
-                           const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
-                           const WaitOptions& options) {
+void Group::wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                       std::span<const int> on, const WaitOptions& options) {
   for (const int rank : on) (void)info(rank);
   do_wait_until(done, sleep, on, options);
 }
 
-void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& options) {
+void Group::agree(const std::optional<Error>& trouble, const WaitOptions& options) {
   // 0: all is well; else the error's kind, and 1.
   const std::uint32_t mine = trouble ? static_cast<std::uint32_t>(trouble->kind()) + 1 : 0;
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
@@ -160,11 +172,11 @@ void SyncGroup::agree(const std::optional<Error>& trouble, const WaitOptions& op
   const auto at = static_cast<std::size_t>(first - statuses_.begin());
   const RankInfo& origin = ranks_[at];
   throw Error(static_cast<ErrorKind>(*first - 1),
-              std::string(options.phase) + ": " + sync::name_of(origin) + ": " + get_text(all[at].text),
+              std::string(options.phase) + ": " + name_of(origin) + ": " + get_text(all[at].text),
               {.rank = origin.rank, .pid = origin.pid, .host = origin.host, .os_error = all[at].os_error});
 }
 
-SyncGroup::Part SyncGroup::part_of(std::span<const int> ranks, const WaitOptions& options) {
+Group::Part Group::part_of(std::span<const int> ranks, const WaitOptions& options) {
   struct Card {
     std::uint64_t hash = 0;
     std::int32_t length = 0;  // 0: in no list
@@ -201,19 +213,19 @@ SyncGroup::Part SyncGroup::part_of(std::span<const int> ranks, const WaitOptions
   return part;
 }
 
-std::shared_ptr<SyncGroup> SyncGroup::duplicate(const WaitOptions& options) {
+std::shared_ptr<SyncGroup> Group::duplicate(const WaitOptions& options) {
   const Use use(*this);
   return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::none, options); });
 }
 
-std::shared_ptr<SyncGroup> SyncGroup::companion(const WaitOptions& options) {
+std::shared_ptr<Group> Group::companion(const WaitOptions& options) {
   const Use use(*this);
   return unless_out_of_memory(*this, [&] { return make_part({all_, rank_}, Tie::companion, options); });
 }
 
-std::shared_ptr<SyncGroup> SyncGroup::split(const RankList& ranks, const WaitOptions& options) {
+std::shared_ptr<SyncGroup> Group::split(const RankList& ranks, const WaitOptions& options) {
   const Use use(*this);
   return unless_out_of_memory(*this, [&] { return make_part(part_of(ranks.in(*this), options), Tie::none, options); });
 }
 
-}  // namespace muster
+}  // namespace muster::sync

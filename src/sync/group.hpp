@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Group: what all kinds of groups have in common, and what the library does with a group beyond what programs do:
+// messages of its own, state of higher layers, companions, memory of other ranks.
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "muster/sync_group.hpp"
+
+namespace muster::sync {
+
+class Region;
+
+/// What a message belongs to: those of one subject never meet those of another, however they cross.
+enum class Subject : std::uint32_t {
+  caller,    ///< of programs: all that they send
+  exchange,  ///< of gathers, merges, streams and exports
+  round,     ///< of the groups' own rounds
+};
+
+/// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back.
+class PeerLiveness {
+ public:
+  virtual ~PeerLiveness() = default;
+  /// The process has ended. Local, never waits, any thread.
+  [[nodiscard]] virtual bool is_dead() const noexcept = 0;
+};
+
+class Group : public SyncGroup, public std::enable_shared_from_this<Group> {
+ public:
+  [[nodiscard]] int rank() const noexcept final { return rank_; }
+  [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_.size()); }
+  [[nodiscard]] const RankInfo& info(int rank) const final;
+  [[nodiscard]] const Nonce& nonce() const noexcept final { return nonce_; }
+  [[nodiscard]] std::chrono::milliseconds timeout() const noexcept final { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) final;
+  /// 0, 1, ...
+  [[nodiscard]] std::span<const int> all() const noexcept { return all_; }
+  /// The shared memory of `rank`; null if it shares none with this one, and in a group of one. Local.
+  [[nodiscard]] virtual std::shared_ptr<Region> region_of(int rank) const;
+  /// Of a rank that shares memory with this one; another one is never known to be dead here. Local.
+  [[nodiscard]] virtual std::shared_ptr<const PeerLiveness> liveness(int rank) const = 0;
+
+  void barrier(const WaitOptions& options = {}) final;
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {}) final;
+  void send(int to, std::span<const std::byte> message, const WaitOptions& options = {}) final;
+  void send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject);
+  std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {}) final;
+  std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject);
+  void wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                  std::span<const int> on, const WaitOptions& options = {}) final;
+  std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) final;
+  std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) final;
+  /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
+  /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
+  /// wait of the companion ends if any rank is dead, waited for or not.
+  std::shared_ptr<Group> companion(const WaitOptions& options = {});
+
+  /// State that a higher layer keeps with the group (its pool), one of each type: made at first use and destroyed with
+  /// the last owner. Local.
+  template <class State>
+  std::shared_ptr<State> extension() {
+    static const char key = 0;
+    return std::static_pointer_cast<State>(extension(&key, [] { return std::make_shared<State>(); }));
+  }
+
+ protected:
+  Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout);
+  /// Whether this process made the group (false in a forked child).
+  [[nodiscard]] bool is_owner_process() const noexcept;
+
+  virtual void do_barrier(const WaitOptions& options) = 0;
+  virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
+  virtual void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) = 0;
+  virtual std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most,
+                                            const WaitOptions& options) = 0;
+  virtual void do_wait_until(const std::function<bool()>& done,
+                             const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                             const WaitOptions& options) = 0;
+  enum class Tie : std::uint8_t { none, companion };
+  /// Some ranks of this group that become one. Several such parts are made at the same time.
+  struct Part {
+    std::span<const int> members;  ///< in the order that they have there; empty on a rank that is in no part
+    int position = -1;             ///< this rank's among them; -1: in no part
+  };
+  /// Collective over this group. Null on a rank that is in no part.
+  virtual std::shared_ptr<Group> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
+  /// Collective. Runs local work of a collective call. If it fails on some ranks, all throw the first one's error:
+  /// who cannot go on says so before the others wait for it, and the group goes on.
+  template <class Work>
+  void together(const WaitOptions& options, const Work& work) {
+    std::optional<Error> trouble;
+    try {
+      work();
+    } catch (const Error& error) {
+      if (failure()) throw;
+      trouble = error;
+    } catch (const std::bad_alloc&) {
+      trouble = Error(ErrorKind::no_space, "out of memory");
+    }
+    agree(trouble, options);
+  }
+
+ private:
+  friend class Use;
+  std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
+  void agree(const std::optional<Error>& trouble, const WaitOptions& options);
+  Part part_of(std::span<const int> ranks, const WaitOptions& options);
+  int rank_;
+  std::vector<RankInfo> ranks_;
+  std::vector<int> all_;
+  Nonce nonce_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::int64_t owner_pid_;
+  std::atomic<std::thread::id> user_{};  // the thread inside
+  int depth_ = 0;
+  std::mutex extensions_mutex_;
+  std::map<const void*, std::shared_ptr<void>> extensions_;
+  std::vector<std::uint32_t> statuses_;  // of all ranks; here so that agree() needs no memory if all are well
+};
+
+/// Every group is one: nobody else can derive from SyncGroup.
+inline Group& inside(SyncGroup& group) noexcept {
+  return static_cast<Group&>(group);
+}
+inline const Group& inside(const SyncGroup& group) noexcept {
+  return static_cast<const Group&>(group);
+}
+
+/// Holds the group for one thread and one operation made of several calls; nests within the thread. Throws as
+/// described at SyncGroup.
+class Use {
+ public:
+  explicit Use(SyncGroup& group);
+  ~Use();
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  void leave() noexcept;
+  Group& group_;
+};
+
+}  // namespace muster::sync
