@@ -26,7 +26,7 @@
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/statefile/writer_state.hpp"
-#include "src/sync/mpi_library.hpp"
+#include "src/sync/registered.hpp"
 #include "src/sync/start.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/survey.hpp"

@@ -152,8 +152,8 @@ void DeviceTransfer::offer(Record& record) {
   put_facts(facts, record);
   record.closes = true;
   // The first time shared memory is counted, because it may have to be staged after all.
-  if (lands_on_device() && facts.sees_first && facts.is_exportable && facts.forced.value_or(Way::ipc) == Way::ipc &&
-      state_->takers.contains(call_.first()))
+  if (lands_on_device() && facts.sees_first && facts.is_exportable &&
+      (facts.forced == Way::nothing || facts.forced == Way::ipc) && state_->takers.contains(call_.first()))
     record.fresh_bytes = 0;
 }
 

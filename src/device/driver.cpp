@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/device/driver.hpp"
 
-#include <dlfcn.h>
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -16,7 +15,6 @@
 namespace muster::cuda {
 namespace {
 
-constexpr const char* library_name = "libcuda.so.1";
 constexpr const char* forked =
     "this process was forked from one that had used CUDA: its devices cannot be reached from here, start it anew";
 
@@ -33,22 +31,15 @@ Status start(const DriverFunctions& functions, int& devices) {
 
 /// Fills `loaded`; returns why it cannot be used.
 std::string load(Loaded& loaded) {
-  void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* words = ::dlerror();
+  const Missing missing =
+      find_functions("libcuda.so.1", [&](const auto& use) { for_each_function(loaded.functions, use); });
+  if (!missing.library.empty())
     return fmt::format(
         "there is no CUDA driver here ({}): install NVIDIA's, or run where one is; in a container, start it "
         "with its devices",
-        words == nullptr ? library_name : words);
-  }
-  std::string missing;
-  for_each_function(loaded.functions, [&](const char* name, auto& function) {
-    void* symbol = ::dlsym(library, name);
-    if (symbol == nullptr && missing.empty()) missing = name;
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
-  });
-  if (!missing.empty())
-    return fmt::format("the CUDA driver has no function {}: it is older than version 11, update it", missing);
+        missing.library);
+  if (!missing.function.empty())
+    return fmt::format("the CUDA driver has no function {}: it is older than version 11, update it", missing.function);
   int devices = 0;
   if (const Status status = start(loaded.functions, devices); status != Status::success) {
     // What cuInit says in a child of a process that has used CUDA without us.

@@ -135,10 +135,14 @@ class DeviceLanding {
  private:
   struct Parcel {
     std::size_t position = 0;
-    MemoryPool::Buffer buffer;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> places;  // offset and bytes of each tensor
-    std::optional<Config> config;
+    std::vector<std::pair<DevicePointer, std::uint64_t>> places;  // by NCCL: where each tensor goes, and its bytes
+    std::optional<Config> config;                                 // keeps the memory
   };
+  /// Brings a tensor that has elements: from its place, as the sender says it, to that address.
+  using TakeIn = std::function<void(core::Place place, DevicePointer to, std::uint64_t bytes)>;
+  /// Takes memory for a tree, and puts it together there.
+  Parcel take_in(std::size_t position, const gather::Record& record, std::span<const std::byte> descriptor,
+                 const TakeIn& take);
   [[nodiscard]] Tensor landed(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer, std::uint64_t offset,
                               std::uint64_t bytes) const;
   void receive_parcels(std::vector<Parcel>& parcels, Communicator& communicator, std::span<const int> senders);

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <set>
 
 #include "muster/error.hpp"
@@ -11,19 +12,6 @@
 
 namespace muster::cuda {
 namespace {
-
-// Of facts[0], below the identity of the device: the others are those of a rank that receives (needs.hpp).
-enum Bit : unsigned {
-  bit_known,
-  bit_lands_on_device,
-  bit_has_tensors,
-  bit_sees_first,
-  bit_exportable,
-  bit_contiguous,
-  bit_nccl,
-  bit_forced,  // and two bits with the way
-  bits = 16,
-};
 
 bool can_go_by_ipc(const DeviceFacts& sender) {
   return sender.sees_first && sender.is_exportable;
@@ -70,33 +58,16 @@ std::string_view way_name(Way way) noexcept {
 }
 
 void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {
-  const auto bit = [](bool is_set, Bit at) { return is_set ? std::uint64_t{1} << at : 0; };
-  record.facts[0] = facts.device << bits | bit(facts.is_known, bit_known) |
-                    bit(facts.landing == Landing::device, bit_lands_on_device) |
-                    bit(facts.has_tensors, bit_has_tensors) | bit(facts.sees_first, bit_sees_first) |
-                    bit(facts.is_exportable, bit_exportable) | bit(facts.is_contiguous, bit_contiguous) |
-                    bit(facts.has_nccl, bit_nccl) | bit(facts.forced.has_value(), bit_forced) |
-                    static_cast<std::uint64_t>(facts.forced.value_or(Way::nothing)) << (bit_forced + 1);
+  record.facts[0] = std::bit_cast<std::uint64_t>(facts);
 }
 
 DeviceFacts get_facts(const gather::Record& record) noexcept {
-  const auto has = [&](Bit at) { return (record.facts[0] >> at & 1) != 0; };
-  DeviceFacts facts;
-  facts.device = record.facts[0] >> bits;
-  facts.is_known = has(bit_known);
-  facts.landing = has(bit_lands_on_device) ? Landing::device : Landing::host;
-  facts.has_tensors = has(bit_has_tensors);
-  facts.sees_first = has(bit_sees_first);
-  facts.is_exportable = has(bit_exportable);
-  facts.is_contiguous = has(bit_contiguous);
-  facts.has_nccl = has(bit_nccl);
-  if (has(bit_forced)) facts.forced = static_cast<Way>(record.facts[0] >> (bit_forced + 1) & 3);
-  return facts;
+  return std::bit_cast<DeviceFacts>(record.facts[0]);
 }
 
 std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
   std::vector<Way> ways(facts.size(), Way::nothing);
-  const auto known = std::ranges::find(facts, true, &DeviceFacts::is_known);
+  const auto known = std::ranges::find_if(facts, [](const DeviceFacts& rank) { return rank.is_known; });
   if (known == facts.end()) return ways;
   for (std::size_t at = 0; at < facts.size(); ++at) {
     if (!facts[at].is_known) continue;
@@ -112,7 +83,7 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
   for (std::size_t at = 1; at < facts.size(); ++at)
     if (facts[at].has_tensors) senders.push_back(at);
   for (const std::size_t at : senders) ways[at] = Way::staging;
-  const std::optional<Way> forced = known->forced;
+  const Way forced = known->forced;
   if (known->landing == Landing::host || forced == Way::staging) return ways;
   if (forced == Way::ipc) {
     for (const std::size_t at : senders) {
@@ -138,9 +109,9 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
   return ways;
 }
 
-std::optional<Way> forced_way() {
+Way forced_way() {
   const auto name = os::environment("MUSTER_DEVICE_WAY");
-  if (!name) return std::nullopt;
+  if (!name) return Way::nothing;
   for (const Way way : {Way::staging, Way::ipc, Way::nccl})
     if (*name == way_name(way)) return way;
   throw Error(ErrorKind::argument, "MUSTER_DEVICE_WAY is '" + *name + "': it must be staging, ipc or nccl");

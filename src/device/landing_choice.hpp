@@ -4,7 +4,6 @@
 // the same on all of them. The table of docs/devices.md.
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,17 +21,19 @@ enum class Way : std::uint8_t {
 };
 std::string_view way_name(Way way) noexcept;
 
-/// What a rank knows of itself before round 1. Travels in Record::facts.
+/// What a rank knows of itself before round 1. Travels as the first of Record::facts; the others are those of a rank
+/// that receives (receive_need.hpp).
 struct DeviceFacts {
-  bool is_known = false;  ///< false of a rank without tensors: it has not said anything
-  Landing landing = Landing::host;
-  bool has_tensors = false;
-  bool sees_first = false;     ///< shares memory with the list's first rank, in another process
-  bool is_exportable = false;  ///< contiguous, and in allocations that CUDA IPC can export
-  bool is_contiguous = false;  ///< and on one device
-  bool has_nccl = false;
-  std::optional<Way> forced = {};  ///< MUSTER_DEVICE_WAY
-  std::uint64_t device = 0;        ///< device_identity() of the device that the tensors are on, or shall land on
+  std::uint64_t device : 48 = 0;  ///< device_identity() of the device that the tensors are on, or shall land on
+  Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_WAY; nothing: all ways are open
+  Landing landing : 1 = Landing::host;
+  bool is_known : 1 = false;  ///< false of a rank without tensors: it has not said anything
+  bool has_tensors : 1 = false;
+  bool sees_first : 1 = false;     ///< shares memory with the list's first rank, in another process
+  bool is_exportable : 1 = false;  ///< contiguous, and in allocations that CUDA IPC can export
+  bool is_contiguous : 1 = false;  ///< and on one device
+  bool has_nccl : 1 = false;
+  std::uint64_t unused : 7 = 0;
   friend bool operator==(const DeviceFacts&, const DeviceFacts&) = default;
 };
 
@@ -45,7 +46,7 @@ DeviceFacts get_facts(const gather::Record& record) noexcept;
 /// want different landings or force different ways, Error(unsupported) where a forced way cannot be.
 std::vector<Way> choose_ways(std::span<const DeviceFacts> facts);
 
-/// MUSTER_DEVICE_WAY: staging, ipc or nccl. Throws Error(argument) on another value.
-std::optional<Way> forced_way();
+/// MUSTER_DEVICE_WAY: staging, ipc or nccl; `nothing` if it is not set. Throws Error(argument) on another value.
+Way forced_way();
 
 }  // namespace muster::cuda

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/device/nccl.hpp"
 
-#include <dlfcn.h>
 #include <fmt/core.h>
 
 #include <mutex>
@@ -11,8 +10,6 @@
 
 namespace muster::cuda {
 namespace {
-
-constexpr const char* library_name = "libnccl.so.2";
 
 const NcclFunctions& nccl() {
   std::string reason;
@@ -37,24 +34,15 @@ const NcclFunctions* find_nccl(std::string* reason) noexcept {
   try {
     const std::lock_guard lock(mutex);
     if (is_loaded) return &functions;
-    void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      const char* words = ::dlerror();
-      if (reason != nullptr) *reason = fmt::format("NCCL is not here ({})", words == nullptr ? library_name : words);
-      return nullptr;
-    }
-    std::string missing;
-    for_each_nccl_function(functions, [&](const char* name, auto& function) {
-      void* symbol = ::dlsym(library, name);
-      if (symbol == nullptr && missing.empty()) missing = name;
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
-    });
-    if (!missing.empty()) {
-      if (reason != nullptr) *reason = fmt::format("NCCL has no function {}: it is older than 2.14", missing);
-      return nullptr;
-    }
-    is_loaded = true;
-    return &functions;
+    const Missing missing =
+        find_functions("libnccl.so.2", [&](const auto& use) { for_each_nccl_function(functions, use); });
+    is_loaded = missing.library.empty() && missing.function.empty();
+    if (is_loaded) return &functions;
+    if (reason != nullptr)
+      *reason = missing.function.empty()
+                    ? fmt::format("NCCL is not here ({})", missing.library)
+                    : fmt::format("NCCL has no function {}: it is older than 2.14", missing.function);
+    return nullptr;
   } catch (const std::exception&) {
     return nullptr;
   }

@@ -160,8 +160,10 @@ void check_places(const Config& value) {
 namespace {
 
 /// Not that of the device route: what it has is no memory for slots, and is not counted as such.
+struct StagingState : DeviceState {};
+
 std::shared_ptr<DeviceState> staging_state_of(SyncGroup& group) {
-  return sync::inside(group).extension<DeviceState>();
+  return sync::inside(group).extension<StagingState>();
 }
 
 /// What fails in the middle leaves nothing in a stream that the next part would wait for.

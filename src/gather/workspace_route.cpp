@@ -31,8 +31,8 @@ std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group) {
 
 std::string workspace_path_of(const Call& call) {
   if (!call.options->workspace.path.empty()) return call.options->workspace.path;
-  if (const auto* group = dynamic_cast<const workspace::FileGroup*>(call.group)) return group->workspace_path();
-  return {};
+  if (call.group->kind() != workspace::FileGroup::kind_name) return {};
+  return static_cast<const workspace::FileGroup*>(call.group)->workspace_path();
 }
 
 const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRouteState& state) {

@@ -87,20 +87,32 @@ void Family::take_over() noexcept {
   if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
 }
 
-void Family::introduce(std::vector<RankInfo> ranks,
-                       std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours) {
+void Family::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
   const auto hold = lock();
   ranks_ = std::move(ranks);
-  neighbours_ = std::move(neighbours);
+  for (const int rank : hosts.here())
+    if (rank != rank_)
+      neighbours_[rank] = sync::inside(*hosts.local).liveness(hosts.place_of[static_cast<std::size_t>(rank)]);
+  if (hosts.members.size() == 1) return;
+  told_ = hosts.told_by(rank_);
+  has_other_hosts_.store(true);
+}
+
+int Family::next_number() noexcept {
+  const auto hold = lock();
+  return next_number_++;
+}
+
+bool Family::take_number(int number) noexcept {
+  const auto hold = lock();
+  if (number < next_number_) return false;
+  next_number_ = number + 1;
+  return true;
 }
 
 void Family::enroll(int number, Listener& group) {
   const auto hold = lock();
-  if (!groups_.emplace(number, &group).second)
-    throw Error(
-        ErrorKind::rank_mismatch,
-        fmt::format("rank {} has a group of number {} already: the ranks are in different calls", rank_, number),
-        {.rank = rank_});
+  groups_.emplace(number, &group);
 }
 
 void Family::resign(int number) noexcept {
@@ -154,10 +166,7 @@ bool Family::reach(int rank, const Call& call) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::io) throw;
   }
-  // At the end there are no groups: then it does not wait for long.
-  if (groups_.empty()) has_failed();
-  const Control notice{.kind = ControlKind::died, .from = rank_, .about = rank};
-  for (const auto& [number, group] : groups_) group->take(notice);
+  take({.kind = ControlKind::died, .from = rank_, .about = rank});
   return true;
 }
 
@@ -221,8 +230,18 @@ void Family::take(const Control& control) {
     has_said_farewell_[from] = true;
     return;
   }
+  if (control.kind == ControlKind::died) {
+    has_failed();
+    for (const auto& [number, group] : groups_) group->take(control);
+    return;
+  }
   if (control.group == every_group) {
-    if (control.kind == ControlKind::failure) give_up(to_error(control).what());
+    // Groups that there still are go on.
+    const std::string why = to_error(control).what();
+    if (is_retired())
+      give_up(why);
+    else
+      warn_others(why);
     return;
   }
   if (control.kind == ControlKind::failure) has_failed();
@@ -250,7 +269,9 @@ void Family::advance() noexcept {
     pump();
     if (has_ended()) return;
     step();
-    if (!has_ended()) look_for_the_dead();
+    if (has_ended()) return;
+    look_for_the_dead();
+    if (death_seen_ && Clock::now() - *death_seen_ > last_words) give_up(fmt::format("{} died", name_of(dead_)));
   } catch (const std::exception& error) {
     give_up(error.what());
   }
@@ -314,20 +335,25 @@ void Family::sweep() {
 }
 
 milliseconds Family::rest() const noexcept {
-  if (!spans_hosts_.load()) return milliseconds(0);
+  if (!has_other_hosts()) return milliseconds(0);
   // Where ranks wait for cores, the others hear late that all have parted.
   return std::clamp(std::chrono::duration_cast<milliseconds>(10 * parting_took_), shortest_rest, longest_rest);
 }
 
 void Family::look_for_the_dead() {
+  const auto hold = lock();
   const Clock::time_point now = Clock::now();
   if (now - looked_ < milliseconds(20)) return;
   looked_ = now;
-  const auto dead =
-      std::ranges::find_if(neighbours_, [](const auto& neighbour) { return neighbour.second->is_dead(); });
-  if (dead == neighbours_.end()) return;
-  if (!death_seen_) death_seen_ = now;
-  if (now - *death_seen_ > last_words) give_up(fmt::format("{} died", name_of(dead->first)));
+  std::erase_if(neighbours_, [&](const auto& neighbour) {
+    if (!neighbour.second->is_dead()) return false;
+    if (!death_seen_) dead_ = neighbour.first;
+    if (!death_seen_) death_seen_ = now;
+    const Control notice{.kind = ControlKind::died, .from = rank_, .about = neighbour.first};
+    take(notice);
+    for (const int rank : told_) tell(rank, notice);
+    return true;
+  });
 }
 
 std::string Family::name_of(int rank) const {
@@ -356,18 +382,20 @@ void Family::give_up_after(Clock::duration waited) noexcept {
                       missing()));
 }
 
+void Family::warn_others(const std::string& why) {
+  if (failed_.exchange(true) || !may_call_mpi()) return;
+  const Control notice = failure_notice(rank_, every_group, Error(ErrorKind::peer_lost, why));
+  for (int other = 0; other < size_; ++other)
+    if (other != rank_ && (rank_ == 0 || other == 0)) tell(other, notice);
+  flush(milliseconds(100));
+}
+
 void Family::give_up(const std::string& why) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
   try {
     log(LogLevel::warning, "MPI: " + why);
-    // Where it is found first: the others hear it from here.
-    if (!failed_.exchange(true) && may_call_mpi()) {
-      const Control notice = failure_notice(rank_, every_group, Error(ErrorKind::peer_lost, why));
-      for (int other = 0; other < size_; ++other)
-        if (other != rank_ && (rank_ == 0 || other == 0)) tell(other, notice);
-      flush(milliseconds(100));
-    }
+    warn_others(why);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
   }

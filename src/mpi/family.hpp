@@ -41,6 +41,7 @@
 
 #include "muster/error.hpp"
 #include "src/mpi/calls.hpp"
+#include "src/mpi/hosts.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
 
@@ -117,12 +118,15 @@ class Family : public std::enable_shared_from_this<Family> {
   /// gone. Only in calls that the program has to keep apart from others (making, destroying, MPI_Finalize).
   void take_over() noexcept;
 
-  /// Who the ranks are, and those whose end can be seen from here: known after the meeting.
-  void introduce(std::vector<RankInfo> ranks, std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours);
-  /// A number that no other group has had on this rank. Rank 0's is the next group's: threads that make several groups
-  /// at once do so in another order on each rank.
-  [[nodiscard]] int next_number() noexcept { return next_number_.fetch_add(1); }
-  /// Throws Error(rank_mismatch) where another group has this number.
+  /// Who the ranks are, and where: known after the meeting.
+  void introduce(std::vector<RankInfo> ranks, const Hosts& hosts);
+  /// There are ranks on other hosts.
+  [[nodiscard]] bool has_other_hosts() const noexcept { return has_other_hosts_.load(); }
+  /// A group's number that was never given on this rank.
+  [[nodiscard]] int next_number() noexcept;
+  /// The same, for a number that another rank has given. False if it may have been given here: threads that make
+  /// several groups at once do so in another order on each rank.
+  [[nodiscard]] bool take_number(int number) noexcept;
   void enroll(int number, Listener& group);
   /// The last one begins the end of the family.
   void resign(int number) noexcept;
@@ -142,6 +146,9 @@ class Family : public std::enable_shared_from_this<Family> {
   void remove_hook(const void* owner);
   /// Any thread may call MPI.
   [[nodiscard]] bool is_for_all_threads() const noexcept { return threads_ == MpiThreads::all; }
+  /// Who of this host has died is told to all groups, here and on other hosts: their ranks may wait for it where nobody
+  /// of this host is.
+  void look_for_the_dead();
   /// Pumps until all control messages have arrived, for a while.
   void flush(std::chrono::milliseconds longest);
   /// Guards what take() changes.
@@ -155,13 +162,11 @@ class Family : public std::enable_shared_from_this<Family> {
   [[nodiscard]] bool is_closed() const noexcept { return stage_.load() == Stage::closed; }
   /// Ends all its groups and retires.
   void end_groups() noexcept;
-  /// One step, where there is one to do. Gives up where a rank is seen to be dead.
+  /// One step, where there is one to do. Gives up where a rank of this host has died.
   void advance() noexcept;
   /// Gives up where it has not ended `waited` after the end of all groups; says who is missing.
   void give_up_after(std::chrono::steady_clock::duration waited) noexcept;
   void give_up(const std::string& why) noexcept;
-  /// There are ranks on other hosts. Called at the meeting.
-  void spans_hosts() noexcept { spans_hosts_.store(true); }
   /// How long this rank must leave MPI alone before MPI_Finalize (above); nothing where all are on one host.
   [[nodiscard]] std::chrono::milliseconds rest() const noexcept;
   /// A group has failed: the end does not wait for long.
@@ -194,11 +199,12 @@ class Family : public std::enable_shared_from_this<Family> {
   template <class Call>
   bool reach(int rank, const Call& call);
   void take(const Control& control);
+  /// The end will not come in order. Others hear it from where it is found first.
+  void warn_others(const std::string& why);
   void step();
   void start_barrier();
   /// Drops what nobody has received.
   void sweep();
-  void look_for_the_dead();
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string missing() const;
 
@@ -208,10 +214,9 @@ class Family : public std::enable_shared_from_this<Family> {
   const MpiThreads threads_;
   const std::chrono::milliseconds timeout_;
   std::atomic<std::thread::id> thread_;
-  std::atomic<int> next_number_{1};
   std::atomic<int> under_way_{0};
   std::atomic<bool> failed_{false};
-  std::atomic<bool> spans_hosts_{false};
+  std::atomic<bool> has_other_hosts_{false};
   std::chrono::steady_clock::time_point parting_since_{};
   std::chrono::steady_clock::duration parting_took_{};
   std::atomic<Stage> stage_{Stage::used};
@@ -219,6 +224,7 @@ class Family : public std::enable_shared_from_this<Family> {
 
   // Recursive: taking a message in sends answers.
   std::recursive_mutex mutex_;
+  int next_number_ = 1;
   std::map<int, Listener*> groups_;
   std::map<const void*, std::function<void()>> hooks_;  // by owner
   std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
@@ -227,11 +233,13 @@ class Family : public std::enable_shared_from_this<Family> {
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
-  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;
+  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;  // that live, as far as is known
+  std::vector<int> told_;                                                // on other hosts
   std::vector<bool> has_said_farewell_;
   int farewells_ = 0;
   Pending barrier_;
   std::optional<std::chrono::steady_clock::time_point> death_seen_;
+  int dead_ = -1;  // the first that was seen
   std::chrono::steady_clock::time_point looked_{};
 };
 

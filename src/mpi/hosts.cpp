@@ -17,6 +17,7 @@
 #include "muster/version.hpp"
 #include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -50,44 +51,57 @@ std::vector<std::byte> tell_all(const Comm& comm, std::span<const std::byte> min
   return said->all;
 }
 
-/// Step 1's conclusion: the ranks that could meet.
-Hosts candidates(std::span<const Card> cards) {
-  Hosts hosts;
+/// Step 1's conclusion: ranks that could meet have a key in common, which is the first of them.
+std::vector<int> keys_of(std::span<const Card> cards) {
+  std::vector<int> keys;
   std::map<std::tuple<std::string, std::uint64_t, std::uint32_t>, int> known;
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
-    const Card& card = cards[rank];
+  for (int rank = 0; rank < static_cast<int>(cards.size()); ++rank) {
+    const Card& card = cards[static_cast<std::size_t>(rank)];
     // A rank that cannot tell where it is shares memory with nobody, as far as one knows.
     const bool is_known = card.network != 0 && get_text(card.boot) != os::unknown_boot;
-    const auto [place, is_new] = known.emplace(
-        std::tuple(is_known ? get_text(card.boot) : "rank " + std::to_string(rank), card.network, card.user),
-        static_cast<int>(hosts.members.size()));
-    if (is_new) hosts.members.emplace_back();
-    hosts.members[static_cast<std::size_t>(place->second)].push_back(static_cast<int>(rank));
+    const std::string boot = is_known ? get_text(card.boot) : "rank " + std::to_string(rank);
+    keys.push_back(known.emplace(std::tuple(boot, card.network, card.user), rank).first->second);
   }
-  return hosts;
-}
-
-/// host_of, place_of and mine from the members.
-void number(Hosts& hosts, std::size_t ranks, int self) {
-  hosts.host_of.resize(ranks);
-  hosts.place_of.resize(ranks);
-  for (std::size_t host = 0; host < hosts.members.size(); ++host) {
-    for (std::size_t place = 0; place < hosts.members[host].size(); ++place) {
-      const auto rank = static_cast<std::size_t>(hosts.members[host][place]);
-      hosts.host_of[rank] = static_cast<int>(host);
-      hosts.place_of[rank] = static_cast<int>(place);
-    }
-  }
-  hosts.mine = hosts.host_of[static_cast<std::size_t>(self)];
-}
-
-std::string hex(const SyncGroup::Nonce& nonce) {
-  std::string text;
-  for (const std::byte byte : nonce) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
-  return text;
+  return keys;
 }
 
 }  // namespace
+
+Hosts::Hosts(std::span<const int> keys, int self) {
+  std::map<int, std::size_t> known;
+  for (const int key : keys) {
+    const std::size_t host = known.emplace(key, members.size()).first->second;
+    if (host == members.size()) members.emplace_back();
+    const int rank = static_cast<int>(host_of.size());
+    host_of.push_back(static_cast<int>(host));
+    place_of.push_back(static_cast<int>(members[host].size()));
+    members[host].push_back(rank);
+  }
+  mine = host_of[static_cast<std::size_t>(self)];
+}
+
+std::size_t Hosts::told_of(int host) const noexcept {
+  constexpr std::size_t most = 64;  // of all hosts
+  return std::min(std::max<std::size_t>(2, most / (members.size() - 1)), on(host).size());
+}
+
+std::vector<int> Hosts::told_by(int self) const {
+  std::vector<int> told;
+  for (int host = 0; host < static_cast<int>(members.size()); ++host) {
+    if (host == mine) continue;
+    const std::vector<int>& there = on(host);
+    told.push_back(there.front());
+    const auto place = static_cast<std::size_t>(place_of[static_cast<std::size_t>(self)]);
+    std::size_t left = told_of(host) - 1;
+    for (std::size_t i = 0; left != 0; ++i) {
+      const std::size_t next = (place + i) % there.size();
+      if (next == 0) continue;
+      told.push_back(there[next]);
+      --left;
+    }
+  }
+  return told;
+}
 
 Card own_card() {
   Card card;
@@ -133,18 +147,18 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank)
     met.ranks.push_back({static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid});
 
-  Hosts& hosts = met.hosts;
-  hosts = candidates(cards);
-  number(hosts, cards.size(), self);
-  const std::vector<int> here = hosts.here();
+  std::vector<int> keys = keys_of(cards);
+  const Hosts hosts(keys, self);
+  const std::vector<int>& here = hosts.here();
+  std::shared_ptr<SyncGroup> local;
   std::byte has_met{1};
   if (here.size() > 1) {
     try {
-      hosts.local = local_group({.key = "mpi " + hex(met.nonce) + " " + std::to_string(here.front()),
-                                 .rank = hosts.place_of[static_cast<std::size_t>(self)],
-                                 .size = static_cast<int>(here.size()),
-                                 .timeout = timeout,
-                                 .numbers = here});
+      local = local_group({.key = "mpi " + workspace::job_text(met.nonce) + " " + std::to_string(here.front()),
+                           .rank = hosts.place_of[static_cast<std::size_t>(self)],
+                           .size = static_cast<int>(here.size()),
+                           .timeout = timeout,
+                           .numbers = here});
     } catch (const std::exception& error) {
       has_met = std::byte{0};
       log(LogLevel::warning,
@@ -154,20 +168,15 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
   }
   // A meeting that fails takes its deadline: the others wait somewhat longer.
   const std::vector<std::byte> met_there = tell_all(comm, std::span(&has_met, 1), timeout + std::chrono::seconds(2));
-  std::vector<std::vector<int>> members;
   for (const std::vector<int>& host : hosts.members) {
     const bool all_met =
         std::ranges::all_of(host, [&](int rank) { return met_there[static_cast<std::size_t>(rank)] == std::byte{1}; });
-    if (all_met)
-      members.push_back(host);
-    else
-      for (const int rank : host) members.push_back({rank});
+    if (all_met) continue;
+    for (const int rank : host) keys[static_cast<std::size_t>(rank)] = rank;
   }
-  std::ranges::sort(members, {}, [](const std::vector<int>& host) { return host.front(); });
-  hosts.members = std::move(members);
-  number(hosts, cards.size(), self);
-  if (hosts.here().size() == 1) hosts.local = single_group();
-  hosts.local->set_timeout(timeout);
+  met.hosts = Hosts(keys, self);
+  met.hosts.local = met.hosts.here().size() == 1 ? single_group() : local;
+  met.hosts.local->set_timeout(timeout);
   return met;
 }
 

@@ -27,10 +27,18 @@ struct Hosts {
   int mine = 0;
   std::shared_ptr<SyncGroup> local;  ///< of the ranks of this host, in their order
 
+  Hosts() = default;
+  /// Of ranks 0, 1, ...: those that have a key in common are on one host. `self`: this rank.
+  Hosts(std::span<const int> keys, int self);
   [[nodiscard]] const std::vector<int>& on(int host) const { return members[static_cast<std::size_t>(host)]; }
   [[nodiscard]] const std::vector<int>& here() const { return on(mine); }
   [[nodiscard]] int leader(int host) const { return on(host).front(); }
   [[nodiscard]] bool is_here(int rank) const { return host_of[static_cast<std::size_t>(rank)] == mine; }
+  /// Ranks of that host that are told of a failure by one of another: one must listen, and all are where they are few.
+  [[nodiscard]] std::size_t told_of(int host) const noexcept;
+  /// Whom `self` tells. Its leader, who decides, of each other host; and beginning with the counterpart, so that
+  /// together the ranks of this host tell all of that one.
+  [[nodiscard]] std::vector<int> told_by(int self) const;
 };
 
 /// The tree that the records of a round go up and down by. With one hub for all hosts it would send all records as

@@ -16,8 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Ranks of another host that are told of a failure: one must listen, and all are where they are few.
-constexpr std::size_t most_told = 64;
 constexpr std::chrono::microseconds settle_nap{200};
 constexpr milliseconds longest_unpumped{1};
 
@@ -51,33 +49,12 @@ std::optional<Error> FirstCause::decided() const {
   return decided_;
 }
 
-std::size_t MpiGroup::told_of(int host) const noexcept {
-  const std::size_t others = hosts_.members.size() - 1;
-  return std::min(std::max<std::size_t>(2, most_told / others), hosts_.on(host).size());
-}
-
-void MpiGroup::tell_other_hosts(const Control& notice) {
-  for (int host = 0; host < static_cast<int>(hosts_.members.size()); ++host) {
-    if (host == hosts_.mine) continue;
-    // The leader, who decides; then beginning with the counterpart: together the ranks of this host tell all of that
-    // one.
-    const std::vector<int>& members = hosts_.on(host);
-    family_->tell(members.front(), notice);
-    std::size_t left = told_of(host) - 1;
-    for (std::size_t i = 0; left != 0; ++i) {
-      const std::size_t place = (static_cast<std::size_t>(place_of(rank())) + i) % members.size();
-      if (place == 0) continue;
-      family_->tell(members[place], notice);
-      --left;
-    }
-  }
-}
-
 void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
   family_->has_failed();
   if (!has_other_hosts()) return;
   try {
-    tell_other_hosts(failure_notice(rank(), number_, cause));
+    const Control notice = failure_notice(family_->rank(), number_, cause);
+    for (const int rank : hosts_.told_by(this->rank())) family_->tell(number_of(rank), notice);
     // This process may end soon. Whoever does not listen, such as the one that is blamed, keeps the others no longer
     // than settling does.
     family_->flush(FirstCause::settling);
@@ -108,17 +85,18 @@ void MpiGroup::pass_on_local_failure() noexcept {
   }
   standing_->first_cause.decide(*cause);
   // What began on another host is known there.
-  if (!cause->rank() || *cause->rank() < 0 || *cause->rank() >= size() || hosts_.is_here(*cause->rank()))
-    tell_other_hosts(*cause);
+  const int blamed = rank_of(cause->rank().value_or(-1));
+  if (blamed < 0 || hosts_.is_here(blamed)) tell_other_hosts(*cause);
 }
 
 Error MpiGroup::origin_of(const Error& cause) const {
-  const int lost = cause.rank().value_or(-1);
-  if (cause.kind() != ErrorKind::peer_lost || lost < 0 || lost >= size() || hosts_.is_here(lost)) return cause;
+  const int lost = rank_of(cause.rank().value_or(-1));
+  if (cause.kind() != ErrorKind::peer_lost || lost < 0 || hosts_.is_here(lost)) return cause;
   for (const int mate : hosts_.here()) {
     if (mate == rank() || !liveness(mate)->is_dead()) continue;
-    return error_of(info(mate), ErrorKind::peer_lost,
-                    fmt::format("{} died; rank {} noticed it by this: {}", name_of(info(mate)), rank(), cause.what()));
+    return error_of(
+        info(mate), ErrorKind::peer_lost,
+        fmt::format("{} died; rank {} noticed it by this: {}", name_of(info(mate)), number_of(rank()), cause.what()));
   }
   return cause;
 }
@@ -171,7 +149,7 @@ std::optional<Error> MpiGroup::failure() const {
 bool MpiGroup::is_settled() const {
   const auto since = standing_->first_cause.since();
   if (!since) return false;
-  const bool decides = rank() == hosts_.leader(hosts_.mine) || told_of(hosts_.mine) == hosts_.here().size();
+  const bool decides = rank() == hosts_.leader(hosts_.mine) || hosts_.told_of(hosts_.mine) == hosts_.here().size();
   return Clock::now() - *since > FirstCause::settling + (decides ? milliseconds(0) : FirstCause::lead);
 }
 

@@ -72,26 +72,27 @@ struct Untaken {
 
 }  // namespace
 
-MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, milliseconds timeout,
+MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank, milliseconds timeout,
                    std::shared_ptr<Standing> parent)
-    : sync::Group(family->rank(), std::move(met.ranks), met.nonce, timeout),
+    : sync::Group(rank, std::move(met.ranks), met.nonce, timeout),
       family_(std::move(family)),
       number_(number),
       hosts_(std::move(met.hosts)),
       standing_(std::make_shared<Standing>(hosts_.local, std::move(parent))),
-      views_(static_cast<std::size_t>(size())) {
+      views_(static_cast<std::size_t>(size())),
+      others_(others()) {
   family_->enroll(number_, *this);
-  if (!has_other_hosts()) return;
-  if (shared() != nullptr)
+  // Of a part on one host, too: what ranks of others wait for may be MPI's to finish here.
+  if (family_->has_other_hosts() && shared() != nullptr)
     shared()->while_waiting([this, kin = family_]() -> std::chrono::nanoseconds {
-      kin->try_pump();
+      look_around();
       if (settles() && is_settled()) decide();
       return kin->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
     });
 }
 
 sync::LocalGroup* MpiGroup::shared() const noexcept {
-  return dynamic_cast<sync::LocalGroup*>(hosts_.local.get());
+  return is_alone_here() ? nullptr : static_cast<sync::LocalGroup*>(hosts_.local.get());
 }
 
 auto MpiGroup::in_phase(const WaitOptions& options) {
@@ -105,6 +106,17 @@ int MpiGroup::tag(Tag kind) const noexcept {
 }
 int MpiGroup::data_tag() const noexcept {
   return tag(Tag::data);
+}
+
+int MpiGroup::rank_of(int number) const noexcept {
+  for (int rank = 0; rank < size(); ++rank)
+    if (number_of(rank) == number) return rank;
+  return -1;
+}
+
+void MpiGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                    Finished finished) {
+  family_->adopt(number_of(to), start_send(comm(), number_of(to), tag, bytes, std::move(keeper), finished));
 }
 
 bool MpiGroup::shares_memory(int rank) const {
@@ -176,8 +188,9 @@ void MpiGroup::check_round(int from, std::span<const std::byte> message, std::si
       Error(ErrorKind::rank_mismatch,
             fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
                         "the ranks are in different calls",
-                        options.phase, rank(), round_, record_bytes, from, theirs.round, theirs.record_bytes),
-            {.rank = from}));
+                        options.phase, number_of(rank()), round_, record_bytes, number_of(from), theirs.round,
+                        theirs.record_bytes),
+            {.rank = number_of(from)}));
 }
 
 std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<const std::byte> here,
@@ -195,18 +208,18 @@ std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<c
   };
   const std::vector<int> children = tree.children(hosts_.mine);
   // Step 2.
-  std::vector<std::byte> below = with_head(head, here);
+  const auto below = std::make_shared<std::vector<std::byte>>(with_head(head, here));
   for (const int child : children) {
     std::size_t ranks = 0;
     for (const int host : tree.with_all_below(child)) ranks += hosts_.on(host).size();
     const std::vector<std::byte> records =
         take(hosts_.leader(child), Tag::up, ranks, tree.height(hosts_.mine) * wait_step);
-    below.insert(below.end(), records.begin() + sizeof head, records.end());
+    below->insert(below->end(), records.begin() + sizeof head, records.end());
   }
   // Step 3.
   const auto answer = std::make_shared<std::vector<std::byte>>();
   if (hosts_.mine == 0) {
-    const std::byte* next = below.data() + sizeof head;
+    const std::byte* next = below->data() + sizeof head;
     for (const int host : tree.with_all_below(0))
       for (const int member : hosts_.on(host)) {
         if (record_bytes != 0)
@@ -216,15 +229,13 @@ std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<c
     *answer = with_head(head, all);
   } else {
     const int parent = hosts_.leader(tree.parent(hosts_.mine));
-    or_fail(parent, options, [&] { family_->adopt(parent, send_copy(comm(), parent, tag(Tag::up), below)); });
+    or_fail(parent, options, [&] { post(parent, tag(Tag::up), *below, below); });
     *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
                    (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
     if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
   }
   for (const int child : children)
-    or_fail(hosts_.leader(child), options, [&] {
-      family_->adopt(hosts_.leader(child), start_send(comm(), hosts_.leader(child), tag(Tag::down), *answer, answer));
-    });
+    or_fail(hosts_.leader(child), options, [&] { post(hosts_.leader(child), tag(Tag::down), *answer, answer); });
   return answer;
 }
 
@@ -234,25 +245,22 @@ int MpiGroup::tag_of(sync::Subject subject) const noexcept {
 
 std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                               milliseconds grace) {
-  return or_fail(from, options, [&] { return receive_there(from, tag, most, options, grace); });
-}
-
-std::vector<std::byte> MpiGroup::receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
-                                               milliseconds grace) {
-  Found found;
-  const std::array<int, 1> on{from};
-  wait([&] { return found.look(comm(), from, tag); }, {}, on, options, grace);
-  const std::size_t length = found.bytes();
-  if (length > most)
-    sync::fail(*this,
-               Error(ErrorKind::corrupt,
-                     fmt::format("rank {} sends a message of {} bytes where at most {} can be", from, length, most),
-                     {.rank = from}));
-  const auto bytes = std::make_shared<std::vector<std::byte>>(length);
-  Pending pending = found.receive(*bytes, bytes);
-  // Its sender may have left the group since: the rest comes when he calls MPI the next time.
-  wait([&] { return pending.test(); }, {}, on, options, grace, true);
-  return std::move(*bytes);
+  return or_fail(from, options, [&] {
+    Found found;
+    const std::array<int, 1> on{from};
+    wait([&] { return found.look(comm(), number_of(from), tag); }, {}, on, options, grace);
+    const std::size_t length = found.bytes();
+    if (length > most)
+      sync::fail(*this, Error(ErrorKind::corrupt,
+                              fmt::format("rank {} sends a message of {} bytes where at most {} can be",
+                                          number_of(from), length, most),
+                              {.rank = number_of(from)}));
+    const auto bytes = std::make_shared<std::vector<std::byte>>(length);
+    Pending pending = found.receive(*bytes, bytes);
+    // Its sender may have left the group since: the rest comes when he calls MPI the next time.
+    wait([&] { return pending.test(); }, {}, on, options, grace, true);
+    return std::move(*bytes);
+  });
 }
 
 void MpiGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
@@ -278,7 +286,7 @@ void MpiGroup::do_send(int to, sync::Subject subject, std::span<const std::byte>
     if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
       const std::span<const std::byte> bytes = part->bytes;
-      family_->adopt(to, start_send(comm(), to, tag, bytes, std::move(part), finished));
+      post(to, tag, bytes, std::move(part), finished);
       wait([&] { return untaken->load() <= most_untaken; }, {}, on, options, milliseconds(0));
     });
     progress();
@@ -297,9 +305,9 @@ std::vector<std::byte> MpiGroup::do_receive(int from, sync::Subject subject, std
   if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
   if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
     sync::fail(*this, Error(ErrorKind::corrupt,
-                            fmt::format("rank {} announces a message of {} bytes where at most {} can be", from,
-                                        head.length, most),
-                            {.rank = from}));
+                            fmt::format("rank {} announces a message of {} bytes where at most {} can be",
+                                        number_of(from), head.length, most),
+                            {.rank = number_of(from)}));
   bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
   while (bytes.size() < head.length) {
     const std::vector<std::byte> more =
@@ -310,45 +318,62 @@ std::vector<std::byte> MpiGroup::do_receive(int from, sync::Subject subject, std
   return bytes;
 }
 
-std::shared_ptr<sync::Group> MpiGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
-  // The numbers of groups have to be the same on all ranks, and new on each: rank 0 says them.
-  struct Proposal {
-    std::int32_t number;
-    Nonce nonce;  // rank 0's is the new group's
+int MpiGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {
+  const bool is_member = part.position >= 0;
+  const auto tell_all = [&](std::int32_t mine) {
+    do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words), options);
   };
-  Proposal mine{};
-  std::vector<Proposal> cards;
+  for (;;) {
+    const int proposed = is_member ? family_->next_number() : 0;
+    tell_all(proposed);
+    int number = 0;
+    for (const int member : part.members) number = std::max(number, words[static_cast<std::size_t>(member)]);
+    // Another thread of a member may have made a group of that number meanwhile.
+    tell_all(!is_member || number == proposed || family_->take_number(number) ? 1 : 0);
+    if (std::ranges::count(words, 1) == size()) return number;
+  }
+}
+
+std::shared_ptr<sync::Group> MpiGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+  Nonce nonce{};  // the first member's is the part's
+  std::vector<Nonce> nonces;
+  std::vector<std::int32_t> words;
+  std::vector<int> here;  // members, by their places on this host
+  Met met;
   together(options, [&] {
-    if (!std::ranges::equal(part.members, RankList(all_ranks).in(*this)))
-      throw Error(
-          ErrorKind::unsupported,
-          "a group over MPI cannot be split: make a communicator of those ranks (MPI_Comm_split) and a group of "
-          "it (mpi_group)");
-    mine.number = family_->next_number();
-    os::random_bytes(mine.nonce);
-    cards.resize(static_cast<std::size_t>(size()));
+    os::random_bytes(nonce);
+    nonces.resize(static_cast<std::size_t>(size()));
+    words.resize(nonces.size());
+    std::vector<int> keys;
+    for (const int member : part.members) {
+      met.ranks.push_back(info(member));
+      keys.push_back(host_of(member));
+      if (hosts_.is_here(member)) here.push_back(place_of(member));
+    }
+    if (part.position >= 0) met.hosts = Hosts(keys, part.position);
   });
-  do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  const int number = cards.front().number;
-  if ((number + 2) * tags_a_group > comm().most_tag())
-    throw Error(ErrorKind::unsupported,
-                fmt::format("{} groups of one communicator are more than MPI has tags for", number));
-  std::shared_ptr<sync::Group> copy;
+  do_all_gather(nonce, std::as_writable_bytes(std::span(nonces)), options);
+  const int number = agree_on_number(part, words, options);
+  std::shared_ptr<sync::Group> made;
   together(options, [&] {
     // Collective on each host: first of all, and not left out by a rank that lacks memory.
-    const auto local_copy = locally(-1, [&]() -> std::shared_ptr<SyncGroup> {
+    met.hosts.local = locally(-1, [&]() -> std::shared_ptr<SyncGroup> {
       if (tie == Tie::companion) return local().companion(later(options));
-      return local().duplicate(later(options));
+      return local().split(here, later(options));
     });
-    Met met;
-    met.nonce = cards.front().nonce;
-    for (int rank = 0; rank < size(); ++rank) met.ranks.push_back(info(rank));
-    met.hosts = hosts_;
-    met.hosts.local = local_copy;
-    copy = std::make_shared<MpiGroup>(family_, number, std::move(met), timeout(),
+    if (part.position < 0) return;
+    if ((number + 2) * tags_a_group > comm().most_tag())
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("{} groups of one communicator are more than MPI has tags for", number));
+    if (here.size() == 1) {
+      met.hosts.local = single_group();
+      met.hosts.local->set_timeout(timeout());
+    }
+    met.nonce = nonces[static_cast<std::size_t>(part.members.front())];
+    made = std::make_shared<MpiGroup>(family_, number, std::move(met), part.position, timeout(),
                                       tie == Tie::companion ? standing_ : nullptr);
   });
-  return copy;
+  return made;
 }
 
 }  // namespace muster::mpi

@@ -11,6 +11,9 @@
 //  4. Each leader gives them to the ranks of its host, by messages of the local group.
 // With one host it is the local group's round and nothing else.
 //
+// Parts and duplicates of a group use the same communicator. A rank's number there is what messages call it
+// (RankInfo::rank): numbers are what MPI and other ranks hear, ranks are places in the group.
+//
 // A message between ranks of two hosts is one MPI message (more beyond 1 GiB); on one host it goes the local group's
 // way.
 //
@@ -33,7 +36,7 @@
 #include "src/mpi/family.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/pulse.hpp"
+#include "src/sync/watchdog.hpp"
 
 namespace muster::sync {
 class LocalGroup;
@@ -100,11 +103,16 @@ struct Standing {
 
 class MpiGroup final : public sync::Group, private Listener {
  public:
-  MpiGroup(std::shared_ptr<Family> family, int number, Met met, std::chrono::milliseconds timeout,
+  /// `number`: of the group, in its family; `rank`: this process's in the group.
+  MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank, std::chrono::milliseconds timeout,
            std::shared_ptr<Standing> parent = nullptr);
   ~MpiGroup() override;
 
-  [[nodiscard]] std::string_view kind() const noexcept override { return "mpi"; }
+  /// Only groups of this class are of this kind.
+  static constexpr std::string_view kind_name = "mpi";
+  static MpiGroup& of(SyncGroup& group) { return static_cast<MpiGroup&>(group); }
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
   [[nodiscard]] bool shares_memory(int rank) const override;
   [[nodiscard]] int host_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<sync::Region> region_of(int rank) const override;
@@ -116,6 +124,8 @@ class MpiGroup final : public sync::Group, private Listener {
   [[nodiscard]] const Hosts& hosts() const noexcept { return hosts_; }
   [[nodiscard]] const Comm& comm() const noexcept { return family_->comm(); }
   [[nodiscard]] Family& family() const noexcept { return *family_; }
+  /// A rank's in the communicator.
+  [[nodiscard]] int number_of(int rank) const { return info(rank).rank; }
   /// This tag and the three after it are the routes' own.
   [[nodiscard]] int data_tag() const noexcept;
 
@@ -124,6 +134,9 @@ class MpiGroup final : public sync::Group, private Listener {
   /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
   [[nodiscard]] std::optional<Error> known_failure() const;
 
+  /// Sends `bytes`, which `keeper` keeps. The group may go before that has finished.
+  void post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+            Finished finished = Finished::sent);
   /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
@@ -146,6 +159,8 @@ class MpiGroup final : public sync::Group, private Listener {
 
  private:
   class Awaiting;
+  class Others;
+  class OthersPulse;
   /// A call of the group. Throws if the thread may not call MPI.
   [[nodiscard]] auto in_phase(const WaitOptions& options);
   /// What is known of a rank of another host.
@@ -154,16 +169,10 @@ class MpiGroup final : public sync::Group, private Listener {
     int waits_for = -1;
     bool has_left = false;
     bool is_dead = false;
-    bool is_told = false;   // that it is dead, by this rank, to the other hosts
     bool is_asked = false;  // and has not answered yet
     std::string phase;
     std::chrono::steady_clock::time_point asked{};
     std::chrono::steady_clock::time_point heard{};
-  };
-  /// How the ranks that one waits for get on, with all those that they wait for themselves.
-  struct Chain {
-    std::uint64_t progress = 0;
-    int end = 0;
   };
 
   void take(const Control& control) override;
@@ -174,10 +183,12 @@ class MpiGroup final : public sync::Group, private Listener {
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
   [[nodiscard]] int tag_of(sync::Subject subject) const noexcept;
+  /// The rank with that number in the communicator; -1 if it is not in this group.
+  [[nodiscard]] int rank_of(int number) const noexcept;
+  /// A number for a new group of some of these ranks: the same on all of them, and new on each. `words`: one a rank.
+  int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
-  std::vector<std::byte> receive_there(int from, int tag, std::uint64_t most, const WaitOptions& options,
-                                       std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
   void tell_other_hosts(const Error& cause) noexcept;
   /// Another host's failure.
@@ -193,21 +204,14 @@ class MpiGroup final : public sync::Group, private Listener {
   /// Waits until all hosts' proposals are in.
   Error settle() noexcept;
   Error decide() noexcept;
-  /// Ranks of that host that are told of a failure by one of another.
-  [[nodiscard]] std::size_t told_of(int host) const noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
             bool may_have_left = false);
+  [[nodiscard]] std::unique_ptr<const sync::Peers> others() const;
   /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
   [[nodiscard]] int awaited() const;
-  Chain ask_along(int rank, std::chrono::steady_clock::time_point begin, std::chrono::milliseconds every);
-  /// Ranks of this host: who waits for them elsewhere is told; a companion fails whoever waits for them.
-  void look_for_the_dead(const WaitOptions& options);
-  void tell_other_hosts(const Control& notice);
-  /// A rank that has `end` ("died").
-  [[noreturn]] void fail_because(int other, const char* end, const WaitOptions& options);
-  [[noreturn]] void time_out(const std::vector<int>& late, std::chrono::steady_clock::duration waited,
-                             const WaitOptions& options);
+  /// Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
+  void look_around();
   /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
   template <class Call>
   auto locally(int on, const Call& call);
@@ -222,7 +226,6 @@ class MpiGroup final : public sync::Group, private Listener {
   /// Steps 2 and 3 on a leader. Returns the message that its mates get.
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
                                                              const WaitOptions& options);
-  [[nodiscard]] std::string describe(int rank);
   [[nodiscard]] sync::Group& local() const noexcept { return sync::inside(*hosts_.local); }
   /// The same, of several ranks; null of one.
   [[nodiscard]] sync::LocalGroup* shared() const noexcept;
@@ -242,9 +245,9 @@ class MpiGroup final : public sync::Group, private Listener {
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{sync::between_calls};
   std::vector<View> views_;  // guarded by the family's lock
+  std::unique_ptr<const sync::Peers> others_;
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_passed_on_{false};
-  std::atomic<std::chrono::steady_clock::time_point> looked_around_{};  // by any thread that waits
 };
 
 /// While this rank waits for another one (-1: for none, or all of its host): for those who ask.

@@ -15,6 +15,7 @@ namespace {
 // Of the attendant, where nothing moves: short against a part's time on any link.
 constexpr std::chrono::microseconds part_nap{200};
 
+/// `sender`: as messages call it.
 [[noreturn]] void refuse(int sender) {
   throw Error(ErrorKind::corrupt, fmt::format("the head of a part from rank {} is garbled", sender), {.rank = sender});
 }
@@ -123,7 +124,8 @@ std::vector<std::byte> Receiver::take_header(int rank, const WaitOptions& option
   const std::lock_guard lock(mutex_);
   if (trouble_) std::rethrow_exception(trouble_);
   if (from.parts.size() <= from.headers_taken)
-    throw Error(ErrorKind::corrupt, fmt::format("rank {} left the stream before its end", rank), {.rank = rank});
+    throw Error(ErrorKind::corrupt, fmt::format("rank {} left the stream before its end", group_.number_of(rank)),
+                {.rank = group_.number_of(rank)});
   return std::move(from.parts[from.headers_taken++].header);
 }
 
@@ -203,7 +205,8 @@ void Receiver::open_pieces(const Lane& from, Part& part) {
   for (std::size_t next = part.whole + part.open.size(); next < part.pieces; ++next) {
     const std::span<std::byte> place = part.place(next);
     if (place.empty()) return;
-    part.open.push_back(start_receive(group_.comm(), from.rank, group_.data_tag(), place, part.keeper));
+    part.open.push_back(
+        start_receive(group_.comm(), group_.number_of(from.rank), group_.data_tag(), place, part.keeper));
   }
 }
 
@@ -212,7 +215,7 @@ bool Receiver::take_head(Lane& from) {
   if (from.has_said_bye) return false;
   if (!from.head.is_open()) {
     Found found;
-    if (!found.look(group_.comm(), from.rank, group_.data_tag() + head_tag)) return false;
+    if (!found.look(group_.comm(), group_.number_of(from.rank), group_.data_tag() + head_tag)) return false;
     from.head_bytes = std::make_shared<std::vector<std::byte>>(found.bytes());
     from.head = found.receive(*from.head_bytes, from.head_bytes);
   }
@@ -224,7 +227,7 @@ bool Receiver::take_head(Lane& from) {
 
 void Receiver::open_part(Lane& from, std::span<const std::byte> message) {
   PartHead head;
-  if (message.size() < sizeof head) refuse(from.rank);
+  if (message.size() < sizeof head) refuse(group_.number_of(from.rank));
   std::memcpy(&head, message.data(), sizeof head);
   if (head.exchange != call_.number) return;
   from.has_said_bye = head.is_last != 0;
@@ -252,7 +255,7 @@ Receiver::Part Receiver::part_of(Lane& from, const PartHead& head, std::span<con
   if (head.moving_bytes > from.most || head.header_bytes > body.size() ||
       head.descriptor_bytes > body.size() - head.header_bytes ||
       behind != body.size() - head.header_bytes - head.descriptor_bytes)
-    refuse(from.rank);
+    refuse(group_.number_of(from.rank));
   if (open_) return open_(static_cast<std::size_t>(&from - lanes_.data()));
   Part part;
   part.header.assign(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(head.header_bytes));
@@ -264,8 +267,8 @@ Receiver::Part Receiver::part_of(Lane& from, const PartHead& head, std::span<con
     buffer = with_credit(std::move(buffer), from.released);
     part.is_counted = true;
   }
-  IncomingTree tree = take_tree(from.rank, body.subspan(head.header_bytes, head.descriptor_bytes), head.moving_bytes,
-                                buffer, body.last(behind));
+  IncomingTree tree = take_tree(group_.number_of(from.rank), body.subspan(head.header_bytes, head.descriptor_bytes),
+                                head.moving_bytes, buffer, body.last(behind));
   part.config = std::move(tree.config);
   part.pieces = tree.pieces.size();
   part.place = [pieces = std::move(tree.pieces), data = buffer.get()](std::size_t piece) {
@@ -277,13 +280,13 @@ Receiver::Part Receiver::part_of(Lane& from, const PartHead& head, std::span<con
 
 void Receiver::tell(Lane& to, const PartWord& word) {
   to.has_told_last = word.is_last != 0;
-  group_.family().adopt(
-      to.rank, send_copy(group_.comm(), to.rank, group_.data_tag() + word_tag, std::as_bytes(std::span(&word, 1))));
+  const auto copy = std::make_shared<const PartWord>(word);
+  group_.post(to.rank, group_.data_tag() + word_tag, std::as_bytes(std::span(copy.get(), 1)), copy);
 }
 
 // Step 6.
 void Receiver::settle(SyncGroup& group, const WaitOptions& options) {
-  auto& waits = dynamic_cast<MpiGroup&>(group);
+  MpiGroup& waits = MpiGroup::of(group);
   {
     const std::lock_guard lock(mutex_);
     failure_ = nullptr;

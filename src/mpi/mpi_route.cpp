@@ -119,9 +119,7 @@ class MpiTransfer final : public gather::Transfer {
 class MpiRoute final : public gather::RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::mpi; }
-  [[nodiscard]] bool is_usable(const Call& call) const override {
-    return dynamic_cast<const MpiGroup*>(call.group) != nullptr;
-  }
+  [[nodiscard]] bool is_usable(const Call& call) const override { return call.group->kind() == MpiGroup::kind_name; }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
     return fmt::format(
         "the group is of kind '{}': make it with mpi_group(), or start the ranks with mpiexec and use "
@@ -132,19 +130,19 @@ class MpiRoute final : public gather::RouteDriver {
     return "the ranks of the list are on several hosts: MPI between them, shared memory on the first rank's";
   }
   std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
-    auto& group = dynamic_cast<MpiGroup&>(*call.group);
+    MpiGroup& group = MpiGroup::of(*call.group);
     if (call.operation != Operation::merge) return std::make_unique<MpiTransfer>(call, group);
     if (!gather::merge_moves(gather::merge_number(*call.merge)) || call.list.size() == 1)
       return gather::make_unmoved_merge(call);
     return make_mpi_merge(call, group);
   }
   std::unique_ptr<gather::PartOutlet> open_outlet(const Call& call) const override {
-    auto& group = dynamic_cast<MpiGroup&>(*call.group);
+    MpiGroup& group = MpiGroup::of(*call.group);
     if (!call.is_sender() || !goes_by_mpi(call, group, group.rank())) return nullptr;
     return std::make_unique<Sender>(call, group);
   }
   std::unique_ptr<gather::PartInlet> open_inlet(const Call& call, std::uint64_t part_bytes) const override {
-    auto& group = dynamic_cast<MpiGroup&>(*call.group);
+    MpiGroup& group = MpiGroup::of(*call.group);
     std::vector<Receiver::Source> sources;
     for (std::size_t position = 1; position < call.list.size(); ++position)
       if (goes_by_mpi(call, group, call.list[position])) sources.push_back({call.list[position], part_bytes});

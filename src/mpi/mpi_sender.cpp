@@ -50,7 +50,7 @@ void Sender::wait(const Done& done, const WaitOptions& options) {
 void Sender::take_words() {
   while (!has_last_) {
     if (!words_.is_open())
-      words_ = start_receive(group_.comm(), first_, group_.data_tag() + word_tag,
+      words_ = start_receive(group_.comm(), group_.number_of(first_), group_.data_tag() + word_tag,
                              std::as_writable_bytes(std::span(word_.get(), 1)), word_);
     if (!group_.towards(first_, [&] { return words_.test(); })) return;
     credits_ += word_->credits;
@@ -170,8 +170,9 @@ void Sender::send_piece(const Piece& piece, const WaitOptions& options) {
 void Sender::start(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& options,
                    int tag) {
   drain(pieces_under_way - 1, options);
-  under_way_.push_back(group_.towards(
-      first_, [&] { return start_send(group_.comm(), first_, group_.data_tag() + tag, bytes, std::move(keeper)); }));
+  under_way_.push_back(group_.towards(first_, [&] {
+    return start_send(group_.comm(), group_.number_of(first_), group_.data_tag() + tag, bytes, std::move(keeper));
+  }));
   eagerness_.note();
 }
 
@@ -198,7 +199,8 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
   } catch (const Error& error) {
     // A receiver that lives takes in what it has been promised, if both let MPI go on: then views are the caller's
     // again. Else MPI may read them until the process ends, and the group's failure says so.
-    const auto until = Eagerness::Clock::now() + (error.rank() == first_ ? milliseconds(0) : longest_last_sends);
+    const auto until =
+        Eagerness::Clock::now() + (error.rank() == group_.number_of(first_) ? milliseconds(0) : longest_last_sends);
     for (;;) {
       std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
       if (std::ranges::none_of(under_way_, &Pending::borrows) || must_rest() || Eagerness::Clock::now() >= until) break;
@@ -210,7 +212,7 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
 
 // Step 6.
 void Sender::settle(SyncGroup& group, const WaitOptions& options) {
-  waits_ = &dynamic_cast<MpiGroup&>(group);
+  waits_ = &MpiGroup::of(group);
   send_head({.is_last = 1}, {}, options);
   wait([&] { return has_last_; }, options);
   if (granted_ == asked_ && next_piece_ < pieces_.size()) {

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "muster/log.hpp"
 #include "src/base/fixed_text.hpp"
 #include "src/sync/local_group.hpp"
 #include "src/sync/settings.hpp"
@@ -18,18 +17,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using sync::Watchdog;
 
 // Long enough for an answer of a network, short against the scheduler's slice where ranks are more than cores.
 constexpr std::chrono::microseconds spinning{200};
 constexpr std::chrono::microseconds nap{100};
-constexpr milliseconds slice{20};
 constexpr milliseconds asking{1000};
 // A rank that has left may have sent before what is waited for.
 constexpr milliseconds last_messages{200};
-
-double seconds(Clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
 
 }  // namespace
 
@@ -47,10 +42,10 @@ void MpiGroup::tell_leaving() noexcept {
   try {
     // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
     if (rank() != hosts_.leader(hosts_.mine)) return;
-    const Control notice{.kind = ControlKind::left, .from = rank(), .group = number_};
+    const Control notice{.kind = ControlKind::left, .from = family_->rank(), .group = number_};
     const HostTree tree = host_tree();
-    for (const int child : tree.children(hosts_.mine)) family_->tell(hosts_.leader(child), notice);
-    if (hosts_.mine != 0) family_->tell(hosts_.leader(tree.parent(hosts_.mine)), notice);
+    for (const int child : tree.children(hosts_.mine)) family_->tell(number_of(hosts_.leader(child)), notice);
+    if (hosts_.mine != 0) family_->tell(number_of(hosts_.leader(tree.parent(hosts_.mine))), notice);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
   }
@@ -60,24 +55,34 @@ void MpiGroup::end() noexcept {
   tell_leaving();
   const Error ended(ErrorKind::argument,
                     "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
-                    {.rank = rank()});
+                    {.rank = family_->rank()});
   has_ended_.store(true);
   standing_->first_cause.decide(ended);
 }
 
 void MpiGroup::take(const Control& control) {
-  View& view = views_[static_cast<std::size_t>(control.from)];
+  if (control.kind == ControlKind::died) {
+    if (const int dead = rank_of(control.about); dead >= 0) views_[static_cast<std::size_t>(dead)].is_dead = true;
+    return;
+  }
+  const int from = rank_of(control.from);
+  if (from < 0) return;
+  View& view = views_[static_cast<std::size_t>(from)];
   view.heard = Clock::now();
   switch (control.kind) {
     case ControlKind::failure:
-      hear(hosts_.host_of[static_cast<std::size_t>(control.from)], to_error(control));
+      hear(host_of(from), to_error(control));
       break;
     case ControlKind::left:
       view.has_left = true;
       view.phase = "leaving";
       break;
     case ControlKind::ask: {
-      Control answer{.kind = ControlKind::answer, .from = rank(), .group = number_, .waits_for = awaited()};
+      const int on = awaited();
+      Control answer{.kind = ControlKind::answer,
+                     .from = family_->rank(),
+                     .group = number_,
+                     .waits_for = on < 0 ? -1 : number_of(on)};
       answer.progress = standing_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
       if (is_companion()) answer.progress += standing_->parent->progress.load(std::memory_order_relaxed);
@@ -93,12 +98,10 @@ void MpiGroup::take(const Control& control) {
         break;
       }
       view.progress = control.progress;
-      view.waits_for = control.waits_for;
+      view.waits_for = rank_of(control.waits_for);
       view.phase = get_text(control.phase);
       break;
     case ControlKind::died:
-      if (control.about >= 0 && control.about < size()) views_[static_cast<std::size_t>(control.about)].is_dead = true;
-      break;
     case ControlKind::farewell:
       break;
   }
@@ -120,27 +123,6 @@ WaitOptions MpiGroup::later(const WaitOptions& options, milliseconds grace) cons
   return longer;
 }
 
-std::string MpiGroup::describe(int rank) {
-  const RankInfo& peer = info(rank);
-  const auto hold = family_->lock();
-  const Clock::time_point now = Clock::now();
-  const auto answers = [&](int other) {
-    const View& view = views_[static_cast<std::size_t>(other)];
-    return view.heard != Clock::time_point{} && now - view.heard < 3 * asking;
-  };
-  const View& view = views_[static_cast<std::size_t>(rank)];
-  std::string words = fmt::format("rank {} (host {}, pid {}, {}{})", rank, peer.host, peer.pid,
-                                  view.has_left          ? "left the group"
-                                  : hosts_.is_here(rank) ? "on this host"
-                                  : answers(rank)        ? "alive"
-                                                         : "does not answer",
-                                  view.phase.empty() ? std::string() : fmt::format(", last seen in '{}'", view.phase));
-  const std::vector<int>& mates = hosts_.on(hosts_.host_of[static_cast<std::size_t>(rank)]);
-  if (mates.size() > 1 && !hosts_.is_here(rank) && std::ranges::none_of(mates, answers))
-    words += fmt::format(" and the {} other rank{} of that host", mates.size() - 1, mates.size() == 2 ? "" : "s");
-  return words;
-}
-
 int MpiGroup::awaited() const {
   if (const int on = waits_for_.load(); on >= 0) return on;
   const std::optional<int> place = shared() == nullptr ? std::nullopt : shared()->missing();
@@ -148,150 +130,146 @@ int MpiGroup::awaited() const {
   return hosts_.here()[static_cast<std::size_t>(*place)];
 }
 
-MpiGroup::Chain MpiGroup::ask_along(int rank, Clock::time_point begin, milliseconds every) {
-  const auto hold = family_->lock();
-  const Clock::time_point now = Clock::now();
-  Chain chain{0, rank};
-  int at = rank;
-  for (int steps = 0; at >= 0 && at < size() && at != this->rank() && steps < size(); ++steps) {
-    View& link = views_[static_cast<std::size_t>(at)];
+/// The ranks of the group, as what they have said shows them.
+class MpiGroup::Others final : public sync::Peers {
+ public:
+  explicit Others(const MpiGroup& group) : group_(group) {
+    for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(group.info(rank));
+  }
+  [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
+    const auto hold = group_.family_->lock();
+    const View& view = group_.views_[static_cast<std::size_t>(rank)];
+    return view.is_dead && !view.has_left ? std::optional<std::string>("died") : std::nullopt;
+  }
+  [[nodiscard]] std::string state_of(int rank) const override {
+    if (group_.hosts_.is_here(rank)) return "on this host";
+    const auto hold = group_.family_->lock();
+    const auto answers = [this](int other) {
+      const View& view = group_.views_[static_cast<std::size_t>(other)];
+      return view.heard != Clock::time_point{} && Clock::now() - view.heard < 3 * asking;
+    };
+    if (answers(rank)) return "alive";
+    const std::vector<int>& mates = group_.hosts_.on(group_.host_of(rank));
+    if (mates.size() == 1 || std::ranges::any_of(mates, answers)) return "does not answer";
+    return fmt::format("does not answer, nor {} of that host",
+                       mates.size() == 2 ? "the other rank" : fmt::format("the {} others", mates.size() - 1));
+  }
+
+ private:
+  const MpiGroup& group_;
+};
+
+std::unique_ptr<const sync::Peers> MpiGroup::others() const {
+  return std::make_unique<const Others>(*this);
+}
+
+/// How the others get on, in one wait: whose progress is looked at is asked.
+class MpiGroup::OthersPulse final : public sync::Pulse {
+ public:
+  /// `every`: how often one is asked.
+  OthersPulse(MpiGroup& group, milliseconds every) : group_(group), every_(every) {}
+
+  [[nodiscard]] bool has_left(int rank) const override {
+    const auto hold = group_.family_->lock();
+    return view(rank).has_left && Clock::now() - view(rank).heard > last_messages;
+  }
+  [[nodiscard]] std::uint64_t progress_of(int rank) const override {
+    if (rank == group_.rank()) return 0;
+    const auto hold = group_.family_->lock();
+    const Clock::time_point now = Clock::now();
+    View& asked = view(rank);
     // A question that was not taken in yet needs no second one.
     // Ranks of this host are asked, too: what they show in shared memory also moves while they wait for others.
-    if (now - begin > every && now - link.asked > every && !link.is_asked && !link.is_dead) {
-      link.asked = now;
-      link.is_asked = true;
-      family_->tell(at, {.kind = ControlKind::ask, .from = this->rank(), .group = number_});
+    if (now - begin_ > every_ && now - asked.asked > every_ && !asked.is_asked && !asked.is_dead) {
+      asked.asked = now;
+      asked.is_asked = true;
+      group_.family_->tell(group_.number_of(rank),
+                           {.kind = ControlKind::ask, .from = group_.family_->rank(), .group = group_.number_});
     }
-    chain.progress += link.progress;
-    chain.end = at;
-    at = link.waits_for;
+    return asked.progress;
   }
-  // A circle, or one that comes back here: whom this rank waits for is as good as any.
-  if (at >= 0) chain.end = rank;
-  return chain;
-}
+  [[nodiscard]] std::uint32_t awaited_by(int rank) const override {
+    // A chain that comes back here ends as a circle does.
+    if (rank == group_.rank()) return static_cast<std::uint32_t>(rank) + 1;
+    const auto hold = group_.family_->lock();
+    return static_cast<std::uint32_t>(view(rank).waits_for + 1);
+  }
+  void tell_awaited(int, std::uint32_t) noexcept override {}
+  [[nodiscard]] std::string phase(int rank) const override {
+    const auto hold = group_.family_->lock();
+    return view(rank).phase;
+  }
+  void poison(const Error& cause) noexcept override { group_.poison(cause); }
+  [[nodiscard]] std::optional<Error> failure() const override {
+    group_.pass_on_local_failure();
+    return group_.failure();
+  }
+  [[nodiscard]] bool has_failure() const noexcept override { return group_.known_failure().has_value(); }
+
+ private:
+  [[nodiscard]] View& view(int rank) const { return group_.views_[static_cast<std::size_t>(rank)]; }
+
+  MpiGroup& group_;
+  milliseconds every_;
+  Clock::time_point begin_ = Clock::now();
+};
 
 void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                     std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
-  struct Seen {
-    std::uint64_t progress = 0;
-    Clock::time_point since;
+  const milliseconds timeout = sync::timeout_of(options.timeout, this->timeout()) + grace;
+  const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
+  // Several times within the deadline, however short: who is not asked cannot say that it moves.
+  OthersPulse pulse(*this, std::min(asking, timeout / 5));
+  Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
+  const std::function<bool(int)> is_awaited = [&](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const std::function<bool(int)> is_needed = [&](int rank) {
+    const auto hold = family_->lock();
+    if (views_[static_cast<std::size_t>(rank)].has_left) return is_awaited(rank) && !may_have_left;
+    return is_awaited(rank) || is_companion();
   };
   const Clock::time_point begin = Clock::now();
-  const milliseconds timeout = sync::timeout_of(options.timeout, this->timeout()) + grace;
-  // Several times within the deadline, however short: who is not asked cannot say that it moves.
-  const milliseconds every = std::min(asking, timeout / 5);
-  const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
-  std::vector<Seen> seen(on.size(), Seen{0, begin});
   Clock::time_point looked = begin;
-  Clock::time_point logged = begin;
-  const auto pump = [&] {
+  look_around();
+  while (!done()) {
     sync::or_fail(*this, [&] {
       throw_if_resting();
       family_->pump();
     });
-  };
-  // Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
-  const auto look_around = [&](Clock::time_point now) {
-    if (now - looked_around_.load(std::memory_order_relaxed) < slice) return;
-    looked_around_.store(now, std::memory_order_relaxed);
-    // Who is dead now may have told before what all fail with.
-    pump();
-    if (!known_failure()) look_for_the_dead(options);
-  };
-  look_around(begin);
-  while (!done()) {
-    pump();
-    if (known_failure()) {
-      pass_on_local_failure();
-      throw *failure();
-    }
+    watchdog.check(done, is_needed, is_awaited);
     const Clock::time_point now = Clock::now();
-    if (now - begin < spinning && !sleep) {
-      std::this_thread::yield();
-      continue;
-    }
-    if (options.stop.stop_requested())
-      sync::fail(*this, error_of(info(rank()), ErrorKind::cancelled,
-                                 fmt::format("{} cancelled '{}'", name_of(info(rank())), options.phase)));
     if (sleep)
-      sleep(slice);
+      sleep(Watchdog::slice);
+    else if (now - begin < spinning)
+      std::this_thread::yield();
     else
       std::this_thread::sleep_for(nap);
-    if (now - looked < slice) continue;
+    if (now - looked < Watchdog::slice) continue;
     looked = now;
-    look_around(now);
+    look_around();
     if (family_->may_call_mpi()) advance_endings();
-    std::vector<int> late;
-    for (std::size_t i = 0; i < on.size(); ++i) {
-      const Chain chain = ask_along(on[i], begin, every);
-      const char* end = nullptr;
-      {
-        const auto hold = family_->lock();
-        const View& view = views_[static_cast<std::size_t>(on[i])];
-        if (view.has_left && !may_have_left && now - view.heard > last_messages) end = "left the group";
-        if (view.is_dead && !view.has_left) end = "died";
-      }
-      if (end != nullptr && !done()) fail_because(on[i], end, options);
-      if (chain.progress != seen[i].progress) {
-        seen[i] = {chain.progress, now};
-        local().progress();
-      }
-      if (now - seen[i].since > timeout && std::ranges::find(late, chain.end) == late.end()) late.push_back(chain.end);
-    }
-    if (!late.empty() && !done()) time_out(late, now - begin, options);
     // Whoever of this host waits for this rank waits for what it waits for, until its own deadline says whom to blame.
     local().progress();
-    if (now - logged > std::chrono::seconds(30)) {
-      logged = now;
-      std::string names;
-      for (const int rank : on) names += (names.empty() ? "" : ", ") + describe(rank);
-      log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}", rank(), seconds(now - begin),
-                                         options.phase, names));
-    }
   }
 }
 
 void MpiGroup::throw_if_dead(int other) const {
   if (!shares_memory(other) || !liveness(other)->is_dead()) return;
-  throw error_of(
-      info(other), ErrorKind::peer_lost,
-      fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)), rank()));
+  throw error_of(info(other), ErrorKind::peer_lost,
+                 fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)),
+                             number_of(rank())));
 }
 
 void MpiGroup::throw_lost(int other, const char* phase, const Error& error) const {
   if (error.kind() != ErrorKind::io) throw Error(error);
-  throw error_of(info(other), ErrorKind::peer_lost,
-                 fmt::format("in '{}' of rank {} with {}: {}", phase, rank(), name_of(info(other)), error.what()));
+  throw error_of(
+      info(other), ErrorKind::peer_lost,
+      fmt::format("in '{}' of rank {} with {}: {}", phase, number_of(rank()), name_of(info(other)), error.what()));
 }
 
-void MpiGroup::fail_because(int other, const char* end, const WaitOptions& options) {
-  sync::fail(*this, error_of(info(other), ErrorKind::peer_lost,
-                             fmt::format("{} {} while rank {} was in '{}'", name_of(info(other)), end, rank(),
-                                         options.phase)));
-}
-
-void MpiGroup::look_for_the_dead(const WaitOptions& options) {
-  for (const int rank : hosts_.here()) {
-    if (rank == this->rank() || !liveness(rank)->is_dead()) continue;
-    if (is_companion()) fail_because(rank, "died", options);
-    const auto hold = family_->lock();
-    View& view = views_[static_cast<std::size_t>(rank)];
-    view.is_dead = true;
-    if (std::exchange(view.is_told, true)) continue;
-    tell_other_hosts(Control{.kind = ControlKind::died, .from = this->rank(), .group = number_, .about = rank});
-  }
-}
-
-void MpiGroup::time_out(const std::vector<int>& late, Clock::duration waited, const WaitOptions& options) {
-  std::string names;
-  for (const int rank : late) names += (names.empty() ? "" : ", ") + describe(rank);
-  sync::fail(
-      *this,
-      error_of(info(late.front()), ErrorKind::timeout,
-               fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does and "
-                           "whether that host can be reached, or raise the timeout (MUSTER_TIMEOUT, seconds)",
-                           rank(), seconds(waited), options.phase, names)));
+void MpiGroup::look_around() {
+  family_->try_pump();
+  // Who is dead now may have told before what all fail with.
+  if (!known_failure()) family_->look_for_the_dead();
 }
 
 void MpiGroup::do_wait_until(const std::function<bool()>& done,

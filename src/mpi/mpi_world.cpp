@@ -50,14 +50,6 @@ MpiThreads threads_of_mpi() {
   return MpiThreads::one;
 }
 
-std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_of(const Hosts& hosts, int self) {
-  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours;
-  for (const int rank : hosts.here())
-    if (rank != self)
-      neighbours.emplace(rank, sync::inside(*hosts.local).liveness(hosts.place_of[static_cast<std::size_t>(rank)]));
-  return neighbours;
-}
-
 struct Families {
   std::mutex mutex;
   std::vector<std::shared_ptr<Family>> all;
@@ -321,9 +313,8 @@ std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& optio
   mpi::keep(family);
   try {
     mpi::Met met = mpi::meet(family->comm(), timeout);
-    family->introduce(met.ranks, mpi::neighbours_of(met.hosts, family->rank()));
-    if (met.hosts.members.size() > 1) family->spans_hosts();
-    auto group = std::make_shared<mpi::MpiGroup>(family, 0, std::move(met), timeout);
+    family->introduce(met.ranks, met.hosts);
+    auto group = std::make_shared<mpi::MpiGroup>(family, 0, std::move(met), family->rank(), timeout);
     group->barrier({.timeout = {}, .stop = {}, .phase = "mpi_group"});
     return group;
   } catch (const Error& error) {

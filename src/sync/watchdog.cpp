@@ -59,8 +59,13 @@ void Watchdog::fail(const Error& cause) {
 
 std::string Watchdog::describe(int rank) const {
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} (host {}, pid {}, {}, last seen in '{}')", info.rank, info.host, info.pid,
-                     peers_.state_of(rank), group_.phase(rank));
+  return fmt::format("rank {} (host {}, pid {}, {}{})", info.rank, info.host, info.pid, peers_.state_of(rank),
+                     last_seen(rank, ", "));
+}
+
+std::string Watchdog::last_seen(int rank, const char* before) const {
+  const std::string phase = group_.phase(rank);
+  return phase.empty() ? phase : fmt::format("{}last seen in '{}'", before, phase);
 }
 
 void Watchdog::check_failure() {
@@ -112,8 +117,8 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
   fail(error_of(info, ErrorKind::peer_lost,
-                fmt::format("{} {} while rank {} was in '{}'; it was last seen in '{}'", name_of(info), *end,
-                            number(self_), options_.phase, group_.phase(rank))));
+                fmt::format("{} {} while rank {} was in '{}'{}", name_of(info), *end, number(self_), options_.phase,
+                            last_seen(rank, "; it was "))));
 }
 
 bool Watchdog::is_late(int rank, Clock::time_point now) {

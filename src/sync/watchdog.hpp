@@ -52,6 +52,8 @@ class Watchdog {
   /// What messages call a rank.
   [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].rank; }
   [[nodiscard]] std::string describe(int rank) const;
+  /// What to say of the rank's phase; nothing if it is not known.
+  [[nodiscard]] std::string last_seen(int rank, const char* before) const;
   void tell(int awaited);
   /// Ranks that one slice looks at.
   [[nodiscard]] int at_once() const noexcept;

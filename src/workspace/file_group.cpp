@@ -15,7 +15,6 @@
 #include "src/sync/settings.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
-#include "src/workspace/meeting.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -207,9 +206,9 @@ std::vector<std::byte> FileGroup::collect(std::uint64_t number, std::span<const 
     if (length != record.size())
       fail(*this,
            Error(ErrorKind::rank_mismatch,
-                 fmt::format("in '{}' rank 0 gave {} bytes and rank {} gave {}: the ranks are in different calls",
-                             options.phase, record.size(), rank, length.value_or(0)),
-                 {.rank = rank}));
+                 fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
+                             options.phase, info(0).rank, record.size(), info(rank).rank, length.value_or(0)),
+                 {.rank = info(rank).rank}));
     const auto bytes = or_fail(*this, [&] { return directory_->read(name, record.size(), timeout_of(options)); });
     std::ranges::copy(bytes, all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rank) * record.size()));
   }
@@ -241,9 +240,9 @@ std::vector<std::byte> FileGroup::wait_for_all(std::uint64_t number, std::uint64
   const std::uint64_t theirs = number_behind(name, prefix).value_or(0);
   if (theirs != length)
     fail(*this, Error(ErrorKind::rank_mismatch,
-                      fmt::format("in '{}' rank {} gave {} bytes and rank 0 gave {}: the ranks are in different calls",
-                                  options.phase, rank(), length, theirs),
-                      {.rank = 0}));
+                      fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
+                                  options.phase, info(rank()).rank, length, info(0).rank, theirs),
+                      {.rank = info(0).rank}));
   return or_fail(
       *this, [&] { return directory_->read(name, length * static_cast<std::uint64_t>(size()), timeout_of(options)); });
 }
@@ -274,10 +273,10 @@ std::vector<std::byte> FileGroup::do_receive(int from, sync::Subject subject, st
   wait(options, is_there, is_sender, is_sender);
   const std::uint64_t length = number_behind(name, prefix).value_or(most + 1);
   if (length > most)
-    fail(*this,
-         Error(ErrorKind::corrupt,
-               fmt::format("rank {} announces a message of {} bytes where at most {} can be", from, length, most),
-               {.rank = from}));
+    fail(*this, Error(ErrorKind::corrupt,
+                      fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
+                                  length, most),
+                      {.rank = info(from).rank}));
   std::vector<std::byte> message = or_fail(*this, [&] { return directory_->read(name, length, timeout_of(options)); });
   directory_->remove(name);
   progress();
@@ -359,8 +358,7 @@ std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
   const milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(options.directory);
   if (options.rank == 0) workspace::sweep_dead(directory.path);
-  workspace::Meeting meeting(directory, options, timeout);
-  workspace::Meeting::Job job = meeting.attend();
+  workspace::Job job = workspace::meet(directory, options, timeout);
   auto heart = std::make_shared<workspace::Heart>(std::make_shared<workspace::GroupDirectory>(
       workspace::GroupDirectory::Options{.workspace = directory.path,
                                          .path = job.directory,

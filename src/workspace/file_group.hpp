@@ -27,7 +27,9 @@ class FileGroup final : public sync::Group {
             int number, Nonce nonce, std::chrono::milliseconds timeout);
   ~FileGroup() override;
 
-  [[nodiscard]] std::string_view kind() const noexcept override { return "file"; }
+  /// Only groups of this class are of this kind.
+  static constexpr std::string_view kind_name = "file";
+  [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
   [[nodiscard]] bool shares_memory(int rank) const override {
     (void)info(rank);
     return rank == this->rank();

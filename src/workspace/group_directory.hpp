@@ -23,9 +23,11 @@
 #include <thread>
 #include <vector>
 
+#include "muster/workspace.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/pulse.hpp"
+#include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -34,6 +36,17 @@ struct GroupMember {
   RankInfo info;
   os::ProcessIdentity identity;
 };
+
+/// What the ranks of a file group know once they have met.
+struct Job {
+  SyncGroup::Nonce nonce{};
+  std::string directory;
+  std::vector<GroupMember> members;
+  std::shared_ptr<void> meeting;  ///< this rank's files in it, which go when all have read them
+};
+/// How processes that know nothing but a directory, a key and their rank become a job (meeting.cpp). `workspace` is
+/// prepared. Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | no_space).
+Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, std::chrono::milliseconds timeout);
 
 /// One listing of the directory.
 class Snapshot {

@@ -1,22 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/workspace/meeting.hpp"
+// The meeting: how processes that know nothing but a directory, a key and their rank become a job.
+//
+//  1. Each rank makes a random token and says hello in meeting-KEY/: rank, size and token are in the file's name.
+//  2. Rank 0 lists, and calls: one file with all tokens that it sees, another one whenever it sees more. Hellos of
+//     processes that are proved dead are left out, and removed.
+//  3. A rank that finds its own token in a call answers "here". What an earlier job left behind does not answer, and
+//     its calls do not have this rank's token: neither can be taken for a live rank.
+//  4. Once each rank has answered, rank 0 makes the job's nonce and directory and writes who the ranks are. If two
+//     answer for one rank, sizes or versions differ, or a rank was called by two, it writes that instead, for
+//     everybody.
+//  5. Each rank reads that, says in the job's directory which process it is, removes its hello and its answer, and all
+//     meet in a first barrier; then rank 0 removes its calls and the list.
+// A rank that dies before it has answered is missed at the deadline; one that dies later is missed in the first
+// barrier.
 
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "muster/state.hpp"
+#include "muster/workspace.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"
-#include "src/workspace/gc.hpp"
+#include "src/workspace/group_directory.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -54,16 +72,49 @@ void enter(const std::string& directory, const std::string& file) {
   }
 }
 
-}  // namespace
+/// A rank's files in a meeting, removed with it.
+class Meeting {
+ public:
+  /// `workspace` is prepared. Step 1.
+  Meeting(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout);
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+  ~Meeting();
 
-/// What a listing of the meeting shows. Of each kind, file names with what they say.
-struct Meeting::Seen {
-  std::vector<std::pair<std::string, MeetingName>> of(Kind kind) const {
-    std::vector<std::pair<std::string, MeetingName>> some;
-    std::ranges::copy_if(all, std::back_inserter(some), [&](const auto& item) { return item.second.kind == kind; });
-    return some;
-  }
-  std::vector<std::pair<std::string, MeetingName>> all;
+  /// Steps 2 to 4, and "member" of step 5.
+  Job attend() { return options_.rank == 0 ? lead() : follow(); }
+
+ private:
+  /// What a listing of the meeting shows. Of each kind, file names with what they say.
+  struct Seen {
+    std::vector<std::pair<std::string, MeetingName>> of(Kind kind) const {
+      std::vector<std::pair<std::string, MeetingName>> some;
+      std::ranges::copy_if(all, std::back_inserter(some), [&](const auto& item) { return item.second.kind == kind; });
+      return some;
+    }
+    std::vector<std::pair<std::string, MeetingName>> all;
+  };
+  Job lead();
+  Job follow();
+  std::map<std::string, MeetingName> call_all(const Seen& seen);
+  [[nodiscard]] bool has_answered(const Seen& seen, const std::map<std::string, MeetingName>& hellos) const;
+  [[noreturn]] void refuse(const Error& cause);
+  void write(const std::string& name, const std::string& text);
+  [[nodiscard]] Seen look() const;
+  [[nodiscard]] std::string text_of(const std::string& file) const;
+  [[nodiscard]] bool is_late(milliseconds grace = {}) const { return Clock::now() >= deadline_ + grace; }
+  Job take(const std::string& file);
+
+  WorkspaceDirectory workspace_;
+  FileGroupOptions options_;
+  milliseconds timeout_;
+  Clock::time_point deadline_;
+  std::string path_;
+  std::string token_;
+  std::vector<std::string> own_files_;
+  // Rank 0's.
+  std::set<std::string> called_;
+  std::uint64_t calls_ = 0;
 };
 
 Meeting::Meeting(const WorkspaceDirectory& workspace, const FileGroupOptions& options,
@@ -91,10 +142,6 @@ Meeting::~Meeting() {
   }
 }
 
-bool Meeting::is_late(std::chrono::milliseconds grace) const {
-  return Clock::now() >= deadline_ + grace;
-}
-
 Meeting::Seen Meeting::look() const {
   Seen seen;
   for (const os::DirectoryEntry& entry : fresh_listing(path_, workspace_.is_network))
@@ -118,10 +165,6 @@ void Meeting::write(const std::string& name, const std::string& text) {
     os::write_new_file(path_ + "/" + name, {});
   else
     os::publish(path_ + "/" + name, std::as_bytes(std::span(text)), growing_name());
-}
-
-Meeting::Job Meeting::attend() {
-  return options_.rank == 0 ? lead() : follow();
 }
 
 /// The hellos of those who may live, by token. A new call, where there are new ones.
@@ -173,7 +216,7 @@ void Meeting::refuse(const Error& cause) {
   throw cause;
 }
 
-Meeting::Job Meeting::lead() {
+Job Meeting::lead() {
   Pauses pauses(workspace_.is_network);
   for (;;) {
     const Seen seen = look();
@@ -255,7 +298,7 @@ Meeting::Job Meeting::lead() {
   }
 }
 
-Meeting::Job Meeting::follow() {
+Job Meeting::follow() {
   std::set<std::string> read;
   std::optional<MeetingName> caller;
   Pauses pauses(workspace_.is_network);
@@ -313,7 +356,7 @@ Meeting::Job Meeting::follow() {
   }
 }
 
-Meeting::Job Meeting::take(const std::string& file) {
+Job Meeting::take(const std::string& file) {
   const Config text = parse_json(text_of(file));
   if (const Config* error = text.as_object().find("error"))
     throw Error(static_cast<ErrorKind>(std::clamp<std::int64_t>(text.at("kind").as_int(), 0,
@@ -337,6 +380,15 @@ Meeting::Job Meeting::take(const std::string& file) {
   if (options_.rank == 0) return job;
   const std::string own = job.directory + "/" + member_name(options_.rank, os::own_identity());
   patiently(own, {.deadline = deadline_}, [&] { os::write_new_file(own, {}); });
+  return job;
+}
+
+}  // namespace
+
+Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout) {
+  const auto meeting = std::make_shared<Meeting>(workspace, options, timeout);
+  Job job = meeting->attend();
+  job.meeting = meeting;
   return job;
 }
 

@@ -57,21 +57,14 @@ std::shared_ptr<detail::WorkspaceGenerations> generations_of(SyncGroup& group,
   return generations;
 }
 
-/// The states that a listing shows, of all ranks and jobs, by generation.
-std::vector<Name> states_in(const std::string& path, bool is_network) {
+/// The states that a listing shows, of all ranks of a job (empty: of all jobs), by generation.
+std::vector<Name> states_in(const std::string& path, bool is_network, const std::string& job) {
   std::vector<Name> states;
   for (const os::DirectoryEntry& entry : workspace::fresh_listing(path, is_network)) {
     const auto name = workspace::parse_name(entry.name);
-    if (name && name->kind == NameKind::state) states.push_back(*name);
+    if (name && name->kind == NameKind::state && (job.empty() || name->job == job)) states.push_back(*name);
   }
   std::ranges::sort(states, {}, &Name::generation);
-  return states;
-}
-
-/// Of one job.
-std::vector<Name> states_in(const std::string& path, bool is_network, const std::string& job) {
-  std::vector<Name> states = states_in(path, is_network);
-  std::erase_if(states, [&](const Name& state) { return state.job != job; });
   return states;
 }
 
@@ -226,8 +219,7 @@ std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(i
   workspace::patiently(path_ + "/states", patience, [&] {
     std::vector<Name> states;
     try {
-      states = is_own ? states_in(path_, generations_->is_network, workspace::job_text(group_->nonce()))
-                      : states_in(path_, generations_->is_network);
+      states = states_in(path_, generations_->is_network, is_own ? workspace::job_text(group_->nonce()) : "");
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found) throw;
       gone = error.with_context(fmt::format("the workspace {} is gone", in_quotes(path_)));

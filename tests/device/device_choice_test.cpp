@@ -47,8 +47,7 @@ TensorView strided(DType dtype, Shape shape, Strides strides) {
 
 TEST_CASE("facts survive their way through a record") {
   for (unsigned bits = 0; bits < 128; ++bits) {
-    for (const std::optional<Way> forced :
-         {std::optional<Way>(), std::optional(Way::staging), std::optional(Way::ipc), std::optional(Way::nccl)}) {
+    for (const Way forced : {Way::nothing, Way::staging, Way::ipc, Way::nccl}) {
       DeviceFacts facts;
       facts.is_known = (bits & 1) != 0;
       facts.landing = (bits & 2) != 0 ? Landing::device : Landing::host;
@@ -94,9 +93,10 @@ TEST_CASE("from other hosts by NCCL where all have it and a device each") {
   // Two ranks on one device: NCCL refuses that.
   CHECK(choose_ways(std::vector{able(1), able(2), able(2)}) == Ways{Way::nothing, Way::staging, Way::staging});
   CHECK(choose_ways(std::vector{able(2), able(2)}) == Ways{Way::nothing, Way::staging});
-  for (bool DeviceFacts::*const property : {&DeviceFacts::has_nccl, &DeviceFacts::is_contiguous}) {
+  for (const bool has_nccl : {false, true}) {
     std::vector<DeviceFacts> facts{able(1), able(2), able(3)};
-    facts[2].*property = false;
+    facts[2].has_nccl = has_nccl;
+    facts[2].is_contiguous = !has_nccl;
     CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging, Way::staging});
   }
   std::vector<DeviceFacts> facts{able(1), able(2)};

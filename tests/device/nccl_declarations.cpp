@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// src/device/nccl_api.hpp against NVIDIA's nccl.h: it compiles, or it is wrong.
+// src/device/nccl.hpp against NVIDIA's nccl.h: it compiles, or it is wrong.
 
 #include <nccl.h>
 
 #include <cstddef>
 
-#include "src/device/nccl_api.hpp"
+#include "src/device/nccl.hpp"
 #include "tests/device/declarations.hpp"
 
 namespace muster::cuda {

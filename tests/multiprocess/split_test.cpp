@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "muster/async.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
 #include "tests/support/forked_ranks.hpp"
@@ -98,7 +99,45 @@ TEST_CASE("parts of parts, duplicates of parts and of the whole at the same time
   });
 }
 
-TEST_CASE("a part outlives the whole") {
+TEST_CASE("parts and their duplicates outlive the duplicate that they were split from") {
+  run_ranks(4, [](SyncGroup& group) {
+    auto whole = group.duplicate();
+    const std::vector<int> pair = group.rank() < 2 ? std::vector{1, 0} : std::vector{2, 3};
+    auto part = whole->split(pair);
+    const auto other = whole->split(std::vector{2, 0, 3, 1});
+    whole.reset();
+    check_gather(*part, pair, group.rank(), 10);
+    const auto copy = part->duplicate();
+    part.reset();
+    check_gather(*copy, pair, group.rank(), 20);
+    check_gather(*other, {2, 0, 3, 1}, group.rank(), 30);
+  });
+}
+
+TEST_CASE("asynchronous calls on parts") {
+  run_ranks(4, [](SyncGroup& group) {
+    const int me = group.rank();
+    const std::vector<int> near = me < 2 ? std::vector{1, 0} : std::vector{2, 3};
+    const std::vector<int> far = me % 2 == 0 ? std::vector{2, 0} : std::vector{1, 3};
+    const Tensor mine = pattern(DType::u8, {50000}, static_cast<std::uint64_t>(me));
+    const auto check = [&](const GatheredTensors& result, const SyncGroup& part, const std::vector<int>& members) {
+      RANK_CHECK(result.present().size() == (part.rank() == 0 ? members.size() : 0));
+      for (const auto& [rank, tensor] : result.present())
+        RANK_CHECK(is_pattern(tensor, DType::u8, {50000},
+                              static_cast<std::uint64_t>(members[static_cast<std::size_t>(rank)])));
+    };
+    const auto nearby = group.split(near);
+    const auto across = group.split(far);
+    for (int turn = 0; turn < 3; ++turn) {
+      auto one = get_tensors_async(mine, all_ranks, *nearby);
+      auto other = get_tensors_async(mine, all_ranks, *across);
+      check(one.get(), *nearby, near);
+      check(other.get(), *across, far);
+    }
+  });
+}
+
+TEST_CASE("a part outlives the first group") {
   const GroupOf group_of(4);
   Ranks ranks(4, [&](int rank) {
     auto group = group_of.join(rank, 20s);
@@ -163,9 +202,11 @@ TEST_CASE("a killed rank ends its part by its number in the job; the other part 
       RANK_CHECK(error.rank() == 3);
       RANK_CHECK(says(error, "rank 3"));
       RANK_CHECK(std::chrono::steady_clock::now() - begin < 5s);
-      return;
+    } else {
+      for (int turn = 0; turn < 3; ++turn) check_gather(*part, pair, rank, 20);
     }
-    for (int turn = 0; turn < 3; ++turn) check_gather(*part, pair, rank, 20);
+    // Its end does not wait for the dead.
+    group->poison(Error(ErrorKind::cancelled, "enough"));
   });
   check_ended(ranks.wait(), {3});
 }

@@ -26,7 +26,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/device/nccl_api.hpp"
+#include "src/device/nccl.hpp"
 #include "tests/device/fake/fake_cuda.hpp"
 
 using muster::cuda::NcclConfig;
