@@ -21,14 +21,14 @@ namespace {
 
 constexpr std::string_view algorithm = "xxh3-64";
 constexpr std::uint64_t longest_file = std::uint64_t{1} << 28;
-constexpr std::size_t digits = 16;
+constexpr std::size_t places = 16;
 
 /// 16 lower-case hexadecimal digits each; empty if the text is not `count` of them.
 std::vector<std::uint64_t> parse_sums(std::string_view text, std::size_t count) {
-  if (text.size() != count * digits || text.find_first_not_of("0123456789abcdef") != std::string_view::npos) return {};
+  if (text.size() != count * places || text.find_first_not_of("0123456789abcdef") != std::string_view::npos) return {};
   std::vector<std::uint64_t> sums(count);
   for (std::size_t i = 0; i < count; ++i)
-    std::from_chars(text.data() + i * digits, text.data() + (i + 1) * digits, sums[i], 16);
+    std::from_chars(text.data() + i * places, text.data() + (i + 1) * places, sums[i], 16);
   return sums;
 }
 
@@ -102,7 +102,7 @@ Checksums parse_checksums(std::string_view text) {
   for (const auto& [name, value] : tensors->as_object()) {
     const auto sums = parse_sums(value.is_string() ? std::string_view(value.as_string()) : "", 1);
     if (sums.empty())
-      refuse(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), digits));
+      refuse(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), places));
     checksums.emplace(name, sums.front());
   }
   return checksums;

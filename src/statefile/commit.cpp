@@ -21,7 +21,7 @@ namespace muster::statefile {
 
 namespace {
 
-hdf5::MakeMetadata load() {
+hdf5::MakeMetadata loaded_maker() {
   const std::string name = fmt::format("libmuster-hdf5.so.{}", version());
   os::LoadedLibrary library = os::load_library(name);
   if (library.handle != nullptr) {
@@ -41,7 +41,7 @@ hdf5::MakeMetadata library() {
   static hdf5::MakeMetadata function = nullptr;
   const std::lock_guard lock(mutex);
   // Tried again after a failure: it may have been installed meanwhile.
-  if (function == nullptr) function = load();
+  if (function == nullptr) function = loaded_maker();
   return function;
 }
 
