@@ -133,8 +133,7 @@ TEST_CASE("parts on one host go into their slots at once: no memory besides, and
 TEST_CASE("what the caller has queued comes before each layer, and the layer is the caller's again after it") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor target = cuda_allocate(DType::u8, {100000}, 0);
-    std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i < 12; ++i) work.push_back(page_locked(pattern(DType::u8, {100000}, i)));
+    const std::vector<Tensor> work = work_of(many_seeds(0, 1));
     UserStream apart(0);
     const cuda::Current current(0);
     const CudaStreamScope scope(apart.handle());
@@ -156,14 +155,8 @@ TEST_CASE("a device that fails in a stream ends it on all ranks, with its words;
   run_ranks(3, [](SyncGroup& group) {
     for (const int failing : {0, 1}) {
       if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:700", 1);
-      try {
-        (void)stream(group, 3);
-        RANK_CHECK(false);
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::io);
-        RANK_CHECK(error.rank() == failing);
-        RANK_CHECK(std::string(error.what()).find("CUDA_ERROR_700") != std::string::npos);
-      }
+      const Error error = error_of(ErrorKind::io, {"CUDA_ERROR_700"}, [&] { (void)stream(group, 3); });
+      RANK_CHECK(error.rank() == failing);
       ::unsetenv("FAKE_CUDA_FAIL");
       (void)stream(group, 3);
     }

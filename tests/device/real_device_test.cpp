@@ -45,37 +45,20 @@ TEST_CASE("to the host: page-locked shared memory") {
   run_ranks(3, [](SyncGroup& group) { gather_and_check(group, {}, "page-locked shared memory"); });
 }
 
-TEST_CASE("to the first rank's device: CUDA IPC, also with several ranks on one device") {
-  run_ranks(3, [](SyncGroup& group) {
-    GatherOptions options;
-    options.devices.landing = Landing::device;
-    gather_and_check(group, options, "CUDA IPC");
-  });
-}
-
-TEST_CASE("to the first rank's device, staged") {
-  ::setenv("MUSTER_DEVICE_WAY", "staging", 1);
-  run_ranks(2, [](SyncGroup& group) {
-    GatherOptions options;
-    options.devices.landing = Landing::device;
-    gather_and_check(group, options, "page-locked shared memory");
-  });
-  ::unsetenv("MUSTER_DEVICE_WAY");
-}
-
-TEST_CASE("to the first rank's device by NCCL, where there are two devices and NCCL") {
-  if (devices < 2) {
-    std::puts("skipped: NCCL needs two devices");
-    return;
+TEST_CASE("to the first rank's device: by CUDA IPC, staged, and by NCCL where there are two devices and NCCL") {
+  // IPC also with several ranks on one device.
+  run_ranks(3, [](SyncGroup& group) { gather_and_check(group, to_device(), "CUDA IPC"); });
+  for (const auto& [way, words] : {std::pair("staging", "page-locked shared memory"), std::pair("nccl", "NCCL")}) {
+    if (std::string_view(way) == "nccl" && devices < 2) {
+      std::puts("skipped: NCCL needs two devices");
+      continue;
+    }
+    const Setting setting("MUSTER_DEVICE_WAY", way);
+    run_ranks(2, [way = way, words = words](SyncGroup& group) {
+      if (std::string_view(way) == "nccl" && examine_cuda().nccl.empty()) return;
+      gather_and_check(group, to_device(), words);
+    });
   }
-  ::setenv("MUSTER_DEVICE_WAY", "nccl", 1);
-  run_ranks(2, [](SyncGroup& group) {
-    if (examine_cuda().nccl.empty()) return;
-    GatherOptions options;
-    options.devices.landing = Landing::device;
-    gather_and_check(group, options, "NCCL");
-  });
-  ::unsetenv("MUSTER_DEVICE_WAY");
 }
 
 TEST_CASE("the caller's stream comes first, and the source is free after the call") {
@@ -85,10 +68,9 @@ TEST_CASE("the caller's stream comes first, and the source is free after the cal
     const CudaStreamScope scope(stream.handle());
     constexpr std::int64_t bytes = 64 << 20;
     const Tensor target = cuda_allocate(DType::u8, {bytes}, 0);
-    std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i < 4; ++i) work.push_back(page_locked(pattern(DType::u8, {bytes}, i)));
+    const std::vector<Tensor> work = work_of({0, 1, 2, 3}, bytes);
     for (int round = 0; round < 10; ++round) {
-      for (const Tensor& each : work) stream.write(target, each);
+      stream.write_all(target, work);
       const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
       stream.write(target, work.front());
       group.barrier();
