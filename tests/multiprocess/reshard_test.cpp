@@ -118,15 +118,10 @@ void write_as_engines_cut(const std::string& model, const std::string& shards) {
   fs::create_directory(shards);
   fs::copy(model + "/config.json", shards + "/config.json");
   for (int rank = 0; rank < 8; ++rank) {
-    std::vector<std::pair<std::string, Tensor>> parts;
-    std::vector<TensorEntry> entries;
-    for (const auto& [name, whole] : test::tensors_of(model)) {
+    std::vector<NamedTensor> parts;
+    for (const auto& [name, whole] : test::tensors_of(model))
       parts.emplace_back(name, as_engines_cut(name, whole, rank));
-      entries.push_back({name, whole.dtype(), parts.back().second.shape()});
-    }
-    SafetensorsWriter writer(shards + "/" + shard_file_name(rank, 8), entries, {{"format", "pt"}});
-    for (const auto& [name, part] : parts) writer.write(name, part);
-    writer.commit();
+    test::write_tensors(shards + "/" + shard_file_name(rank, 8), parts, {{"format", "pt"}});
   }
 }
 
@@ -292,18 +287,14 @@ TEST_CASE("max, sum, stack, blocks, trim, rename and drop reach the file") {
       return made;
     };
     const auto r = static_cast<float>(rank);
-    const std::vector<std::pair<std::string, Tensor>> tensors = {{"amax", tensor({2}, {r, -r})},
-                                                                 {"count", tensor({2}, {r + 1, 10})},
-                                                                 {"seen", tensor({}, {r})},
-                                                                 {"fused", tensor({3}, {r, r + 10, r + 20})},
-                                                                 {"vocab", tensor({2}, {2 * r, 2 * r + 1})},
-                                                                 {"old.w", tensor({1}, {7})},
-                                                                 {"junk" + std::to_string(rank), tensor({1}, {1})}};
-    std::vector<TensorEntry> entries;
-    for (const auto& [name, value] : tensors) entries.push_back({name, value.dtype(), value.shape()});
-    SafetensorsWriter writer((work / "shards/") + shard_file_name(rank, 3), entries);
-    for (const auto& [name, value] : tensors) writer.write(name, value);
-    writer.commit();
+    const std::vector<NamedTensor> tensors = {{"amax", tensor({2}, {r, -r})},
+                                              {"count", tensor({2}, {r + 1, 10})},
+                                              {"seen", tensor({}, {r})},
+                                              {"fused", tensor({3}, {r, r + 10, r + 20})},
+                                              {"vocab", tensor({2}, {2 * r, 2 * r + 1})},
+                                              {"old.w", tensor({1}, {7})},
+                                              {"junk" + std::to_string(rank), tensor({1}, {1})}};
+    test::write_tensors((work / "shards/") + shard_file_name(rank, 3), tensors);
   }
   for (const int ranks : {1, 2, 3}) {
     CAPTURE(ranks);

@@ -15,8 +15,8 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "src/inspect/diff.hpp"
+#include "tests/support/checkpoints.hpp"
 #include "tests/support/patterns.hpp"
-#include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
@@ -86,14 +86,6 @@ std::vector<std::byte> piece_of(const MergedTensors& source, std::size_t tensor,
   return bytes;
 }
 
-void write_model_file(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors) {
-  std::vector<TensorEntry> entries;
-  for (const auto& [name, tensor] : tensors) entries.push_back({name, tensor.dtype(), tensor.shape()});
-  SafetensorsWriter writer(path, entries, {{"format", "pt"}});
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.commit();
-}
-
 }  // namespace
 
 TEST_CASE("any window of a merged tensor is what the whole has there") {
@@ -157,14 +149,14 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
   const std::string model = work / "model";
   std::filesystem::create_directory(model);
   const auto tensors = [](std::uint64_t seed) {
-    return std::vector<std::pair<std::string, Tensor>>{
+    return std::vector<NamedTensor>{
         {"model.embed_tokens.weight", test::pattern(DType::bf16, {101, 64}, 1)},
         {"model.layers.0.self_attn.q_proj.weight", test::pattern(DType::bf16, {64, 64}, 2)},
         {"model.layers.0.self_attn.o_proj.weight", test::pattern(DType::bf16, {64, 4097}, seed)},
         {"model.layers.0.mlp.gate_up_proj.weight", test::pattern(DType::f32, {24, 3}, 4)},
         {"model.norm.weight", test::pattern(DType::f32, {64}, 5)}};
   };
-  write_model_file(model + "/model.safetensors", tensors(3));
+  test::write_tensors(model + "/model.safetensors", tensors(3), {{"format", "pt"}});
   test::write_text(model + "/config.json", R"({"model_type": "llama"})");
   for (const int ranks : {1, 3, 4}) {
     const std::string shards = work / ("shards-" + std::to_string(ranks));
@@ -183,7 +175,7 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
 
   const std::string other = work / "other";
   std::filesystem::create_directory(other);
-  write_model_file(other + "/model.safetensors", tensors(7));
+  test::write_tensors(other + "/model.safetensors", tensors(7), {{"format", "pt"}});
   test::write_text(other + "/config.json", R"({"model_type": "llama"})");
   const DiffReport report = diff_models(other, work / "shards-4", {.plan = "auto"});
   REQUIRE(report.tensor_diffs.size() == 1);
