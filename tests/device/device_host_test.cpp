@@ -318,11 +318,7 @@ TEST_CASE("asynchronous calls refuse tensors on devices, on all ranks, and the g
 
 TEST_CASE("layers that a stream's source copies by hand") {
   run_ranks(2, [](SyncGroup& group) {
-    int given = 0;
-    const LayerSource source = [&]() -> std::optional<Config> {
-      if (given++ == 4) return std::nullopt;
-      return config_to_host(layer_of(group.rank(), 2));
-    };
+    const auto source = layers_of(4, [&](std::uint64_t) { return config_to_host(layer_of(group.rank(), 2)); });
     int taken = 0;
     const LayerConsumer consume = [&](LayerPart& part) {
       for (const auto& [rank, layer] : part.present()) check_layer(layer, rank);

@@ -16,8 +16,7 @@
 #include "muster/gather_each.hpp"
 #include "src/device/driver.hpp"
 #include "src/device/memory_pool.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 namespace muster::test {
 

@@ -96,32 +96,16 @@ TEST_CASE("rows with gaps, empty tensors, memory that is given back and taken ag
 
 TEST_CASE("layers on a device, in a stream") {
   run_ranks(3, [](SyncGroup& group) {
-    const Config layer = Config::object(
-        {{"small", device_pattern(DType::bf16, {3, 100}, static_cast<std::uint64_t>(group.rank()))},
-         {"large", device_pattern(DType::f32, {9000, 1024}, static_cast<std::uint64_t>(group.rank() + 10))}});
-    int given = 0;
-    const LayerSource source = [&]() -> std::optional<Config> {
-      if (given++ == 6) return std::nullopt;
-      return layer;
+    const auto layer_of = [](int rank, bool on_devices) {
+      const auto seed = static_cast<std::uint64_t>(rank);
+      const Tensor small = pattern(DType::bf16, {3, 100}, seed);
+      const Tensor large = pattern(DType::f32, {9000, 1024}, seed + 10);
+      return Config::object(
+          {{"small", on_devices ? on_device(small) : small}, {"large", on_devices ? on_device(large) : large}});
     };
-    (void)gather_each(
-        source, all_of(group), group,
-        [](LayerPart& part) {
-          for (const auto& [rank, config] : part.present()) {
-            const Config& small = config.at("small");
-            if (small.is_tensor())
-              RANK_CHECK(is_pattern(small.as_tensor(), DType::bf16, {3, 100}, static_cast<std::uint64_t>(rank)));
-            const Config& large = config.at("large");
-            if (!large.is_tensor()) continue;
-            const Tensor whole = pattern(DType::f32, {9000, 1024}, static_cast<std::uint64_t>(rank + 10));
-            std::int64_t first = 0;
-            for (const TensorSlice& slice : part.slices)
-              if (slice.rank == rank) first = slice.first / 1024;
-            const std::int64_t rows = large.as_tensor().shape().front();
-            RANK_CHECK(bitwise_equal(large.as_tensor(), whole.view().slice(0, first, first + rows)));
-          }
-        },
-        {.memory_budget = 16 << 20});
+    stream_and_check(
+        group, all_of(group), 6, [&](int rank, std::uint64_t) { return layer_of(rank, false); },
+        {.memory_budget = 16 << 20}, [&](int rank, std::uint64_t) { return layer_of(rank, true); });
   });
 }
 

@@ -44,12 +44,6 @@ class Work : public test::TemporaryDirectory {
     inspect::write_demo_model(tiny_llama(false), *this / "model", 1 << 30);
     shard_model(*this / "model", *this / "shards", "llama", {.tensor = ranks});
   }
-  [[nodiscard]] std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    for (const auto& entry : fs::directory_iterator(path())) all.push_back(entry.path().filename().string());
-    std::ranges::sort(all);
-    return all;
-  }
   [[nodiscard]] std::string shard(int rank, int ranks) const {
     return *this / "shards/" + shard_file_name(rank, ranks);
   }
@@ -95,7 +89,7 @@ void round_trips(const inspect::DemoModel& model, const std::string& plan) {
     CHECK(fs::exists(out + "/1_Pooling/config.json"));
     CHECK(fs::exists(out + "/model.safetensors.index.json"));
   }
-  CHECK(work.names().size() == 11);  // nothing partial
+  CHECK(test::names_in(work.path()).size() == 11);  // nothing partial
 }
 
 }  // namespace
@@ -144,14 +138,14 @@ TEST_CASE("an output that exists is refused, and replaced with force") {
                        doctest::Contains("make it first"), Error);
 
   work.fail(3, ErrorKind::argument, {"--force"}, "llama", "model");
-  CHECK(work.names() == std::vector<std::string>{"home", "model", "shards"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"home", "model", "shards"});
 }
 
 TEST_CASE("a missing shard is named on every rank") {
   const Work work(4);
   fs::remove(work.shard(2, 4));
   work.fail(4, ErrorKind::not_found, {"rank-00002-of-00004"});
-  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
 TEST_CASE("any number of ranks exports any number of shards; sets that are mixed are refused") {
@@ -211,7 +205,7 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
   const TensorEntry& last = shard.tensors().back();
   test::flip_byte(victim, last.offset);
   work.fail(3, ErrorKind::corrupt, {victim, "\"" + last.name + "\" have the checksum"}, "");
-  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
 TEST_CASE("checksums that are none are refused, those of a later version left out of account") {
@@ -241,7 +235,7 @@ TEST_CASE("a truncated shard is an error on every rank, with its rank") {
   fs::resize_file(victim, fs::file_size(victim) / 2);
   const auto words = work.fail(4, ErrorKind::corrupt, {"rank-00003-of-00004.safetensors"});
   CHECK(words[0].starts_with("rank 3: "));
-  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
 TEST_CASE("shards that changed places are told by their metadata") {
@@ -257,7 +251,7 @@ TEST_CASE("a plan that does not fit is an error on every rank") {
   inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", "bert", {.tensor = 2}),
                        doctest::Contains("no rule matches"), Error);
-  CHECK(work.names() == std::vector<std::string>{"model"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model"});
   shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
   work.fail(2, ErrorKind::argument, {"no rule matches"}, "bert");
   work.fail(2, ErrorKind::not_found, {"built-in plans"}, "nothing.json");
@@ -270,7 +264,7 @@ TEST_CASE("a plan that does not fit is an error on every rank") {
   fs::remove(work / "plan.json");
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
   work.fail(2, ErrorKind::argument, {"it was cut along dimension 0"}, work / "plan.json");
-  CHECK(work.names() == std::vector<std::string>{"model", "plan.json", "shards"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "plan.json", "shards"});
 }
 
 TEST_CASE("ranks whose shapes do not fit the plan are named") {
@@ -279,7 +273,7 @@ TEST_CASE("ranks whose shapes do not fit the plan are named") {
   for (int rank = 0; rank < 2; ++rank)
     test::write_tensors(work.shard(rank, 2), {{"model.norm.weight", test::pattern(DType::f32, {2, 3 + rank}, 1)}});
   work.fail(2, ErrorKind::rank_mismatch, {"rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"});
-  CHECK(work.names() == std::vector<std::string>{"shards"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"shards"});
 }
 
 TEST_CASE("shards from elsewhere, without metadata and of unequal sizes, are joined") {

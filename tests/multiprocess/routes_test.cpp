@@ -60,13 +60,8 @@ TEST_CASE("what is forced is taken, and told") {
     // Different causes, one route.
     tells(gathered({.route = group.rank() == 1 ? Route::shm : Route::automatic}), Route::shm,
           group.rank() == 1 ? "forced by the caller" : "forced by MUSTER_ROUTE");
-    int layers = 2;
-    const StreamReport stream = gather_each(
-        [&]() -> std::optional<Config> {
-          if (layers-- == 0) return std::nullopt;
-          return Config(mine);
-        },
-        ranks_from(0, 3), group, [](LayerPart&) {});
+    const auto source = layers_of(2, [&](std::uint64_t) { return Config(mine); });
+    const StreamReport stream = gather_each(source, ranks_from(0, 3), group, [](LayerPart&) {});
     RANK_CHECK(stream.route == Route::shm);
     RANK_CHECK(stream.reason == "forced by MUSTER_ROUTE");
     ::unsetenv("MUSTER_ROUTE");

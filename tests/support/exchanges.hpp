@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Gathers and merges of which every byte is looked at.
+// Gathers, merges and streams of which every byte is looked at.
 
 #include <algorithm>
 #include <array>
@@ -14,6 +14,7 @@
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/merge_model.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/reassembly.hpp"
 
 namespace muster::test {
 
@@ -67,6 +68,61 @@ inline ExchangeReport merge_and_check(SyncGroup& group, const std::vector<int>& 
   RANK_CHECK(merged.tensor()->shape() == expected.shape());
   RANK_CHECK(bitwise_equal(*merged.tensor(), expected));
   return merged.report();
+}
+
+/// What a rank has in a layer: the same on whoever asks. A null config is an absent one.
+using Model = std::function<Config(int rank, std::uint64_t layer)>;
+
+/// Part 0 lists the tensors of all its parts.
+inline void check_tensors(const LayerPart& part, const std::function<Config(int rank)>& layer_of_rank) {
+  auto listed = part.tensors.begin();
+  for (const int rank : part.ranks)
+    visit_leaves(layer_of_rank(rank), [&](const Config& leaf) {
+      if (!leaf.is_tensor()) return;
+      RANK_CHECK(listed != part.tensors.end());
+      RANK_CHECK(listed->rank == rank);
+      RANK_CHECK((listed->whole == TensorSpec{leaf.as_tensor().dtype(), leaf.as_tensor().shape()}));
+      ++listed;
+    });
+  RANK_CHECK(listed == part.tensors.end());
+}
+
+/// Streams `layers` layers of a model; the first rank puts each together and compares. What a rank gives may lie
+/// elsewhere than the model's (`lies`).
+inline StreamReport stream_and_check(SyncGroup& group, const std::vector<int>& ranks, std::uint64_t layers,
+                                     const Model& model, const StreamOptions& options = {}, const Model& lies = {}) {
+  std::uint64_t given = 0;
+  const auto source = [&]() -> std::optional<Config> {
+    if (given == layers) return std::nullopt;
+    return (lies ? lies : model)(group.rank(), given++);
+  };
+  std::uint64_t taken = 0;
+  Reassembly whole;
+  const auto consume = [&](LayerPart& part) {
+    RANK_CHECK(part.layer == taken);
+    RANK_CHECK(part.ranks == ranks);
+    RANK_CHECK(part.configs.size() == ranks.size());
+    if (part.part == 0)
+      check_tensors(part, [&](int rank) { return model(rank, taken); });
+    else
+      RANK_CHECK(part.tensors.empty());
+    whole.add(part);
+    if (!part.is_last()) return;
+    for (const int rank : ranks) {
+      const Config expected = model(rank, taken);
+      const std::optional<Config> got = whole.layer(rank);
+      RANK_CHECK(got.has_value() == !expected.is_null());
+      if (got) RANK_CHECK(*got == expected);
+    }
+    whole = Reassembly();
+    ++taken;
+  };
+  StreamReport report = gather_each(source, ranks, group, consume, options);
+  const bool is_member = std::ranges::find(ranks, group.rank()) != ranks.end();
+  RANK_CHECK(given == (is_member ? layers : 0));
+  RANK_CHECK(taken == (!ranks.empty() && group.rank() == ranks.front() ? layers : 0));
+  RANK_CHECK(report.layers == given);
+  return report;
 }
 
 }  // namespace muster::test

@@ -220,13 +220,9 @@ TEST_CASE("files that are no state files") {
   write_text(work / "longer", bytes + "x");
   CHECK(has(refused(ErrorKind::corrupt, work / "longer"), "h5repack"));
   write_text(work / "shorter", bytes.substr(0, bytes.size() - 1));
-  try {
-    StateFile::open(work / "shorter");
-    FAIL("opened");
-  } catch (const Error& error) {
-    CHECK(error.os_error() == ENODATA);
-    CHECK(error.path() == work / "shorter");
-  }
+  const Error error = thrown_by(ErrorKind::corrupt, [&] { StateFile::open(work / "shorter"); });
+  CHECK(error.os_error() == ENODATA);
+  CHECK(error.path() == work / "shorter");
 }
 
 TEST_CASE("a newer version is told apart from damage") {
