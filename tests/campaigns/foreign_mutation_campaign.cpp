@@ -6,9 +6,6 @@
 // read or an Error, within the deadline, in bounded memory.
 
 #include <fmt/core.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>

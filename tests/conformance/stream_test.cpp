@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"

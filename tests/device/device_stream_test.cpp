@@ -2,9 +2,6 @@
 // Layers on devices in a stream (gather_each): brought to the host part by part, between real processes, over a fake
 // driver (fake/fake_cuda.hpp).
 
-#include <cstring>
-#include <map>
-
 #include "tests/device/device_ranks.hpp"
 
 using namespace muster;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes what the golden outputs are of, the same bytes every time: a model, state files, and workspaces.
 
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>

@@ -5,11 +5,8 @@
 #include <doctest/doctest.h>
 #include <fmt/core.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>

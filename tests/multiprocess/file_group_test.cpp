@@ -8,7 +8,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 #include <thread>
 
 #include "doctest/doctest.h"

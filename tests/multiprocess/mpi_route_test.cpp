@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <thread>
 
 #include "doctest/doctest.h"

@@ -2,11 +2,7 @@
 // What the reference (ModelOpt 0.47) gets wrong, each case right here; the cases are named as users met them. Those
 // about a workspace belong to the workspace route.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <thread>
 

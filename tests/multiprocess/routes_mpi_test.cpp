@@ -2,7 +2,6 @@
 // Routes between ranks on two hosts: shared memory cannot be forced there, and what a list needs depends on where its
 // ranks are.
 
-#include <array>
 #include <cstring>
 
 #include "doctest/doctest.h"

@@ -4,8 +4,6 @@
 #include "src/workspace/gc.hpp"
 
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>

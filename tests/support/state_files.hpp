@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <random>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "muster/state_file.hpp"

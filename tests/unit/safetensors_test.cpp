@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <thread>

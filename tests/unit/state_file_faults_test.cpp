@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <mutex>
-#include <utility>
 
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
