@@ -3,11 +3,6 @@
 
 #include "muster/gather.hpp"
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <thread>
-
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
@@ -250,6 +245,11 @@ TEST_CASE("the report tells route, bytes and rounds") {
     std::uint64_t moved = 0;
     for (const PhaseReport& phase : report.phases) moved += phase.bytes;
     RANK_CHECK((moved != 0) == (group.rank() == 1));
+    if (report.route != Route::shm) return;
+    RANK_CHECK(report.rounds == 2);
+    for (const PhaseReport& phase : report.phases)
+      if (phase.name == "copy") RANK_CHECK(phase.bytes == 1 << 20 && phase.copies == 1);
+    RANK_CHECK((group.rank() == 1) == (report.pool_bytes != 0));
   });
 }
 

@@ -6,23 +6,12 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/types.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <chrono>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
 
-#include "doctest/doctest.h"
-#include "muster/gather.hpp"
-#include "muster/gather_each.hpp"
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
 #include "tests/support/exchanges.hpp"
@@ -59,77 +48,69 @@ void run(const std::vector<std::string>& command) {
 class FaultyMount {
  public:
   /// `rules`: those of faulty_fs.cpp. Throws std::runtime_error where it cannot be mounted.
-  FaultyMount(const std::string& backing, const std::vector<std::string>& rules);
+  FaultyMount(const std::string& backing, const std::vector<std::string>& rules) {
+    const pid_t parent = ::getpid();
+    server_ = ::fork();
+    if (server_ < 0) throw std::runtime_error("fork");
+    if (server_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+      if (::getppid() != parent) ::_exit(3);
+      std::vector<std::string> words = {MUSTER_FAULTY_FS, backing, point_.path().string()};
+      words.insert(words.end(), rules.begin(), rules.end());
+      std::vector<char*> arguments;
+      for (std::string& word : words) arguments.push_back(word.data());
+      arguments.push_back(nullptr);
+      ::execv(arguments[0], arguments.data());
+      ::_exit(127);
+    }
+    for (int turn = 0; turn < 2000 && !is_mounted(point_.path()); ++turn) {
+      if (::waitpid(server_, nullptr, WNOHANG) == server_) {
+        server_ = -1;
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    if (!is_mounted(point_.path())) throw std::runtime_error("faulty_fs could not be mounted");
+  }
   FaultyMount(const FaultyMount&) = delete;
   FaultyMount& operator=(const FaultyMount&) = delete;
-  ~FaultyMount();
+  ~FaultyMount() {
+    if (server_ < 0) return;
+    ::kill(server_, SIGTERM);
+    ::waitpid(server_, nullptr, 0);
+    // SIGTERM unmounts, but not what is in use.
+    struct stat status {};
+    if (is_mounted(point_.path()) || ::stat(point_.path().c_str(), &status) != 0)
+      run({"fusermount3", "-u", "-z", point_.path().string()});
+  }
 
   [[nodiscard]] std::string operator/(const std::string& name) const { return point_ / name; }
   /// Loses what was not fsynced.
-  void cut_power() const;
+  void cut_power() const {
+    ::kill(server_, SIGUSR1);
+    // The next look carries it out, once the signal has come.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    struct stat status {};
+    ::stat((point_ / "nothing").c_str(), &status);
+  }
 
   /// Why there can be no mount here; empty: there can.
-  static std::string obstacle();
+  static std::string obstacle() {
+    if (std::string(MUSTER_FAULTY_FS).empty()) return "libfuse3 was not there when this was built";
+    if (::access("/dev/fuse", R_OK | W_OK) != 0) return "/dev/fuse cannot be opened";
+    const TemporaryDirectory backing;
+    try {
+      const FaultyMount mount(backing.path().string(), {});
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return {};
+  }
 
  private:
   TemporaryDirectory point_;
   pid_t server_ = -1;
 };
-
-FaultyMount::FaultyMount(const std::string& backing, const std::vector<std::string>& rules) {
-  const pid_t parent = ::getpid();
-  server_ = ::fork();
-  if (server_ < 0) throw std::runtime_error("fork");
-  if (server_ == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) ::_exit(3);
-    std::vector<std::string> words = {MUSTER_FAULTY_FS, backing, point_.path().string()};
-    words.insert(words.end(), rules.begin(), rules.end());
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    ::execv(arguments[0], arguments.data());
-    ::_exit(127);
-  }
-  for (int turn = 0; turn < 2000 && !is_mounted(point_.path()); ++turn) {
-    if (::waitpid(server_, nullptr, WNOHANG) == server_) {
-      server_ = -1;
-      break;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  if (!is_mounted(point_.path())) throw std::runtime_error("faulty_fs could not be mounted");
-}
-
-FaultyMount::~FaultyMount() {
-  if (server_ < 0) return;
-  ::kill(server_, SIGTERM);
-  ::waitpid(server_, nullptr, 0);
-  // SIGTERM unmounts, but not what is in use.
-  struct stat status {};
-  if (is_mounted(point_.path()) || ::stat(point_.path().c_str(), &status) != 0)
-    run({"fusermount3", "-u", "-z", point_.path().string()});
-}
-
-void FaultyMount::cut_power() const {
-  ::kill(server_, SIGUSR1);
-  // The next look carries it out, once the signal has come.
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  struct stat status {};
-  ::stat((point_ / "nothing").c_str(), &status);
-}
-
-std::string FaultyMount::obstacle() {
-  if (std::string(MUSTER_FAULTY_FS).empty()) return "libfuse3 was not there when this was built";
-  if (::access("/dev/fuse", R_OK | W_OK) != 0) return "/dev/fuse cannot be opened";
-  const TemporaryDirectory backing;
-  try {
-    const FaultyMount mount(backing.path().string(), {});
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return {};
-}
 
 Config state_of(int seed, std::int64_t bytes = 300'000) {
   return Config::object({{"seed", seed}, {"weight", pattern(DType::u8, {bytes}, static_cast<std::uint64_t>(seed))}});

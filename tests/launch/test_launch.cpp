@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // `muster run` with real processes: ranks are small shell scripts.
+#include <poll.h>
+#include <sys/stat.h>
+
 #include <set>
 
 #include "muster/error.hpp"

@@ -2,11 +2,7 @@
 // What the route over shared memory does beyond what every route must: leases, slots and their pool, arenas that do not
 // move, and that from the third exchange on nothing is paid twice.
 
-#include <optional>
-
 #include "doctest/doctest.h"
-#include "muster/gather.hpp"
-#include "muster/merge_gather.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
 
@@ -73,21 +69,6 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
       group.barrier();
       RANK_CHECK(arena.waiting_for_leases() == 0);
     }
-  });
-}
-
-TEST_CASE("the report tells bytes, copies and rounds") {
-  run_ranks(2, [](SyncGroup& group) {
-    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
-    const GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
-    const ExchangeReport& report = all.report();
-    RANK_CHECK(report.route == Route::shm);
-    RANK_CHECK(report.rounds == 2);
-    RANK_CHECK(report.payload_bytes == 2 << 20);
-    RANK_CHECK(all.explain().find("route shm") != std::string::npos);
-    for (const PhaseReport& phase : report.phases)
-      if (phase.name == "copy") RANK_CHECK(phase.bytes == 1 << 20 && phase.copies == 1);
-    RANK_CHECK((group.rank() == 1) == (report.pool_bytes != 0));
   });
 }
 

@@ -30,6 +30,10 @@ inline Tensor zeros(Shape shape) {
   return tensor;
 }
 
+inline std::vector<NamedTensor> one(Shape shape = {100, 100}, std::uint64_t seed = 3) {
+  return {{"weight", pattern(DType::f32, std::move(shape), seed)}};
+}
+
 inline const Config& some_config() {
   static const Config config = parse_json(R"({"quantizer": {"bits": 8, "name": "Gewicht é"}, "list": [1, 2.5, null]})");
   return config;

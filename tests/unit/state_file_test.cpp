@@ -5,13 +5,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <random>
-
-#include "doctest/doctest.h"
 #include "src/core/checksum.hpp"
-#include "tests/support/patterns.hpp"
 #include "tests/support/state_files.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -39,10 +33,6 @@ std::vector<NamedTensor> gallery() {
   all.emplace_back("zeros", zeros({400, 100}));
   all.emplace_back("thirty-two dimensions", pattern(DType::u8, Shape(32, 1), ++seed));
   return all;
-}
-
-std::vector<NamedTensor> one(Shape shape = {100, 100}, std::uint64_t seed = 3) {
-  return {{"weight", pattern(DType::f32, std::move(shape), seed)}};
 }
 
 }  // namespace
