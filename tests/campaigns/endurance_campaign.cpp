@@ -4,7 +4,6 @@
 
 #include <dirent.h>
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>

@@ -6,9 +6,6 @@
 // read or an Error, within the deadline, in bounded memory.
 
 #include <fmt/core.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -23,8 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "muster/error.hpp"
-#include "src/checkpoint/foreign_hdf5.hpp"
+#include "tests/hostile/foreign_look.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
@@ -32,14 +28,12 @@ using namespace muster::test;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::uint64_t most_memory = std::uint64_t{128} << 20;
 constexpr double most_seconds = 3.5;      // of CPU time, of both processes: other work of the machine does not count
 constexpr double most_wall_seconds = 30;  // the reader is killed after 10, whatever CPU time it had
 constexpr std::chrono::milliseconds deadline{2'000};
 
-/// How one look ended, as a process tells it.
+/// How one look ended.
 enum Verdict : int { shown = 0, partly = 1, refused = 2, crashed = 3, late = 4, unreadable = 5, broken = 6 };
 constexpr std::array<const char*, 7> verdict_words = {"shown whole",
                                                       "shown with issues",
@@ -203,71 +197,24 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-Verdict look(const std::string& path) {
-  constexpr std::uint64_t piece = std::uint64_t{256} << 10;
-  try {
-    const auto file = ForeignHdf5::open(path, {.deadline = deadline});
-    bool is_unreadable = false;
-    std::vector<std::byte> memory;
-    for (std::size_t i = 0; i < file->tensors().size(); ++i) {
-      const TensorEntry& tensor = file->tensors()[i];
-      if (byte_size(tensor.dtype, tensor.shape) != tensor.bytes || file->find(tensor.name) != i) return broken;
-      try {
-        const std::uint64_t length = std::min(piece, tensor.bytes);
-        (void)file->read_piece(i, 0, length, memory);
-        (void)file->read_piece(i, tensor.bytes - length, length, memory);
-      } catch (const Error&) {
-        is_unreadable = true;
-      }
-    }
-    if (is_unreadable) return unreadable;
-    return file->issues().empty() ? shown : partly;
-  } catch (const Error& error) {
-    const std::string_view words = error.what();
-    if (error.kind() == ErrorKind::timeout) return late;
-    return words.find("does not survive") != std::string_view::npos ? crashed : refused;
-  }
+Verdict verdict_of(const Look& seen) {
+  const auto has = [&](std::string_view begin) {
+    return std::ranges::any_of(seen.lines, [&](const std::string& line) { return line.starts_with(begin); });
+  };
+  if (!seen.end.empty() || has("broken ")) return broken;
+  if (has("error timeout")) return late;
+  if (has("error ")) return seen.lines.front().find("does not survive") != std::string::npos ? crashed : refused;
+  if (has("unreadable ")) return unreadable;
+  return has("issue ") ? partly : shown;
 }
 
-struct Outcome {
-  Verdict verdict = broken;
-  std::string words = {};
-  double seconds = 0;
-  std::uint64_t peak_bytes = 0;
-};
-
-Outcome look_from_outside(const std::string& path) {
-  Outcome outcome;
-  const auto began = Clock::now();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    Verdict verdict = broken;
-    try {
-      verdict = look(path);
-    } catch (...) {
-      // Anything but an Error.
-    }
-    ::_exit(verdict);
-  }
-  int status = 0;
-  rusage used{};
-  ::wait4(child, &status, 0, &used);
-  const double wall = std::chrono::duration<double>(Clock::now() - began).count();
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
-  };
-  // Its own and that of the reader that it waited for.
-  outcome.seconds = seconds(used.ru_utime) + seconds(used.ru_stime);
-  outcome.peak_bytes = static_cast<std::uint64_t>(used.ru_maxrss) * 1024;
-  if (WIFEXITED(status) && WEXITSTATUS(status) < broken) {
-    outcome.verdict = static_cast<Verdict>(WEXITSTATUS(status));
-  } else {
-    outcome.words = WIFSIGNALED(status) ? fmt::format("ended by signal {}", WTERMSIG(status)) : "contradicts itself";
-  }
-  if (outcome.seconds > most_seconds || wall > most_wall_seconds)
-    outcome.words += fmt::format(" took {:.1f} s of CPU time, {:.1f} on the clock", outcome.seconds, wall);
-  if (outcome.peak_bytes > most_memory) outcome.words += fmt::format(" took {} bytes", outcome.peak_bytes);
-  return outcome;
+/// What it cost too much, or how it ended.
+std::string objection_to(const Look& seen) {
+  std::string words = seen.end;
+  if (seen.cpu_seconds > most_seconds || seen.seconds > most_wall_seconds)
+    words += fmt::format(" took {:.1f} s of CPU time, {:.1f} on the clock", seen.cpu_seconds, seen.seconds);
+  if (seen.peak_bytes > most_memory) words += fmt::format(" took {} bytes", seen.peak_bytes);
+  return words;
 }
 
 }  // namespace
@@ -283,6 +230,7 @@ int main(int argc, char** argv) {
       "some mutants without that fence\n");
   return 77;
 #endif
+  const ForeignHdf5Options options{.deadline = deadline};
   const int count = std::atoi(argv[1]);
   Mutator mutate(static_cast<unsigned>(std::atoi(argv[2])));
   const TemporaryDirectory work;
@@ -299,7 +247,7 @@ int main(int argc, char** argv) {
   for (const std::string& path : paths) {
     const std::string bytes = read_text(path);
     samples.push_back({std::filesystem::path(path).filename(), bytes, checked_parts(bytes)});
-    if (const Verdict honest = look(path); honest != shown && honest != partly) {
+    if (const Verdict honest = verdict_of(look_from_outside(path, options)); honest != shown && honest != partly) {
       fmt::print(stderr, "{} is {} before it is changed\n", path, verdict_words[honest]);
       return 2;
     }
@@ -313,16 +261,17 @@ int main(int argc, char** argv) {
   for (int i = 0; i < count; ++i) {
     const Sample& sample = samples[static_cast<std::size_t>(i) % samples.size()];
     write_text(mutant, mutate(sample));
-    const Outcome outcome = look_from_outside(mutant);
-    ++verdicts[outcome.verdict];
-    slowest = std::max(slowest, outcome.seconds);
-    largest = std::max(largest, outcome.peak_bytes);
-    if (outcome.verdict != broken && outcome.words.empty()) continue;
+    const Look seen = look_from_outside(mutant, options);
+    const Verdict verdict = verdict_of(seen);
+    const std::string words = objection_to(seen);
+    ++verdicts[verdict];
+    slowest = std::max(slowest, seen.cpu_seconds);
+    largest = std::max(largest, seen.peak_bytes);
+    if (verdict != broken && words.empty()) continue;
     ++failures;
     const std::string kept = fmt::format("foreign_mutant_{}_{}.h5", argv[2], i);
     std::filesystem::copy_file(mutant, kept, std::filesystem::copy_options::overwrite_existing);
-    fmt::print("mutant {} of {}: {} {}; kept as {}\n", i, sample.name, verdict_words[outcome.verdict], outcome.words,
-               kept);
+    fmt::print("mutant {} of {}: {} {}; kept as {}\n", i, sample.name, verdict_words[verdict], words, kept);
   }
   for (const auto& [verdict, number] : verdicts) fmt::print("{:>7}  {}\n", number, verdict_words[verdict]);
   std::size_t checked = 0;

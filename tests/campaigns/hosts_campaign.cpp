@@ -6,7 +6,6 @@
 #include <fmt/core.h>
 #include <malloc.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>

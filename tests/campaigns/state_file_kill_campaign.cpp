@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <random>
-#include <thread>
 
 #include "muster/error.hpp"
 #include "src/os/file.hpp"

@@ -3,17 +3,11 @@
 
 #include "muster/gather.hpp"
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <functional>
 #include <string>
-#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -21,22 +15,6 @@ using namespace muster::test;
 namespace {
 
 constexpr int sizes[] = {1, 2, 4, 7};
-
-void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DType dtype, const Shape& shape, int round,
-                      const GatherOptions& options = {}) {
-  const Tensor mine = pattern(dtype, shape, seed_of(group.rank(), round));
-  const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
-  if (group.rank() != ranks.front()) {
-    RANK_CHECK(all.empty());
-    return;
-  }
-  RANK_CHECK(all.size() == ranks.size());
-  RANK_CHECK(all.ranks() == ranks);
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    RANK_CHECK(all[i].has_value());
-    RANK_CHECK(is_pattern(*all[i], dtype, shape, seed_of(ranks[i], round)));
-  }
-}
 
 Config layer_of(int rank, int leaves) {
   Config layer = Config::object({{"rank", rank},
@@ -49,15 +27,6 @@ Config layer_of(int rank, int leaves) {
     if (i % 2 == 0) leaf["weight"] = pattern(DType::bf16, {i % 5, 7}, seed_of(rank, i));
   }
   return layer;
-}
-
-bool refused_with(const std::string& words, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.kind() == ErrorKind::argument && std::string(error.what()).find(words) != std::string::npos;
-  }
-  return false;
 }
 
 }  // namespace
@@ -122,14 +91,13 @@ TEST_CASE("a result that does not fit into the caller's tensors is everyone's er
     for (const auto& [into, words] : bad) {
       GatherOptions options;
       if (group.rank() == 0) options.into = into;
-      RANK_CHECK(refused_with(words, [&] { get_tensors_parallel(mine, ranks, group, options); }));
-      gather_and_check(group, ranks, DType::f32, {4, 5}, 1);
+      fails_alike(group, ErrorKind::argument, {words}, [&] { get_tensors_parallel(mine, ranks, group, options); });
     }
     const Config config;
     GatherOptions options;
     if (group.rank() == 0) options.into = fits;
-    RANK_CHECK(refused_with("not configs", [&] { get_configs_parallel(&config, ranks, group, options); }));
-    gather_and_check(group, ranks, DType::f32, {4, 5}, 2);
+    fails_alike(group, ErrorKind::argument, {"not configs"},
+                [&] { get_configs_parallel(&config, ranks, group, options); });
   });
 }
 
@@ -182,12 +150,7 @@ TEST_CASE("a result that nobody keeps gives its values, and an entry past its en
     }
     RANK_CHECK(seen == (group.rank() == 0 ? 3 : 0));
     const GatheredConfigs all = get_configs_parallel(&mine, ranks_from(0, 3), group);
-    try {
-      (void)all[3];
-      RANK_CHECK(false);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::argument);
-    }
+    error_of(ErrorKind::argument, {}, [&] { (void)all[3]; });
   });
 }
 
@@ -204,17 +167,8 @@ TEST_CASE("a config of 20,000 leaves") {
 TEST_CASE("unequal tensors are refused on every rank, with each one's dtype and shape, and the group goes on") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = group.rank() == 2 ? pattern(DType::f16, {4, 9}, 1) : pattern(DType::f32, {4, 8}, 1);
-    bool refused = false;
-    try {
-      (void)get_tensors_parallel(mine, ranks_from(0, 4), group);
-    } catch (const Error& error) {
-      refused = true;
-      const std::string words = error.what();
-      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-      RANK_CHECK(words.find("rank 2 F16 [4, 9]") != std::string::npos);
-      RANK_CHECK(words.find("rank 0 F32 [4, 8]") != std::string::npos);
-    }
-    RANK_CHECK(refused);
+    error_of(ErrorKind::rank_mismatch, {"rank 2 F16 [4, 9]", "rank 0 F32 [4, 8]"},
+             [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(3, 4), DType::i64, {5}, 1);
   });
 }
@@ -242,12 +196,8 @@ TEST_CASE("different, overlapping, double and foreign lists are errors on all ra
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {100}, seed_of(group.rank(), 0));
     const auto refused = [&](std::vector<int> list) {
-      try {
-        (void)get_tensors_parallel(mine, list, group);
-      } catch (const Error& error) {
-        return error.kind() == ErrorKind::rank_mismatch || error.kind() == ErrorKind::argument;
-      }
-      return false;
+      const ErrorKind kind = error_of([&] { (void)get_tensors_parallel(mine, list, group); }).kind();
+      return kind == ErrorKind::rank_mismatch || kind == ErrorKind::argument;
     };
     RANK_CHECK(refused(group.rank() == 1 ? std::vector<int>{1, 0, 2, 3} : std::vector<int>{0, 1, 2, 3}));
     RANK_CHECK(refused(group.rank() < 2 ? std::vector<int>{0, 1, 2} : std::vector<int>{2, 3}));
@@ -261,16 +211,12 @@ TEST_CASE("a call of another kind is an error on all ranks of the list") {
   run_ranks(3, [](SyncGroup& group) {
     const Config config = layer_of(group.rank(), 2);
     const Tensor tensor = pattern(DType::u8, {3}, 1);
-    bool refused = false;
-    try {
+    error_of(ErrorKind::rank_mismatch, {}, [&] {
       if (group.rank() == 1)
         (void)get_configs_parallel(&config, ranks_from(0, 3), group);
       else
         (void)get_tensors_parallel(tensor, ranks_from(0, 3), group);
-    } catch (const Error& error) {
-      refused = error.kind() == ErrorKind::rank_mismatch;
-    }
-    RANK_CHECK(refused);
+    });
   });
 }
 
@@ -339,16 +285,21 @@ TEST_CASE("arena tensors can go with the result") {
 
 TEST_CASE("the report tells route, bytes and rounds") {
   run_ranks(2, [](SyncGroup& group) {
-    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
+    const Tensor mine = pattern(DType::u8, {2 << 20}, seed_of(group.rank(), 0));
     const GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
     const ExchangeReport& report = all.report();
-    RANK_CHECK(report.payload_bytes == 2 << 20);
+    RANK_CHECK(report.payload_bytes == 4 << 20);
     RANK_CHECK(report.rounds >= 2);
     RANK_CHECK(!report.reason.empty());
     RANK_CHECK(all.explain().find("route " + std::string(to_string(report.route))) != std::string::npos);
     std::uint64_t moved = 0;
     for (const PhaseReport& phase : report.phases) moved += phase.bytes;
     RANK_CHECK((moved != 0) == (group.rank() == 1));
+    if (report.route != Route::shm) return;
+    RANK_CHECK(report.rounds == 2);
+    for (const PhaseReport& phase : report.phases)
+      if (phase.name == "copy") RANK_CHECK(phase.bytes == 2 << 20 && phase.copies == 1);
+    RANK_CHECK((group.rank() == 1) == (report.pool_bytes != 0));
   });
 }
 

@@ -10,9 +10,7 @@
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
 #include "src/merge/reduce.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/merge_model.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -20,29 +18,6 @@ using namespace muster::test;
 namespace {
 
 constexpr int sizes[] = {1, 2, 4, 7};
-
-using Make = std::function<Tensor(int rank)>;
-
-/// Merges and compares on the first rank of the list; `make` gives any rank's tensor.
-void merge_and_check(SyncGroup& group, const std::vector<int>& ranks, const Merge& merge, const Make& make,
-                     const GatherOptions& options = {}) {
-  const Tensor mine = make(group.rank());
-  const Merged merged = merge_tensor_parallel(mine, merge, ranks, group, options);
-  RANK_CHECK(merged.ranks() == ranks);
-  RANK_CHECK(merged.wait_released(std::chrono::milliseconds(0)));
-  RANK_CHECK(merged.tensor().has_value() == (group.rank() == ranks.front()));
-  if (!merged.tensor()) return;
-  std::vector<Tensor> sources;
-  for (const int rank : ranks) sources.push_back(make(rank));
-  const Tensor expected = merge_model(merge, sources);
-  RANK_CHECK(merged.tensor()->dtype() == expected.dtype());
-  RANK_CHECK(merged.tensor()->shape() == expected.shape());
-  RANK_CHECK(bitwise_equal(*merged.tensor(), expected));
-}
-
-Make patterns(DType dtype, const Shape& shape, int round) {
-  return [=](int rank) { return pattern(dtype, shape, seed_of(rank, round)); };
-}
 
 Make equal_patterns(DType dtype, const Shape& shape, int round) {
   return [=](int) { return pattern(dtype, shape, seed_of(0, round)); };
@@ -59,17 +34,8 @@ bool is_reducible(merge::Combine combine, DType dtype) {
 
 /// Every rank must get an error of this kind whose words have all of `parts`; its words.
 std::string refused(SyncGroup& group, const TensorView& mine, const Merge& merge, const std::vector<int>& ranks,
-                    ErrorKind kind, const std::vector<std::string>& parts, const GatherOptions& options = {}) {
-  try {
-    (void)merge_tensor_parallel(mine, merge, ranks, group, options);
-  } catch (const Error& error) {
-    const std::string words = error.what();
-    if (error.kind() != kind) throw;
-    for (const std::string& part : parts)
-      if (words.find(part) == std::string::npos) throw RankFailure("no \"" + part + "\" in: " + words);
-    return words;
-  }
-  throw RankFailure("nothing was thrown");
+                    ErrorKind kind, const std::vector<std::string>& parts) {
+  return error_of(kind, parts, [&] { (void)merge_tensor_parallel(mine, merge, ranks, group); }).what();
 }
 
 }  // namespace
@@ -271,10 +237,7 @@ TEST_CASE("different merges and a gather at once, by disjoint lists, and ranks i
         } else if (i == 2) {
           merge_and_check(group, lists[i], merge::stack(), patterns(DType::bf16, {30, 40}, round));
         } else {
-          const Tensor mine = pattern(DType::f32, {5000}, seed_of(group.rank(), round));
-          const GatheredTensors all = get_tensors_parallel(mine, lists[i], group);
-          for (const auto& [rank, tensor] : all.present())
-            RANK_CHECK(is_pattern(tensor, DType::f32, {5000}, seed_of(rank, round)));
+          gather_and_check(group, lists[i], DType::f32, {5000}, round);
         }
       }
     }
@@ -284,17 +247,12 @@ TEST_CASE("different merges and a gather at once, by disjoint lists, and ranks i
 TEST_CASE("a rank of the list in another call is an error on all") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {10}, 1);
-    bool is_refused = false;
-    try {
+    error_of(ErrorKind::rank_mismatch, {"rank 2 merge_tensor_parallel"}, [&] {
       if (group.rank() == 1)
         (void)get_tensors_parallel(mine, ranks_from(0, 3), group);
       else
         (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 3), group);
-    } catch (const Error& error) {
-      is_refused = error.kind() == ErrorKind::rank_mismatch &&
-                   std::string(error.what()).find("rank 2 merge_tensor_parallel") != std::string::npos;
-    }
-    RANK_CHECK(is_refused);
+    });
     merge_and_check(group, ranks_from(1, 3), merge::concat(0), patterns(DType::f32, {10}, 1));
   });
 }

@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 #include "tests/support/random_config.hpp"
-#include "tests/support/reassembly.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -21,60 +18,6 @@ using namespace muster::test;
 namespace {
 
 constexpr int sizes[] = {1, 2, 4, 7};
-
-/// What a rank has in a layer: the same on whoever asks. A null config is an absent one.
-using Model = std::function<Config(int rank, std::uint64_t layer)>;
-
-/// Part 0 lists the tensors of all its parts.
-void check_tensors(const LayerPart& part, const std::function<Config(int rank)>& layer_of_rank) {
-  auto listed = part.tensors.begin();
-  for (const int rank : part.ranks)
-    visit_leaves(layer_of_rank(rank), [&](const Config& leaf) {
-      if (!leaf.is_tensor()) return;
-      RANK_CHECK(listed != part.tensors.end());
-      RANK_CHECK(listed->rank == rank);
-      RANK_CHECK((listed->whole == TensorSpec{leaf.as_tensor().dtype(), leaf.as_tensor().shape()}));
-      ++listed;
-    });
-  RANK_CHECK(listed == part.tensors.end());
-}
-
-/// Streams `layers` layers of a model; the first rank puts each together and compares.
-StreamReport stream_and_check(SyncGroup& group, const std::vector<int>& ranks, std::uint64_t layers, const Model& model,
-                              const StreamOptions& options = {}) {
-  std::uint64_t given = 0;
-  const auto source = [&]() -> std::optional<Config> {
-    if (given == layers) return std::nullopt;
-    return model(group.rank(), given++);
-  };
-  std::uint64_t taken = 0;
-  Reassembly whole;
-  const auto consume = [&](LayerPart& part) {
-    RANK_CHECK(part.layer == taken);
-    RANK_CHECK(part.ranks == ranks);
-    RANK_CHECK(part.configs.size() == ranks.size());
-    if (part.part == 0)
-      check_tensors(part, [&](int rank) { return model(rank, taken); });
-    else
-      RANK_CHECK(part.tensors.empty());
-    whole.add(part);
-    if (!part.is_last()) return;
-    for (const int rank : ranks) {
-      const Config expected = model(rank, taken);
-      const std::optional<Config> got = whole.layer(rank);
-      RANK_CHECK(got.has_value() == !expected.is_null());
-      if (got) RANK_CHECK(*got == expected);
-    }
-    whole = Reassembly();
-    ++taken;
-  };
-  StreamReport report = gather_each(source, ranks, group, consume, options);
-  const bool is_member = std::ranges::find(ranks, group.rank()) != ranks.end();
-  RANK_CHECK(given == (is_member ? layers : 0));
-  RANK_CHECK(taken == (!ranks.empty() && group.rank() == ranks.front() ? layers : 0));
-  RANK_CHECK(report.layers == given);
-  return report;
-}
 
 /// Of every kind: nested values, scalars, empty tensors, all dtypes, absent ones.
 Config layer_of(int rank, std::uint64_t layer) {
@@ -233,11 +176,7 @@ TEST_CASE("arena tensors are the sender's own again when the stream is over") {
 TEST_CASE("the first rank's own tensors are views of its own memory") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {64, 1024}, 1);
-    bool given = false;
-    const auto source = [&]() -> std::optional<Config> {
-      if (std::exchange(given, true)) return std::nullopt;
-      return Config::object({{"w", mine}});
-    };
+    const auto source = layers_of(1, [&](std::uint64_t) { return Config::object({{"w", mine}}); });
     std::size_t at = 0;
     const auto consume = [&](LayerPart& part) {
       const Tensor& own = part.configs[0]->at("w").as_tensor();
@@ -253,14 +192,7 @@ TEST_CASE("the first rank's own tensors are views of its own memory") {
 TEST_CASE("arguments: everybody hears the same, and the group goes on") {
   run_ranks(3, [](SyncGroup& group) {
     const auto refused = [&](ErrorKind kind, const std::string& part, const std::function<void()>& call) {
-      std::string words;
-      try {
-        call();
-      } catch (const Error& error) {
-        words = error.what();
-        if (error.kind() != kind || words.find(part) == std::string::npos) throw;
-      }
-      RANK_CHECK(!words.empty());
+      error_of(kind, {part}, call);
       stream_and_check(group, {0, 1, 2}, 2, layer_of);
     };
     const std::vector<int> all = {0, 1, 2};

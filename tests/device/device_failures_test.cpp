@@ -10,26 +10,15 @@ using namespace muster;
 using namespace muster::test;
 using namespace std::chrono_literals;
 
-namespace {
-
-/// In a rank: the call throws this kind, with these words.
-void check_refused(const std::function<void()>& call, ErrorKind kind, const std::string& words) {
-  const Error error = error_of(call);
-  if (error.kind() != kind || !says(error, words))
-    throw RankFailure(std::string("refused with other words: ") + error.what());
-}
-
-}  // namespace
-
 TEST_CASE("host and device in one call: refused on all ranks before a byte moves, with the remedy") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor here = pattern(DType::u8, {100}, 1);
     const Tensor there = on_device(here);
     const Config mixed = Config::object({{"a", here}, {"b", there}});
     const std::uint64_t before = calls("cuMemcpyDtoHAsync_v2");
-    check_refused([&] { (void)get_tensors_parallel(group.rank() == 1 ? there : here, all_of(group), group); },
-                  ErrorKind::argument, "host");
-    check_refused([&] { (void)get_configs_parallel(&mixed, all_of(group), group); }, ErrorKind::argument, "host");
+    error_of(ErrorKind::argument, {"host"},
+             [&] { (void)get_tensors_parallel(group.rank() == 1 ? there : here, all_of(group), group); });
+    error_of(ErrorKind::argument, {"host"}, [&] { (void)get_configs_parallel(&mixed, all_of(group), group); });
     RANK_CHECK(calls("cuMemcpyDtoHAsync_v2") == before);
     (void)get_tensors_parallel(here, all_of(group), group);
     (void)get_tensors_parallel(there, all_of(group), group);
@@ -39,11 +28,9 @@ TEST_CASE("host and device in one call: refused on all ranks before a byte moves
 TEST_CASE("different landings are refused on all ranks") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1);
-    check_refused(
-        [&] {
-          (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 2 ? to_device() : GatherOptions{});
-        },
-        ErrorKind::rank_mismatch, "land in different places");
+    error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
+      (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 2 ? to_device() : GatherOptions{});
+    });
     (void)get_tensors_parallel(mine, all_of(group), group);
   });
 }
@@ -52,18 +39,14 @@ TEST_CASE("a tensor that is not where its view says: refused on all ranks") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor host = pattern(DType::u8, {100}, 1);
     const Tensor there = on_device(host, 1);
-    check_refused(
-        [&] {
-          (void)get_tensors_parallel(TensorView(DType::u8, {100}, host.data(), {}, {Device::Kind::cuda, 0}),
-                                     all_of(group), group);
-        },
-        ErrorKind::argument, "its address is not one of a device");
-    check_refused(
-        [&] {
-          (void)get_tensors_parallel(TensorView(DType::u8, {100}, there.data(), {}, {Device::Kind::cuda, 0}),
-                                     all_of(group), group);
-        },
-        ErrorKind::argument, "its address is on cuda:1");
+    error_of(ErrorKind::argument, {"its address is not one of a device"}, [&] {
+      (void)get_tensors_parallel(TensorView(DType::u8, {100}, host.data(), {}, {Device::Kind::cuda, 0}), all_of(group),
+                                 group);
+    });
+    error_of(ErrorKind::argument, {"its address is on cuda:1"}, [&] {
+      (void)get_tensors_parallel(TensorView(DType::u8, {100}, there.data(), {}, {Device::Kind::cuda, 0}), all_of(group),
+                                 group);
+    });
     group.barrier();
   });
 }
@@ -72,10 +55,9 @@ TEST_CASE("too little memory on the first rank's device: every rank hears of it,
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {100000}, 1, group.rank() % 2);
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "150000", 1);
-    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::no_space,
-                  "let it land on the host");
-    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
-    if (group.rank() == 0) RANK_CHECK(is_pattern(*all[2], DType::u8, {100000}, 1));
+    error_of(ErrorKind::no_space, {"let it land on the host"},
+             [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
+    gather_patterns(group, mine, 1);
   });
 }
 
@@ -85,8 +67,8 @@ TEST_CASE("a device that hangs ends in a timeout that names it") {
     group.set_timeout(1s);
     const Tensor mine = device_pattern(DType::u8, {100000}, 1);
     if (group.rank() == 1) ::setenv("FAKE_CUDA_HANG", "1", 1);
-    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group); }, ErrorKind::timeout, "cuda:0");
-    check_refused([&] { group.barrier(); }, ErrorKind::timeout, "cuda:0");
+    error_of(ErrorKind::timeout, {"cuda:0"}, [&] { (void)get_tensors_parallel(mine, all_of(group), group); });
+    error_of(ErrorKind::timeout, {"cuda:0"}, [&] { group.barrier(); });
   });
   CHECK(std::chrono::steady_clock::now() - begin < 10s);
 }
@@ -99,12 +81,12 @@ TEST_CASE("a device that hangs while it takes what was staged: the CPU does not 
     const Tensor mine = device_pattern(DType::u8, {100000}, 1);
     if (group.rank() == 0) {
       ::setenv("FAKE_CUDA_HANG", "1", 1);
-      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::timeout,
-                    "cuda:0");
+      error_of(ErrorKind::timeout, {"cuda:0"},
+               [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
       // By hand it is the same.
       const Setting timeout("MUSTER_TIMEOUT", "1");
-      check_refused([&] { (void)copy_to_host(mine); }, ErrorKind::timeout, "cuda:0");
-      check_refused([&] { (void)copy_to_device(pattern(DType::u8, {10}, 1), 0); }, ErrorKind::timeout, "cuda:0");
+      error_of(ErrorKind::timeout, {"cuda:0"}, [&] { (void)copy_to_host(mine); });
+      error_of(ErrorKind::timeout, {"cuda:0"}, [&] { (void)copy_to_device(pattern(DType::u8, {10}, 1), 0); });
     } else {
       (void)get_tensors_parallel(mine, all_of(group), group, to_device());
     }
@@ -118,23 +100,21 @@ TEST_CASE("a device whose context is lost fails every call, on all ranks; what i
     (void)get_tensors_parallel(mine, all_of(group), group);
     if (group.rank() == 1) fake<void(int)>("libcuda.so.1", "fake_cuda_break")(700);
     for (int round = 0; round < 2; ++round)
-      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group); }, ErrorKind::io, "CUDA_ERROR_700");
+      error_of(ErrorKind::io, {"CUDA_ERROR_700"}, [&] { (void)get_tensors_parallel(mine, all_of(group), group); });
     const Tensor host = pattern(DType::u8, {1000}, 5);
-    const GatheredTensors all = get_tensors_parallel(host, all_of(group), group);
-    if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {1000}, 5));
+    gather_patterns(group, host, 5);
   });
 }
 
 TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
-  ::setenv("MUSTER_DEVICE_WAY", "nccl", 1);
+  const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(2, [](SyncGroup& group) {
     group.set_timeout(1s);
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
     if (group.rank() == 1) ::setenv("FAKE_NCCL_SILENT", "1", 1);
-    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::timeout,
-                  "NCCL");
+    error_of(ErrorKind::timeout, {"NCCL"},
+             [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
   });
-  ::unsetenv("MUSTER_DEVICE_WAY");
 }
 
 TEST_CASE("NCCL that fails on one rank ends the exchange on all, at once, and leaves no batch open") {
@@ -157,14 +137,13 @@ TEST_CASE("NCCL that fails on one rank ends the exchange on all, at once, and le
       {
         const auto group = outer.duplicate();
         if (outer.rank() == failing.rank) ::setenv(failing.name, failing.value, 1);
-        check_refused([&] { (void)get_tensors_parallel(mine, all_of(*group), *group, to_device()); }, ErrorKind::io,
-                      "NCCL");
+        error_of(ErrorKind::io, {"NCCL"},
+                 [&] { (void)get_tensors_parallel(mine, all_of(*group), *group, to_device()); });
         RANK_CHECK(fake<int()>("libnccl.so.2", "fake_nccl_depth")() == 0);
         ::unsetenv(failing.name);
       }
       outer.barrier();
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(outer), outer, to_device());
-      if (outer.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[2]), DType::u8, {1000}, 1));
+      gather_patterns(outer, mine, 1, to_device());
     });
     CHECK(std::chrono::steady_clock::now() - begin < 20s);
   }
@@ -177,12 +156,11 @@ TEST_CASE("NCCL that gives no identity is every rank's error at once, and the gr
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
     if (group.rank() == 0) ::setenv("FAKE_NCCL_FAIL", "ncclGetUniqueId", 1);
     const auto begin = std::chrono::steady_clock::now();
-    check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::io,
-                  "rank 0 (host");
+    error_of(ErrorKind::io, {"rank 0 (host"},
+             [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
     RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
     ::unsetenv("FAKE_NCCL_FAIL");
-    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
-    if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[2]), DType::u8, {1000}, 1));
+    gather_patterns(group, mine, 1, to_device());
   });
 }
 
@@ -190,21 +168,18 @@ TEST_CASE("what is refused leaves NCCL's communicators as they are") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
-    const auto gather = [&](const GatherOptions& options) {
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
-      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1000}, 1));
-    };
-    gather(to_device());
-    check_refused([&] { gather(group.rank() == 0 ? to_device() : GatherOptions{}); }, ErrorKind::rank_mismatch,
-                  "land in different places");
+    gather_patterns(group, mine, 1, to_device());
+    error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
+      (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 0 ? to_device() : GatherOptions{});
+    });
     // Refused in the middle: a rank has no memory.
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "1", 1);
     const Tensor large = group.rank() == 0 ? mine : device_pattern(DType::u8, {1 << 20}, 1, 1);
     const Config config(large);
-    check_refused([&] { (void)get_configs_parallel(&config, all_of(group), group, to_device()); }, ErrorKind::no_space,
-                  "let it land on the host");
+    error_of(ErrorKind::no_space, {"let it land on the host"},
+             [&] { (void)get_configs_parallel(&config, all_of(group), group, to_device()); });
     ::unsetenv("FAKE_CUDA_MEMORY");
-    gather(to_device());
+    gather_patterns(group, mine, 1, to_device());
     RANK_CHECK(fake<std::uint64_t()>("libnccl.so.2", "fake_nccl_inits")() == 1);
   });
 }
@@ -213,8 +188,9 @@ TEST_CASE("a killed sender is named by all others within a second or so, on ever
   for (const char* way : {"host", "staging", "ipc", "nccl"}) {
     CAPTURE(std::string(way));
     const bool is_landing = std::string(way) != "host";
-    if (is_landing) ::setenv("MUSTER_DEVICE_WAY", way, 1);
-    ::setenv("FAKE_CUDA_DEVICES", "3", 1);
+    std::optional<Setting> setting;
+    if (is_landing) setting.emplace("MUSTER_DEVICE_WAY", way);
+    const Setting devices("FAKE_CUDA_DEVICES", "3");
     const GroupOf groups(3);
     Ranks ranks(3, [&](int rank) {
       const auto group = groups.join(rank);
@@ -231,13 +207,7 @@ TEST_CASE("a killed sender is named by all others within a second or so, on ever
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<Ended> ended = ranks.wait(20s);
     CHECK(std::chrono::steady_clock::now() - begin < 5s);
-    for (const int rank : {0, 2}) {
-      CAPTURE(rank);
-      CAPTURE(ended[static_cast<std::size_t>(rank)].words);
-      CHECK(ended[static_cast<std::size_t>(rank)].ok());
-    }
-    ::unsetenv("MUSTER_DEVICE_WAY");
-    ::unsetenv("FAKE_CUDA_DEVICES");
+    check_ended(ended, {1});
   }
   CHECK(shared_memory_names().empty());
 }
@@ -249,11 +219,10 @@ TEST_CASE("a failing sender is every rank's error, whichever step fails") {
     run_ranks(2, [&](SyncGroup& group) {
       const Tensor mine = device_pattern(DType::u8, {1000}, 4, group.rank());
       ::setenv("FAKE_CUDA_FAIL", failing, 1);
-      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); }, ErrorKind::io,
-                    "CUDA_ERROR_999");
+      error_of(ErrorKind::io, {"CUDA_ERROR_999"},
+               [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
       ::unsetenv("FAKE_CUDA_FAIL");
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
-      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1000}, 4));
+      gather_patterns(group, mine, 4, to_device());
     });
   }
 }
@@ -263,24 +232,18 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
   for (const Landing landing : {Landing::host, Landing::device}) {
     const Setting way("MUSTER_DEVICE_WAY", landing == Landing::host ? "ipc" : "staging");
     run_ranks(4, [&](SyncGroup& group) {
-      GatherOptions options;
-      options.devices.landing = landing;
+      const GatherOptions options = landing_at(landing);
       const Tensor mine = device_pattern(DType::u8, {100000}, 4, group.rank());
-      const auto all_is_well = [&] {
-        const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
-        for (const auto& [rank, tensor] : all.present())
-          RANK_CHECK(is_pattern(copy_to_host(tensor), DType::u8, {100000}, 4));
-      };
       // What lands on the first rank's device does so when the others have closed the exchange.
       for (int failing = landing == Landing::host ? 0 : 1; failing < 4; ++failing)
         for (const char* const function : {"cuMemcpyDtoHAsync_v2", "cuStreamWaitEvent", "cuEventQuery"}) {
           if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", (std::string(function) + ":999").c_str(), 1);
           const auto begin = std::chrono::steady_clock::now();
-          check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, options); }, ErrorKind::io,
-                        "rank " + std::to_string(failing) + " (host");
+          error_of(ErrorKind::io, {"rank " + std::to_string(failing) + " (host"},
+                   [&] { (void)get_tensors_parallel(mine, all_of(group), group, options); });
           RANK_CHECK(std::chrono::steady_clock::now() - begin < 2s);
           ::unsetenv("FAKE_CUDA_FAIL");
-          all_is_well();
+          gather_patterns(group, mine, 4, options);
         }
     });
   }
@@ -291,19 +254,16 @@ TEST_CASE("page-locked copies keep to the memory budget: refused on all ranks, a
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank() % 2);
     for (const Landing landing : {Landing::host, Landing::device}) {
       const Setting way("MUSTER_DEVICE_WAY", "staging");
-      GatherOptions options;
-      options.devices.landing = landing;
+      GatherOptions options = landing_at(landing);
       // Two tensors of the other host, and the first rank's own.
       options.memory_budget = 3 << 20;
       for (int round = 0; round < 3; ++round) {
-        const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
-        for (const auto& [rank, tensor] : all.present())
-          RANK_CHECK(is_pattern(copy_to_host(tensor), DType::u8, {1 << 20}, 3));
+        gather_patterns(group, mine, 3, options);
         group.barrier();
       }
       options.memory_budget = group.rank() == 3 ? 1 << 19 : 3 << 20;
-      check_refused([&] { (void)get_tensors_parallel(mine, all_of(group), group, options); }, ErrorKind::no_space,
-                    "rank 3 (host");
+      error_of(ErrorKind::no_space, {"rank 3 (host"},
+               [&] { (void)get_tensors_parallel(mine, all_of(group), group, options); });
       (void)get_tensors_parallel(mine, all_of(group), group, {.devices = {.landing = landing}});
       trim(group);
     }
@@ -325,12 +285,11 @@ TEST_CASE("after fork the child has no devices, and says so") {
 }
 
 TEST_CASE("without a device: host tensors go as ever, and the obstacle has a remedy") {
-  ::setenv("FAKE_CUDA_DEVICES", "0", 1);
+  const Setting none("FAKE_CUDA_DEVICES", "0");
   run_ranks(2, [](SyncGroup& group) {
     RANK_CHECK(!cuda_available());
     RANK_CHECK(cuda_obstacle().find("nvidia-smi") != std::string::npos);
     const GatheredTensors all = get_tensors_parallel(pattern(DType::u8, {100}, 1), all_of(group), group);
     RANK_CHECK(all.report().route == Route::shm);
   });
-  ::unsetenv("FAKE_CUDA_DEVICES");
 }

@@ -50,26 +50,41 @@ TEST_CASE("configs of all ranks arrive in host memory, the first rank's own too"
 TEST_CASE("tensors of several pieces, and of several devices of one rank") {
   run_ranks(2, [](SyncGroup& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
-    const Tensor large = device_pattern(DType::f32, {9, 1 << 20}, seed, group.rank());
-    const GatheredTensors all = get_tensors_parallel(large, all_of(group), group);
-    if (group.rank() == 0)
-      for (std::size_t i = 0; i < 2; ++i) RANK_CHECK(is_pattern(*all[i], DType::f32, {9, 1 << 20}, i));
+    gather_patterns(group, device_pattern(DType::f32, {9, 1 << 20}, seed, group.rank()), 0, {}, 1);
     const Config mine = layer_of(group.rank(), 2);
     const GatheredConfigs layers = get_configs_parallel(&mine, all_of(group), group);
     for (const auto& [rank, layer] : layers.present()) check_layer(layer, rank);
   });
 }
 
-TEST_CASE("ranks without a config, as first and as another") {
-  run_ranks(3, [](SyncGroup& group) {
-    for (const int without : {0, 1}) {
-      const Config mine = layer_of(group.rank());
-      const GatheredConfigs all = get_configs_parallel(group.rank() == without ? nullptr : &mine, all_of(group), group);
-      if (group.rank() != 0) continue;
-      RANK_CHECK(!all[static_cast<std::size_t>(without)].has_value());
-      RANK_CHECK(all.present().size() == 2);
-      for (const auto& [rank, layer] : all.present()) check_layer(layer, rank);
+TEST_CASE("ranks without a config or without tensors follow those that have them on devices, each rank as the first") {
+  run_ranks(4, [](SyncGroup& group) {
+    const Config layer = layer_of(group.rank());
+    const Config words = Config::object({{"name", "nothing"}, {"layers", Config::array({1, 2, 3})}});
+    const Config host = pattern(DType::u8, {100}, 1);
+    for (const int first : {0, 1, 2, 3}) {
+      const Config* const mine = group.rank() == 0 ? nullptr : group.rank() == 1 ? &words : &layer;
+      const GatheredConfigs all = get_configs_parallel(mine, ranks_from(first, 4), group);
+      RANK_CHECK(all.report().route == Route::device);
+      RANK_CHECK((all.report().rounds == 2 || group.kind() == "file"));
+      RANK_CHECK(all.present().size() == (group.rank() == first ? 3 : 0));
+      for (const auto& [rank, config] : all.present()) {
+        RANK_CHECK(rank != 0);
+        if (rank == 1)
+          RANK_CHECK(config == words);
+        else
+          check_layer(config, rank);
+      }
     }
+    // Forced, where nobody has tensors, it is taken, too; those of the host go on as before.
+    RANK_CHECK(get_configs_parallel(&words, all_of(group), group, {.route = Route::device}).report().route ==
+               Route::device);
+    const auto gather = [&](const Config& mine, Route route = Route::automatic) {
+      return get_configs_parallel(&mine, all_of(group), group, {.route = route}).report().route;
+    };
+    RANK_CHECK(gather(host) != Route::device);
+    error_of(ErrorKind::unsupported, {"are on the host"}, [&] { (void)gather(host, Route::device); });
+    error_of(ErrorKind::argument, {"rank 3: the host"}, [&] { (void)gather(group.rank() == 3 ? host : layer); });
   });
 }
 
@@ -82,16 +97,11 @@ TEST_CASE("strided tensors: rows with gaps are copied, other strides are refused
     if (group.rank() == 0)
       for (std::size_t i = 0; i < 2; ++i)
         RANK_CHECK(bitwise_equal(*all[i], pattern(DType::f32, {64, 48}, i).view().slice(1, 8, 24)));
-    try {
-      (void)get_tensors_parallel(
-          group.rank() == 1 ? whole.view().transposed() : cuda_allocate(DType::f32, {48, 64}, 0).view(), all_of(group),
-          group);
-      RANK_CHECK(false);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::argument);
-      RANK_CHECK(error.rank() == 1);
-      RANK_CHECK(std::string(error.what()).find("make it contiguous there first") != std::string::npos);
-    }
+    const Tensor other = cuda_allocate(DType::f32, {48, 64}, 0);
+    const TensorView strided = group.rank() == 1 ? whole.view().transposed() : other.view();
+    const Error error = error_of(ErrorKind::argument, {"make it contiguous there first"},
+                                 [&] { (void)get_tensors_parallel(strided, all_of(group), group); });
+    RANK_CHECK(error.rank() == 1);
     group.barrier();
   });
 }
@@ -101,10 +111,8 @@ TEST_CASE("what the caller has queued comes first, without and with a named stre
     const auto seed = static_cast<std::uint64_t>(group.rank());
     const auto gather_from = [&](UserStream& stream, std::uint64_t round) {
       const Tensor target = cuda_allocate(DType::u8, {100000}, 0);
-      std::vector<Tensor> work;
-      for (std::uint64_t i = 0; i <= 20; ++i)
-        work.push_back(page_locked(pattern(DType::u8, {100000}, seed + 10 * round + 100 * i)));
-      for (const Tensor& each : work) stream.write(target, each);
+      const std::vector<Tensor> work = work_of(many_seeds(seed + 10 * round, 100));
+      stream.write_all(target, work);
       const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
       // From here on the source is the caller's again.
       const Tensor after = page_locked(pattern(DType::u8, {100000}, 999));
@@ -130,13 +138,11 @@ TEST_CASE("a named stream counts for tensors on its own device, whichever is the
       if (current_one >= 0) current.emplace(current_one);
       for (const int device : {0, 1}) {
         const Tensor target = cuda_allocate(DType::u8, {100000}, device);
-        std::vector<Tensor> work;
-        for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(page_locked(pattern(DType::u8, {100000}, i)));
+        const std::vector<Tensor> work = work_of(many_seeds(0, 1));
         const UserStream apart(device);
-        for (const Tensor& each : work) apart.write(target, each);
+        apart.write_all(target, work);
         const CudaStreamScope scope(apart.handle());
-        const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
-        for (const auto& [rank, tensor] : all.present()) RANK_CHECK(is_pattern(tensor, DType::u8, {100000}, 20));
+        gather_patterns(group, target, 20);
         RANK_CHECK(cuda::current_device() == (current_one < 0 ? std::nullopt : std::optional(current_one)));
       }
     }
@@ -152,13 +158,8 @@ TEST_CASE("a stream of a context that the program has made itself is refused whe
       const cuda::Current current(static_cast<cuda::Context>(context));
       cuda::check(cuda::driver().stream_create(&stream, cuda::stream_non_blocking), "a stream");
     }
-    try {
-      const CudaStreamScope scope(stream);
-      RANK_CHECK(false);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::argument);
-      RANK_CHECK(std::string(error.what()).find("name one of the device's primary context") != std::string::npos);
-    }
+    error_of(ErrorKind::argument, {"name one of the device's primary context"},
+             [&] { const CudaStreamScope scope(stream); });
   });
 }
 
@@ -167,18 +168,9 @@ TEST_CASE("a stream that is being captured into a graph cannot be named, and the
     const Tensor mine = device_pattern(DType::u8, {1000}, static_cast<std::uint64_t>(group.rank()), 0);
     const auto capture = fake<void(void*, bool)>("libcuda.so.1", "fake_cuda_capture");
     const auto is_whole = fake<bool()>("libcuda.so.1", "fake_cuda_capture_is_whole");
-    const auto gather = [&] {
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
-      if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {1000}, 1));
-    };
+    const auto gather = [&] { gather_patterns(group, mine, 0, {}, 1); };
     const auto refused = [&](const char* words) {
-      try {
-        gather();
-        RANK_CHECK(false);
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::argument);
-        RANK_CHECK(std::string(error.what()).find(words) != std::string::npos);
-      }
+      error_of(ErrorKind::argument, {words}, gather);
       RANK_CHECK(is_whole());
     };
     const cuda::Current current(0);
@@ -225,33 +217,25 @@ TEST_CASE("the current device stays what it was, also after errors") {
     const cuda::Current current(1);
     (void)get_tensors_parallel(mine, all_of(group), group);
     RANK_CHECK(cuda::current_device() == 1);
-    ::setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:700", 1);
-    try {
-      (void)get_tensors_parallel(mine, all_of(group), group);
-      RANK_CHECK(false);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::io);
-      RANK_CHECK(std::string(error.what()).find("CUDA_ERROR_700") != std::string::npos);
+    {
+      const Setting failing("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:700");
+      error_of(ErrorKind::io, {"CUDA_ERROR_700"}, [&] { (void)get_tensors_parallel(mine, all_of(group), group); });
     }
-    ::unsetenv("FAKE_CUDA_FAIL");
     RANK_CHECK(cuda::current_device() == 1);
     // The group is as good as before.
-    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
-    if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {1000}, 1));
+    gather_patterns(group, mine, 1);
   });
 }
 
 TEST_CASE("pages that cannot be locked: small buffers in turns") {
-  ::setenv("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:2", 1);
+  const Setting failing("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:2");
   run_ranks(2, [](SyncGroup& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
-    const Tensor host = pattern(DType::f32, {6 << 20}, seed);
-    const Tensor mine = on_device(host);
+    const Tensor mine = device_pattern(DType::f32, {6 << 20}, seed);
     for (int round = 0; round < 2; ++round) {
       const std::uint64_t before = pageable_copies();
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
+      const GatheredTensors all = gather_patterns(group, mine, 0, {}, 1);
       RANK_CHECK(pageable_copies() == before);
-      if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::f32, {6 << 20}, 1));
       if (group.rank() == 1) RANK_CHECK(all.explain().find("cannot be page-locked") != std::string::npos);
     }
     const Tensor wide = pattern(DType::f32, {3000, 2000}, seed);
@@ -259,15 +243,13 @@ TEST_CASE("pages that cannot be locked: small buffers in turns") {
     if (group.rank() == 0)
       RANK_CHECK(bitwise_equal(*rows[1], pattern(DType::f32, {3000, 2000}, 1).view().slice(1, 0, 1500)));
   });
-  ::unsetenv("FAKE_CUDA_FAIL");
 }
 
 TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
   run_ranks(2, [](SyncGroup& group) {
     const auto gather_of = [&](std::int64_t bytes, std::uint64_t seed) {
       const Tensor mine = device_pattern(DType::u8, {bytes}, seed + static_cast<std::uint64_t>(group.rank()));
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
-      if (group.rank() == 0) RANK_CHECK(is_pattern(*all[1], DType::u8, {bytes}, seed + 1));
+      const GatheredTensors all = gather_patterns(group, mine, seed, {}, 1);
       if (group.rank() == 1) RANK_CHECK(all.explain().find("page-locked shared memory") != std::string::npos);
     };
     for (std::uint64_t round = 0; round < 5; ++round) {
@@ -302,10 +284,7 @@ TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
       if (still_open(what) != 0) throw RankFailure(std::string("left: ") + what);
     }
   });
-  for (const Ended& ended : ranks.wait()) {
-    CAPTURE(ended.words);
-    CHECK(ended.ok());
-  }
+  check_ended(ranks.wait());
 }
 
 TEST_CASE("results outlive their group, and what they hold goes with them") {
@@ -314,10 +293,10 @@ TEST_CASE("results outlive their group, and what they hold goes with them") {
     {
       const auto group = outer.duplicate();
       const Tensor mine = device_pattern(DType::u8, {5000}, static_cast<std::uint64_t>(group->rank()));
-      all = get_tensors_parallel(mine, all_of(*group), *group);
+      all = gather_patterns(*group, mine, 0, {}, 1);
     }
-    if (outer.rank() == 0)
-      for (std::size_t i = 0; i < 2; ++i) RANK_CHECK(is_pattern(*all[i], DType::u8, {5000}, i));
+    for (const auto& [rank, tensor] : all.present())
+      RANK_CHECK(is_pattern(tensor, DType::u8, {5000}, static_cast<std::uint64_t>(rank)));
     all.release();
     cuda::pinned_pool_of_process()->trim();
     RANK_CHECK(still_open("host") == 0);
@@ -328,24 +307,18 @@ TEST_CASE("asynchronous calls refuse tensors on devices, on all ranks, and the g
   run_ranks(2, [](SyncGroup& group) {
     const Config mine = layer_of(group.rank());
     const std::optional<Config> given = group.rank() == 0 ? std::nullopt : std::optional(mine);
-    const Error gather = error_of([&] { (void)get_configs_async(given, all_of(group), group).get(); });
-    RANK_CHECK(gather.kind() == ErrorKind::unsupported);
-    RANK_CHECK(says(gather, "without _async"));
+    error_of(ErrorKind::unsupported, {"without _async"},
+             [&] { (void)get_configs_async(given, all_of(group), group).get(); });
     const auto source = [&]() -> std::optional<Config> { return mine; };
-    const Error stream =
-        error_of([&] { (void)gather_each_async(source, all_of(group), group, [](LayerPart&) {}).get(); });
-    RANK_CHECK(says(stream, "without _async"));
+    error_of(ErrorKind::unsupported, {"without _async"},
+             [&] { (void)gather_each_async(source, all_of(group), group, [](LayerPart&) {}).get(); });
     (void)get_configs_parallel(&mine, all_of(group), group);
   });
 }
 
 TEST_CASE("layers that a stream's source copies by hand") {
   run_ranks(2, [](SyncGroup& group) {
-    int given = 0;
-    const LayerSource source = [&]() -> std::optional<Config> {
-      if (given++ == 4) return std::nullopt;
-      return config_to_host(layer_of(group.rank(), 2));
-    };
+    const auto source = layers_of(4, [&](std::uint64_t) { return config_to_host(layer_of(group.rank(), 2)); });
     int taken = 0;
     const LayerConsumer consume = [&](LayerPart& part) {
       for (const auto& [rank, layer] : part.present()) check_layer(layer, rank);
@@ -366,24 +339,14 @@ TEST_CASE("copies by hand") {
     RANK_CHECK(bitwise_equal(copy_to_host(there), host.view().transposed()));
     RANK_CHECK(bitwise_equal(copy_to_host(copy_to_device(host, 0).view().slice(1, 3, 9)), host.view().slice(1, 3, 9)));
     RANK_CHECK(cuda_view(DType::i16, {20, 30}, there.data()).device().index == 1);
-    try {
-      (void)cuda_view(DType::i16, {20, 30}, host.data());
-      RANK_CHECK(false);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::argument);
-    }
+    error_of(ErrorKind::argument, {}, [&] { (void)cuda_view(DType::i16, {20, 30}, host.data()); });
     unsigned long long managed = 0;
     {
       const cuda::Current current(0);
       RANK_CHECK(fake<int(unsigned long long*, std::uint64_t)>("libcuda.so.1", "fake_cuda_allocate_managed")(&managed,
                                                                                                              64) == 0);
     }
-    try {
-      (void)cuda_view(DType::u8, {64}, cuda::address_of(managed));
-      RANK_CHECK(false);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::argument);
-    }
+    error_of(ErrorKind::argument, {}, [&] { (void)cuda_view(DType::u8, {64}, cuda::address_of(managed)); });
     RANK_CHECK(pageable_copies() == 0);
   });
 }

@@ -78,9 +78,8 @@ TEST_CASE("an allocation that stays is opened once; one that is gone is closed")
       if (group.rank() == 1) RANK_CHECK(calls("cuIpcGetMemHandle") == 1);
     }
     const Tensor other = device_pattern(DType::u8, {4096}, 7, group.rank());
-    const GatheredTensors all = get_tensors_parallel(other, all_of(group), group, to_device());
+    gather_patterns(group, other, 7, to_device());
     if (group.rank() == 0) {
-      RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {4096}, 7));
       RANK_CHECK(calls("cuIpcOpenMemHandle_v2") == 2);
       RANK_CHECK(still_open("opened") == 1);
     }
@@ -115,9 +114,8 @@ TEST_CASE("IPC is a snapshot: what the caller writes after the call does not sho
     const cuda::Current current(device);
     const CudaStreamScope scope(stream.handle());
     const Tensor target = cuda_allocate(DType::u8, {100000}, device);
-    std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(page_locked(pattern(DType::u8, {100000}, 100 * i)));
-    for (const Tensor& each : work) stream.write(target, each);
+    const std::vector<Tensor> work = work_of(many_seeds(0, 100));
+    stream.write_all(target, work);
     GatherOptions options = to_device();
     options.own = Own::copy;
     const GatheredTensors all = get_tensors_parallel(target, all_of(group), group, options);
@@ -148,19 +146,14 @@ TEST_CASE("addresses that the first rank has not heard to be free are closed, an
       const Tensor mine = device_pattern(DType::u8, {1 << 20}, seed, group.rank());
       if (fails && group.rank() == 1) ::setenv("FAKE_CUDA_FAIL", "cuEventRecord:999", 1);
       address = reinterpret_cast<std::uintptr_t>(mine.data());
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
-      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1 << 20}, seed));
+      const GatheredTensors all = gather_patterns(group, mine, seed, to_device());
       if (group.rank() == 1) RANK_CHECK(all.explain().find("CUDA IPC") != std::string::npos);
     };
     std::uintptr_t before = 0;
     std::uintptr_t after = 0;
     gather(1, before);
     // The sender's offer, with what is gone, does not arrive.
-    try {
-      gather(2, after, true);
-      RANK_CHECK(false);
-    } catch (const Error&) {
-    }
+    error_of([&] { gather(2, after, true); });
     ::unsetenv("FAKE_CUDA_FAIL");
     const std::uint64_t opens = calls("cuIpcOpenMemHandle_v2");
     gather(3, after);
@@ -197,14 +190,12 @@ TEST_CASE("two groups of the same ranks: what one has open of an address, the ot
     std::uint64_t seed = 1;
     for (SyncGroup* const each : {&group, other.get(), &group, other.get()}) {
       const Tensor mine = device_pattern(DType::u8, {1 << 20}, ++seed, group.rank());
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), *each, to_device());
-      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1 << 20}, seed));
+      gather_patterns(*each, mine, seed, to_device());
     }
     // The same allocation, opened by both, is closed by both.
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 77, group.rank());
     for (SyncGroup* const each : {&group, other.get(), &group}) {
-      const GatheredTensors all = get_tensors_parallel(mine, all_of(group), *each, to_device());
-      if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::u8, {1 << 20}, 77));
+      gather_patterns(*each, mine, 77, to_device());
       trim(*each);
     }
     if (group.rank() != 0) return;
@@ -215,8 +206,7 @@ TEST_CASE("two groups of the same ranks: what one has open of an address, the ot
 
 TEST_CASE("own tensors on several devices: what the caller has queued on each comes first") {
   run_ranks(1, [](SyncGroup& group) {
-    std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i <= 20; ++i) work.push_back(page_locked(pattern(DType::u8, {100000}, 100 * i)));
+    const std::vector<Tensor> work = work_of(many_seeds(0, 100));
     Config mine = Config::array();
     std::vector<std::unique_ptr<UserStream>> streams;
     for (const int device : {0, 1}) {
@@ -224,8 +214,7 @@ TEST_CASE("own tensors on several devices: what the caller has queued on each co
       mine.push_back(target);
       streams.push_back(std::make_unique<UserStream>(device, true));
       // The second device has more to do: to wait for the first one is not enough.
-      for (int times = 0; times <= 3 * device; ++times)
-        for (const Tensor& each : work) streams.back()->write(target, each);
+      for (int times = 0; times <= 3 * device; ++times) streams.back()->write_all(target, work);
     }
     GatherOptions options = to_device();
     options.own = Own::copy;
@@ -276,9 +265,7 @@ TEST_CASE("NCCL moves what is larger than a socket takes at once, and many tenso
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(2, [](SyncGroup& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
-    const Tensor mine = device_pattern(DType::f32, {3 << 20}, seed, group.rank());
-    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, to_device());
-    if (group.rank() == 0) RANK_CHECK(is_pattern(copy_to_host(*all[1]), DType::f32, {3 << 20}, 1));
+    gather_patterns(group, device_pattern(DType::f32, {3 << 20}, seed, group.rank()), 0, to_device(), 1);
     const Tensor part = device_pattern(DType::u8, {1100, 16}, 50 + seed, group.rank());
     Config many = Config::array();
     for (int i = 0; i < 1100; ++i) many.push_back(Tensor::borrow(part.view().slice(0, i, i + 1)));
@@ -295,15 +282,9 @@ TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1, 0);
-    try {
-      (void)get_tensors_parallel(mine, all_of(group), group, to_device());
-      RANK_CHECK(false);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::unsupported);
-      RANK_CHECK(std::string(error.what()).find("a device for each rank") != std::string::npos);
-    }
-    const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group);
-    RANK_CHECK(group.rank() != 0 || all.present().size() == 3);
+    error_of(ErrorKind::unsupported, {"a device for each rank"},
+             [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
+    gather_patterns(group, mine, 1);
   });
 }
 
@@ -366,8 +347,7 @@ TEST_CASE("each rank as the first, 1, 2, 4 and 7 ranks, shapes of all kinds, bot
           const Tensor mine = device_pattern(DType::f32, shape, static_cast<std::uint64_t>(group.rank()), device);
           for (const Landing landing : {Landing::host, Landing::device}) {
             for (const Own own : {Own::borrow, Own::copy}) {
-              GatherOptions options;
-              options.devices.landing = landing;
+              GatherOptions options = landing_at(landing);
               options.own = own;
               const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
               RANK_CHECK(all.present().size() == (group.rank() == first ? ranks.size() : 0));
@@ -392,9 +372,7 @@ TEST_CASE("several lists in one exchange, one of them on the host, and a rank th
     const Tensor here = pattern(DType::u8, {300}, static_cast<std::uint64_t>(group.rank()));
     const Tensor value = group.rank() < 2 ? on_device(here, group.rank()) : here;
     for (const Landing landing : {Landing::host, Landing::device}) {
-      GatherOptions options;
-      options.devices.landing = landing;
-      const GatheredTensors all = get_tensors_parallel(value, mine, group, options);
+      const GatheredTensors all = get_tensors_parallel(value, mine, group, landing_at(landing));
       RANK_CHECK(all.present().size() == (group.rank() == 1 || group.rank() == 2 ? 2U : 0U));
       for (const auto& [rank, tensor] : all.present())
         RANK_CHECK(is_pattern(copy_to_host(tensor), DType::u8, {300}, static_cast<std::uint64_t>(rank)));

@@ -5,8 +5,6 @@
 
 #include <dlfcn.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -16,8 +14,7 @@
 #include "muster/gather_each.hpp"
 #include "src/device/driver.hpp"
 #include "src/device/memory_pool.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 namespace muster::test {
 
@@ -46,11 +43,14 @@ inline Tensor device_pattern(DType dtype, Shape shape, std::uint64_t seed, int d
   return on_device(pattern(dtype, std::move(shape), seed), device);
 }
 
+inline GatherOptions landing_at(Landing landing) {
+  GatherOptions options;
+  options.devices.landing = landing;
+  return options;
+}
 /// A gather whose result is on the first rank's device.
 inline GatherOptions to_device() {
-  GatherOptions options;
-  options.devices.landing = Landing::device;
-  return options;
+  return landing_at(Landing::device);
 }
 
 /// A copy in page-locked memory: only what comes from there is queued without waiting for the stream.
@@ -60,18 +60,6 @@ inline Tensor page_locked(const TensorView& tensor) {
   std::memcpy(buffer.data.get(), tensor.data(), tensor.nbytes());
   return {TensorView(tensor.dtype(), tensor.shape(), buffer.data.get()), buffer.data};
 }
-
-/// Of a test and the ranks it forks, or of a rank.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  ~Setting() { ::unsetenv(name_); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  const char* name_;
-};
 
 /// A stream of the caller's, on which work waits.
 class UserStream {
@@ -93,14 +81,41 @@ class UserStream {
     cuda::check(cuda::driver().copy_to_device(cuda::device_pointer(target.data()), from.data(), from.nbytes(), handle_),
                 "writing");
   }
+  void write_all(const TensorView& target, const std::vector<Tensor>& work) const {
+    for (const Tensor& each : work) write(target, each);
+  }
 
  private:
   int device_;
   cuda::StreamHandle handle_ = nullptr;
 };
 
+/// Page-locked patterns, to be written one after the other.
+inline std::vector<Tensor> work_of(const std::vector<std::uint64_t>& seeds, std::int64_t bytes = 100000) {
+  std::vector<Tensor> work;
+  for (const std::uint64_t seed : seeds) work.push_back(page_locked(pattern(DType::u8, {bytes}, seed)));
+  return work;
+}
+/// So many that whoever does not wait for them finds another one than the last.
+inline std::vector<std::uint64_t> many_seeds(std::uint64_t first, std::uint64_t step) {
+  std::vector<std::uint64_t> seeds;
+  for (std::uint64_t i = 0; i <= 20; ++i) seeds.push_back(first + i * step);
+  return seeds;
+}
+
 inline std::vector<int> all_of(const SyncGroup& group) {
   return ranks_from(0, group.size());
+}
+
+/// Every rank has a pattern like `mine`, of this seed plus so much a rank: the first one gets them all.
+inline GatheredTensors gather_patterns(SyncGroup& group, const TensorView& mine, std::uint64_t seed,
+                                       const GatherOptions& options = {}, std::uint64_t per_rank = 0) {
+  GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
+  RANK_CHECK(all.present().size() == (group.rank() == 0 ? static_cast<std::size_t>(group.size()) : 0));
+  for (const auto& [rank, tensor] : all.present())
+    RANK_CHECK(is_pattern(copy_to_host(tensor), mine.dtype(), mine.shape(),
+                          seed + per_rank * static_cast<std::uint64_t>(rank)));
+  return all;
 }
 
 }  // namespace muster::test

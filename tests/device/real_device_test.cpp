@@ -45,37 +45,20 @@ TEST_CASE("to the host: page-locked shared memory") {
   run_ranks(3, [](SyncGroup& group) { gather_and_check(group, {}, "page-locked shared memory"); });
 }
 
-TEST_CASE("to the first rank's device: CUDA IPC, also with several ranks on one device") {
-  run_ranks(3, [](SyncGroup& group) {
-    GatherOptions options;
-    options.devices.landing = Landing::device;
-    gather_and_check(group, options, "CUDA IPC");
-  });
-}
-
-TEST_CASE("to the first rank's device, staged") {
-  ::setenv("MUSTER_DEVICE_WAY", "staging", 1);
-  run_ranks(2, [](SyncGroup& group) {
-    GatherOptions options;
-    options.devices.landing = Landing::device;
-    gather_and_check(group, options, "page-locked shared memory");
-  });
-  ::unsetenv("MUSTER_DEVICE_WAY");
-}
-
-TEST_CASE("to the first rank's device by NCCL, where there are two devices and NCCL") {
-  if (devices < 2) {
-    std::puts("skipped: NCCL needs two devices");
-    return;
+TEST_CASE("to the first rank's device: by CUDA IPC, staged, and by NCCL where there are two devices and NCCL") {
+  // IPC also with several ranks on one device.
+  run_ranks(3, [](SyncGroup& group) { gather_and_check(group, to_device(), "CUDA IPC"); });
+  for (const auto& [way, words] : {std::pair("staging", "page-locked shared memory"), std::pair("nccl", "NCCL")}) {
+    if (std::string_view(way) == "nccl" && devices < 2) {
+      std::puts("skipped: NCCL needs two devices");
+      continue;
+    }
+    const Setting setting("MUSTER_DEVICE_WAY", way);
+    run_ranks(2, [way = way, words = words](SyncGroup& group) {
+      if (std::string_view(way) == "nccl" && examine_cuda().nccl.empty()) return;
+      gather_and_check(group, to_device(), words);
+    });
   }
-  ::setenv("MUSTER_DEVICE_WAY", "nccl", 1);
-  run_ranks(2, [](SyncGroup& group) {
-    if (examine_cuda().nccl.empty()) return;
-    GatherOptions options;
-    options.devices.landing = Landing::device;
-    gather_and_check(group, options, "NCCL");
-  });
-  ::unsetenv("MUSTER_DEVICE_WAY");
 }
 
 TEST_CASE("the caller's stream comes first, and the source is free after the call") {
@@ -85,10 +68,9 @@ TEST_CASE("the caller's stream comes first, and the source is free after the cal
     const CudaStreamScope scope(stream.handle());
     constexpr std::int64_t bytes = 64 << 20;
     const Tensor target = cuda_allocate(DType::u8, {bytes}, 0);
-    std::vector<Tensor> work;
-    for (std::uint64_t i = 0; i < 4; ++i) work.push_back(page_locked(pattern(DType::u8, {bytes}, i)));
+    const std::vector<Tensor> work = work_of({0, 1, 2, 3}, bytes);
     for (int round = 0; round < 10; ++round) {
-      for (const Tensor& each : work) stream.write(target, each);
+      stream.write_all(target, work);
       const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
       stream.write(target, work.front());
       group.barrier();
@@ -114,32 +96,16 @@ TEST_CASE("rows with gaps, empty tensors, memory that is given back and taken ag
 
 TEST_CASE("layers on a device, in a stream") {
   run_ranks(3, [](SyncGroup& group) {
-    const Config layer = Config::object(
-        {{"small", device_pattern(DType::bf16, {3, 100}, static_cast<std::uint64_t>(group.rank()))},
-         {"large", device_pattern(DType::f32, {9000, 1024}, static_cast<std::uint64_t>(group.rank() + 10))}});
-    int given = 0;
-    const LayerSource source = [&]() -> std::optional<Config> {
-      if (given++ == 6) return std::nullopt;
-      return layer;
+    const auto layer_of = [](int rank, bool on_devices) {
+      const auto seed = static_cast<std::uint64_t>(rank);
+      const Tensor small = pattern(DType::bf16, {3, 100}, seed);
+      const Tensor large = pattern(DType::f32, {9000, 1024}, seed + 10);
+      return Config::object(
+          {{"small", on_devices ? on_device(small) : small}, {"large", on_devices ? on_device(large) : large}});
     };
-    (void)gather_each(
-        source, all_of(group), group,
-        [](LayerPart& part) {
-          for (const auto& [rank, config] : part.present()) {
-            const Config& small = config.at("small");
-            if (small.is_tensor())
-              RANK_CHECK(is_pattern(small.as_tensor(), DType::bf16, {3, 100}, static_cast<std::uint64_t>(rank)));
-            const Config& large = config.at("large");
-            if (!large.is_tensor()) continue;
-            const Tensor whole = pattern(DType::f32, {9000, 1024}, static_cast<std::uint64_t>(rank + 10));
-            std::int64_t first = 0;
-            for (const TensorSlice& slice : part.slices)
-              if (slice.rank == rank) first = slice.first / 1024;
-            const std::int64_t rows = large.as_tensor().shape().front();
-            RANK_CHECK(bitwise_equal(large.as_tensor(), whole.view().slice(0, first, first + rows)));
-          }
-        },
-        {.memory_budget = 16 << 20});
+    stream_and_check(
+        group, all_of(group), 6, [&](int rank, std::uint64_t) { return layer_of(rank, false); },
+        {.memory_budget = 16 << 20}, [&](int rank, std::uint64_t) { return layer_of(rank, true); });
   });
 }
 

@@ -2,23 +2,21 @@
 // Workspaces and file groups on a file system with faults: each ends in success after some tries, or in an error on all
 // ranks that names file and cause; nothing that is current is destroyed.
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
 
-#include "doctest/doctest.h"
-#include "muster/gather.hpp"
-#include "muster/gather_each.hpp"
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
-#include "tests/faults/faulty_mount.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 #include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -26,16 +24,100 @@ using namespace std::chrono_literals;
 
 namespace {
 
+constexpr long fuse_magic = 0x65735546;
+
+bool is_mounted(const std::string& path) {
+  struct statfs status {};
+  return ::statfs(path.c_str(), &status) == 0 && status.f_type == fuse_magic;
+}
+
+void run(const std::vector<std::string>& command) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    std::vector<char*> arguments;
+    for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    ::execvp(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+}
+
+/// A mount of faulty_fs for as long as it lives.
+class FaultyMount {
+ public:
+  /// `rules`: those of faulty_fs.cpp. Throws std::runtime_error where it cannot be mounted.
+  FaultyMount(const std::string& backing, const std::vector<std::string>& rules) {
+    const pid_t parent = ::getpid();
+    server_ = ::fork();
+    if (server_ < 0) throw std::runtime_error("fork");
+    if (server_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+      if (::getppid() != parent) ::_exit(3);
+      std::vector<std::string> words = {MUSTER_FAULTY_FS, backing, point_.path().string()};
+      words.insert(words.end(), rules.begin(), rules.end());
+      std::vector<char*> arguments;
+      for (std::string& word : words) arguments.push_back(word.data());
+      arguments.push_back(nullptr);
+      ::execv(arguments[0], arguments.data());
+      ::_exit(127);
+    }
+    for (int turn = 0; turn < 2000 && !is_mounted(point_.path()); ++turn) {
+      if (::waitpid(server_, nullptr, WNOHANG) == server_) {
+        server_ = -1;
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    if (!is_mounted(point_.path())) throw std::runtime_error("faulty_fs could not be mounted");
+  }
+  FaultyMount(const FaultyMount&) = delete;
+  FaultyMount& operator=(const FaultyMount&) = delete;
+  ~FaultyMount() {
+    if (server_ < 0) return;
+    ::kill(server_, SIGTERM);
+    ::waitpid(server_, nullptr, 0);
+    // SIGTERM unmounts, but not what is in use.
+    struct stat status {};
+    if (is_mounted(point_.path()) || ::stat(point_.path().c_str(), &status) != 0)
+      run({"fusermount3", "-u", "-z", point_.path().string()});
+  }
+
+  [[nodiscard]] std::string operator/(const std::string& name) const { return point_ / name; }
+  /// Loses what was not fsynced.
+  void cut_power() const {
+    ::kill(server_, SIGUSR1);
+    // The next look carries it out, once the signal has come.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    struct stat status {};
+    ::stat((point_ / "nothing").c_str(), &status);
+  }
+
+  /// Why there can be no mount here; empty: there can.
+  static std::string obstacle() {
+    if (std::string(MUSTER_FAULTY_FS).empty()) return "libfuse3 was not there when this was built";
+    if (::access("/dev/fuse", R_OK | W_OK) != 0) return "/dev/fuse cannot be opened";
+    const TemporaryDirectory backing;
+    try {
+      const FaultyMount mount(backing.path().string(), {});
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return {};
+  }
+
+ private:
+  TemporaryDirectory point_;
+  pid_t server_ = -1;
+};
+
 Config state_of(int seed, std::int64_t bytes = 300'000) {
   return Config::object({{"seed", seed}, {"weight", pattern(DType::u8, {bytes}, static_cast<std::uint64_t>(seed))}});
 }
 
 bool is_state(const std::optional<WorkspaceState>& read, int seed) {
   return read && join(read->state) == state_of(seed);
-}
-
-std::size_t files_in(const std::string& directory) {
-  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(directory), {}));
 }
 
 /// How late a host sees what others did, in ms: MUSTER_TEST_DELAY, where a test shall wait longer than it ordinarily
@@ -56,7 +138,7 @@ void over_two_mounts(const std::vector<std::string>& first_rules, const std::vec
   Ranks ranks(size, [&](int rank) { body(*group_of.join(rank), (rank == 0 ? first : other) / "w"); });
   check_ended(ranks.wait());
   // Everything was taken away again.
-  CHECK(files_in(backing / "w") == 1);
+  CHECK(names_in(backing / "w").size() == 1);
 }
 
 GatherOptions through(const std::string& path, std::chrono::milliseconds timeout = 20s) {
@@ -89,18 +171,12 @@ TEST_CASE("a disk that is full, or fails: the error has file and cause, the stat
     const FaultyMount mount(backing.path(), {fault.rule});
     NFSWorkspace workspace(mount / "w", single_group(), {.timeout = 2s});
     REQUIRE(workspace.write_configs_and_weights(state_of(1)) == 1);
-    const std::size_t before = files_in(backing / "w");
-    try {
-      // The first of several calls that are well pass; the disk of "space" has room for one state only.
-      workspace.write_configs_and_weights(state_of(2));
-      FAIL_CHECK("nothing was thrown");
-    } catch (const Error& error) {
-      INFO(error.what());
-      CHECK(error.kind() == fault.kind);
-      CHECK(std::strstr(error.what(), fault.word) != nullptr);
-      CHECK(error.path().find("state-") != std::string::npos);
-    }
-    CHECK(files_in(backing / "w") == before);
+    const std::size_t before = names_in(backing / "w").size();
+    // The first of several calls that are well pass; the disk of "space" has room for one state only.
+    const Error error = thrown_by(fault.kind, [&] { workspace.write_configs_and_weights(state_of(2)); });
+    CHECK(has(error.what(), fault.word));
+    CHECK(has(error.path(), "state-"));
+    CHECK(names_in(backing / "w").size() == before);
     CHECK(is_state(workspace.read_configs_and_weights_from_rank(0), 1));
   }
 }
@@ -118,16 +194,8 @@ TEST_CASE("stale handles, late entries, old bytes and short files are waited for
 TEST_CASE("senders with late entries and remembered absence: the proof, the files and a stream come through") {
   over_two_mounts({"absent=400"}, {"late=60", "absent=400"}, 3, [&](SyncGroup& group, const std::string& path) {
     gather_and_check(group, through(path), 0);
-    int given = 0;
-    int taken = 0;
-    gather_each([&] { return given < 4 ? std::optional<Config>(state_of(++given)) : std::nullopt; }, ranks_from(0, 3),
-                group,
-                [&](LayerPart& part) {
-                  ++taken;
-                  for (const auto& [rank, config] : part.present()) RANK_CHECK(config == state_of(taken));
-                },
-                {.timeout = 20s, .workspace = {.path = path}});
-    RANK_CHECK(taken == (group.rank() == 0 ? 4 : 0));
+    const Model model = [](int, std::uint64_t layer) { return state_of(static_cast<int>(layer)); };
+    stream_and_check(group, ranks_from(0, 3), 4, model, {.timeout = 20s, .workspace = {.path = path}});
   });
 }
 
@@ -171,15 +239,10 @@ TEST_CASE("what stays wrong is an error on all ranks, with file and cause, in ti
                     is_proof ? std::vector<std::string>{fault.rule} : none, 3,
                     [&](SyncGroup& group, const std::string& path) {
                       const auto since = std::chrono::steady_clock::now();
-                      try {
-                        gather_and_check(group, through(path, 500ms), 0);
-                        throw RankFailure("nothing was thrown");
-                      } catch (const Error& error) {
-                        if (error.kind() != fault.kind) throw;
-                        RANK_CHECK(std::strstr(error.what(), fault.word) != nullptr);
-                        RANK_CHECK(is_proof || error.path().find("exchange-") != std::string::npos);
-                        RANK_CHECK(error.rank().has_value());
-                      }
+                      const Error error =
+                          error_of(fault.kind, {fault.word}, [&] { gather_and_check(group, through(path, 500ms), 0); });
+                      RANK_CHECK(is_proof || error.path().find("exchange-") != std::string::npos);
+                      RANK_CHECK(error.rank().has_value());
                       RANK_CHECK(std::chrono::steady_clock::now() - since < 4s);
                       group.barrier();
                     });
@@ -190,14 +253,10 @@ TEST_CASE("a sender's disk that fails half-way is everybody's error") {
   for (const char* rule : {"space=200000", "fail=write:EIO:3:1000:.growing", "fail=flush:EIO:0:1000:.growing"}) {
     CAPTURE(std::string(rule));
     over_two_mounts({}, {rule}, 2, [&](SyncGroup& group, const std::string& path) {
-      try {
-        gather_and_check(group, through(path), 0);
-        throw RankFailure("nothing was thrown");
-      } catch (const Error& error) {
-        RANK_CHECK(error.rank() == 1);
-        RANK_CHECK(error.kind() == (std::strstr(rule, "space") != nullptr ? ErrorKind::no_space : ErrorKind::io));
-        RANK_CHECK(error.path().find("exchange-") != std::string::npos);
-      }
+      const ErrorKind kind = std::strstr(rule, "space") != nullptr ? ErrorKind::no_space : ErrorKind::io;
+      const Error error = error_of(kind, {}, [&] { gather_and_check(group, through(path), 0); });
+      RANK_CHECK(error.rank() == 1);
+      RANK_CHECK(error.path().find("exchange-") != std::string::npos);
       group.barrier();
     });
   }
@@ -254,8 +313,8 @@ TEST_CASE("a rank of a file group whose disk fails is named by the others") {
   const TemporaryDirectory backing;
   const FaultyMount first(backing.path(), {});
   const FaultyMount other(backing.path(), {"fail=create:EIO:30:100000", "fail=rename:EIO:0:100000:beat"});
-  Ranks ranks(2, [&](int rank) {
-    try {
+  run_processes(2, [&](int rank) {
+    const Error error = error_of([&] {
       const auto group = file_group({.directory = (rank == 0 ? first : other) / "w",
                                      .rank = rank,
                                      .size = 2,
@@ -263,13 +322,10 @@ TEST_CASE("a rank of a file group whose disk fails is named by the others") {
                                      .heartbeat = 50ms,
                                      .lost_after = 1s});
       for (int round = 0; round < 100; ++round) group->barrier();
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      // Where rank 1 cannot even tell, rank 0 sees it leave or fall silent.
-      RANK_CHECK(error.rank() == 1 || rank == 1);
-    }
+    });
+    // Where rank 1 cannot even tell, rank 0 sees it leave or fall silent.
+    RANK_CHECK(error.rank() == 1 || rank == 1);
   });
-  check_ended(ranks.wait());
 }
 
 int main(int argc, char** argv) {

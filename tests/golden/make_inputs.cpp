@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes what the golden outputs are of, the same bytes every time: a model, state files, and workspaces.
 
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
@@ -18,10 +16,14 @@
 #include "src/os/process.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
+#include "tests/support/checkpoints.hpp"
 
 namespace {
 
 using namespace muster;
+using test::read_text;
+using test::write_tensors;
+using test::write_text;
 
 template <class T>
 Tensor tensor_of(DType dtype, Shape shape, const std::vector<T>& values) {
@@ -103,20 +105,11 @@ void write_state(const std::string& workspace, const StateFileInfo& info, const 
   write_state_file(workspace + "/" + name, config(16), tensors, {.info = info});
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 void make(const std::string& work) {
   namespace fs = std::filesystem;
   fs::create_directories(work + "/model");
   const std::vector<NamedTensor> tensors = layers(0);
-  std::vector<TensorEntry> entries;
-  for (const auto& [name, tensor] : tensors)
-    entries.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape()});
-  SafetensorsWriter writer(work + "/model/model.safetensors", entries, {{"format", "pt"}});
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.commit();
+  write_tensors(work + "/model/model.safetensors", tensors, {{"format", "pt"}});
   write_text(work + "/model/config.json", to_json(Config::object({{"hidden_size", 16}, {"layers", 3}}), 2) + "\n");
 
   write_text(work + "/plan.json", R"({
@@ -143,20 +136,11 @@ void make(const std::string& work) {
                      {"line\nbreak", floats({2}, 9)},
                      {"\u202etfel", floats({2})}}},
                    {.info = info});
-  write_text(work + "/torn.h5", [&] {
-    std::ifstream whole(work + "/state.h5", std::ios::binary);
-    std::string text((std::istreambuf_iterator<char>(whole)), {});
-    return text.substr(0, text.size() / 2);
-  }());
-
+  std::string bytes = read_text(work + "/state.h5");
+  write_text(work + "/torn.h5", bytes.substr(0, bytes.size() / 2));
   // One bit of one tensor.
-  const StateFile whole = StateFile::open(work + "/state.h5");
-  write_text(work + "/changed.h5", [&] {
-    std::ifstream file(work + "/state.h5", std::ios::binary);
-    std::string text((std::istreambuf_iterator<char>(file)), {});
-    text[whole.tensors().front().offset + 20] ^= 1;
-    return text;
-  }());
+  bytes[StateFile::open(work + "/state.h5").tensors().front().offset + 20] ^= 1;
+  write_text(work + "/changed.h5", bytes);
 
   const std::string shared = work + "/shared";
   workspace::prepare_workspace(shared);
@@ -185,8 +169,7 @@ void make(const std::string& work) {
   const std::string newer = work + "/newer";
   workspace::prepare_workspace(newer);
   for (const fs::directory_entry& entry : fs::directory_iterator(newer)) {
-    std::ifstream mark(entry.path(), std::ios::binary);
-    std::string text((std::istreambuf_iterator<char>(mark)), {});
+    std::string text = read_text(entry.path());
     const std::size_t version = text.find_first_of("123456789", text.find(':'));
     text.replace(version, 1, "999");
     write_text(entry.path().string(), text);

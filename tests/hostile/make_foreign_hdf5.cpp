@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -179,30 +178,25 @@ void storage(const std::string& folder) {
     MUST(H5Pset_virtual(create, Maker::space({4}), "/etc/passwd", "x", Maker::space({4})));
     file.dataset("stolen", H5T_STD_U8LE, {4}, create);
   }
-  {
-    const Maker file(folder + "chunk_bomb.h5", H5F_LIBVER_V110);
-    const hsize_t chunk = hsize_t{4} << 20;
-    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {hsize_t{1} << 40}, with_deflate(Maker::chunked({chunk})));
-    const std::string zeros = deflated(chunk);
-    const hsize_t at = 0;
-    MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
-  }
-  {
-    const Maker file(folder + "one_chunk_bomb.h5", H5F_LIBVER_V110);
-    const hsize_t chunk = hsize_t{64} << 20;
-    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {chunk}, with_deflate(Maker::chunked({chunk})));
-    const std::string zeros = deflated(chunk);
-    const hsize_t at = 0;
-    MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
-  }
-  {
-    const Maker file(folder + "dense_bomb.h5", H5F_LIBVER_V110);
-    const hsize_t chunk = hsize_t{8} << 20;
-    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {4 * chunk}, with_deflate(Maker::chunked({chunk})));
-    // Says 8 MiB, has 32.
-    const std::string zeros = deflated(4 * chunk);
-    for (hsize_t at = 0; at < 4 * chunk; at += chunk)
+  struct Bomb {
+    const char* file;
+    hsize_t extent;
+    hsize_t chunk;
+    std::size_t zeros;  // that each chunk has, packed
+    hsize_t written;    // chunks
+  };
+  constexpr hsize_t mib = 1 << 20;
+  for (const Bomb& bomb : {Bomb{"chunk_bomb.h5", hsize_t{1} << 40, 4 * mib, 4 * mib, 1},
+                           Bomb{"one_chunk_bomb.h5", 64 * mib, 64 * mib, 64 * mib, 1},
+                           Bomb{"dense_bomb.h5", 32 * mib, 8 * mib, 32 * mib, 4},
+                           Bomb{"endless_bomb.h5", 8 * mib, 8 * mib, 256 * mib, 1}}) {
+    const Maker file(folder + bomb.file, H5F_LIBVER_V110);
+    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {bomb.extent}, with_deflate(Maker::chunked({bomb.chunk})));
+    const std::string zeros = deflated(bomb.zeros);
+    for (hsize_t number = 0; number < bomb.written; ++number) {
+      const hsize_t at = number * bomb.chunk;
       MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
+    }
   }
   {
     const Maker file(folder + "short_chunks.h5", H5F_LIBVER_V110);
@@ -215,15 +209,6 @@ void storage(const std::string& folder) {
     MUST(H5Pset_shuffle(create));
     const hid_t shuffled = file.dataset("shuffled", H5T_STD_U8LE, {chunk}, create);
     MUST(H5Dwrite_chunk(shuffled, H5P_DEFAULT, 0, &at, packed.size(), packed.data()));
-  }
-  {
-    const Maker file(folder + "endless_bomb.h5", H5F_LIBVER_V110);
-    const hsize_t chunk = hsize_t{8} << 20;
-    const hid_t id = file.dataset("bomb", H5T_STD_U8LE, {chunk}, with_deflate(Maker::chunked({chunk})));
-    // Says 8 MiB, has more than the reader may have.
-    const std::string zeros = deflated(std::size_t{256} << 20);
-    const hsize_t at = 0;
-    MUST(H5Dwrite_chunk(id, H5P_DEFAULT, 0, &at, zeros.size(), zeros.data()));
   }
   {
     const Maker file(folder + "huge_chunk.h5", H5F_LIBVER_V110);

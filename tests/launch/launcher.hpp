@@ -4,15 +4,12 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -21,7 +18,6 @@
 #include <sstream>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "tests/support/temporary_directory.hpp"
@@ -30,6 +26,7 @@ namespace launched {
 
 namespace fs = std::filesystem;
 using muster::test::read_text;
+using muster::test::TemporaryDirectory;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
@@ -53,73 +50,29 @@ inline bool becomes_true(const std::function<bool()>& condition, std::chrono::mi
   return true;
 }
 
-/// A process that is neither gone nor a zombie.
-inline bool is_alive(pid_t pid) {
-  const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
-  const std::size_t state = stat.rfind(") ");
-  return state != std::string::npos && stat[state + 2] != 'Z' && stat[state + 2] != 'X';
-}
-
+/// `?` of one that is gone.
 inline char state_of(pid_t pid) {
   const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
   const std::size_t state = stat.rfind(") ");
   return state == std::string::npos ? '?' : stat[state + 2];
 }
 
-/// A folder of this test case; gone with it.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "muster-launch-XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] fs::path operator/(const std::string& name) const { return path_ / name; }
+/// A process that is neither gone nor a zombie.
+inline bool is_alive(pid_t pid) {
+  return std::string_view("?ZX").find(state_of(pid)) == std::string_view::npos;
+}
 
- private:
-  fs::path path_;
-};
-
-/// `muster run` with its standard streams in files.
-class Launcher {
+/// `muster run` as a child, gone with the test, whatever ends that.
+class Job {
  public:
-  explicit Launcher(std::vector<std::string> arguments, const std::string& input = "", const char* output = nullptr) {
-    std::ofstream(folder_ / "in") << input;
-    arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
-    std::vector<char*> pointers;
-    for (std::string& argument : arguments) pointers.push_back(argument.data());
-    pointers.push_back(nullptr);
-    const std::string in = folder_ / "in", out = folder_ / "out", err = folder_ / "err";
-    pid_ = ::fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      // A group of its own, as a shell with job control makes one; gone with the test, whatever ends that.
-      ::setpgid(0, 0);
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      // Whoever started the test may ignore some (nohup does), and shells cannot trap what is ignored.
-      for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE}) ::signal(number, SIG_DFL);
-      const int input_file = ::open(in.c_str(), O_RDONLY);
-      const int output_file = ::open(output != nullptr ? output : out.c_str(), O_WRONLY | O_CREAT, 0600);
-      const int error_file = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
-      if (::dup2(input_file, 0) < 0 || ::dup2(output_file, 1) < 0 || ::dup2(error_file, 2) < 0) ::_exit(99);
-      ::execv(pointers[0], pointers.data());
-      ::_exit(99);
-    }
+  Job() = default;
+  ~Job() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    wait();
   }
-  ~Launcher() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      wait();
-    }
-  }
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
 
   /// Its exit status, 1000 + signal where one killed it.
   int wait() {
@@ -129,6 +82,43 @@ class Launcher {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   }
   [[nodiscard]] pid_t pid() const { return pid_; }
+
+ protected:
+  /// In the child.
+  [[noreturn]] static void become(std::vector<std::string> arguments) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // Whoever started the test may ignore some (nohup does), and shells cannot trap what is ignored.
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE}) ::signal(number, SIG_DFL);
+    arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    ::execv(pointers[0], pointers.data());
+    ::_exit(99);
+  }
+
+  pid_t pid_ = -1;
+};
+
+/// `muster run` with its standard streams in files.
+class Launcher : public Job {
+ public:
+  explicit Launcher(const std::vector<std::string>& arguments, const std::string& input = "",
+                    const char* output = nullptr) {
+    std::ofstream(folder_ / "in") << input;
+    const std::string in = folder_ / "in", out = folder_ / "out", err = folder_ / "err";
+    pid_ = ::fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      // A group of its own, as a shell with job control makes one.
+      ::setpgid(0, 0);
+      const int input_file = ::open(in.c_str(), O_RDONLY);
+      const int output_file = ::open(output != nullptr ? output : out.c_str(), O_WRONLY | O_CREAT, 0600);
+      const int error_file = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
+      if (::dup2(input_file, 0) < 0 || ::dup2(output_file, 1) < 0 || ::dup2(error_file, 2) < 0) ::_exit(99);
+      become(arguments);
+    }
+  }
   [[nodiscard]] std::string out() const { return read_text(folder_ / "out"); }
   [[nodiscard]] std::string err() const { return read_text(folder_ / "err"); }
   /// The pids that `count` ranks wrote to standard output.
@@ -140,34 +130,18 @@ class Launcher {
   }
 
  private:
-  Folder folder_;
-  pid_t pid_ = -1;
+  TemporaryDirectory folder_;
 };
 
 /// `muster run` as the leader of a terminal's session.
-class Terminal {
+class Terminal : public Job {
  public:
-  explicit Terminal(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
-    std::vector<char*> pointers;
-    for (std::string& argument : arguments) pointers.push_back(argument.data());
-    pointers.push_back(nullptr);
+  explicit Terminal(const std::vector<std::string>& arguments) {
     pid_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
     REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      for (const int number : {SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
-      ::execv(pointers[0], pointers.data());
-      ::_exit(99);
-    }
+    if (pid_ == 0) become(arguments);
   }
-  ~Terminal() {
-    close();
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      wait();
-    }
-  }
+  ~Terminal() { close(); }
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
@@ -187,10 +161,7 @@ class Terminal {
   /// Its exit status, after the rest of what it says was read.
   int wait() {
     while (terminal_ >= 0 && read()) continue;
-    int status = 0;
-    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) continue;
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    return Job::wait();
   }
 
  private:
@@ -202,7 +173,6 @@ class Terminal {
   }
 
   int terminal_ = -1;
-  pid_t pid_ = -1;
   std::string seen_;
 };
 

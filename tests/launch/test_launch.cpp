@@ -111,9 +111,9 @@ TEST_CASE("a killed launcher leaves neither ranks nor what they started") {
 }
 
 TEST_CASE("a launcher whose guard was killed ends as its ranks do") {
-  Folder folder;
-  const fs::path go = folder / "go";
-  Launcher launcher(shell(1, "echo $$; while [ ! -e " + go.string() + " ]; do sleep 0.01; done"));
+  const TemporaryDirectory folder;
+  const std::string go = folder / "go";
+  Launcher launcher(shell(1, "echo $$; while [ ! -e " + go + " ]; do sleep 0.01; done"));
   const pid_t rank = launcher.pids(1)[0];
   const std::string task = "/proc/" + std::to_string(launcher.pid());
   std::istringstream children(read_text(task + "/task/" + std::to_string(launcher.pid()) + "/children"));
@@ -186,7 +186,7 @@ TEST_CASE("prefixed output that a full disk does not take is a failure") {
 }
 
 TEST_CASE("ranks whose prefixed output nobody reads any more hear of it") {
-  Folder folder;
+  const TemporaryDirectory folder;
   const std::string pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -198,12 +198,12 @@ TEST_CASE("ranks whose prefixed output nobody reads any more hear of it") {
 }
 
 TEST_CASE("a launcher whose output nobody takes can be ended when its ranks have ended") {
-  Folder folder;
+  const TemporaryDirectory folder;
   const std::string pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  const fs::path pid = folder / "pid";
-  Launcher launcher(shell(1, "echo $$ > " + pid.string() + "; head -c 100000 /dev/zero | tr '\\0' x", {"--prefix"}), "",
+  const std::string pid = folder / "pid";
+  Launcher launcher(shell(1, "echo $$ > " + pid + "; head -c 100000 /dev/zero | tr '\\0' x", {"--prefix"}), "",
                     pipe.c_str());
   CHECK(becomes_true([&] {
     const auto lines = lines_of(read_text(pid));

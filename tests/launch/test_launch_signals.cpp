@@ -39,9 +39,9 @@ TEST_CASE("ranks that ignore a signal to end are killed some time after it") {
 }
 
 TEST_CASE("SIGTSTP stops ranks and launcher, SIGCONT lets them go on") {
-  Folder folder;
-  const fs::path go = folder / "go";
-  Launcher launcher(shell(2, "echo $$; while [ ! -e " + go.string() + " ]; do sleep 0.01; done"));
+  const TemporaryDirectory folder;
+  const std::string go = folder / "go";
+  Launcher launcher(shell(2, "echo $$; while [ ! -e " + go + " ]; do sleep 0.01; done"));
   const auto pids = launcher.pids(2);
   ::kill(launcher.pid(), SIGTSTP);
   CHECK(becomes_true(
@@ -77,9 +77,9 @@ TEST_CASE("a second Ctrl-C kills ranks that go on after the first") {
 }
 
 TEST_CASE("a terminal that is closed under a launcher that leads its session ends the ranks") {
-  Folder folder;
-  Terminal terminal(shell(2, "trap 'echo gone > " + (folder / "$RANK").string() +
-                                 "; exit 0' HUP; echo ready; while :; do sleep 0.02; done"));
+  const TemporaryDirectory folder;
+  Terminal terminal(
+      shell(2, "trap 'echo gone > " + (folder / "$RANK") + "; exit 0' HUP; echo ready; while :; do sleep 0.02; done"));
   terminal.read_until("ready", 2);
   terminal.close();
   CHECK(terminal.wait() == 0);

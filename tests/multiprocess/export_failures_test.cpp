@@ -3,21 +3,22 @@
 // rank hears of it, and a later export finishes, with what was finished before where it may.
 
 #include <doctest/doctest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "src/os/fault.hpp"
 #include "tests/support/checkpoints.hpp"
+#include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -27,21 +28,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// What a hook does at the nth of a kind of call in one rank.
-struct Fault {
-  std::string call;
-  int error = EIO;  // 0: the rank is killed there
-  int nth = 1;
-};
-Fault planned;
-std::atomic<int> calls{0};
-bool happened = false;
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
 
-int hook(std::string_view call, std::string_view) {
-  if (call != planned.call || ++calls != planned.nth) return 0;
-  happened = true;
-  if (planned.error == 0) ::kill(::getpid(), SIGKILL);
-  return planned.error;
+void kill_self() {
+  ::kill(::getpid(), SIGKILL);
 }
 
 struct World {
@@ -57,21 +49,32 @@ struct World {
   }
 
   /// Ends of the ranks, `victim` having the fault; a rank says "happened" where the call was reached, and "failed".
-  std::vector<test::Ended> run(int victim, const Fault& fault, const ExportOptions& how) {
+  std::vector<test::Ended> run(int victim, const test::CallToFail& fault, const ExportOptions& how) {
     return test::try_ranks(3, [&](SyncGroup& group) {
-      planned = fault;
-      if (group.rank() == victim) os::set_fault_hook(hook);
+      std::optional<test::FailingCall> failing;
+      if (group.rank() == victim) failing.emplace(fault);
+      const auto say = [&](const std::string& words) {
+        test::say((failing && test::FailingCall::seen() > fault.after ? "happened" : "") + words);
+      };
       try {
         export_model(work / "shards", work / "out", "llama", group, how);
+        say("");
       } catch (const Error& error) {
         RANK_CHECK(std::string(error.what()).find('\n') == std::string::npos);
-        test::say((happened ? "happened failed " : "failed ") + std::string(error.what()));
-        return;
+        say(" failed " + std::string(error.what()));
       }
-      test::say(happened ? "happened" : "");
     });
   }
-
+  /// That all ranks have failed with such words, and that nothing has changed.
+  void check_failed(const std::vector<test::Ended>& ended, const std::vector<std::string>& parts) const {
+    test::check_ended(ended);
+    for (const test::Ended& rank : ended) {
+      CAPTURE(rank.words);
+      for (const std::string& part : parts) CHECK(has(rank.words, part));
+    }
+    test::check_equal(work / "old", work / "out");
+    CHECK(partials().empty());
+  }
   [[nodiscard]] bool is_new() const {
     return fs::file_size(work / "out/config.json") == fs::file_size(work / "model/config.json");
   }
@@ -90,10 +93,6 @@ struct World {
   test::TemporaryDirectory work{test::Medium::memory};
 };
 
-bool has(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("every call that fails, on the first rank and on another, is every rank's failure") {
@@ -108,8 +107,9 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
           CAPTURE(call);
           CAPTURE(victim);
           CAPTURE(nth);
+          const int error = std::string_view(call) == "pwrite" ? ENOSPC : EIO;
           const auto ended =
-              world.run(victim, {call, std::string_view(call) == "pwrite" ? ENOSPC : EIO, nth}, world.options(writers));
+              world.run(victim, {.call = call, .error = error, .after = nth - 1, .times = 1}, world.options(writers));
           test::check_ended(ended);
           if (!has(ended[static_cast<std::size_t>(victim)].words, "happened")) {
             for (const test::Ended& rank : ended) CHECK(rank.words.empty());
@@ -143,7 +143,10 @@ TEST_CASE("a rank that is killed while it writes is named by the others, and a r
         CAPTURE(victim);
         CAPTURE(nth);
         World world;
-        const auto ended = world.run(victim, {"pwrite", 0, nth}, world.options(writers, true));
+        // Groups over files write, too.
+        const auto ended = world.run(
+            victim, {.call = "pwrite", .path = "/out.partial-", .after = nth - 1, .times = 1, .then = kill_self},
+            world.options(writers, true));
         if (ended[static_cast<std::size_t>(victim)].ok()) break;  // it does not write so often
         for (int rank = 0; rank < 3; ++rank) {
           const test::Ended& end = ended[static_cast<std::size_t>(rank)];
@@ -175,7 +178,8 @@ TEST_CASE("what was finished and verifies is not written again; what does not, i
     CAPTURE(corrupted);
     World world;
     // The rename of the third file, after the journal's own: two are finished.
-    const auto ended = world.run(0, {"rename", 0, 4}, world.options(Writers::owners, true));
+    const auto ended =
+        world.run(0, {.call = "rename", .after = 3, .then = kill_self}, world.options(Writers::owners, true));
     CHECK(ended[0].signal == SIGKILL);
     REQUIRE(world.partials().size() == 1);
     std::vector<fs::path> finished;
@@ -199,7 +203,8 @@ TEST_CASE("what was finished and verifies is not written again; what does not, i
 
 TEST_CASE("an export of other shards does not go on with what is there") {
   World world;
-  CHECK(world.run(0, {"rename", 0, 3}, world.options(Writers::owners, true))[0].signal == SIGKILL);
+  const test::CallToFail third{.call = "rename", .after = 2, .then = kill_self};
+  CHECK(world.run(0, third, world.options(Writers::owners, true))[0].signal == SIGKILL);
   inspect::write_demo_model(test::llama(true), world.work / "other", 1 << 30);
   shard_model(world.work / "other", world.work / "shards", "llama", {.tensor = 3}, {.force = true});
   test::run_ranks(3, [&](SyncGroup& group) {
@@ -212,28 +217,24 @@ TEST_CASE("an export of other shards does not go on with what is there") {
 
 TEST_CASE("an export that finds its name taken at the end keeps its journal, and a resumed one writes nothing again") {
   World world;
-  static std::string fresh;
-  fresh = world.work / "fresh";
+  const std::string fresh = world.work / "fresh";
   for (const bool is_second : {false, true}) {
     test::run_ranks(1, [&](SyncGroup& group) {
-      if (!is_second)
-        os::set_fault_hook([](std::string_view call, std::string_view) {
-          if (call == "rename") fs::create_directory(fresh);
-          return 0;
-        });
-      std::string words;
-      try {
-        const ExportReport report =
-            export_model(world.work / "shards", fresh, "llama", group, {.max_shard_size = 90'000, .resume = true});
-        RANK_CHECK(report.files_resumed == report.account.files);
-      } catch (const Error& error) {
-        words = error.what();
+      std::optional<test::FailingCall> taken;
+      if (!is_second) taken.emplace(test::CallToFail{.call = "rename", .then = [&] { fs::create_directory(fresh); }});
+      const auto run = [&] {
+        return export_model(world.work / "shards", fresh, "llama", group, {.max_shard_size = 90'000, .resume = true});
+      };
+      if (!is_second) {
+        test::error_of(ErrorKind::argument, {"exists already"}, run);
+        return;
       }
-      RANK_CHECK(has(words, "exists already") != is_second);
+      const ExportReport report = run();
+      RANK_CHECK(report.files_resumed == report.account.files);
     });
     if (!is_second) fs::remove(fresh);
   }
-  test::check_equal(world.work / "model", world.work / "fresh");
+  test::check_equal(world.work / "model", fresh);
 }
 
 TEST_CASE("a rank that is told to stop ends the export on all ranks, and nothing is left") {
@@ -242,32 +243,12 @@ TEST_CASE("a rank that is told to stop ends the export on all ranks, and nothing
   for (const auto& [victim, nth] : {std::pair(0, 1), std::pair(0, 5), std::pair(2, 1)}) {
     CAPTURE(victim);
     CAPTURE(nth);
-    const auto ended = test::try_ranks(3, [&](SyncGroup& group) {
-      static std::stop_source stop;
-      planned.nth = nth;
-      ExportOptions options = world.options(Writers::owners);
-      if (group.rank() == victim) {
-        options.stop = stop.get_token();
-        os::set_fault_hook([](std::string_view call, std::string_view) {
-          if (call == "pwrite" && ++calls == planned.nth) stop.request_stop();
-          return 0;
-        });
-      }
-      try {
-        export_model(world.work / "shards", world.work / "out", "llama", group, options);
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::cancelled);
-        test::say(error.what());
-      }
-    });
-    for (const test::Ended& rank : ended) {
-      CHECK(rank.ok());
-      CAPTURE(rank.words);
-      CHECK(has(rank.words, "rank " + std::to_string(victim)));
-      CHECK(has(rank.words, "was told to stop"));
-    }
-    test::check_equal(world.work / "old", world.work / "out");
-    CHECK(world.partials().empty());
+    std::stop_source stop;
+    ExportOptions options = world.options(Writers::owners);
+    options.stop = stop.get_token();
+    const auto ended = world.run(
+        victim, {.call = "pwrite", .after = nth - 1, .times = 1, .then = [&] { stop.request_stop(); }}, options);
+    world.check_failed(ended, {"rank " + std::to_string(victim), "was told to stop"});
   }
 }
 
@@ -276,31 +257,12 @@ TEST_CASE("a shard that is shortened while it is read is an error that names it,
     for (const int nth : {1, 4, 9}) {
       CAPTURE(nth);
       World world;
-      static std::string shard;
-      shard = world.work / "shards/rank-00001-of-00003.safetensors";
-      const auto ended = test::try_ranks(3, [&](SyncGroup& group) {
-        planned.nth = nth;
-        if (group.rank() == 1)
-          os::set_fault_hook([](std::string_view call, std::string_view path) {
-            // Behind the header's reads.
-            if (call == "pread" && path == shard && ++calls == planned.nth + 2) fs::resize_file(shard, 3000);
-            return 0;
-          });
-        try {
-          export_model(world.work / "shards", world.work / "out", "llama", group, world.options(writers));
-        } catch (const Error& error) {
-          test::say(error.what());
-        }
-      });
-      for (const test::Ended& rank : ended) {
-        CAPTURE(rank.words);
-        CHECK(rank.ok());
-        CHECK(has(rank.words, "rank 1"));
-        CHECK(has(rank.words, "rank-00001-of-00003.safetensors"));
-        CHECK(has(rank.words, "it ends before"));
-      }
-      test::check_equal(world.work / "old", world.work / "out");
-      CHECK(world.partials().empty());
+      const std::string shard = world.work / "shards/rank-00001-of-00003.safetensors";
+      // Behind the header's reads.
+      const auto ended = world.run(
+          1, {.call = "pread", .path = shard, .after = nth + 1, .then = [&] { fs::resize_file(shard, 3000); }},
+          world.options(writers));
+      world.check_failed(ended, {"rank 1", "rank-00001-of-00003.safetensors", "it ends before"});
     }
   }
 }
@@ -309,31 +271,54 @@ TEST_CASE("what a program with closed standard descriptors prints goes into no f
   World world;
   const auto ended = test::try_ranks(2, [&](SyncGroup& group) {
     for (const int standard : {0, 1, 2}) ::close(standard);
-    os::set_fault_hook([](std::string_view, std::string_view) {
+    const test::FailingCall talking({.then = [] {
       static const std::string words(50'000, '!');
       for (const int standard : {0, 1, 2}) RANK_CHECK(::write(standard, words.data(), words.size()) < 0);
-      return 0;
-    });
+    }});
     export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::owners));
   });
   test::check_ended(ended);
   test::check_equal(world.work / "model", world.work / "out");
 }
 
-TEST_CASE("a budget that is too small, and memory that is not there, are known before anything is written") {
+TEST_CASE("a budget that is too small is known before anything is written") {
   World world;
-  const auto words = [&](const ExportOptions& options) {
-    const auto ended = test::try_ranks(3, [&](SyncGroup& group) {
-      try {
-        export_model(world.work / "shards", world.work / "new", "llama", group, options);
-      } catch (const Error& error) {
-        group.barrier();
-        test::say(error.what());
-      }
+  test::run_ranks(3, [&](SyncGroup& group) {
+    test::error_of(ErrorKind::argument, {"too small for 3 ranks: at least"}, [&] {
+      export_model(world.work / "shards", world.work / "new", "llama", group, {.memory_budget = 100'000});
     });
-    return ended[1].words;
-  };
-  CHECK(has(words({.memory_budget = 100'000}), "too small for 3 ranks: at least"));
+    group.barrier();
+  });
   CHECK_FALSE(fs::exists(world.work / "new"));
   CHECK(world.partials().empty());
+}
+
+TEST_CASE("hosts that do not see the output: refused on all with the remedy, which helps") {
+  World world;
+  fs::create_directory(world.work / "place");
+  const auto run = [&](Writers writers) {
+    return test::try_ranks(3, [&](SyncGroup& group) {
+      // Another directory of the same name, as on a host that does not mount the first one's.
+      if (!group.shares_memory(0) &&
+          (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+           ::mount("none", (world.work / "place").c_str(), "tmpfs", 0, "size=64m") != 0))
+        return test::say("skipped");
+      const auto call = [&] {
+        export_model(world.work / "shards", world.work / "place/out", "llama", group,
+                     {.memory_budget = 1 << 20, .writers = writers});
+      };
+      if (writers == Writers::first) return call();
+      test::error_of(ErrorKind::argument, {"does not see the directory", "--writers first"}, call);
+      group.barrier();
+    });
+  };
+  const auto refused = run(Writers::owners);
+  if (refused[2].words == "skipped") {
+    MESSAGE("skipped: mounting needs root");
+    return;
+  }
+  test::check_ended(refused);
+  CHECK(fs::is_empty(world.work / "place"));
+  test::check_ended(run(Writers::first));
+  test::check_equal(world.work / "model", world.work / "place/out");
 }

@@ -2,129 +2,61 @@
 // Shard and export between real processes: the same bytes come back, whatever the number of ranks; and every way in
 // which it cannot be done ends on all ranks, with words, and leaves nothing behind.
 
-#include <doctest/doctest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
-#include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "muster/safetensors.hpp"
 #include "muster/verify.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"
-#include "tests/support/temporary_directory.hpp"
+#include "tests/support/patterns.hpp"
 
 using namespace muster;
 namespace fs = std::filesystem;
 
 namespace {
 
-class Directory : public test::TemporaryDirectory {
- public:
-  [[nodiscard]] std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    for (const auto& entry : fs::directory_iterator(path())) all.push_back(entry.path().filename().string());
-    std::sort(all.begin(), all.end());
-    return all;
-  }
-};
-
-// What each of `count` ranks says when the export of `shards` to `out` fails on all of them.
-std::vector<std::string> failures(int count, const std::string& shards, const std::string& out, const std::string& plan,
-                                  ErrorKind kind) {
-  std::vector<std::string> words;
-  const auto ended = test::try_ranks(count, [&](SyncGroup& group) {
-    try {
-      export_model(shards, out, plan, group);
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == kind);
-      RANK_CHECK(std::string(error.what()).find('\n') == std::string::npos);
-      group.barrier();  // the group is usable
-      test::say(error.what());
-      return;
-    }
-    RANK_CHECK(!"nothing was thrown");
-  });
-  for (const test::Ended& rank : ended) {
-    CAPTURE(rank.words);
-    CHECK(rank.ok());
-    words.push_back(rank.words);
-  }
-  return words;
-}
-
-bool all_have(const std::vector<std::string>& words, std::string_view part) {
-  return !words.empty() && std::all_of(words.begin(), words.end(), [&](const std::string& w) {
-    if (w.find(part) != std::string::npos) return true;
-    MESSAGE("no \"" << std::string(part) << "\" in: " << w);
-    return false;
-  });
-}
-
-inspect::DemoModel tiny_llama(bool tied) {
+inspect::DemoModel tiny_llama() {
   return inspect::llama_model({.hidden = 48,
                                .intermediate = 100,
                                .layers = 2,
                                .heads = 12,
                                .key_value_heads = 4,
                                .vocabulary = 101,
-                               .biases = true,
-                               .tied_head = tied});
+                               .biases = true});
 }
 
-void round_trips(const inspect::DemoModel& model, const std::string& plan) {
-  const Directory work;
-  inspect::write_demo_model(model, work / "model", 60'000);
-  fs::create_directory(work / "model/1_Pooling");
-  std::ofstream(work / "model/1_Pooling/config.json") << "{}";
-  for (const int ranks : {1, 2, 3, 4, 7}) {
-    CAPTURE(ranks);
-    const std::string shards = work / ("shards" + std::to_string(ranks));
-    const std::string out = work / ("out" + std::to_string(ranks));
-    shard_model(work / "model", shards, plan, {.tensor = ranks});
-    CHECK(count_shards(shards) == ranks);
-    for (const Writers writers : {Writers::owners, Writers::first}) {
-      test::run_ranks(ranks, [&](SyncGroup& group) {
-        const ExportReport report =
-            export_model(shards, out, plan, group,
-                         {.force = true, .max_shard_size = 50'000, .memory_budget = 2 << 20, .writers = writers});
-        RANK_CHECK(group.rank() != 0 || report.account.tensors_out == model.tensors.size());
-        RANK_CHECK(group.rank() != 0 || report.account.files > 1);
-        RANK_CHECK(group.rank() != 0 || ranks == 1 || report.windows > 1);
-      });
-      test::check_equal(work / "model", out);
-    }
-    CHECK(fs::exists(out + "/1_Pooling/config.json"));
-    CHECK(fs::exists(out + "/model.safetensors.index.json"));
+/// A model and its shards.
+class Work : public test::TemporaryDirectory {
+ public:
+  Work() = default;
+  explicit Work(int ranks) {
+    inspect::write_demo_model(tiny_llama(), *this / "model", 1 << 30);
+    shard_model(*this / "model", *this / "shards", "llama", {.tensor = ranks});
   }
-  CHECK(work.names().size() == 11);  // nothing partial
-}
+  [[nodiscard]] std::string shard(int rank, int ranks) const {
+    return *this / "shards/" + shard_file_name(rank, ranks);
+  }
+  /// The export of the shards by `count` ranks fails on all of them; what they say.
+  std::vector<std::string> fail(int count, ErrorKind kind, const std::vector<std::string>& parts,
+                                const std::string& plan = "llama", const std::string& out = "out") const {
+    const auto ended = test::try_ranks(count, [&](SyncGroup& group) {
+      const Error error =
+          test::error_of(kind, parts, [&] { export_model(*this / "shards", *this / out, plan, group); });
+      RANK_CHECK(!test::says(error, "\n"));
+      group.barrier();  // the group is usable
+      test::say(error.what());
+    });
+    test::check_ended(ended);
+    std::vector<std::string> words;
+    for (const test::Ended& rank : ended) words.push_back(rank.words);
+    return words;
+  }
+};
 
 }  // namespace
 
-TEST_CASE("a tiny llama with biases and an uneven vocabulary comes back bit for bit") {
-  round_trips(tiny_llama(false), "llama");
-}
-
-TEST_CASE("a tiny llama with a tied head comes back bit for bit") {
-  round_trips(tiny_llama(true), "llama");
-}
-
-TEST_CASE("a tiny bert comes back bit for bit, with and without its prefix") {
-  round_trips(test::bert({}), "bert");
-  round_trips(test::bert({.prefix = true}), "bert");
-}
-
 TEST_CASE("one file where all fits, and the same bytes every time, whoever writes") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 4});
+  const Work work(4);
   for (const std::string out : {"a", "b"}) {
     test::run_ranks(4, [&](SyncGroup& group) {
       export_model(work / "shards", work / out, "llama", group,
@@ -137,10 +69,8 @@ TEST_CASE("one file where all fits, and the same bytes every time, whoever write
 }
 
 TEST_CASE("an output that exists is refused, and replaced with force") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  const Work work(2);
   const std::string plan = "llama";
-  shard_model(work / "model", work / "shards", plan, {.tensor = 2});
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", plan, {.tensor = 3}), doctest::Contains("--force"),
                        Error);
   CHECK(count_shards(work / "shards") == 2);
@@ -155,23 +85,19 @@ TEST_CASE("an output that exists is refused, and replaced with force") {
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "no/where", plan, {.tensor = 3}),
                        doctest::Contains("make it first"), Error);
 
-  CHECK(all_have(failures(3, work / "shards", work / "model", "llama", ErrorKind::argument), "--force"));
-  CHECK(work.names() == std::vector<std::string>{"home", "model", "shards"});
+  work.fail(3, ErrorKind::argument, {"--force"}, "llama", "model");
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"home", "model", "shards"});
 }
 
 TEST_CASE("a missing shard is named on every rank") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 4});
-  fs::remove(work / "shards/rank-00002-of-00004.safetensors");
-  CHECK(all_have(failures(4, work / "shards", work / "out", "llama", ErrorKind::not_found), "rank-00002-of-00004"));
-  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+  const Work work(4);
+  fs::remove(work.shard(2, 4));
+  work.fail(4, ErrorKind::not_found, {"rank-00002-of-00004"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
 TEST_CASE("any number of ranks exports any number of shards; sets that are mixed are refused") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 4});
+  const Work work(4);
   for (const int ranks : {1, 2, 3, 6}) {
     CAPTURE(ranks);
     test::run_ranks(
@@ -184,8 +110,8 @@ TEST_CASE("any number of ranks exports any number of shards; sets that are mixed
 }
 
 TEST_CASE("shards of our own need no plan, and say when another one is given") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  const Work work;
+  inspect::write_demo_model(tiny_llama(), work / "model", 1 << 30);
   test::write_text(work / "plan.json", std::string(R"({"muster_plan": 1, "comment": "mine", "rules": [
     {"match": "*{o_proj,down_proj}.weight", "action": "concat", "dim": 1}, {"match": "*norm.*", "action": "same"},
     {"match": "*o_proj.bias", "action": "same"}, {"match": "*", "action": "concat", "dim": 0}]})"));
@@ -205,14 +131,12 @@ TEST_CASE("shards of our own need no plan, and say when another one is given") {
   shard_model(work / "model", work / "two", "llama", {.tensor = 2});
   CHECK(plan_export(work / "two", "auto").notes.empty());
   fs::copy(work / "two/rank-00001-of-00002.safetensors", work / "shards", fs::copy_options::overwrite_existing);
-  CHECK(all_have(failures(2, work / "shards", work / "no", "", ErrorKind::rank_mismatch), "not cut by the plan of"));
+  work.fail(2, ErrorKind::rank_mismatch, {"not cut by the plan of"}, "", "no");
 }
 
 TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 3});
-  const std::string victim = work / "shards/rank-00001-of-00003.safetensors";
+  const Work work(3);
+  const std::string victim = work.shard(1, 3);
   const auto shard = SafetensorsFile::open(victim);
   for (const TensorEntry& entry : shard.tensors()) {
     if (!entry.name.starts_with("model.layers.0.")) continue;
@@ -228,14 +152,12 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
   }
   const TensorEntry& last = shard.tensors().back();
   test::flip_byte(victim, last.offset);
-  const auto words = failures(3, work / "shards", work / "out", "", ErrorKind::corrupt);
-  CHECK(all_have(words, victim));
-  CHECK(all_have(words, "\"" + last.name + "\" have the checksum"));
-  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+  work.fail(3, ErrorKind::corrupt, {victim, "\"" + last.name + "\" have the checksum"}, "");
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
 TEST_CASE("checksums that are none are refused, those of a later version left out of account") {
-  const Directory work;
+  const Work work;
   for (const auto& [text, is_good] : std::vector<std::pair<std::string, bool>>{
            {"{", false},
            {R"({"version": 1})", false},
@@ -245,12 +167,8 @@ TEST_CASE("checksums that are none are refused, those of a later version left ou
     CAPTURE(text);
     fs::remove_all(work / "shards");
     fs::create_directory(work / "shards");
-    const Tensor tensor = Tensor::copy_of(Tensor::allocate(DType::f32, {2}));
-    SafetensorsWriter writer((work / "shards/") + shard_file_name(0, 1),
-                             std::vector<TensorEntry>{{"model.norm.weight", DType::f32, {2}}},
-                             {{"muster.checksums", text}});
-    writer.write("model.norm.weight", 0, tensor.bytes());
-    writer.commit();
+    test::write_tensors(work.shard(0, 1), {{"model.norm.weight", test::pattern(DType::f32, {2}, 1)}},
+                        {{"muster.checksums", text}});
     const auto call = [&] { export_model(work / "shards", work / "out", "llama", *single_group(), {.force = true}); };
     if (is_good)
       CHECK_NOTHROW(call());
@@ -260,76 +178,59 @@ TEST_CASE("checksums that are none are refused, those of a later version left ou
 }
 
 TEST_CASE("a truncated shard is an error on every rank, with its rank") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 4});
-  const std::string victim = work / "shards/rank-00003-of-00004.safetensors";
+  const Work work(4);
+  const std::string victim = work.shard(3, 4);
   fs::resize_file(victim, fs::file_size(victim) / 2);
-  const auto words = failures(4, work / "shards", work / "out", "llama", ErrorKind::corrupt);
-  CHECK(all_have(words, "rank-00003-of-00004.safetensors"));
+  const auto words = work.fail(4, ErrorKind::corrupt, {"rank-00003-of-00004.safetensors"});
   CHECK(words[0].starts_with("rank 3: "));
-  CHECK(work.names() == std::vector<std::string>{"model", "shards"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
 TEST_CASE("shards that changed places are told by their metadata") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
-  fs::rename(work / "shards/rank-00000-of-00002.safetensors", work / "shards/x");
-  fs::rename(work / "shards/rank-00001-of-00002.safetensors", work / "shards/rank-00000-of-00002.safetensors");
-  fs::rename(work / "shards/x", work / "shards/rank-00001-of-00002.safetensors");
-  CHECK(all_have(failures(2, work / "shards", work / "out", "llama", ErrorKind::corrupt), "rank 1 of 2"));
+  const Work work(2);
+  fs::rename(work.shard(0, 2), work / "shards/x");
+  fs::rename(work.shard(1, 2), work.shard(0, 2));
+  fs::rename(work / "shards/x", work.shard(1, 2));
+  work.fail(2, ErrorKind::corrupt, {"rank 1 of 2"});
 }
 
 TEST_CASE("a plan that does not fit is an error on every rank") {
-  const Directory work;
-  inspect::write_demo_model(tiny_llama(false), work / "model", 1 << 30);
+  const Work work;
+  inspect::write_demo_model(tiny_llama(), work / "model", 1 << 30);
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", "bert", {.tensor = 2}),
                        doctest::Contains("no rule matches"), Error);
-  CHECK(work.names() == std::vector<std::string>{"model"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model"});
   shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
-  CHECK(all_have(failures(2, work / "shards", work / "out", "bert", ErrorKind::argument), "no rule matches"));
-  CHECK(all_have(failures(2, work / "shards", work / "out", "nothing.json", ErrorKind::not_found), "built-in plans"));
+  work.fail(2, ErrorKind::argument, {"no rule matches"}, "bert");
+  work.fail(2, ErrorKind::not_found, {"built-in plans"}, "nothing.json");
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [
     {"match": "{model.embed_tokens,lm_head}.weight", "action": "concat", "dim": 0}, {"match": "*", "action": "same"}]})";
   // A slice is not what config.json calls the matrix; without it the slices differ, and "same" names tensor and ranks.
-  CHECK(all_have(failures(2, work / "shards", work / "out", work / "plan.json", ErrorKind::argument),
-                 "does not fit its config.json"));
+  work.fail(2, ErrorKind::argument, {"does not fit its config.json"}, work / "plan.json");
   fs::remove(work / "shards/config.json");
-  const auto words = failures(2, work / "shards", work / "out", work / "plan.json", ErrorKind::rank_mismatch);
-  CHECK(all_have(words, "but rank 0 and rank 1 have other values"));
+  work.fail(2, ErrorKind::rank_mismatch, {"but rank 0 and rank 1 have other values"}, work / "plan.json");
   fs::remove(work / "plan.json");
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
-  CHECK(all_have(failures(2, work / "shards", work / "out", work / "plan.json", ErrorKind::argument),
-                 "it was cut along dimension 0"));
-  CHECK(work.names() == std::vector<std::string>{"model", "plan.json", "shards"});
+  work.fail(2, ErrorKind::argument, {"it was cut along dimension 0"}, work / "plan.json");
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "plan.json", "shards"});
 }
 
 TEST_CASE("ranks whose shapes do not fit the plan are named") {
-  const Directory work;
+  const Work work;
   fs::create_directory(work / "shards");
-  for (int rank = 0; rank < 2; ++rank) {
-    const Tensor tensor = Tensor::copy_of(Tensor::allocate(DType::f32, {2, 3 + rank}));
-    SafetensorsWriter writer((work / "shards/") + shard_file_name(rank, 2),
-                             std::vector<TensorEntry>{{"model.norm.weight", DType::f32, tensor.shape()}}, {});
-    writer.write("model.norm.weight", 0, tensor.bytes());
-    writer.commit();
-  }
-  CHECK(all_have(failures(2, work / "shards", work / "out", "llama", ErrorKind::rank_mismatch),
-                 "rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"));
-  CHECK(work.names() == std::vector<std::string>{"shards"});
+  for (int rank = 0; rank < 2; ++rank)
+    test::write_tensors(work.shard(rank, 2), {{"model.norm.weight", test::pattern(DType::f32, {2, 3 + rank}, 1)}});
+  work.fail(2, ErrorKind::rank_mismatch, {"rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"});
+  CHECK(test::names_in(work.path()) == std::vector<std::string>{"shards"});
 }
 
 TEST_CASE("shards from elsewhere, without metadata and of unequal sizes, are joined") {
-  const Directory work;
+  const Work work;
   fs::create_directory(work / "shards");
   for (int rank = 0; rank < 3; ++rank) {
     Tensor tensor = Tensor::allocate(DType::u8, {4, 1 + rank});
     std::fill_n(tensor.mutable_data(), tensor.nbytes(), static_cast<std::byte>(rank));
-    SafetensorsWriter writer((work / "shards/") + shard_file_name(rank, 3),
-                             std::vector<TensorEntry>{{"x.mlp.down_proj.weight", DType::u8, tensor.shape()}}, {});
-    writer.write("x.mlp.down_proj.weight", 0, tensor.bytes());
-    writer.commit();
+    test::write_tensors(work.shard(rank, 3), {{"x.mlp.down_proj.weight", tensor}});
   }
   test::run_ranks(3, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "llama", group); });
   const Tensor merged = test::tensors_of(work / "out").at("x.mlp.down_proj.weight");

@@ -8,7 +8,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 #include <thread>
 
 #include "doctest/doctest.h"
@@ -56,6 +55,19 @@ os::ProcessIdentity elsewhere(std::int64_t pid = 4711) {
 
 void touch(const std::string& path) {
   write_text(path, "");
+}
+
+/// Where the ranks meet: what rank 0 leaves that has waited for rank 1 in vain.
+std::string wait_in_vain(const TemporaryDirectory& directory) {
+  run_processes(1, [&](int) {
+    FileGroupOptions options = options_of(directory, 0, 2);
+    options.timeout = 100ms;
+    error_of(ErrorKind::timeout, {"rank 1"}, [&] { (void)file_group(options); });
+  });
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
+    if (entry.path().filename().string().starts_with("meeting-")) return entry.path();
+  FAIL("nobody has waited");
+  return {};
 }
 
 template <class T>
@@ -124,24 +136,9 @@ TEST_CASE("two jobs with their own keys do not meet") {
 
 TEST_CASE("old hellos, calls and answers of other hosts are not taken for live ranks") {
   const TemporaryDirectory directory;
-  // A first job makes the meeting's name known.
-  Ranks first(2, [&](int rank) { file_group(options_of(directory, rank, 2))->barrier(); });
-  check_ended(first.wait());
+  run_processes(2, [&](int rank) { file_group(options_of(directory, rank, 2))->barrier(); });
   using Kind = workspace::MeetingName::Kind;
-  const std::string key = "test";
-  std::string meeting;
-  {
-    // The same key makes the same name.
-    Ranks alone(1, [&](int) {
-      FileGroupOptions options = options_of(directory, 0, 2);
-      options.timeout = 100ms;
-      RANK_CHECK(words_of(ErrorKind::timeout, [&] { file_group(options); }).find("rank 1") != std::string::npos);
-    });
-    check_ended(alone.wait());
-    for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
-      if (entry.path().filename().string().starts_with("meeting-")) meeting = entry.path().string();
-  }
-  REQUIRE(!meeting.empty());
+  const std::string meeting = wait_in_vain(directory);
   const std::string old_first(16, 'a');
   const std::string old_second(16, 'b');
   for (const auto& [rank, token] : {std::pair(0, old_first), std::pair(1, old_second)})
@@ -162,35 +159,17 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
 
 TEST_CASE("a link where the ranks would meet is refused, and nothing is written behind it") {
   const TemporaryDirectory directory;
-  FileGroupOptions options = options_of(directory, 0, 2);
-  options.timeout = 100ms;
-  // What a rank that waits in vain leaves tells the meeting's name.
-  Ranks alone(1, [&](int) { words_of(ErrorKind::timeout, [&] { file_group(options); }); });
-  check_ended(alone.wait());
-  std::filesystem::path meeting;
-  for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
-    if (entry.path().filename().string().starts_with("meeting-")) meeting = entry.path();
-  REQUIRE(!meeting.empty());
+  const std::string meeting = wait_in_vain(directory);
   std::filesystem::remove_all(meeting);
   const TemporaryDirectory outside;
   std::filesystem::create_directory_symlink(outside.path(), meeting);
-  const std::string words = words_of(ErrorKind::argument, [&] { file_group(options); });
-  CHECK(has(words, meeting.string()));
+  const std::string words = words_of(ErrorKind::argument, [&] { file_group(options_of(directory, 0, 2)); });
+  CHECK(has(words, meeting));
   CHECK(has(words, "a link"));
   CHECK(outside.count() == 0);
 }
 
-TEST_CASE("who never came is named; double ranks and other sizes are errors on all") {
-  SUBCASE("missing") {
-    const TemporaryDirectory directory;
-    run_processes(2, [&](int process) {
-      FileGroupOptions options = options_of(directory, 2 * process, 4);
-      options.timeout = 400ms;
-      const Error error = error_of([&] { (void)file_group(options); });
-      RANK_CHECK(error.kind() == ErrorKind::timeout);
-      RANK_CHECK(says(error, "rank 1, rank 3 never came"));
-    });
-  }
+TEST_CASE("a rank 0 that never came is named; double ranks and other sizes are errors on all") {
   SUBCASE("rank 0 missing") {
     const TemporaryDirectory directory;
     FileGroupOptions options = options_of(directory, 1, 2);
@@ -203,21 +182,16 @@ TEST_CASE("who never came is named; double ranks and other sizes are errors on a
     run_processes(4, [&](int process) {
       FileGroupOptions options = options_of(directory, std::min(process, 2), 4);
       options.timeout = 2s;
-      const Error error = error_of([&] { (void)file_group(options); });
-      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-      RANK_CHECK(says(error, "rank 2 is there twice"));
+      error_of(ErrorKind::rank_mismatch, {"rank 2 is there twice"}, [&] { (void)file_group(options); });
     });
   }
   SUBCASE("sizes") {
     const TemporaryDirectory directory;
-    Ranks ranks(3, [&](int rank) {
+    run_processes(3, [&](int rank) {
       FileGroupOptions options = options_of(directory, rank, rank == 2 ? 5 : 3);
       options.timeout = 2s;
-      const Error error = error_of([&] { (void)file_group(options); });
-      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-      RANK_CHECK(says(error, "one of 5 ranks"));
+      error_of(ErrorKind::rank_mismatch, {"one of 5 ranks"}, [&] { (void)file_group(options); });
     });
-    check_ended(ranks.wait());
   }
 }
 
@@ -233,77 +207,17 @@ TEST_CASE("the last survivor removes what a killed rank has left") {
   CHECK(is_clean(directory));
 }
 
-TEST_CASE("a rank that leaves, one that is stopped and one that is late are told apart") {
-  SUBCASE("left") {
-    const TemporaryDirectory directory;
-    run_processes(2, [&](int rank) {
-      auto group = file_group(options_of(directory, rank, 2));
-      if (rank == 1) return;
-      const Error error = error_of([&] { group->barrier(); });
-      RANK_CHECK(error.kind() == ErrorKind::peer_lost && says(error, "left the group"));
-    });
-    CHECK(is_clean(directory));
-  }
-  SUBCASE("stopped") {
-    const TemporaryDirectory directory;
-    SharedWords heard;
-    Ranks ranks(2, [&](int rank) {
-      auto group = file_group(options_of(directory, rank, 2));
-      if (rank == 1) ::kill(::getpid(), SIGSTOP);
-      const Error error = error_of([&] { group->barrier({.timeout = 300ms, .stop = {}, .phase = "the end"}); });
-      heard[rank] = 1;
-      RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 1);
-      RANK_CHECK(says(error, "stopped"));
-    });
-    const auto end = std::chrono::steady_clock::now() + 20s;
-    while (heard[0] == 0 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
-    ranks.signal(1, SIGCONT);
-    check_ended(ranks.wait());
-  }
-  SUBCASE("late, with its phase") {
-    const TemporaryDirectory directory;
-    run_processes(3, [&](int rank) {
-      auto group = file_group(options_of(directory, rank, 3));
-      const Error error = error_of([&] {
-        if (rank == 2) {
-          const int on[] = {0};
-          group->wait_until([] { return false; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on,
-                            {.timeout = 20s, .stop = {}, .phase = "thinking"});
-        } else {
-          group->barrier({.timeout = 400ms, .stop = {}, .phase = "the end"});
-        }
-      });
-      RANK_CHECK(error.kind() == ErrorKind::timeout && error.rank() == 2);
-      RANK_CHECK(says(error, "rank 2"));
-    });
-  }
-}
-
-TEST_CASE("progress keeps a wait alive; without it the deadline comes") {
-  const TemporaryDirectory directory;
-  run_processes(2, [&](int rank) {
-    const auto group = file_group(options_of(directory, rank, 2));
-    if (rank == 1)
-      for (int turn = 0; turn < 30; ++turn) {
-        std::this_thread::sleep_for(30ms);
-        group->progress();
-      }
-    group->barrier({.timeout = 250ms, .stop = {}, .phase = "slow work"});
-  });
-}
-
 TEST_CASE("different calls are an error on all ranks, and so is what one rank poisons") {
   const TemporaryDirectory directory;
   run_processes(3, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 3));
     const auto copy = group->duplicate();
-    const Error error = error_of([&] {
+    error_of(ErrorKind::rank_mismatch, {}, [&] {
       if (rank == 1)
         group->barrier();
       else
         (void)gather(*group, rank);
     });
-    RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
     copy->barrier();
     if (rank == 2)
       copy->poison(Error(ErrorKind::io, "the disk \"x\" is broken", {.rank = 2, .path = "/x", .os_error = EIO}));
@@ -312,28 +226,6 @@ TEST_CASE("different calls are an error on all ranks, and so is what one rank po
     RANK_CHECK(std::strcmp(heard.what(), "the disk \"x\" is broken") == 0);
   });
   CHECK(is_clean(directory));
-}
-
-TEST_CASE("a rank that reads nothing for a while hears of a failure; one that cancels fails all") {
-  const TemporaryDirectory directory;
-  run_processes(2, [&](int rank) {
-    const auto group = file_group(options_of(directory, rank, 2));
-    std::stop_source stop;
-    const Error error = error_of([&] {
-      if (rank == 0) {
-        std::thread later([&] {
-          std::this_thread::sleep_for(50ms);
-          stop.request_stop();
-        });
-        later.detach();
-        group->barrier({.timeout = {}, .stop = stop.get_token(), .phase = "barrier"});
-      } else {
-        std::this_thread::sleep_for(300ms);
-        group->send(0, {});
-      }
-    });
-    RANK_CHECK(error.kind() == ErrorKind::cancelled && error.rank() == 0);
-  });
 }
 
 TEST_CASE("world() is a file group where ranks of other hosts belong to the job") {
@@ -345,8 +237,7 @@ TEST_CASE("world() is a file group where ranks of other hosts belong to the job"
     ::setenv("LOCAL_WORLD_SIZE", "1", 1);
     ::setenv("MUSTER_JOB", "some word", 1);
     set_world(nullptr);
-    const Error error = error_of([&] { (void)world(); });
-    RANK_CHECK(error.kind() == ErrorKind::unsupported && says(error, "MUSTER_WORKSPACE"));
+    error_of(ErrorKind::unsupported, {"MUSTER_WORKSPACE"}, [] { (void)world(); });
     ::setenv("MUSTER_WORKSPACE", (directory / "ws").c_str(), 1);
     RANK_CHECK(world()->kind() == "file" && world()->size() == 2);
     world()->barrier();

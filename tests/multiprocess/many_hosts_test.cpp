@@ -9,8 +9,7 @@
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "src/mpi/hosts.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -63,31 +62,22 @@ TEST_CASE("rounds, gathers and duplicates over twelve hosts") {
         RANK_CHECK((all[static_cast<std::size_t>(rank)] == std::array<int, 3>{rank, turn, rank * turn}));
       group.barrier();
     }
-    const auto tensor_of = [](int rank) { return pattern(DType::f32, {200}, static_cast<std::uint64_t>(rank)); };
-    const Tensor mine = tensor_of(group.rank());
     const auto other = group.duplicate();
-    for (const int first : {0, 11}) {
-      const GatheredTensors all = get_tensors_parallel(mine, ranks_from(first, ranks), *other);
-      RANK_CHECK(all.present().size() == (group.rank() == first ? ranks : 0));
-      for (const auto& [rank, tensor] : all.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(rank)));
-    }
+    for (const int first : {0, 11}) gather_and_check(*other, ranks_from(first, ranks), 800, 0);
   });
 }
 
 TEST_CASE("ranks in different calls are told, whichever host they are on") {
   const std::vector<Ended> all = try_ranks(ranks, [](SyncGroup& group) {
-    try {
+    error_of(ErrorKind::rank_mismatch, {}, [&] {
       std::array<std::byte, 8> mine{};
       std::vector<std::byte> records(8 * ranks);
       if (group.rank() == 12)
         group.barrier();
       else
         group.all_gather(mine, records);
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
-      RANK_CHECK(group.failure());
-    }
+    });
+    RANK_CHECK(group.failure());
   });
   // Who had not come out of the meeting yet hears of it there.
   for (const Ended& ended : all)
@@ -103,13 +93,8 @@ TEST_CASE("a host that stops, below another, is named by all at the deadline") {
     mine->set_timeout(std::chrono::milliseconds(1500));
     if (rank == victim) ::raise(SIGSTOP);
     const auto begin = std::chrono::steady_clock::now();
-    try {
-      mine->barrier();
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::timeout);
-      if (error.rank() != victim) throw RankFailure(std::string("another one is blamed: ") + error.what());
-    }
+    const Error error = error_of(ErrorKind::timeout, {}, [&] { mine->barrier(); });
+    if (error.rank() != victim) throw RankFailure(std::string("another one is blamed: ") + error.what());
     // The deadline and two seconds, and what a busy machine adds.
     RANK_CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1500 + 2000 + 2000));
   });

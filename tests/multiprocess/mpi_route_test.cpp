@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <thread>
 
 #include "doctest/doctest.h"
@@ -18,10 +17,7 @@
 #include "muster/merge_gather.hpp"
 #include "muster/shared_arena.hpp"
 #include "src/os/fault.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/kills.hpp"
-#include "tests/support/merge_model.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -30,28 +26,6 @@ using namespace std::chrono_literals;
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, int round,
-                      const GatherOptions& options = {}) {
-  const Tensor mine = pattern(DType::u8, {bytes}, seed_of(group.rank(), round));
-  const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
-  RANK_CHECK(all.empty() == (group.rank() != ranks.front()));
-  for (const auto& [rank, tensor] : all.present())
-    RANK_CHECK(is_pattern(tensor, DType::u8, {bytes}, seed_of(rank, round)));
-}
-
-void expect_error(ErrorKind kind, const std::vector<std::string>& parts, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    const std::string words = error.what();
-    if (error.kind() != kind) throw;
-    for (const std::string& part : parts)
-      if (words.find(part) == std::string::npos) throw RankFailure("no \"" + part + "\" in: " + words);
-    return;
-  }
-  throw RankFailure("nothing was thrown");
-}
 
 /// Bytes of this process's address space in use.
 std::uint64_t address_space() {
@@ -130,8 +104,8 @@ TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes bac
     for (int round = 0; round < 2; ++round)
       kept.push_back(get_tensors_parallel(mine, ranks_from(0, 4), group, options));
     for (int again = 0; again < 2; ++again)
-      expect_error(ErrorKind::no_space, {"rank 0", "memory budget", "2097152"},
-                   [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group, options); });
+      error_of(ErrorKind::no_space, {"rank 0", "memory budget", "2097152"},
+               [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group, options); });
     for (const GatheredTensors& all : kept)
       for (const auto& [rank, tensor] : all.present())
         RANK_CHECK(is_pattern(tensor, DType::u8, {1 << 20}, seed_of(rank, 0)));
@@ -139,7 +113,7 @@ TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes bac
     group.barrier();
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 3, options);
     // A merge needs its result and its window.
-    expect_error(ErrorKind::no_space, {"memory budget"}, [&] {
+    error_of(ErrorKind::no_space, {"memory budget"}, [&] {
       (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group, {.memory_budget = 3 << 20});
     });
     (void)trim(group);
@@ -163,14 +137,9 @@ TEST_CASE("a sender without memory to pack in fails one exchange, and the next o
         const rlimit small{address_space() + (3 << 20), before.rlim_max};
         RANK_CHECK(::setrlimit(RLIMIT_AS, &small) == 0);
       }
-      std::optional<Error> refusal;
-      try {
-        call();
-      } catch (const Error& error) {
-        refusal = error;
-      }
+      const Error refusal = error_of(call);
       RANK_CHECK(::setrlimit(RLIMIT_AS, &before) == 0);
-      RANK_CHECK(refusal && refusal->kind() == ErrorKind::no_space && refusal->rank() == 3);
+      RANK_CHECK(refusal.kind() == ErrorKind::no_space && refusal.rank() == 3);
     };
     expect_refusal([&] { (void)get_tensors_parallel(columns, ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 1);
@@ -184,7 +153,6 @@ TEST_CASE("a sender without memory to pack in fails one exchange, and the next o
 
 TEST_CASE("a merge needs no file descriptor") {
   run_ranks(4, [](SyncGroup& group) {
-    const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     gather_and_check(group, ranks_from(0, 4), 1000, 2);  // MPI's own
     rlimit before{};
     RANK_CHECK(::getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -192,12 +160,8 @@ TEST_CASE("a merge needs no file descriptor") {
     ::close(next);
     const rlimit none{static_cast<rlim_t>(next), before.rlim_max};
     RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-    const Merged merged = merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group);
+    merge_and_check(group, ranks_from(0, 4), merge::concat(0), patterns(DType::u8, {1 << 20}, 0));
     RANK_CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
-    if (group.rank() == 0)
-      for (int rank = 0; rank < 4; ++rank)
-        RANK_CHECK(is_pattern(merged.tensor()->view().slice(0, rank << 20, (rank + 1) << 20), DType::u8, {1 << 20},
-                              seed_of(rank, 0)));
   });
 }
 
@@ -225,7 +189,7 @@ TEST_CASE("rings of merges count against the budget of what comes after them") {
       (void)merge_tensor_parallel(mine, merge::sum(), ranks_from(0, 4), group, ample);
     group.barrier();
     // The two of rank 1's have 1 MiB each; the pool's buffers that the merges have left are used again.
-    expect_error(ErrorKind::no_space, {"rank 0", "memory budget"}, [&] {
+    error_of(ErrorKind::no_space, {"rank 0", "memory budget"}, [&] {
       (void)get_tensors_parallel(pattern(DType::u8, {12 << 20}, 1), ranks_from(0, 4), group,
                                  {.memory_budget = 25 << 20});
     });
@@ -240,10 +204,10 @@ TEST_CASE("more than the host has is refused on all ranks before a byte moves, a
     const std::byte byte{7};
     const TensorView huge(DType::u8, {std::int64_t{1} << 44}, &byte, {0});
     for (const int first : {0, 2}) {
-      expect_error(ErrorKind::no_space, {"needed", "available"},
-                   [&] { (void)get_tensors_parallel(huge, ranks_from(first, 4), group); });
-      expect_error(ErrorKind::no_space, {"needed", "available"},
-                   [&] { (void)merge_tensor_parallel(huge, merge::sum(), ranks_from(first, 4), group); });
+      error_of(ErrorKind::no_space, {"needed", "available"},
+               [&] { (void)get_tensors_parallel(huge, ranks_from(first, 4), group); });
+      error_of(ErrorKind::no_space, {"needed", "available"},
+               [&] { (void)merge_tensor_parallel(huge, merge::sum(), ranks_from(first, 4), group); });
       gather_and_check(group, ranks_from(first, 4), 100000, first);
     }
   });
@@ -276,17 +240,11 @@ TEST_CASE("strided, packed, tiny and arena tensors in one config, in many pieces
 
 TEST_CASE("sums have the same bits as over shared memory") {
   run_ranks(4, [](SyncGroup& group) {
-    for (const DType dtype : {DType::bf16, DType::f32, DType::f8_e4m3fn}) {
-      const auto make = [&](int rank) { return pattern(dtype, {1001, 777}, seed_of(rank, 1)); };
+    for (const DType dtype : {DType::bf16, DType::f32, DType::f8_e4m3fn})
       for (const std::vector<int>& ranks : {std::vector<int>{2, 0, 3, 1}, std::vector<int>{0, 1, 2, 3}}) {
-        const Merged merged = merge_tensor_parallel(make(group.rank()), merge::sum(), ranks, group);
-        RANK_CHECK(merged.report().route == Route::mpi);
-        if (!merged.tensor()) continue;
-        std::vector<Tensor> sources;
-        for (const int rank : ranks) sources.push_back(make(rank));
-        RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge::sum(), sources)));
+        const ExchangeReport report = merge_and_check(group, ranks, merge::sum(), patterns(dtype, {1001, 777}, 1));
+        RANK_CHECK(report.route == Route::mpi);
       }
-    }
   });
 }
 
@@ -305,62 +263,36 @@ TEST_CASE("a merge takes memory for its result and a window, not for the senders
   });
 }
 
-TEST_CASE("a sender that is killed or stopped while its pieces are under way") {
-  for (const int number : {SIGKILL, SIGSTOP}) {
-    for (const int victim : number == SIGKILL ? std::vector<int>{1, 3} : std::vector<int>{3}) {
-      CAPTURE(number);
-      CAPTURE(victim);
-      const GroupOf group(4);
-      Ranks ranks(4, [&](int rank) {
-        auto mine = group.join(rank);
-        mine->set_timeout(1s);
-        const Tensor early = pattern(DType::u8, {100000}, seed_of(rank, 1));
-        const GatheredTensors delivered = get_tensors_parallel(early, ranks_from(0, 4), *mine, {.own = Own::copy});
-        const Tensor tensor = Tensor::allocate(DType::u8, {96 << 20});
-        std::memset(tensor.mutable_data(), rank, tensor.nbytes());
-        mine->barrier();
-        const Clock::time_point begin = Clock::now();
-        if (rank == victim)
-          std::thread([number] {
-            std::this_thread::sleep_for(15ms);
-            ::kill(::getpid(), number);
-          }).detach();
-        try {
-          for (;;) {
-            (void)get_tensors_parallel(tensor, ranks_from(0, 4), *mine);
-            (void)merge_tensor_parallel(tensor, merge::max(), ranks_from(0, 4), *mine);
-          }
-        } catch (const Error& error) {
-          const std::string words = error.what();
-          // Where it only stands still, who waits for the first rank may give up before the first rank does.
-          const bool is_named = words.find("rank " + std::to_string(victim)) != std::string::npos ||
-                                (number == SIGSTOP && words.find("rank 0") != std::string::npos);
-          if (!is_named) throw;
-          RANK_CHECK(error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost);
-          RANK_CHECK(Clock::now() - begin < 4s);
-        }
-        for (const auto& [sender, received] : delivered.present())
-          RANK_CHECK(is_pattern(received, DType::u8, {100000}, seed_of(sender, 1)));
-      });
-      check_ended(number == SIGSTOP ? ranks.wait_and_kill(victim, 5s) : ranks.wait(20s), {victim});
-    }
-  }
-}
-
-TEST_CASE("the first rank is killed while it receives") {
+// Of one that is killed, and of the first rank, kill_test tells.
+TEST_CASE("a sender that is stopped while its pieces are under way") {
+  constexpr int victim = 3;
   const GroupOf group(4);
   Ranks ranks(4, [&](int rank) {
     auto mine = group.join(rank);
-    mine->set_timeout(2s);
+    mine->set_timeout(1s);
+    const Tensor early = pattern(DType::u8, {100000}, seed_of(rank, 1));
+    const GatheredTensors delivered = get_tensors_parallel(early, ranks_from(0, 4), *mine, {.own = Own::copy});
     const Tensor tensor = Tensor::allocate(DType::u8, {96 << 20});
+    std::memset(tensor.mutable_data(), rank, tensor.nbytes());
     mine->barrier();
-    if (rank == 0) kill_self_after(20ms);
-    try {
-      for (;;) (void)get_tensors_parallel(tensor, ranks_from(0, 4), *mine);
-    } catch (const Error& error) {
-      if (std::string(error.what()).find("rank 0") == std::string::npos) throw;
-      RANK_CHECK(error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost);
-    }
+    const Clock::time_point begin = Clock::now();
+    if (rank == victim)
+      std::thread([] {
+        std::this_thread::sleep_for(15ms);
+        ::kill(::getpid(), SIGSTOP);
+      }).detach();
+    const Error error = error_of([&] {
+      for (;;) {
+        (void)get_tensors_parallel(tensor, ranks_from(0, 4), *mine);
+        (void)merge_tensor_parallel(tensor, merge::max(), ranks_from(0, 4), *mine);
+      }
+    });
+    // Who waits for the first rank may give up before the first rank does.
+    if (!says(error, "rank 3") && !says(error, "rank 0")) throw RankFailure(error.what());
+    RANK_CHECK(error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost);
+    RANK_CHECK(Clock::now() - begin < 4s);
+    for (const auto& [sender, received] : delivered.present())
+      RANK_CHECK(is_pattern(received, DType::u8, {100000}, seed_of(sender, 1)));
   });
-  check_ended(ranks.wait(20s), {0});
+  check_ended(ranks.wait_and_kill(victim, 5s), {victim});
 }

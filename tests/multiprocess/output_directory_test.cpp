@@ -6,10 +6,8 @@
 
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <functional>
 
@@ -17,6 +15,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/publish.hpp"
+#include "tests/support/forked_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
@@ -28,19 +27,7 @@ namespace {
 
 /// A process that runs `body` and ends: the signal that ended it, or 0.
 int in_child(const std::function<void()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    int status = 0;
-    try {
-      body();
-    } catch (const std::exception&) {
-      status = 1;
-    }
-    ::_exit(status);
-  }
-  int end = 0;
-  REQUIRE(::waitpid(child, &end, 0) == child);
-  return WIFSIGNALED(end) ? WTERMSIG(end) : 0;
+  return Ranks(1, [&](int) { body(); }).wait().front().signal;
 }
 
 void write_model(const std::string& directory, std::string_view words) {
@@ -53,13 +40,6 @@ void replace_model(const std::string& out, std::string_view words) {
   OutputDirectory output(out, {.force = true});
   write_model(output.partial(), words);
   output.commit();
-}
-
-std::vector<std::string> names_in(const fs::path& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename().string());
-  std::ranges::sort(names);
-  return names;
 }
 
 /// What a process that is killed while it writes to `out` leaves.

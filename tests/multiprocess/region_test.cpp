@@ -15,6 +15,8 @@
 #include "src/shm/segment.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/reassembly.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -90,19 +92,18 @@ TEST_CASE("what the first rank holds stays when its sender's group or arena goes
 TEST_CASE("what was held of a rank that was killed stays, and its memory is kept open by nobody else") {
   for (const bool is_seen_by_barrier : {false, true}) {
     CAPTURE(is_seen_by_barrier);
-    const GroupOf two(2);
-    run_processes(2, {1}, [&](int rank) {
-      const auto group = two.join(rank);
-      GatheredTensors all = get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group);
+    const auto body = [&](SyncGroup& group) {
+      const Tensor mine = tensor_of(group.rank());
+      GatheredTensors all = get_tensors_parallel(mine, std::vector{0, 1}, group);
       const Regions before = open_regions();
-      if (rank == 1) ::raise(SIGKILL);
-      if (is_seen_by_barrier) RANK_CHECK(error_of([&] { group->barrier(); }).kind() == ErrorKind::peer_lost);
-      const auto again = [&] { (void)get_tensors_parallel(tensor_of(rank), std::vector{0, 1}, *group); };
-      RANK_CHECK(error_of(again).kind() == ErrorKind::peer_lost);
+      if (group.rank() == 1) ::raise(SIGKILL);
+      if (is_seen_by_barrier) error_of(ErrorKind::peer_lost, {}, [&] { group.barrier(); });
+      error_of(ErrorKind::peer_lost, {}, [&] { (void)get_tensors_parallel(mine, std::vector{0, 1}, group); });
       RANK_CHECK(is_whole(all));
       all = {};
       RANK_CHECK(open_regions().count == before.count - 1);
-    });
+    };
+    run_ranks(2, body, {1});
   }
 }
 
@@ -140,12 +141,11 @@ TEST_CASE("what a first rank had that was killed is given back: in a stream, and
 TEST_CASE("streams that fail leave nothing lent of an arena") {
   run_ranks(2, [](SyncGroup& group) {
     SharedArena arena(1 << 20);
-    const auto stream = [&] {
-      gather_each([&]() -> std::optional<Config> { return arena.allocate(DType::u8, {100000}); }, std::vector{0, 1},
-                  group, [](LayerPart&) { throw Error(ErrorKind::io, "enough"); });
-    };
+    const auto source = [&]() -> std::optional<Config> { return arena.allocate(DType::u8, {100000}); };
     for (int i = 0; i < 20; ++i)
-      if (const Error error = error_of(stream); !says(error, "enough")) throw RankFailure(error.what());
+      error_of(ErrorKind::io, {"enough"}, [&] {
+        gather_each(source, std::vector{0, 1}, group, [](LayerPart&) { throw Error(ErrorKind::io, "enough"); });
+      });
     RANK_CHECK(arena.waiting_for_leases() == 0);
     (void)arena.allocate(DType::u8, {1000000});
   });
@@ -158,10 +158,7 @@ TEST_CASE("groups and operations that come and go leave nothing in shared memory
       const Tensor mine = pattern(DType::u8, {size}, 1);
       (void)get_tensors_parallel(mine, std::vector{0, 1}, *copy);
       (void)merge_tensor_parallel(mine, merge::concat(0), std::vector{0, 1}, *copy);
-      const LayerSource source = [&, next = 0]() mutable -> std::optional<Config> {
-        return next++ < 3 ? std::optional<Config>(mine) : std::nullopt;
-      };
-      gather_each(source, std::vector{0, 1}, *copy, [](LayerPart&) {});
+      gather_each(layers_of(3, [&](std::uint64_t) { return mine; }), std::vector{0, 1}, *copy, [](LayerPart&) {});
     };
     once(1000);
     group.barrier();
@@ -180,12 +177,7 @@ TEST_CASE("a place where no segment is, is an error") {
   CHECK(shm::RemoteSegment(*region, segment.place()).capacity() == 1 << 20);
   for (const std::uint64_t place : {std::uint64_t{0}, std::uint64_t{1}, segment.place() + 4096,
                                     segment.place() + (1 << 20) + (1 << 16), region->size() - 4096, UINT64_MAX - 4095})
-    try {
-      const shm::RemoteSegment other(*region, place);
-      FAIL("place ", place);
-    } catch (const Error& error) {
-      CHECK(error.kind() == ErrorKind::corrupt);
-    }
+    words_of(ErrorKind::corrupt, [&] { const shm::RemoteSegment other(*region, place); });
   // What a peer could write into the header of its own.
   for (const std::uint64_t capacity : {std::uint64_t{0}, region->size(), UINT64_MAX}) {
     segment.header().capacity = capacity;

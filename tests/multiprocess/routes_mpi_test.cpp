@@ -2,15 +2,13 @@
 // Routes between ranks on two hosts: shared memory cannot be forced there, and what a list needs depends on where its
 // ranks are.
 
-#include <array>
 #include <cstring>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -33,15 +31,9 @@ TEST_CASE("a local group of a program that could use MPI") {
   const std::string key = unique_key();
   run_processes(2, [&](int rank) {
     const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = {}, .numbers = {}});
-    try {
-      (void)get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group, {.route = Route::mpi});
-      throw RankFailure("nothing was thrown");
-    } catch (const Error& error) {
-      const std::string words = error.what();
-      for (const std::string_view part :
-           {"the route 'mpi' is forced by the caller", "the group is of kind 'local'", "All of them can go by: shm"})
-        if (words.find(part) == std::string::npos) throw RankFailure("no \"" + std::string(part) + "\" in: " + words);
-    }
+    error_of(ErrorKind::unsupported,
+             {"the route 'mpi' is forced by the caller", "the group is of kind 'local'", "All of them can go by: shm"},
+             [&] { (void)get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group, {.route = Route::mpi}); });
     check(get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group), Route::shm, "share memory");
   });
 }
@@ -67,24 +59,11 @@ TEST_CASE("four ranks on two hosts") {
     check(gathered(on_first ? std::vector{0, 1} : std::vector{group.rank()}), on_first ? Route::shm : Route::local, "");
 
     const auto refused = [&](const std::function<void()>& call) {
-      std::string words;
-      try {
-        call();
-      } catch (const Error& error) {
-        words = error.what();
-        RANK_CHECK(error.kind() == ErrorKind::unsupported);
-      }
-      std::array<char, 1000> text{};
-      std::memcpy(text.data(), words.data(), std::min(words.size(), text.size()));
-      std::array<std::array<char, 1000>, 4> texts{};
-      group.all_gather(std::as_bytes(std::span(text)), std::as_writable_bytes(std::span(texts)));
-      for (const auto& other : texts)
-        if (other != text) throw RankFailure("other words on another rank: " + std::string(other.data()));
-      for (const std::string_view part :
-           {"the route 'shm' is forced by the caller", "4 of the 4 ranks of the list [0, 1, 2, 3] cannot go by it",
-            "rank 0: shares no memory with rank 2", "rank 3: shares no memory with rank 0",
-            "All of them can go by: mpi"})
-        if (words.find(part) == std::string::npos) throw RankFailure("no \"" + std::string(part) + "\" in: " + words);
+      fails_alike(group, ErrorKind::unsupported,
+                  {"the route 'shm' is forced by the caller",
+                   "4 of the 4 ranks of the list [0, 1, 2, 3] cannot go by it", "rank 0: shares no memory with rank 2",
+                   "rank 3: shares no memory with rank 0", "All of them can go by: mpi"},
+                  call);
     };
     refused([&] { (void)gathered(all, {.route = Route::shm}); });
     check(gathered(all), Route::mpi, "several hosts");

@@ -2,55 +2,12 @@
 // What the route over shared memory does beyond what every route must: leases, slots and their pool, arenas that do not
 // move, and that from the third exchange on nothing is paid twice.
 
-#include <optional>
-
 #include "doctest/doctest.h"
-#include "muster/gather.hpp"
-#include "muster/merge_gather.hpp"
 #include "muster/shared_arena.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/merge_model.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
-
-namespace {
-
-void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, int round,
-                      const GatherOptions& options = {}) {
-  const Tensor mine = pattern(DType::u8, {bytes}, seed_of(group.rank(), round));
-  const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
-  for (const auto& [rank, tensor] : all.present())
-    RANK_CHECK(is_pattern(tensor, DType::u8, {bytes}, seed_of(rank, round)));
-  RANK_CHECK(all.empty() == (group.rank() != ranks.front()));
-}
-
-/// `bytes_of(rank)` of each rank, one after the other.
-void concat_and_check(SyncGroup& group, const std::vector<int>& ranks, const std::function<std::int64_t(int)>& bytes_of,
-                      int round, const GatherOptions& options = {}) {
-  const auto make = [&](int rank) { return pattern(DType::u8, {bytes_of(rank)}, seed_of(rank, round)); };
-  const Merged merged = merge_tensor_parallel(make(group.rank()), merge::concat(0), ranks, group, options);
-  if (!merged.tensor()) return;
-  std::vector<Tensor> sources;
-  for (const int rank : ranks) sources.push_back(make(rank));
-  RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge::concat(0), sources)));
-}
-
-void expect_no_space(const std::function<void()>& call, const std::vector<std::string>& parts) {
-  try {
-    call();
-  } catch (const Error& error) {
-    const std::string words = error.what();
-    if (error.kind() != ErrorKind::no_space) throw;
-    for (const std::string& part : parts)
-      if (words.find(part) == std::string::npos) throw RankFailure("no \"" + part + "\" in: " + words);
-    return;
-  }
-  throw RankFailure("nothing was thrown");
-}
-
-}  // namespace
 
 TEST_CASE("a sender can wait until it is released") {
   run_ranks(2, [](SyncGroup& group) {
@@ -75,17 +32,10 @@ TEST_CASE(
     std::vector<GatheredTensors> kept;
     const GatherOptions options{.own = Own::copy, .memory_budget = 4 << 20};
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
-    bool refused = false;
-    for (int round = 0; round < 8 && !refused; ++round) {
-      try {
+    error_of(ErrorKind::no_space, {"rank 0 holds 3 results"}, [&] {
+      for (int round = 0; round < 8; ++round)
         kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, options));
-      } catch (const Error& error) {
-        refused = true;
-        RANK_CHECK(error.kind() == ErrorKind::no_space);
-        RANK_CHECK(std::string(error.what()).find("rank 0 holds 3 results") != std::string::npos);
-      }
-    }
-    RANK_CHECK(refused);
+    });
     RANK_CHECK(kept.size() == 3);
     kept.clear();
     group.barrier();
@@ -119,21 +69,6 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
       group.barrier();
       RANK_CHECK(arena.waiting_for_leases() == 0);
     }
-  });
-}
-
-TEST_CASE("the report tells bytes, copies and rounds") {
-  run_ranks(2, [](SyncGroup& group) {
-    const Tensor mine = pattern(DType::u8, {2 << 20}, seed_of(group.rank(), 0));
-    const GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
-    const ExchangeReport& report = all.report();
-    RANK_CHECK(report.route == Route::shm);
-    RANK_CHECK(report.rounds == 2);
-    RANK_CHECK(report.payload_bytes == 4 << 20);
-    RANK_CHECK(all.explain().find("route shm") != std::string::npos);
-    for (const PhaseReport& phase : report.phases)
-      if (phase.name == "copy") RANK_CHECK(phase.bytes == 2 << 20 && phase.copies == 1);
-    RANK_CHECK((group.rank() == 1) == (report.pool_bytes != 0));
   });
 }
 
@@ -175,13 +110,7 @@ TEST_CASE("what was written before a round that is refused is not looked at, and
     for (int round = 0; round < 3; ++round) gather_and_check(group, ranks, 5000, round);
     for (int round = 3; round < 12; round += 3) {
       const std::int64_t bytes = group.rank() == round / 3 - 1 ? 6000 : 5000;
-      bool refused = false;
-      try {
-        (void)get_tensors_parallel(pattern(DType::u8, {bytes}, seed_of(group.rank(), round)), ranks, group);
-      } catch (const Error& error) {
-        refused = error.kind() == ErrorKind::rank_mismatch;
-      }
-      RANK_CHECK(refused);
+      error_of(ErrorKind::rank_mismatch, {}, [&] { gather_and_check(group, ranks, bytes, round); });
       gather_and_check(group, ranks, 4000, round + 1);
       gather_and_check(group, ranks, 5000, round + 2);
     }
@@ -195,8 +124,7 @@ TEST_CASE("trim gives a sender's free slots back, and the first rank has none") 
       group.barrier();
       RANK_CHECK((trim(group) == 0) == (group.rank() == 0));
     }
-    concat_and_check(
-        group, ranks_from(0, 3), [](int) { return 1 << 20; }, 3);
+    merge_and_check(group, ranks_from(0, 3), merge::concat(0), patterns(DType::u8, {1 << 20}, 3));
     RANK_CHECK((trim(group) != 0) == (group.rank() == 0));
   });
 }
@@ -206,21 +134,20 @@ TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for
     const std::vector<int> ranks = ranks_from(0, 3);
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const GatherOptions tight{.memory_budget = 2 << 20};
-    expect_no_space([&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, tight); },
-                    {"memory budget", "rank 0"});
+    error_of(ErrorKind::no_space, {"memory budget", "rank 0"},
+             [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, tight); });
     // What the first rank expects is too much, what there is is not.
     const GatherOptions enough{.memory_budget = 4 << 20};
-    concat_and_check(
-        group, ranks, [](int rank) { return rank == 0 ? 3 << 20 : 100; }, 4, enough);
+    const auto most_of_it = [](int rank) { return pattern(DType::u8, {rank == 0 ? 3 << 20 : 100}, seed_of(rank, 4)); };
+    merge_and_check(group, ranks, merge::concat(0), most_of_it, enough);
     (void)trim(group);
     std::vector<Merged> kept;
     kept.push_back(merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough));
-    expect_no_space([&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough); },
-                    {"holds 1 results"});
+    error_of(ErrorKind::no_space, {"holds 1 results"},
+             [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough); });
     kept.clear();
     group.barrier();
-    concat_and_check(
-        group, ranks, [](int) { return 1 << 20; }, 5, enough);
+    merge_and_check(group, ranks, merge::concat(0), patterns(DType::u8, {1 << 20}, 5), enough);
     // Another list has a slot of its own; what the first one left is more than may be kept.
     const Merged other = merge_tensor_parallel(mine, merge::sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
     if (group.rank() == 0) RANK_CHECK(other.report().pool_bytes < (6 << 20));

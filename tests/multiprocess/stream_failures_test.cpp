@@ -3,10 +3,7 @@
 // once, in the same words, and the group goes on where that is promised.
 
 #include <doctest/doctest.h>
-#include <signal.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <iterator>
 #include <thread>

@@ -3,18 +3,14 @@
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <thread>
 #include <utility>
 
 #include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
 #include "src/shm/segment.hpp"
-#include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
+#include "tests/support/exchanges.hpp"
 #include "tests/support/shared_words.hpp"
 
 using namespace muster;
@@ -30,13 +26,6 @@ std::uint64_t own_segment_bytes() {
   struct ::stat facts {};
   RANK_CHECK(::fstat(sync::Region::own()->memory()->get(), &facts) == 0);
   return static_cast<std::uint64_t>(facts.st_blocks) * 512;
-}
-
-LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)> make) {
-  return [layers, make = std::move(make), next = std::uint64_t{0}]() mutable -> std::optional<Config> {
-    if (next == layers) return std::nullopt;
-    return make(next++);
-  };
 }
 
 Config small_layer(std::uint64_t layer) {
@@ -153,20 +142,15 @@ TEST_CASE("a consumer that keeps all parts for good ends in a timeout that says 
   const auto ended = try_ranks(2, [](SyncGroup& group) {
     std::vector<Tensor> kept;
     const auto consume = [&](LayerPart& part) { kept.push_back(part.configs[1]->at("w").as_tensor()); };
-    try {
+    const Error error = error_of(ErrorKind::timeout, {"gather_each: "}, [&] {
       gather_each(layers_of(8, small_layer), std::vector<int>{0, 1}, group, consume, {.timeout = 200ms});
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::timeout);
-      say(error.what());
-      RANK_CHECK(kept.size() == (group.rank() == 0 ? 2 : 0));
-      for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(is_pattern(kept[i], DType::u8, {8000}, i));
-      return;
-    }
-    RANK_CHECK(false);
+    });
+    RANK_CHECK(kept.size() == (group.rank() == 0 ? 2 : 0));
+    for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(is_pattern(kept[i], DType::u8, {8000}, i));
+    say(error.what());
   });
   check_ended(ended);
   CHECK(ended[0].words == ended[1].words);
-  CHECK(ended[0].words.find("gather_each: ") != std::string::npos);
 }
 
 TEST_CASE("arena tensors move as names, however small the budget, and their leases are the credits") {
@@ -178,11 +162,9 @@ TEST_CASE("arena tensors move as names, however small the budget, and their leas
       layers.push_back(arena.allocate(DType::u8, {1 << 20}));
       fill(layers.back().mutable_data(), layers.back().nbytes(), seed_of(group.rank(), layer));
     }
-    std::uint64_t next = 0;
-    const auto source = [&]() -> std::optional<Config> {
-      if (next == layers.size()) return std::nullopt;
-      return Config::object({{"w", layers[next++]}, {"index", next}});
-    };
+    const auto source = layers_of(4, [&](std::uint64_t layer) {
+      return Config::object({{"w", layers[layer]}, {"index", layer}});
+    });
     std::uint64_t taken = 0;
     const auto consume = [&](LayerPart& part) {
       RANK_CHECK(part.parts == 1 && part.slices.empty());

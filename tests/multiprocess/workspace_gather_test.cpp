@@ -16,8 +16,8 @@
 #include "muster/state_file.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/survey.hpp"
+#include "tests/support/exchanges.hpp"
 #include "tests/support/failing_call.hpp"
-#include "tests/support/forked_ranks.hpp"
 #include "tests/support/kills.hpp"
 #include "tests/support/shared_words.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -31,14 +31,10 @@ namespace {
 
 std::string words_of_gather(SyncGroup& group, ErrorKind kind, const GatherOptions& options, int rank_of_error = -1) {
   const Tensor mine = pattern(DType::u8, {5000}, 1);
-  try {
-    (void)get_tensors_parallel(mine, ranks_from(0, group.size()), group, options);
-  } catch (const Error& error) {
-    if (error.kind() != kind) throw RankFailure(std::string("another kind: ") + error.what());
-    if (rank_of_error >= 0) RANK_CHECK(error.rank() == rank_of_error);
-    return error.what();
-  }
-  throw RankFailure("nothing was thrown");
+  const Error error =
+      error_of(kind, {}, [&] { (void)get_tensors_parallel(mine, ranks_from(0, group.size()), group, options); });
+  if (rank_of_error >= 0) RANK_CHECK(error.rank() == rank_of_error);
+  return error.what();
 }
 
 }  // namespace
@@ -66,20 +62,8 @@ TEST_CASE("gathers, merges and streams over a workspace that is given; nothing i
         const Tensor tensor = pattern(DType::f32, {40, 30}, static_cast<std::uint64_t>(rank));
         const auto merged = merge_tensor_parallel(tensor, merge::concat(1), ranks_from(first, 4), group, options);
         if (rank == first) RANK_CHECK((merged.tensor()->shape() == Shape{40, 120}));
-        std::uint64_t taken = 0;
-        std::uint64_t given = 0;
-        gather_each(
-            [&] {
-              return given++ < 20 ? std::optional<Config>(layer_of(rank, static_cast<int>(given))) : std::nullopt;
-            },
-            ranks_from(first, 4), group,
-            [&](LayerPart& part) {
-              for (const auto& [from, config] : part.present())
-                RANK_CHECK(config == layer_of(from, static_cast<int>(part.layer) + 1));
-              ++taken;
-            },
-            {.workspace = {.path = path, .zstd_level = level}});
-        RANK_CHECK(taken == (rank == first ? 20 : 0));
+        const Model model = [](int from, std::uint64_t layer) { return layer_of(from, static_cast<int>(layer)); };
+        stream_and_check(group, ranks_from(first, 4), 20, model, {.workspace = {.path = path, .zstd_level = level}});
       }
     // A list of some ranks, and two at a time.
     const Tensor tensor = pattern(DType::u8, {100}, static_cast<std::uint64_t>(rank));

@@ -4,8 +4,6 @@
 #include "src/workspace/gc.hpp"
 
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -18,9 +16,8 @@
 #include "src/workspace/names.hpp"
 #include "src/workspace/survey.hpp"
 #include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
-#include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
+#include "tests/support/workspaces.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -28,19 +25,6 @@ using namespace muster::workspace;
 using namespace std::chrono_literals;
 
 namespace {
-
-/// A process of this host that is no more.
-os::ProcessIdentity dead() {
-  os::ProcessIdentity identity = os::own_identity();
-  identity.pid = 0x7ffffff0;
-  return identity;
-}
-
-os::ProcessIdentity elsewhere() {
-  os::ProcessIdentity identity = os::own_identity();
-  identity.host = "elsewhere";
-  return identity;
-}
 
 const std::string job_a(32, 'a');
 const std::string job_b(32, 'b');

@@ -19,9 +19,8 @@
 #include "src/workspace/names.hpp"
 #include "src/workspace/survey.hpp"
 #include "tests/support/forked_ranks.hpp"
-#include "tests/support/patterns.hpp"
-#include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
+#include "tests/support/workspaces.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -263,12 +262,8 @@ TEST_CASE("making a workspace removes what dead processes of this host left unfi
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
-  os::ProcessIdentity dead = os::own_identity();
-  dead.pid = 0x7ffffff0;
-  os::ProcessIdentity elsewhere = dead;
-  elsewhere.host = "elsewhere";
   std::vector<std::string> files;
-  for (const os::ProcessIdentity& writer : {dead, elsewhere, os::own_identity()}) {
+  for (const os::ProcessIdentity& writer : {dead(), elsewhere(), os::own_identity()}) {
     files.push_back(
         path + "/" +
         workspace::file_name({.kind = workspace::NameKind::growing, .random = std::string(16, 'a'), .writer = writer}));

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Two checkpoints held against each other, and exports that fail on every rank with the same words.
+// Checkpoints that are made, damaged, and held against each other.
 
 #include <doctest/doctest.h>
 
 #include <fstream>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "muster/model_dir.hpp"
+#include "muster/state.hpp"
 #include "muster/tensor.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -32,6 +34,16 @@ inline void check_equal(const std::string& a, const std::string& b) {
     CHECK(bitwise_equal(tensor, right.at(name)));
   }
   CHECK(read_text(a + "/config.json") == read_text(b + "/config.json"));
+}
+
+/// A safetensors file.
+inline void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                          const std::map<std::string, std::string>& metadata = {}) {
+  std::vector<TensorEntry> entries;
+  for (const auto& [name, tensor] : tensors) entries.push_back({name, tensor.dtype(), tensor.shape()});
+  SafetensorsWriter writer(path, entries, metadata);
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+  writer.commit();
 }
 
 inline void flip_byte(const std::string& path, std::uint64_t offset) {

@@ -2,21 +2,24 @@
 #pragma once
 // A call of the kernel that fails, through the seam of src/os/fault.hpp.
 
-#include <atomic>
+#include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "src/os/fault.hpp"
 
 namespace muster::test {
 
 struct CallToFail {
-  std::string call;
+  std::string call = {};  ///< empty: any
   std::string path = {};  ///< a part of it
-  int error = 0;
+  int error = 0;          ///< 0: it goes well
   int after = 0;
   int times = 1 << 30;
+  std::function<void()> then = {};  ///< what happens when it comes, beside its failure
 };
 
 /// While it lives, one call on paths with a part in them fails in this process, from the nth on for some times.
@@ -24,25 +27,37 @@ class FailingCall {
  public:
   explicit FailingCall(CallToFail which) {
     which_ = std::move(which);
-    seen_ = 0;
+    seen_.clear();
     os::set_fault_hook(hook);
   }
   ~FailingCall() { os::set_fault_hook(nullptr); }
   FailingCall(const FailingCall&) = delete;
   FailingCall& operator=(const FailingCall&) = delete;
 
-  /// Such calls up to now, whether they failed or not.
-  [[nodiscard]] static int seen() { return seen_; }
+  /// Such calls up to now, whether they failed or not; of the last one that lived.
+  [[nodiscard]] static std::vector<std::string> calls() {
+    const std::lock_guard lock(mutex_);
+    return seen_;
+  }
+  [[nodiscard]] static int seen() { return static_cast<int>(calls().size()); }
 
  private:
   static int hook(std::string_view call, std::string_view path) {
-    if (call != which_.call || path.find(which_.path) == std::string_view::npos) return 0;
-    const int before = seen_++;
-    return before >= which_.after && before - which_.after < which_.times ? which_.error : 0;
+    if (!which_.call.empty() && call != which_.call) return 0;
+    if (path.find(which_.path) == std::string_view::npos) return 0;
+    const int before = [&] {
+      const std::lock_guard lock(mutex_);
+      seen_.emplace_back(call);
+      return static_cast<int>(seen_.size()) - 1;
+    }();
+    if (before < which_.after || before - which_.after >= which_.times) return 0;
+    if (which_.then) which_.then();
+    return which_.error;
   }
 
   static inline CallToFail which_;
-  static inline std::atomic<int> seen_ = 0;
+  static inline std::mutex mutex_;
+  static inline std::vector<std::string> seen_;
 };
 
 }  // namespace muster::test

@@ -3,7 +3,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -272,8 +271,8 @@ std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& b
   return ranks.wait(deadline);
 }
 
-void run_ranks(int count, const std::function<void(SyncGroup&)>& body) {
-  check_ended(try_ranks(count, body));
+void run_ranks(int count, const std::function<void(SyncGroup&)>& body, const std::vector<int>& killed) {
+  check_ended(try_ranks(count, body), killed);
 }
 
 std::vector<std::string> shared_memory_names() {

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -94,6 +95,27 @@ Error error_of(const Call& call) {
 inline bool says(const Error& error, std::string_view words) {
   return std::string_view(error.what()).find(words) != std::string_view::npos;
 }
+/// The same: it is of this kind, and has all of these words.
+template <class Call>
+Error error_of(ErrorKind kind, const std::vector<std::string>& parts, const Call& call) {
+  const Error error = error_of(call);
+  if (error.kind() != kind) throw RankFailure("an error of another kind: " + std::string(error.what()));
+  for (const std::string& part : parts)
+    if (!says(error, part)) throw RankFailure("no \"" + part + "\" in: " + error.what());
+  return error;
+}
+
+/// A variable of the environment, of a test and the ranks it forks, or of a rank.
+class Setting {
+ public:
+  Setting(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+  ~Setting() { ::unsetenv(name_); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  const char* name_;
+};
 
 /// A key that no other test has.
 std::string unique_key();
@@ -136,10 +158,10 @@ inline std::vector<int> ranks_from(int first, int size) {
   return ranks;
 }
 
-/// Ranks of one group: runs `body` in each of `count`, and CHECKs that all ended well.
-void run_ranks(int count, const std::function<void(SyncGroup&)>& body);
+/// Ranks of one group: runs `body` in each of `count`, and CHECKs that all but the killed ones ended well.
+void run_ranks(int count, const std::function<void(SyncGroup&)>& body, const std::vector<int>& killed = {});
 
-/// The same, and returns how each ended.
+/// Runs them likewise, and returns how each ended.
 std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,
                              std::chrono::milliseconds deadline = std::chrono::seconds(60));
 

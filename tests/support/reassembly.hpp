@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Puts the parts of a streamed layer together again, by what they say themselves.
+// Sources of layers, and what puts the parts of a streamed layer together again, by what they say themselves.
 
 #include <cstring>
 #include <map>
@@ -8,11 +8,18 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "muster/gather_each.hpp"
 
 namespace muster::test {
+
+/// A source of so many layers.
+inline LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)> make) {
+  return [layers, make = std::move(make), next = std::uint64_t{0}]() mutable -> std::optional<Config> {
+    if (next == layers) return std::nullopt;
+    return make(next++);
+  };
+}
 
 class Reassembly {
  public:

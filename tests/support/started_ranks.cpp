@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <stdexcept>
 #include <thread>
 
 #include "muster/mpi.hpp"

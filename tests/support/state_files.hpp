@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <random>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "muster/state_file.hpp"
@@ -29,6 +28,10 @@ inline Tensor zeros(Shape shape) {
   Tensor tensor = Tensor::allocate(DType::f32, std::move(shape));
   std::fill_n(tensor.mutable_data(), tensor.nbytes(), std::byte{0});
   return tensor;
+}
+
+inline std::vector<NamedTensor> one(Shape shape = {100, 100}, std::uint64_t seed = 3) {
+  return {{"weight", pattern(DType::f32, std::move(shape), seed)}};
 }
 
 inline const Config& some_config() {

@@ -2,6 +2,7 @@
 #pragma once
 // A directory of a test's own, gone with everything in it at the end.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 namespace muster::test {
 
@@ -48,6 +50,14 @@ class TemporaryDirectory {
  private:
   std::filesystem::path path_;
 };
+
+/// Of what is in a directory, in their order.
+inline std::vector<std::string> names_in(const std::filesystem::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
 
 inline void write_text(const std::string& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;

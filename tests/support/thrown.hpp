@@ -11,9 +11,9 @@
 
 namespace muster::test {
 
-/// Calls, wants an Error of this kind in one line, and gives its words.
+/// Calls, wants an Error of this kind in one line, and gives it.
 template <class Call>
-std::string words_of(ErrorKind kind, Call&& call) {
+Error thrown_by(ErrorKind kind, Call&& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -21,10 +21,16 @@ std::string words_of(ErrorKind kind, Call&& call) {
     INFO(words);
     CHECK(to_string(error.kind()) == to_string(kind));
     CHECK(words.find('\n') == std::string::npos);
-    return words;
+    return error;
   }
   FAIL_CHECK("nothing was thrown");
-  return {};
+  return {kind, ""};
+}
+
+/// Its words.
+template <class Call>
+std::string words_of(ErrorKind kind, Call&& call) {
+  return thrown_by(kind, call).what();
 }
 
 inline bool has(const std::string& words, std::string_view part) {

@@ -6,25 +6,30 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "muster/config.hpp"
 #include "src/workspace/names.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace muster::test {
 
-inline std::vector<std::string> files_in(const std::string& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
+/// A process of this host that is no more, and one of another host.
+inline os::ProcessIdentity dead() {
+  os::ProcessIdentity identity = os::own_identity();
+  identity.pid = 0x7ffffff0;
+  return identity;
+}
+inline os::ProcessIdentity elsewhere() {
+  os::ProcessIdentity identity = dead();
+  identity.host = "elsewhere";
+  return identity;
 }
 
 inline std::size_t files_of(const std::string& directory, workspace::NameKind kind) {
-  return static_cast<std::size_t>(std::ranges::count_if(files_in(directory), [&](const std::string& file) {
+  return static_cast<std::size_t>(std::ranges::count_if(names_in(directory), [&](const std::string& file) {
     const auto name = workspace::parse_name(file);
     return name && name->kind == kind;
   }));
@@ -32,7 +37,7 @@ inline std::size_t files_of(const std::string& directory, workspace::NameKind ki
 
 /// Only the mark.
 inline bool is_clean(const std::string& directory) {
-  const auto files = files_in(directory);
+  const auto files = names_in(directory);
   for (const std::string& file : files)
     if (file != "muster-workspace.json") MESSAGE("left: " << file);
   return files == std::vector<std::string>{"muster-workspace.json"};

@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <map>
-#include <numeric>
 #include <set>
 #include <string>
 #include <vector>

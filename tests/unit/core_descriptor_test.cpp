@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
-#include <functional>
 #include <string>
 
 #include "doctest/doctest.h"

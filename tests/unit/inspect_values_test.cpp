@@ -17,29 +17,13 @@
 #include "src/inspect/show.hpp"
 #include "src/inspect/source.hpp"
 #include "src/inspect/statistics.hpp"
+#include "tests/support/memory_source.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 using namespace muster::inspect;
 
 namespace {
-
-/// Tensors in memory.
-class MemorySource : public TensorSource {
- public:
-  void add(const std::string& name, DType dtype, Shape shape, std::vector<std::byte> bytes) {
-    entries_.push_back({name, dtype, std::move(shape), 0, bytes.size()});
-    bytes_.push_back(std::move(bytes));
-  }
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
-  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
-    REQUIRE(offset + target.size() <= bytes_[tensor].size());
-    std::copy_n(bytes_[tensor].begin() + static_cast<std::ptrdiff_t>(offset), target.size(), target.begin());
-  }
-
- private:
-  std::vector<TensorEntry> entries_;
-  std::vector<std::vector<std::byte>> bytes_;
-};
 
 std::vector<std::byte> random_bytes(std::size_t count, std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -56,26 +40,20 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
 }
 
 TensorStatistics of(DType dtype, Shape shape, std::vector<std::byte> bytes, std::size_t bins = 7) {
-  MemorySource source;
+  test::MemorySource source;
   source.add("t", dtype, std::move(shape), std::move(bytes));
   return statistics(source, {0}, bins).front();
 }
 
-std::string printed(const MemorySource& source, const std::string& what, CatOptions options = {}) {
+std::string printed(const test::MemorySource& source, const std::string& what, CatOptions options = {}) {
   std::string out;
-  const Source opened{.path = "memory", .tensors = std::make_shared<MemorySource>(source)};
+  const Source opened{.path = "memory", .tensors = std::make_shared<test::MemorySource>(source)};
   cat(opened, what, options, [&](std::string_view text) { out += text; });
   return out;
 }
 
 std::string words_of_failure(const std::string& slice, const Shape& shape) {
-  try {
-    parse_selection(slice, shape);
-    return "";
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::argument);
-    return error.what();
-  }
+  return test::words_of(ErrorKind::argument, [&] { parse_selection(slice, shape); });
 }
 
 }  // namespace
@@ -214,20 +192,20 @@ TEST_CASE("slices are NumPy's") {
   CHECK(parse_selection("0,", {2, 3}).shape() == Shape{3});
   CHECK(parse_selection(":", {2, 3}).is_whole({2, 3}));
   CHECK_FALSE(parse_selection(":1", {2, 3}).is_whole({2, 3}));
-  CHECK(words_of_failure("5", {5}).find("from -5 to 4") != std::string::npos);
-  CHECK(words_of_failure("-6", {5}).find("from -5 to 4") != std::string::npos);
-  CHECK(words_of_failure("0", {0}).find("0 elements") != std::string::npos);
-  CHECK(words_of_failure("a", {5}).find("no whole number") != std::string::npos);
-  CHECK(words_of_failure("1:2:0", {5}).find("cannot be 0") != std::string::npos);
-  CHECK(words_of_failure("1:2:3:4", {5}).find("BEGIN:END:STEP") != std::string::npos);
-  CHECK(words_of_failure("0,0", {5}).find("2 indices for the 1") != std::string::npos);
-  CHECK(words_of_failure("...,...", {5}).find("once") != std::string::npos);
-  CHECK(words_of_failure("1,,2", {5, 5, 5}).find("missing") != std::string::npos);
-  CHECK(words_of_failure("99999999999999999999", {5}).find("no whole number") != std::string::npos);
+  CHECK(test::has(words_of_failure("5", {5}), "from -5 to 4"));
+  CHECK(test::has(words_of_failure("-6", {5}), "from -5 to 4"));
+  CHECK(test::has(words_of_failure("0", {0}), "0 elements"));
+  CHECK(test::has(words_of_failure("a", {5}), "no whole number"));
+  CHECK(test::has(words_of_failure("1:2:0", {5}), "cannot be 0"));
+  CHECK(test::has(words_of_failure("1:2:3:4", {5}), "BEGIN:END:STEP"));
+  CHECK(test::has(words_of_failure("0,0", {5}), "2 indices for the 1"));
+  CHECK(test::has(words_of_failure("...,...", {5}), "once"));
+  CHECK(test::has(words_of_failure("1,,2", {5, 5, 5}), "missing"));
+  CHECK(test::has(words_of_failure("99999999999999999999", {5}), "no whole number"));
 }
 
 TEST_CASE("arrays are printed like NumPy's") {
-  MemorySource source;
+  test::MemorySource source;
   source.add("m", DType::f32, {2, 3}, bytes_of<float>({1, 2.5F, -3, 0.125F, 0, 10}));
   source.add("small", DType::f32, {3}, bytes_of<float>({1e-5F, 1.5F, -2}));
   source.add("n", DType::i32, {3}, bytes_of<std::int32_t>({1, -20, 300}));
@@ -258,7 +236,7 @@ TEST_CASE("arrays are printed like NumPy's") {
 }
 
 TEST_CASE("long arrays lose their middle, and only their ends are read") {
-  MemorySource source;
+  test::MemorySource source;
   std::vector<std::uint16_t> values(std::size_t{200} * 300);
   std::iota(values.begin(), values.end(), std::uint16_t{0});
   source.add("t", DType::u16, {200, 300}, bytes_of(values));

@@ -2,7 +2,6 @@
 // The copies that merges are made of: rows by streaming stores, and parts of strided tensors.
 
 #include <algorithm>
-#include <random>
 #include <vector>
 
 #include "doctest/doctest.h"

@@ -8,12 +8,12 @@
 #include <sys/stat.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <thread>
 
 #include "tests/support/failing_call.hpp"
+#include "tests/support/patterns.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
@@ -26,21 +26,11 @@ TensorEntry spec(std::string name, DType dtype, Shape shape) {
   return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
 }
 
-Tensor pattern(DType dtype, const Shape& shape, unsigned seed) {
-  Tensor tensor = Tensor::allocate(dtype, shape);
-  std::byte* data = tensor.mutable_data();
-  for (std::size_t i = 0; i < tensor.nbytes(); ++i)
-    data[i] = static_cast<std::byte>((i * 37 + seed * 101 + 11) & 0xffU);
-  // The unused half of a last byte is nobody's.
-  if (is_packed(dtype) && tensor.view().elements() % 2 != 0) data[tensor.nbytes() - 1] &= std::byte{0x0f};
-  return tensor;
-}
-
 void write_all(const std::string& path, const std::vector<TensorEntry>& specs,
                const std::map<std::string, std::string>& metadata = {}) {
   SafetensorsWriter writer(path, specs, metadata);
   for (std::size_t i = 0; i < specs.size(); ++i)
-    writer.write(specs[i].name, pattern(specs[i].dtype, specs[i].shape, static_cast<unsigned>(i)));
+    writer.write(specs[i].name, pattern(specs[i].dtype, specs[i].shape, i));
   writer.commit();
 }
 
@@ -50,7 +40,7 @@ void check_all(const std::string& path, const std::vector<TensorEntry>& specs) {
   for (std::size_t i = 0; i < specs.size(); ++i) {
     INFO(specs[i].name);
     const Tensor tensor = file.tensor(specs[i].name);
-    CHECK(bitwise_equal(tensor, pattern(specs[i].dtype, specs[i].shape, static_cast<unsigned>(i))));
+    CHECK(bitwise_equal(tensor, pattern(specs[i].dtype, specs[i].shape, i)));
     CHECK_FALSE(tensor.is_writable());
     const std::size_t size = itemsize(specs[i].dtype);
     if (size != 0 && tensor.nbytes() != 0) CHECK(reinterpret_cast<std::uintptr_t>(tensor.data()) % size == 0);

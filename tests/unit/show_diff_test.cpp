@@ -5,7 +5,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <sstream>
@@ -17,7 +16,7 @@
 #include "src/inspect/diff.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/show.hpp"
-#include "tests/support/temporary_directory.hpp"
+#include "tests/support/checkpoints.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
@@ -32,16 +31,6 @@ Tensor tensor_of(DType dtype, Shape shape, const std::vector<T>& values) {
   REQUIRE(tensor.nbytes() == values.size() * sizeof(T));
   std::memcpy(tensor.mutable_data(), values.data(), tensor.nbytes());
   return tensor;
-}
-
-void write_model(const std::string& path, const std::vector<NamedTensor>& tensors,
-                 const std::map<std::string, std::string>& metadata = {}) {
-  std::vector<TensorEntry> specs;
-  for (const auto& [name, tensor] : tensors)
-    specs.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape()});
-  SafetensorsWriter writer(path, specs, metadata);
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.commit();
 }
 
 template <class T>
@@ -83,11 +72,11 @@ TEST_CASE("text from files cannot do anything to a terminal") {
 TEST_CASE("show: a table, totals, metadata") {
   const TemporaryDirectory directory;
   const std::string path = directory / "m.safetensors";
-  write_model(path,
-              {{"layers.1.weight", tensor_of<float>(DType::f32, {2, 2}, {1, 2, 3, 4})},
-               {"layers.0.weight", tensor_of<float>(DType::f32, {3}, {1, 2, 3})},
-               {"x\x1b[31m", tensor_of<std::uint8_t>(DType::u8, {}, {1})}},
-              {{"format", "pt\n"}});
+  write_tensors(path,
+                {{"layers.1.weight", tensor_of<float>(DType::f32, {2, 2}, {1, 2, 3, 4})},
+                 {"layers.0.weight", tensor_of<float>(DType::f32, {3}, {1, 2, 3})},
+                 {"x\x1b[31m", tensor_of<std::uint8_t>(DType::u8, {}, {1})}},
+                {{"format", "pt\n"}});
   const std::string text = show_text(open_source(path));
   CHECK(text == printable(path) +
                     ": 3 tensors, 29 B\n\n"
@@ -121,23 +110,23 @@ TEST_CASE("show: JSON of many tensors is handed on in small pieces") {
   std::vector<NamedTensor> tensors;
   for (int i = 0; i < 1000; ++i)
     tensors.emplace_back("w" + std::to_string(i), tensor_of<std::uint8_t>(DType::u8, {1}, {1}));
-  write_model(path, tensors);
+  write_tensors(path, tensors);
   std::size_t longest = 0;
   const Config json = parse_json(json_of(path, {}, &longest));
   CHECK(json.at("tensors").size() == 1000);
   CHECK(json.at("totals").at("tensors").as_int() == 1000);
   CHECK(longest < 2000);
-  write_model(path, {});
+  write_tensors(path, {});
   CHECK(parse_json(json_of(path, {})).at("tensors").size() == 0);
 }
 
 TEST_CASE("show: no line is longer than the terminal") {
   const TemporaryDirectory directory;
   const std::string path = directory / "m.safetensors";
-  write_model(path,
-              {{std::string(200, 'a') + ".weight", tensor_of<float>(DType::f32, {1}, {1})},
-               {"\u00fc" + std::string(100, 'b'), tensor_of<float>(DType::f32, {1, 1}, {1})}},
-              {{"key", std::string(300, 'v')}});
+  write_tensors(path,
+                {{std::string(200, 'a') + ".weight", tensor_of<float>(DType::f32, {1}, {1})},
+                 {"\u00fc" + std::string(100, 'b'), tensor_of<float>(DType::f32, {1, 1}, {1})}},
+                {{"key", std::string(300, 'v')}});
   std::istringstream lines(show_text(open_source(path), {.style = {.width = 80}}));
   std::string line;
   std::getline(lines, line);  // the path is the user's
@@ -187,9 +176,9 @@ TEST_CASE("diff: the same model, in other files and with other white space in it
   const TemporaryDirectory b;
   const Tensor x = tensor_of<float>(DType::f32, {2}, {1, std::nanf("1")});
   const Tensor y = tensor_of<std::uint8_t>(DType::u4, {3}, {0x21, 0x03});
-  write_model(a / "model.safetensors", {{"x", x}, {"y", y}}, {{"format", "pt"}});
-  write_model(b / "part-1.safetensors", {{"y", y}});
-  write_model(b / "part-2.safetensors", {{"x", x}});
+  write_tensors(a / "model.safetensors", {{"x", x}, {"y", y}}, {{"format", "pt"}});
+  write_tensors(b / "part-1.safetensors", {{"y", y}});
+  write_tensors(b / "part-2.safetensors", {{"x", x}});
   write_text(a / "config.json", R"({"a": 1, "b": [1, 2]})");
   write_text(b / "config.json", "{\"b\":[1,2],\n\"a\":1}");
   write_text(a / "vocab.txt", "one\n");
@@ -209,16 +198,16 @@ TEST_CASE("diff: every kind of difference") {
     const Shape shape = {static_cast<std::int64_t>(values.size())};
     return tensor_of<float>(DType::f32, shape, values);
   };
-  write_model(a / "model.safetensors", {{"only_a", f32({1})},
-                                        {"same", f32({1})},
-                                        {"shape", f32({1, 2})},
-                                        {"type", tensor_of<std::uint16_t>(DType::bf16, {1}, {0})},
-                                        {"value", f32({1, 2, 4, std::nanf("")})}});
-  write_model(b / "model.safetensors", {{"only_b\n", f32({1})},
-                                        {"same", f32({1})},
-                                        {"shape", tensor_of<float>(DType::f32, {1, 2}, {1, 2})},
-                                        {"type", tensor_of<std::uint16_t>(DType::f16, {1}, {0})},
-                                        {"value", f32({1, 2.5, 3, 0})}});
+  write_tensors(a / "model.safetensors", {{"only_a", f32({1})},
+                                          {"same", f32({1})},
+                                          {"shape", f32({1, 2})},
+                                          {"type", tensor_of<std::uint16_t>(DType::bf16, {1}, {0})},
+                                          {"value", f32({1, 2, 4, std::nanf("")})}});
+  write_tensors(b / "model.safetensors", {{"only_b\n", f32({1})},
+                                          {"same", f32({1})},
+                                          {"shape", tensor_of<float>(DType::f32, {1, 2}, {1, 2})},
+                                          {"type", tensor_of<std::uint16_t>(DType::f16, {1}, {0})},
+                                          {"value", f32({1, 2.5, 3, 0})}});
   write_text(a / "config.json", R"({"hidden": 768, "list": [1, {"deep": "a"}], "gone": null})");
   write_text(b / "config.json", R"({"hidden": 1024, "list": [1, {"deep": "\u001b[2J"}], "new": {}})");
   write_text(a / "bytes.bin", "abc");
@@ -252,10 +241,10 @@ TEST_CASE("diff: large tensors in pieces, the difference in the last one") {
   const TemporaryDirectory directory;
   const std::int64_t count = 5 * 1024 * 1024 + 3;
   std::vector<float> values(static_cast<std::size_t>(count), 1);
-  write_model(directory / "a.safetensors", {{"t", tensor_of<float>(DType::f32, {count}, values)}});
+  write_tensors(directory / "a.safetensors", {{"t", tensor_of<float>(DType::f32, {count}, values)}});
   values.front() = 3;
   values.back() = 2;
-  write_model(directory / "b.safetensors", {{"t", tensor_of<float>(DType::f32, {count}, values)}});
+  write_tensors(directory / "b.safetensors", {{"t", tensor_of<float>(DType::f32, {count}, values)}});
   CHECK(diff_models(directory / "a.safetensors", directory / "a.safetensors").is_same());
   const DiffReport report = diff_models(directory / "a.safetensors", directory / "b.safetensors");
   REQUIRE(report.tensor_diffs.size() == 1);

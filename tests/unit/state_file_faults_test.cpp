@@ -6,42 +6,23 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <mutex>
-#include <utility>
 
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
-#include "src/os/fault.hpp"
+#include "tests/support/failing_call.hpp"
 #include "tests/support/state_files.hpp"
 #include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 using namespace muster::test;
 
 namespace {
 
-std::mutex mutex;
-std::vector<std::string> calls;  // those that were asked for
-std::size_t failing = 0;         // from 1 on; 0: none
-int error_number = 0;
-
-int hook(std::string_view call, std::string_view) {
-  const std::lock_guard lock(mutex);
-  calls.emplace_back(call);
-  return calls.size() == failing ? error_number : 0;
+/// The `which`th call of any kind, from 1 on.
+CallToFail nth(std::size_t which, int error) {
+  return {.error = error, .after = static_cast<int>(which) - 1, .times = 1};
 }
-
-/// Lets the `which`th call fail while it lives.
-class Failing {
- public:
-  Failing(std::size_t which, int error) {
-    calls.clear();
-    failing = which;
-    error_number = error;
-    os::set_fault_hook(&hook);
-  }
-  ~Failing() { os::set_fault_hook(nullptr); }
-};
 
 const std::vector<NamedTensor>& before() {
   static const std::vector<NamedTensor> tensors = {{"weight", normal_weights({50, 50}, 1)}};
@@ -80,9 +61,9 @@ TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, 
     const std::string path = work / "state";
     std::vector<std::string> all;
     {
-      const Failing none(0, 0);
+      const FailingCall none({});
       write(path, level);
-      all = calls;
+      all = FailingCall::calls();
     }
     for (const char* call : {"create", "fallocate", "pwrite", "open", "fstat", "pread", "fdatasync", "fsync", "close",
                              "rename", "open-directory", "fsync-directory"}) {
@@ -98,7 +79,7 @@ TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, 
         write_state_file(path, {}, before(), {.durable = false});
         std::optional<Error> error;
         {
-          const Failing fault(which, number);
+          const FailingCall fault(nth(which, number));
           error = attempt(path, level);
         }
         REQUIRE(error.has_value());
@@ -117,7 +98,7 @@ TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, 
     for (std::size_t which = 1; which <= all.size(); ++which) {
       if (all[which - 1] != "pwrite" && all[which - 1] != "pread") continue;
       for (const int number : {EINTR, os::short_transfer}) {
-        const Failing fault(which, number);
+        const FailingCall fault(nth(which, number));
         CHECK_FALSE(attempt(path, level).has_value());
       }
       CHECK(holds(StateFile::open(path), after()));
@@ -133,13 +114,13 @@ TEST_CASE("writing where nothing was: a failure leaves nothing") {
     std::optional<Error> error;
     bool is_reached = false;
     {
-      const Failing fault(which, EIO);
+      const FailingCall fault(nth(which, EIO));
       error = attempt(work / "state", {});
-      is_reached = calls.size() >= which;
+      is_reached = FailingCall::calls().size() >= which;
     }
     if (!is_reached) break;
     REQUIRE(error.has_value());
-    if (calls.back() == "open-directory" || calls.back() == "fsync-directory") {
+    if (FailingCall::calls().back().ends_with("-directory")) {
       CHECK(StateFile::open(work / "state").check().empty());
       break;
     }
@@ -150,21 +131,21 @@ TEST_CASE("writing where nothing was: a failure leaves nothing") {
 TEST_CASE("a file system that cannot reserve is no failure; one that lies about the rename is found out") {
   const TemporaryDirectory work;
   {
-    const Failing fault(2, EOPNOTSUPP);
+    const FailingCall fault(nth(2, EOPNOTSUPP));
     CHECK_FALSE(attempt(work / "state", {}).has_value());
-    CHECK(calls[1] == "fallocate");
+    CHECK(FailingCall::calls()[1] == "fallocate");
   }
   CHECK(holds(StateFile::open(work / "state"), after()));
   std::size_t which = 1;
   {
-    const Failing none(0, 0);
+    const FailingCall none({});
     write(work / "state", {});
-    while (calls[which - 1] != "rename") ++which;
+    while (FailingCall::calls()[which - 1] != "rename") ++which;
   }
   write_state_file(work / "state", {}, before());
   {
     // It says that the temporary name is gone, and the new name is not ours.
-    const Failing fault(which, ENOENT);
+    const FailingCall fault(nth(which, ENOENT));
     const std::optional<Error> error = attempt(work / "state", {});
     REQUIRE(error.has_value());
     CHECK(error->os_error() == ENOENT);
@@ -184,26 +165,21 @@ TEST_CASE("reading: each failure keeps its errno") {
       };
       std::vector<std::string> all;
       {
-        const Failing none(0, 0);
+        const FailingCall none({});
         read();
-        all = calls;
+        all = FailingCall::calls();
       }
       CHECK(std::ranges::count(all, "mmap") == (access == FileAccess::map ? 1 : 0));
       for (std::size_t which = 1; which <= all.size(); ++which) {
         for (const int number : {EIO, ESTALE}) {
-          const Failing fault(which, number);
-          try {
-            read();
-            FAIL_CHECK("read though " << all[which - 1] << " failed");
-          } catch (const Error& error) {
-            CHECK(error.os_error() == number);
-            CHECK((error.kind() == ErrorKind::io));
-            CHECK(error.path() == work / "state");
-          }
+          const FailingCall fault(nth(which, number));
+          const Error error = thrown_by(ErrorKind::io, read);
+          CHECK(error.os_error() == number);
+          CHECK(error.path() == work / "state");
         }
         if (all[which - 1] != "pread") continue;
         for (const int number : {EINTR, os::short_transfer}) {
-          const Failing fault(which, number);
+          const FailingCall fault(nth(which, number));
           CHECK_NOTHROW(read());
         }
       }
@@ -217,12 +193,12 @@ TEST_CASE("checking: what cannot be read is a problem with its cause, and the re
   const StateFile file = StateFile::open(work / "state", FileAccess::read);
   std::size_t all = 0;
   {
-    const Failing none(0, 0);
+    const FailingCall none({});
     CHECK(file.check().empty());
-    all = calls.size();
+    all = FailingCall::calls().size();
   }
   for (std::size_t which = 1; which <= all; ++which) {
-    const Failing fault(which, EIO);
+    const FailingCall fault(nth(which, EIO));
     const std::vector<StateProblem> problems = file.check();
     REQUIRE(problems.size() == 1);
     CHECK(problems[0].words.find("EIO") != std::string::npos);

@@ -5,12 +5,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <functional>
-#include <thread>
-
-#include "doctest/doctest.h"
 #include "tests/support/state_files.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -18,14 +12,6 @@
 using namespace muster;
 using namespace muster::test;
 namespace fs = std::filesystem;
-
-namespace {
-
-std::vector<NamedTensor> one(Shape shape = {100, 100}, std::uint64_t seed = 3) {
-  return {{"weight", pattern(DType::f32, std::move(shape), seed)}};
-}
-
-}  // namespace
 
 TEST_CASE("options that cannot be are refused, and leave nothing") {
   const TemporaryDirectory work;
@@ -62,45 +48,36 @@ TEST_CASE("pieces in any order, from several threads") {
     StateFileOptions options;
     if (compressed) options.zstd_level = 1;
     if (compressed) options.chunk_bytes = 64'200;  // 100 rows of a
-    // Ascending, odd pieces.
-    {
-      StateFileWriter writer(work / "ascending", {}, entries_of(all), options);
+    const auto write = [&](const std::string& name, const auto& pieces) {
+      StateFileWriter writer(work / name, {}, entries_of(all), options);
+      pieces(writer);
+      writer.commit();
+      CHECK(holds(StateFile::open(work / name), all));
+      CHECK(StateFile::open(work / name).check().empty());
+    };
+    const auto rows = all[0].second.bytes();
+    write("ascending", [&](StateFileWriter& writer) {
       for (std::size_t i = 0; i < all.size(); ++i) {
         const auto bytes = all[i].second.bytes();
         for (std::size_t at = 0; at < bytes.size(); at += 7777)
           writer.write(i, at, bytes.subspan(at, std::min<std::size_t>(7777, bytes.size() - at)));
       }
-      writer.commit();
-      CHECK(holds(StateFile::open(work / "ascending"), all));
-      CHECK(StateFile::open(work / "ascending").check().empty());
-    }
-    // Descending, at the chunks' borders; the sums are read back.
-    {
-      StateFileWriter writer(work / "descending", {}, entries_of(all), options);
-      const auto bytes = all[0].second.bytes();
-      for (std::size_t at = bytes.size(); at > 0; at -= 64'200)
-        writer.write(0, at - 64'200, bytes.subspan(at - 64'200, 64'200));
+    });
+    // At the chunks' borders; the sums are read back.
+    write("descending", [&](StateFileWriter& writer) {
+      for (std::size_t at = rows.size(); at > 0; at -= 64'200)
+        writer.write(0, at - 64'200, rows.subspan(at - 64'200, 64'200));
       writer.write(1, all[1].second);
-      writer.commit();
-      CHECK(holds(StateFile::open(work / "descending"), all));
-      CHECK(StateFile::open(work / "descending").check().empty());
-    }
-    // From four threads at once.
-    {
-      StateFileWriter writer(work / "threads", {}, entries_of(all), options);
-      std::vector<std::thread> threads;
+    });
+    write("threads", [&](StateFileWriter& writer) {
+      std::vector<std::jthread> threads;
       for (std::size_t t = 0; t < 4; ++t)
         threads.emplace_back([&, t] {
-          const auto bytes = all[0].second.bytes();
           for (std::size_t chunk = t; chunk < 10; chunk += 4)
-            writer.write(0, chunk * 64'200, bytes.subspan(chunk * 64'200, 64'200));
+            writer.write(0, chunk * 64'200, rows.subspan(chunk * 64'200, 64'200));
           if (t == 0) writer.write(1, all[1].second);
         });
-      for (std::thread& thread : threads) thread.join();
-      writer.commit();
-      CHECK(holds(StateFile::open(work / "threads"), all));
-      CHECK(StateFile::open(work / "threads").check().empty());
-    }
+    });
     if (!compressed) CHECK(read_text(work / "threads") == read_text(work / "ascending"));
     if (compressed) {
       StateFileWriter writer(work / "refused", {}, entries_of(all), options);

@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>

@@ -15,8 +15,9 @@
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "src/inspect/diff.hpp"
+#include "tests/support/checkpoints.hpp"
+#include "tests/support/memory_source.hpp"
 #include "tests/support/patterns.hpp"
-#include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
@@ -26,39 +27,26 @@ using test::words_of;
 
 namespace {
 
-/// Tensors in memory.
-class InMemory : public TensorSource {
- public:
-  /// Returns all of it.
-  SourceRef add(int rank, const Tensor& tensor) {
-    tensors_.push_back(tensor);
-    entries_.push_back({"", tensor.dtype(), tensor.shape(), 0, tensor.nbytes()});
-    return {rank, static_cast<std::uint32_t>(tensors_.size() - 1)};
-  }
-  // The same with one byte turned.
-  SourceRef add_changed(int rank, const SourceRef& ref, std::uint64_t at) {
-    const std::uint64_t bytes = tensors_[ref.index].nbytes();
-    Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
-    read(ref.index, 0, {tensor.mutable_data(), bytes});
-    tensor.mutable_data()[at] ^= std::byte{1};
-    return add(rank, tensor);
-  }
-  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
-  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
-    REQUIRE(offset + target.size() <= tensors_[tensor].nbytes());
-    std::memcpy(target.data(), tensors_[tensor].data() + offset, target.size());
-  }
+/// Returns all of it.
+SourceRef add(test::MemorySource& memory, int rank, const Tensor& tensor) {
+  memory.add("", tensor.dtype(), tensor.shape(), {tensor.data(), tensor.data() + tensor.nbytes()});
+  return {rank, static_cast<std::uint32_t>(memory.tensors().size() - 1)};
+}
 
- private:
-  std::vector<Tensor> tensors_;
-  std::vector<TensorEntry> entries_;
-};
+/// The same with one byte turned.
+SourceRef add_changed(test::MemorySource& memory, int rank, const SourceRef& ref, std::uint64_t at) {
+  const Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(memory.tensors()[ref.index].bytes)});
+  memory.read(ref.index, 0, {tensor.mutable_data(), tensor.nbytes()});
+  tensor.mutable_data()[at] ^= std::byte{1};
+  return add(memory, rank, tensor);
+}
 
 // Of all ranks.
 const std::vector<RankSources> in_one_list(8);
 
 // Parts of a tensor as `parts` ranks have them.
-MergedTensor cut_up(InMemory& memory, const std::string& name, const Merge& merge, const Tensor& whole, int parts) {
+MergedTensor cut_up(test::MemorySource& memory, const std::string& name, const Merge& merge, const Tensor& whole,
+                    int parts) {
   const merge::Cut cut = merge::cut(merge, {whole.dtype(), whole.shape()}, parts);
   MergedTensor merged{name, {}, {}};
   std::vector<TensorSpec> specs;
@@ -70,7 +58,7 @@ MergedTensor cut_up(InMemory& memory, const std::string& name, const Merge& merg
       for (std::uint64_t row = 0; row < r.rows; ++row)
         std::memcpy(shard.mutable_data() + r.to + row * r.to_stride, whole.data() + r.from + row * r.from_stride,
                     r.bytes);
-    merged.sources.push_back(memory.add(part, shard));
+    merged.sources.push_back(add(memory, part, shard));
     specs.push_back(cut.part);
   }
   std::optional<std::int64_t> true_size;
@@ -86,14 +74,6 @@ std::vector<std::byte> piece_of(const MergedTensors& source, std::size_t tensor,
   return bytes;
 }
 
-void write_model_file(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors) {
-  std::vector<TensorEntry> entries;
-  for (const auto& [name, tensor] : tensors) entries.push_back({name, tensor.dtype(), tensor.shape()});
-  SafetensorsWriter writer(path, entries, {{"format", "pt"}});
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.commit();
-}
-
 }  // namespace
 
 TEST_CASE("any window of a merged tensor is what the whole has there") {
@@ -105,7 +85,7 @@ TEST_CASE("any window of a merged tensor is what the whole has there") {
                                        merge::concat_blocks(1, {3, 3}), merge::same()};
     const Merge& merge = merges[random() % merges.size()];
     const int parts = static_cast<int>(1 + random() % 5);
-    const auto memory = std::make_shared<InMemory>();
+    const auto memory = std::make_shared<test::MemorySource>();
     const MergedTensors source(memory, in_one_list, {cut_up(*memory, "t", merge, whole, parts)}, {});
     REQUIRE(source.tensors()[0].shape == whole.shape());
     for (int i = 0; i < 20; ++i) {
@@ -125,8 +105,8 @@ TEST_CASE("the largest and the sum are made window by window") {
     return tensor;
   };
   for (const bool is_max : {true, false}) {
-    const auto memory = std::make_shared<InMemory>();
-    MergedTensor merged{"t", {}, {memory->add(0, make({1, 5, -3})), memory->add(1, make({2, 4, -8}))}};
+    const auto memory = std::make_shared<test::MemorySource>();
+    MergedTensor merged{"t", {}, {add(*memory, 0, make({1, 5, -3})), add(*memory, 1, make({2, 4, -8}))}};
     merged.layout = merge::join(is_max ? merge::max() : merge::sum(), std::vector<TensorSpec>(2, {DType::f32, {3}}));
     const MergedTensors source(memory, in_one_list, {merged}, {});
     const std::vector<std::byte> piece = piece_of(source, 0, 4, 8);
@@ -138,14 +118,14 @@ TEST_CASE("the largest and the sum are made window by window") {
 
 TEST_CASE("ranks that must be equal and are not are told when the place is read") {
   const Tensor whole = test::pattern(DType::f32, {64}, 1);
-  const auto memory = std::make_shared<InMemory>();
+  const auto memory = std::make_shared<test::MemorySource>();
   MergedTensor merged = cut_up(*memory, "t", merge::same(), whole, 3);
-  merged.sources[2] = memory->add_changed(2, merged.sources[2], 100);
+  merged.sources[2] = add_changed(*memory, 2, merged.sources[2], 100);
   merged.equal = {0};
   MergedTensor parts = cut_up(*memory, "p", merge::concat(0), whole, 2);
   parts.equal = {1};
   const MergedTensors source(memory, in_one_list, {merged, parts},
-                             {merged.sources, {parts.sources[1], memory->add_changed(3, parts.sources[1], 127)}});
+                             {merged.sources, {parts.sources[1], add_changed(*memory, 3, parts.sources[1], 127)}});
   CHECK_NOTHROW((void)piece_of(source, 0, 0, 100));
   CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)piece_of(source, 0, 100, 8); }), "ranks 0 and 2"));
   CHECK_NOTHROW((void)piece_of(source, 1, 0, 200));
@@ -157,14 +137,14 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
   const std::string model = work / "model";
   std::filesystem::create_directory(model);
   const auto tensors = [](std::uint64_t seed) {
-    return std::vector<std::pair<std::string, Tensor>>{
+    return std::vector<NamedTensor>{
         {"model.embed_tokens.weight", test::pattern(DType::bf16, {101, 64}, 1)},
         {"model.layers.0.self_attn.q_proj.weight", test::pattern(DType::bf16, {64, 64}, 2)},
         {"model.layers.0.self_attn.o_proj.weight", test::pattern(DType::bf16, {64, 4097}, seed)},
         {"model.layers.0.mlp.gate_up_proj.weight", test::pattern(DType::f32, {24, 3}, 4)},
         {"model.norm.weight", test::pattern(DType::f32, {64}, 5)}};
   };
-  write_model_file(model + "/model.safetensors", tensors(3));
+  test::write_tensors(model + "/model.safetensors", tensors(3), {{"format", "pt"}});
   test::write_text(model + "/config.json", R"({"model_type": "llama"})");
   for (const int ranks : {1, 3, 4}) {
     const std::string shards = work / ("shards-" + std::to_string(ranks));
@@ -183,7 +163,7 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
 
   const std::string other = work / "other";
   std::filesystem::create_directory(other);
-  write_model_file(other + "/model.safetensors", tensors(7));
+  test::write_tensors(other + "/model.safetensors", tensors(7), {{"format", "pt"}});
   test::write_text(other + "/config.json", R"({"model_type": "llama"})");
   const DiffReport report = diff_models(other, work / "shards-4", {.plan = "auto"});
   REQUIRE(report.tensor_diffs.size() == 1);

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,8 +18,8 @@
 #include "src/checkpoint/checksums.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
+#include "tests/support/checkpoints.hpp"
 #include "tests/support/patterns.hpp"
-#include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
@@ -31,15 +30,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void write_model_file(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                      const std::map<std::string, std::string>& metadata = {}) {
-  std::vector<TensorEntry> entries;
-  for (const auto& [name, tensor] : tensors) entries.push_back({name, tensor.dtype(), tensor.shape()});
-  SafetensorsWriter writer(path, entries, metadata);
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.commit();
-}
-
 constexpr const char* file_1 = "model-00001-of-00003.safetensors";
 constexpr const char* file_2 = "model-00002-of-00003.safetensors";
 constexpr const char* file_3 = "model-00003-of-00003.safetensors";
@@ -48,9 +38,9 @@ constexpr const char* index_name = "model.safetensors.index.json";
 // Three files, five tensors of 8 bytes each but e, which has more than a piece.
 void write_checkpoint(const test::TemporaryDirectory& at) {
   const auto small = [](std::uint64_t seed) { return test::pattern(DType::f32, {2}, seed); };
-  write_model_file(at / file_1, {{"a", small(1)}, {"b", small(2)}});
-  write_model_file(at / file_2, {{"c", small(3)}, {"d", small(4)}});
-  write_model_file(at / file_3, {{"e", test::pattern(DType::bf16, {1 << 20, 5}, 5)}});
+  test::write_tensors(at / file_1, {{"a", small(1)}, {"b", small(2)}});
+  test::write_tensors(at / file_2, {{"c", small(3)}, {"d", small(4)}});
+  test::write_tensors(at / file_3, {{"e", test::pattern(DType::bf16, {1 << 20, 5}, 5)}});
   Config map = ConfigObject();
   for (const char* name : {"a", "b"}) map[name] = file_1;
   for (const char* name : {"c", "d"}) map[name] = file_2;
@@ -117,7 +107,7 @@ TEST_CASE("a whole checkpoint is good, with and without checksums") {
 
 TEST_CASE("one file alone, and a directory with one") {
   const test::TemporaryDirectory work;
-  write_model_file(work / "model.safetensors", {{"a", test::pattern(DType::u4, {3}, 1)}});
+  test::write_tensors(work / "model.safetensors", {{"a", test::pattern(DType::u4, {3}, 1)}});
   CHECK(verify(work / "model.safetensors").is_good());
   CHECK(verify(work / "model.safetensors").kind == VerifiedKind::file);
   CHECK(verify(work.path()).is_good());
@@ -165,9 +155,9 @@ TEST_CASE("every defect of a checkpoint is told") {
     CHECK(has(inspect::verify_text(verify(path)), "but in \"model-00002-of-00003.safetensors\""));
   }
   SUBCASE("one name is in two files") {
-    write_model_file(work / file_2, {{"c", test::pattern(DType::f32, {2}, 3)},
-                                     {"d", test::pattern(DType::f32, {2}, 4)},
-                                     {"a", test::pattern(DType::f32, {2}, 4)}});
+    test::write_tensors(work / file_2, {{"c", test::pattern(DType::f32, {2}, 3)},
+                                        {"d", test::pattern(DType::f32, {2}, 4)},
+                                        {"a", test::pattern(DType::f32, {2}, 4)}});
     CHECK(found(path) == List{"twice " + std::string(file_2) + " a"});
   }
   SUBCASE("total_size is not so") {
@@ -181,7 +171,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     CHECK(found(path).empty());
   }
   SUBCASE("a file that the index does not name") {
-    write_model_file(work / "adapter.safetensors", {{"z", test::pattern(DType::f32, {2}, 3)}});
+    test::write_tensors(work / "adapter.safetensors", {{"z", test::pattern(DType::f32, {2}, 3)}});
     const List problems = found(path);
     CHECK(std::count(problems.begin(), problems.end(), "unindexed adapter.safetensors ") == 1);
   }
@@ -214,14 +204,14 @@ TEST_CASE("every defect of a checkpoint is told") {
     CHECK(std::count(problems.begin(), problems.end(), "numbering model-00007-of-00003.safetensors ") == 1);
     CHECK(std::count(problems.begin(), problems.end(), "missing " + std::string(file_1) + " ") == 2);
     CHECK(std::count(problems.begin(), problems.end(), "unindexed model-00007-of-00003.safetensors ") == 1);
-    write_model_file(work / "model-00001-of-99999.safetensors", {{"z", test::pattern(DType::f32, {2}, 3)}});
+    test::write_tensors(work / "model-00001-of-99999.safetensors", {{"z", test::pattern(DType::f32, {2}, 3)}});
     CHECK(has(inspect::verify_text(verify(path)), "those up to number 99999"));
     CHECK(has(inspect::verify_text(verify(path)), "sets of different sizes"));
   }
   SUBCASE("several defects, all of them") {
     fs::resize_file(work / file_3, 1000);
     edit_index(work, "\"d\":\"model-00002", "\"d\":\"model-00001");
-    write_model_file(work / "z.safetensors", {{"a", test::pattern(DType::f32, {2}, 3)}});
+    test::write_tensors(work / "z.safetensors", {{"a", test::pattern(DType::f32, {2}, 3)}});
     const List problems = found(path);
     CHECK(problems.size() == 5);
     const Config json = inspect::verify_tree(verify(path));
@@ -263,8 +253,8 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   const std::string model = work / "model";
   const std::string shards = work / "shards";
   fs::create_directory(model);
-  write_model_file(model + "/model.safetensors",
-                   {{"a", test::pattern(DType::f32, {7, 2}, 1)}, {"b", test::pattern(DType::f32, {8}, 2)}});
+  test::write_tensors(model + "/model.safetensors",
+                      {{"a", test::pattern(DType::f32, {7, 2}, 1)}, {"b", test::pattern(DType::f32, {8}, 2)}});
   test::write_text(work / "plan.json",
                    R"({"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 0}]})");
   shard_model(model, shards, work / "plan.json", ParallelLayout{.tensor = 4});
@@ -291,17 +281,17 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
     CHECK(found(shards) == List{"disagree " + rank(1) + " "});
   }
   SUBCASE("other names, another dtype") {
-    write_model_file(shards + "/" + rank(2),
-                     {{"a", test::pattern(DType::bf16, {2, 2}, 1)}, {"c", test::pattern(DType::f32, {2}, 1)}});
+    test::write_tensors(shards + "/" + rank(2),
+                        {{"a", test::pattern(DType::bf16, {2, 2}, 1)}, {"c", test::pattern(DType::f32, {2}, 1)}});
     const List problems = found(shards);
     CHECK(problems == List{"disagree " + rank(2) + " a", "disagree " + rank(2) + " b", "disagree " + rank(2) + " c",
                            "disagree " + rank(2) + " "});
   }
   SUBCASE("facts that are none") {
-    write_model_file(shards + "/" + rank(1), {{"a", test::pattern(DType::f32, {2, 2}, 1)}},
-                     {{"muster.shard", "{\"version\": 1}"}});
+    test::write_tensors(shards + "/" + rank(1), {{"a", test::pattern(DType::f32, {2, 2}, 1)}},
+                        {{"muster.shard", "{\"version\": 1}"}});
     CHECK(found(shards).front() == "file " + rank(1) + " ");
-    write_model_file(
+    test::write_tensors(
         shards + "/" + rank(1), {{"a", test::pattern(DType::f32, {2, 2}, 1)}, {"b", test::pattern(DType::f32, {2}, 1)}},
         {{"muster.shard", R"({"version": 1, "rank": 1, "ranks": 4, "padded": {"a": [9, 7], "z": [0, 1]}})"}});
     const List problems = found(shards);
@@ -310,7 +300,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   }
   SUBCASE("shards of two sets, and what is no shard") {
     fs::copy_file(shards + "/" + rank(2), shards + "/" + rank(2, 5));
-    write_model_file(shards + "/extra.safetensors", {});
+    test::write_tensors(shards + "/extra.safetensors", {});
     const List problems = found(shards);
     CHECK(std::count(problems.begin(), problems.end(), "numbering extra.safetensors ") == 1);
     CHECK(std::count_if(problems.begin(), problems.end(),
@@ -320,8 +310,8 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
 
 TEST_CASE("whatever bytes are broken, there is a verdict") {
   const test::TemporaryDirectory work;
-  write_model_file(work / "model-00001-of-00002.safetensors", {{"a", test::pattern(DType::f32, {2}, 1)}});
-  write_model_file(work / "model-00002-of-00002.safetensors", {{"b", test::pattern(DType::f32, {2}, 1)}});
+  test::write_tensors(work / "model-00001-of-00002.safetensors", {{"a", test::pattern(DType::f32, {2}, 1)}});
+  test::write_tensors(work / "model-00002-of-00002.safetensors", {{"b", test::pattern(DType::f32, {2}, 1)}});
   test::write_text(
       work / index_name,
       R"({"metadata": {"total_size": 16}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})");

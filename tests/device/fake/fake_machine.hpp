@@ -2,8 +2,6 @@
 #pragma once
 // What the fake driver is made of: memory, streams, and what it counts (fake_cuda.hpp).
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstring>
 #include <deque>

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Gathers, merges and streams of which every byte is looked at.
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/gather.hpp"
+#include "muster/merge_gather.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/merge_model.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/reassembly.hpp"
+
+namespace muster::test {
+
+/// Gathers a tensor of each rank, another one in each round.
+inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DType dtype, const Shape& shape,
+                             std::uint64_t round, const GatherOptions& options = {}) {
+  const Tensor mine = pattern(dtype, shape, seed_of(group.rank(), round));
+  const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
+  RANK_CHECK(all.size() == (group.rank() == ranks.front() ? ranks.size() : 0));
+  RANK_CHECK(all.present().size() == all.size());
+  if (!all.empty()) RANK_CHECK(all.ranks() == ranks);
+  for (const auto& [rank, tensor] : all.present()) RANK_CHECK(is_pattern(tensor, dtype, shape, seed_of(rank, round)));
+}
+inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, std::uint64_t round,
+                             const GatherOptions& options = {}) {
+  gather_and_check(group, ranks, DType::u8, {bytes}, round, options);
+}
+
+/// The call fails on every rank of the group with the same words, all of `parts` among them, and the group goes on.
+inline void fails_alike(SyncGroup& group, ErrorKind kind, const std::vector<std::string>& parts,
+                        const std::function<void()>& call) {
+  const std::string words = error_of(kind, parts, call).what();
+  std::array<char, SyncGroup::max_record> mine{};
+  std::ranges::copy_n(words.begin(), static_cast<std::ptrdiff_t>(std::min(words.size(), mine.size())), mine.begin());
+  std::vector<std::array<char, SyncGroup::max_record>> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (const auto& other : all)
+    if (other != mine) throw RankFailure("other words on another rank: " + std::string(other.data()));
+  gather_and_check(group, ranks_from(0, group.size()), 999, 0);
+}
+
+using Make = std::function<Tensor(int rank)>;
+
+inline Make patterns(DType dtype, const Shape& shape, std::uint64_t round) {
+  return [=](int rank) { return pattern(dtype, shape, seed_of(rank, round)); };
+}
+
+/// Merges and compares on the first rank of the list; `make` gives any rank's tensor.
+inline ExchangeReport merge_and_check(SyncGroup& group, const std::vector<int>& ranks, const Merge& merge,
+                                      const Make& make, const GatherOptions& options = {}) {
+  const Tensor mine = make(group.rank());
+  const Merged merged = merge_tensor_parallel(mine, merge, ranks, group, options);
+  RANK_CHECK(merged.ranks() == ranks);
+  RANK_CHECK(merged.wait_released(std::chrono::milliseconds(0)));
+  RANK_CHECK(merged.tensor().has_value() == (group.rank() == ranks.front()));
+  if (!merged.tensor()) return merged.report();
+  std::vector<Tensor> sources;
+  for (const int rank : ranks) sources.push_back(make(rank));
+  const Tensor expected = merge_model(merge, sources);
+  RANK_CHECK(merged.tensor()->dtype() == expected.dtype());
+  RANK_CHECK(merged.tensor()->shape() == expected.shape());
+  RANK_CHECK(bitwise_equal(*merged.tensor(), expected));
+  return merged.report();
+}
+
+/// What a rank has in a layer: the same on whoever asks. A null config is an absent one.
+using Model = std::function<Config(int rank, std::uint64_t layer)>;
+
+/// Part 0 lists the tensors of all its parts.
+inline void check_tensors(const LayerPart& part, const std::function<Config(int rank)>& layer_of_rank) {
+  auto listed = part.tensors.begin();
+  for (const int rank : part.ranks)
+    visit_leaves(layer_of_rank(rank), [&](const Config& leaf) {
+      if (!leaf.is_tensor()) return;
+      RANK_CHECK(listed != part.tensors.end());
+      RANK_CHECK(listed->rank == rank);
+      RANK_CHECK((listed->whole == TensorSpec{leaf.as_tensor().dtype(), leaf.as_tensor().shape()}));
+      ++listed;
+    });
+  RANK_CHECK(listed == part.tensors.end());
+}
+
+/// Streams `layers` layers of a model; the first rank puts each together and compares. What a rank gives may lie
+/// elsewhere than the model's (`lies`).
+inline StreamReport stream_and_check(SyncGroup& group, const std::vector<int>& ranks, std::uint64_t layers,
+                                     const Model& model, const StreamOptions& options = {}, const Model& lies = {}) {
+  std::uint64_t given = 0;
+  const auto source = [&]() -> std::optional<Config> {
+    if (given == layers) return std::nullopt;
+    return (lies ? lies : model)(group.rank(), given++);
+  };
+  std::uint64_t taken = 0;
+  Reassembly whole;
+  const auto consume = [&](LayerPart& part) {
+    RANK_CHECK(part.layer == taken);
+    RANK_CHECK(part.ranks == ranks);
+    RANK_CHECK(part.configs.size() == ranks.size());
+    if (part.part == 0)
+      check_tensors(part, [&](int rank) { return model(rank, taken); });
+    else
+      RANK_CHECK(part.tensors.empty());
+    whole.add(part);
+    if (!part.is_last()) return;
+    for (const int rank : ranks) {
+      const Config expected = model(rank, taken);
+      const std::optional<Config> got = whole.layer(rank);
+      RANK_CHECK(got.has_value() == !expected.is_null());
+      if (got) RANK_CHECK(*got == expected);
+    }
+    whole = Reassembly();
+    ++taken;
+  };
+  StreamReport report = gather_each(source, ranks, group, consume, options);
+  const bool is_member = std::ranges::find(ranks, group.rank()) != ranks.end();
+  RANK_CHECK(given == (is_member ? layers : 0));
+  RANK_CHECK(taken == (!ranks.empty() && group.rank() == ranks.front() ? layers : 0));
+  RANK_CHECK(report.layers == given);
+  return report;
+}
+
+}  // namespace muster::test
