@@ -70,7 +70,7 @@ class RankList {
 /// another group. After fork, calls in the child throw Error(unsupported) and destructors only unmap. Destroying a
 /// group tells the others "left". A timeout, a lost peer or a cancelled wait poisons the group: every later call of
 /// every rank throws that first cause at once.
-class SyncGroup {
+class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
  public:
   /// The largest record of all_gather, in bytes.
   static constexpr std::size_t max_record = 1024;
@@ -123,8 +123,8 @@ class SyncGroup {
   /// is not in the list it passes (or passes an empty one) gets null. The new group has its own rounds and failures,
   /// and its messages call ranks by their numbers in the job (RankInfo::rank). Throws as barrier, and on all ranks
   /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) if ranks of a list pass different ones;
-  /// these leave the group usable. Over MPI Error(unsupported) unless the list is all ranks: MPI_Comm_split makes the
-  /// communicator of such a group.
+  /// these leave the group usable. Over MPI no communicator
+  /// is made, and the ranks may be on any hosts.
   virtual std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) = 0;
 
   /// Makes `cause` the failure of all ranks, if there is none yet. Local, any thread.

@@ -105,7 +105,7 @@ Work<Result> start(SyncGroup& group, Call call) {
   AsyncState& state = state_of(group);
   if (!state.lane) state.lane = std::make_unique<Lane>(group.duplicate({.phase = "asynchronous calls: setting up"}));
   const auto task = std::make_shared<std::packaged_task<Result(SyncGroup&)>>(
-      [call = std::move(call), parent = sync::inside(group).weak_from_this()](SyncGroup& own) mutable {
+      [call = std::move(call), parent = group.weak_from_this()](SyncGroup& own) mutable {
         // What the caller lends ends with the call, not with its result.
         const Call once = std::move(call);
         try {

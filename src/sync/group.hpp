@@ -33,7 +33,7 @@ class PeerLiveness {
   [[nodiscard]] virtual bool is_dead() const noexcept = 0;
 };
 
-class Group : public SyncGroup, public std::enable_shared_from_this<Group> {
+class Group : public SyncGroup {
  public:
   [[nodiscard]] int rank() const noexcept final { return rank_; }
   [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_.size()); }

@@ -21,8 +21,8 @@ struct Case {
 };
 
 std::vector<Case> cases() {
-  return {{"llama", test::llama()}, {"auto", test::llama(true)},       {"gpt-neox", test::gpt_neox()},
-          {"bert", test::bert()},   {"bert", test::bert({})}, {"moe", test::mixtral()}};
+  return {{"llama", test::llama()}, {"auto", test::llama(true)}, {"gpt-neox", test::gpt_neox()},
+          {"bert", test::bert()},   {"bert", test::bert({})},    {"moe", test::mixtral()}};
 }
 
 constexpr std::uint64_t small_file = 50'000;

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <map>
 
 #include "muster/mpi.hpp"
 #include "src/os/fd.hpp"
