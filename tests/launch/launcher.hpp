@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -153,6 +154,15 @@ class Terminal : public Job {
   }
   void read_until(const std::string& word, std::size_t count) {
     while (times(word) < count) REQUIRE(read());
+  }
+  /// Types a key until the word is there: of two that come while the launcher is not running it sees one.
+  void type_until(const char* keys, const std::string& word) {
+    for (pollfd output{terminal_, POLLIN, 0}; times(word) == 0;) {
+      if (::poll(&output, 1, 500) == 0)
+        type(keys);
+      else
+        REQUIRE(read());
+    }
   }
   void close() {
     if (terminal_ >= 0) ::close(terminal_);

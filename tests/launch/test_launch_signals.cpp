@@ -70,6 +70,7 @@ TEST_CASE("a second Ctrl-C kills ranks that go on after the first") {
   terminal.type("\x03");
   terminal.read_until("interrupted", 2);
   terminal.type("\x03");
+  terminal.type_until("\x03", "interrupted again");
   CHECK(terminal.wait() == 128 + SIGKILL);
   CHECK(Clock::now() - start < 5s);
   CHECK(terminal.times("muster run: interrupted again: killing the ranks") == 1);
