@@ -36,7 +36,7 @@ std::optional<int> parse_errno(std::string_view text) {
   return std::nullopt;
 }
 
-std::optional<EnvironmentFault> parse(std::string_view text) {
+std::optional<EnvironmentFault> parse_fault(std::string_view text) {
   const auto take = [&text] {
     const std::size_t colon = text.find(':');
     const std::string_view field = text.substr(0, colon);
@@ -58,7 +58,7 @@ const std::optional<EnvironmentFault>& from_environment() {
   static const std::optional<EnvironmentFault> fault = []() -> std::optional<EnvironmentFault> {
     const std::optional<std::string> text = environment("MUSTER_FAULT");
     if (!text) return std::nullopt;
-    std::optional<EnvironmentFault> parsed = parse(*text);
+    std::optional<EnvironmentFault> parsed = parse_fault(*text);
     if (!parsed) log(LogLevel::warning, "MUSTER_FAULT is not CALL:ERRNO:NTH[:PATH-PART] and has no effect: " + *text);
     return parsed;
   }();
