@@ -25,9 +25,9 @@ constexpr std::uint64_t copied_early = 1 << 20;
 class Phases {
  public:
   explicit Phases(ExchangeReport& report) : report_(report) {}
-  void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0) {
+  void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0, std::uint64_t page_faults = 0) {
     const Clock::time_point now = Clock::now();
-    report_.phases.push_back({name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, 0});
+    report_.phases.push_back({name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, page_faults});
     begin_ = now;
   }
 
@@ -113,9 +113,9 @@ class Run {
     // The others wait for what this rank would have begun here.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
       sync::fail(group_, sync::in_own_name(group_, *stuck));
-    // A call of the kernel each time: not where all has been written already.
-    const bool counts_faults = needs_closing(records);
-    const std::uint64_t faults = counts_faults ? os::thread_page_faults() : 0;
+    // A call of the kernel each time: not made if all has been written already.
+    const auto faults_now = [&] { return needs_closing(records) ? os::thread_page_faults() : 0; };
+    const std::uint64_t faults = faults_now();
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
       transfer_->move(records, report);
@@ -134,8 +134,7 @@ class Run {
                : !call_.is_sender() ? "receive"
                : by_mpi             ? "send"
                                     : "copy",
-               moved, moved == 0 || by_mpi ? 0 : 1);
-    if (counts_faults) report.phases.back().page_faults = os::thread_page_faults() - faults;
+               moved, moved == 0 || by_mpi ? 0 : 1, faults_now() - faults);
     Outcome outcome{call_.list, {}, state_};
     const bool is_closed = close(records, trouble);
     // At once: who does not publish takes away what others have by now.
@@ -192,9 +191,9 @@ class Run {
     proof_ = guess_->prove(call_, record_);
     transfer_ = guess_->begin(call_);
     transfer_->offer(record_);
-    // A merge, and a landing on a device, make their own.
+    // A merge, a landing on a device and the caller's tensors are copies already.
     copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
-                  (record_.residency | Residency::host) == Residency::host;
+                  !receives_into() && (record_.residency | Residency::host) == Residency::host;
     if (!copies_own_) return;
     // A large copy is made while the senders are busy, too: that there is no memory for it is told in round 2.
     if (record_.payload_bytes > copied_early)

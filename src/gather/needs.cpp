@@ -20,8 +20,11 @@ constexpr std::uint64_t largest_piece = 4 << 20;
 constexpr std::uint64_t smallest_piece = 16 << 10;
 
 /// What all ranks compute is the same on all hosts, whatever their pages are.
+constexpr std::uint64_t page_bytes = 4096;
+static_assert(shm::header_bytes == page_bytes);
+
 std::uint64_t in_pages(std::uint64_t bytes) noexcept {
-  return os::whole_pages(bytes, 4096);
+  return os::whole_pages(bytes, page_bytes);
 }
 
 std::uint64_t plus(std::uint64_t a, std::uint64_t b) {
@@ -83,9 +86,6 @@ std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::spa
 }
 
 namespace {
-
-constexpr std::uint64_t page_bytes = 4096;
-static_assert(shm::header_bytes == page_bytes);
 
 std::uint64_t senders_of(std::uint32_t length) {
   return std::max<std::uint32_t>(length, 2) - 1;

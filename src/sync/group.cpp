@@ -78,20 +78,19 @@ std::shared_ptr<void> Group::extension(const void* key, const std::function<std:
   return slot;
 }
 
-Use::Use(SyncGroup& used) : group_(inside(used)) {
-  Group& group = group_;
-  if (!group.is_owner_process())
+Use::Use(SyncGroup& group) : group_(inside(group)) {
+  if (!group_.is_owner_process())
     throw Error(ErrorKind::unsupported,
-                "this process was forked from rank " + std::to_string(group.rank()) +
+                "this process was forked from rank " + std::to_string(group_.rank()) +
                     ", which owns the group: a forked child cannot take part; start it as a rank of its own");
   const std::thread::id me = std::this_thread::get_id();
   std::thread::id nobody{};
-  if (!group.user_.compare_exchange_strong(nobody, me, std::memory_order_acquire) && nobody != me)
+  if (!group_.user_.compare_exchange_strong(nobody, me, std::memory_order_acquire) && nobody != me)
     throw Error(ErrorKind::argument,
                 "two threads use one group at the same time: give each its own by SyncGroup::duplicate()",
-                {.rank = group.rank()});
-  ++group.depth_;
-  if (auto cause = group.failure()) {
+                {.rank = group_.rank()});
+  ++group_.depth_;
+  if (auto cause = group_.failure()) {
     leave();
     throw *cause;
   }
