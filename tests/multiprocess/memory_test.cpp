@@ -175,9 +175,7 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from wr
 }
 
 TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ranks, whatever is gathered or merged") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  MESSAGE("skipped: sanitizers need the address space");
-#else
+  if (under_sanitizer) return MESSAGE("skipped: sanitizers need the address space");
   const auto run = [](int victim, rlim_t limit, std::int64_t bytes, const auto& call) {
     run_ranks(4, [&](SyncGroup& group) {
       if (group.rank() == victim) set_limit(RLIMIT_AS, limit);
@@ -198,7 +196,6 @@ TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ran
     for (const Merge& merge : {merge::concat(0), merge::sum()})
       run(victim, 700 << 20, 300 << 20,
           [&merge](const Tensor& much, SyncGroup& group) { (void)merge_tensor_parallel(much, merge, four, group); });
-#endif
 }
 
 TEST_CASE("merges of more than the machine has, by tensors that repeat one byte") {
@@ -231,9 +228,7 @@ TEST_CASE("sizes that add up to more than 63 bits are refused, not wrapped") {
 }
 
 TEST_CASE("a cgroup that is too small is an error on all ranks") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  MESSAGE("skipped: the sanitizers' own memory would fill the cgroup");
-#else
+  if (under_sanitizer) return MESSAGE("skipped: the sanitizers' own memory would fill the cgroup");
   in_child([] {
     // Version 1 and 2 name things differently; either may be read-only here.
     const std::string dir = "/sys/fs/cgroup/memory/muster-test-" + std::to_string(::getpid());
@@ -264,7 +259,6 @@ TEST_CASE("a cgroup that is too small is an error on all ranks") {
     // Out again, so that the group is empty when it is removed.
     std::ofstream(used.substr(0, used.rfind('/')) + "/cgroup.procs") << ::getpid();
   });
-#endif
 }
 
 TEST_CASE("an arena larger than the machine is refused with figures") {

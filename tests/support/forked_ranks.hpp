@@ -29,6 +29,13 @@ class RankFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Sanitizers need the address space, take memory of their own, and make every step several times as long.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool under_sanitizer = true;
+#else
+inline constexpr bool under_sanitizer = false;
+#endif
+
 /// In a rank: the condition must hold. (doctest's own macros count in the parent only.)
 #define RANK_CHECK(condition)                                                                                    \
   do {                                                                                                           \
