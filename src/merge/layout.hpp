@@ -33,7 +33,7 @@ struct Copy {
 };
 
 /// What happens if several sources have the same element.
-enum class Combine : std::uint8_t { copy, max, sum };
+enum class Combine : std::uint8_t { copy, max, sum, min, product, average };
 
 /// A tensor seen along one dimension: `rows` times so many units, each of `inner` elements that lie together. Tensors
 /// that are joined or cut along that dimension differ in the number of units only.

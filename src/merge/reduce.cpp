@@ -22,32 +22,42 @@
 namespace muster::merge {
 namespace {
 
-constexpr std::size_t block = 512;
+// Elements of a block, and of those that the rest is cut into.
+constexpr std::size_t at_once = 512;
+constexpr std::size_t at_last = 32;
 
 #define MUSTER_INLINE [[gnu::always_inline]] inline
 
-/// How `block` elements become numbers to reckon with, and back.
+/// How a block of N elements becomes numbers to reckon with, and back.
 template <class T>
 struct Plain {
   using Stored = T;
   using Value = T;
-  MUSTER_INLINE static void widen(const std::byte* from, Value* to) { std::memcpy(to, from, block * sizeof(T)); }
-  MUSTER_INLINE static void narrow(const Value* from, std::byte* to) { std::memcpy(to, from, block * sizeof(T)); }
+  template <std::size_t N>
+  MUSTER_INLINE static void widen(const std::byte* from, Value* to) {
+    std::memcpy(to, from, N * sizeof(T));
+  }
+  template <std::size_t N>
+  MUSTER_INLINE static void narrow(const Value* from, std::byte* to) {
+    std::memcpy(to, from, N * sizeof(T));
+  }
 };
 
 /// bf16 is the upper half of an f32.
 struct Bf16 {
   using Stored = std::uint16_t;
   using Value = float;
+  template <std::size_t N>
   MUSTER_INLINE static void widen(const std::byte* from, Value* to) {
-    for (std::size_t i = 0; i < block; ++i) {
+    for (std::size_t i = 0; i < N; ++i) {
       Stored stored;
       std::memcpy(&stored, from + i * sizeof stored, sizeof stored);
       to[i] = std::bit_cast<float>(std::uint32_t{stored} << 16);
     }
   }
+  template <std::size_t N>
   MUSTER_INLINE static void narrow(const Value* from, std::byte* to) {
-    for (std::size_t i = 0; i < block; ++i) {
+    for (std::size_t i = 0; i < N; ++i) {
       const auto bits = std::bit_cast<std::uint32_t>(from[i]);
       const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
       const std::uint32_t nan = ((bits >> 16) & 0x8000) | 0x7fc0;
@@ -65,8 +75,9 @@ struct Small {
   using Stored = Bits;
   using Value = float;
 
+  template <std::size_t N>
   MUSTER_INLINE static void widen(const std::byte* from, Value* to) {
-    for (std::size_t i = 0; i < block; i += lanes) {
+    for (std::size_t i = 0; i < N; i += lanes) {
       Narrow narrow;
       std::memcpy(&narrow, from + i * sizeof(Bits), sizeof narrow);
       const Words stored = __builtin_convertvector(narrow, Words);
@@ -84,8 +95,9 @@ struct Small {
     }
   }
 
+  template <std::size_t N>
   MUSTER_INLINE static void narrow(const Value* from, std::byte* to) {
-    for (std::size_t i = 0; i < block; i += lanes) {
+    for (std::size_t i = 0; i < N; i += lanes) {
       Words all;
       std::memcpy(&all, from + i, sizeof all);
       const Words value = all & 0x7fffffffU;
@@ -128,36 +140,71 @@ using E4M3 = Small<std::uint8_t, 4, 3, true>;
 /// What nothing is left to do to in the end.
 struct Finished {
   template <class T>
-  MUSTER_INLINE static T finish(T value) {
+  MUSTER_INLINE static T finish(T value, std::size_t) {
     return value;
   }
 };
 
+/// Of two, the one that `is_better` than the other; NaN beats all.
+template <class T, class IsBetter>
+MUSTER_INLINE T better(T so_far, T next, const IsBetter& is_better) {
+  const T taken = is_better(next, so_far) ? next : so_far;
+  if constexpr (std::is_floating_point_v<T>)
+    // A NaN that is there stays, one that comes is taken.
+    return next != next ? (so_far != so_far ? so_far : next) : taken;
+  else
+    return taken;
+}
+
 struct TakeMax : Finished {
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
-    if constexpr (std::is_floating_point_v<T>) {
-      // A NaN that is there stays, one that comes is taken.
-      const T larger = next > so_far ? next : so_far;
-      return next != next ? (so_far != so_far ? so_far : next) : larger;
-    } else {
-      return next > so_far ? next : so_far;
-    }
+    return better(so_far, next, [](T a, T b) { return a > b; });
   }
 };
 
-struct Add {
-  /// Which of two NaN a sum gives depends on the order that the compiler chose: one for all.
+struct TakeMin : Finished {
   template <class T>
-  MUSTER_INLINE static T finish(T value) {
-    if constexpr (std::is_floating_point_v<T>)
-      return value != value ? std::numeric_limits<T>::quiet_NaN() : value;
-    else
-      return value;
+  MUSTER_INLINE static T combine(T so_far, T next) {
+    return better(so_far, next, [](T a, T b) { return a < b; });
   }
+};
+
+/// Which of two NaN a sum gives depends on the order that the compiler chose: one for all.
+template <class T>
+MUSTER_INLINE T with_one_nan(T value) {
+  if constexpr (std::is_floating_point_v<T>)
+    return value != value ? std::numeric_limits<T>::quiet_NaN() : value;
+  else
+    return value;
+}
+
+struct Add {
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
     return static_cast<T>(so_far + next);
+  }
+  template <class T>
+  MUSTER_INLINE static T finish(T value, std::size_t) {
+    return with_one_nan(value);
+  }
+};
+
+struct Average : Add {
+  template <class T>
+  MUSTER_INLINE static T finish(T value, std::size_t sources) {
+    return with_one_nan(static_cast<T>(value / static_cast<T>(sources)));
+  }
+};
+
+struct Multiply : Add {
+  template <class T>
+  MUSTER_INLINE static T combine(T so_far, T next) {
+    // Short integers would be multiplied as int, which may run over.
+    if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(int))
+      return static_cast<T>(std::uint32_t{so_far} * std::uint32_t{next});
+    else
+      return so_far * next;
   }
 };
 
@@ -168,33 +215,119 @@ struct Or : Finished {
   }
 };
 
-/// One block; the sources' parts are given by `at`.
-template <class Element, class Operation, class At>
-MUSTER_INLINE void reduce_block(std::byte* target, std::size_t sources, const At& at) {
-  typename Element::Value values[block];
-  typename Element::Value next[block];
-  Element::widen(at(0), values);
-  for (std::size_t source = 1; source < sources; ++source) {
-    Element::widen(at(source), next);
-    for (std::size_t i = 0; i < block; ++i) values[i] = Operation::combine(values[i], next[i]);
+struct And : Finished {
+  template <class T>
+  MUSTER_INLINE static T combine(T so_far, T next) {
+    return static_cast<T>(so_far & next);
   }
-  for (std::size_t i = 0; i < block; ++i) values[i] = Operation::finish(values[i]);
-  Element::narrow(values, target);
+};
+
+/// One block; the sources' parts are given by `at`.
+template <class Element, class Operation, std::size_t N, class At>
+MUSTER_INLINE void reduce_block(std::byte* target, std::size_t sources, const At& at) {
+  typename Element::Value values[N];
+  typename Element::Value next[N];
+  Element::template widen<N>(at(0), values);
+  for (std::size_t source = 1; source < sources; ++source) {
+    Element::template widen<N>(at(source), next);
+    for (std::size_t i = 0; i < N; ++i) values[i] = Operation::combine(values[i], next[i]);
+  }
+  for (std::size_t i = 0; i < N; ++i) values[i] = Operation::finish(values[i], sources);
+  Element::template narrow<N>(values, target);
+}
+
+/// All whole blocks from `done` on.
+template <class Element, class Operation, std::size_t N>
+MUSTER_INLINE void reduce_blocks(std::span<std::byte> target, std::span<const std::byte* const> sources,
+                                 std::size_t& done) {
+  constexpr std::size_t bytes = N * sizeof(typename Element::Stored);
+  for (; done + bytes <= target.size(); done += bytes)
+    reduce_block<Element, Operation, N>(target.data() + done, sources.size(),
+                                        [&](std::size_t source) { return sources[source] + done; });
+}
+
+/// Sums of numbers that are added up as they are, or of bf16 as f32, are worth more: all sources go through registers,
+/// and a cache gives them as fast as it can.
+template <class Element>
+struct Registers;
+template <class T>
+struct Registers<Plain<T>> {
+  using Lanes [[gnu::vector_size(64)]] = T;
+  static constexpr std::size_t stored = sizeof(Lanes);
+  MUSTER_INLINE static void load(Lanes& to, const std::byte* from) { std::memcpy(&to, from, sizeof to); }
+  MUSTER_INLINE static void store(std::byte* to, const Lanes& from) { std::memcpy(to, &from, sizeof from); }
+};
+template <>
+struct Registers<Bf16> {
+  using Lanes [[gnu::vector_size(64)]] = float;
+  using Words [[gnu::vector_size(64)]] = std::uint32_t;
+  using Halves [[gnu::vector_size(32)]] = std::uint16_t;
+  static constexpr std::size_t stored = sizeof(Halves);
+  MUSTER_INLINE static void load(Lanes& to, const std::byte* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    to = reinterpret_cast<Lanes>(__builtin_convertvector(halves, Words) << 16);
+  }
+  MUSTER_INLINE static void store(std::byte* to, const Lanes& from) {
+    const Words bits = reinterpret_cast<Words>(from);
+    // A NaN is the quiet one, which is rounded to itself.
+    const Halves halves = __builtin_convertvector((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+  }
+};
+
+/// Returns how much it has done.
+template <class Element>
+MUSTER_INLINE std::size_t add_in_registers(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  using R = Registers<Element>;
+  using Lanes = typename R::Lanes;
+  constexpr std::size_t bytes = 4 * R::stored;
+  std::size_t done = 0;
+  for (; done + bytes <= target.size(); done += bytes) {
+    Lanes a;
+    Lanes b;
+    Lanes c;
+    Lanes d;
+    R::load(a, sources[0] + done);
+    R::load(b, sources[0] + done + R::stored);
+    R::load(c, sources[0] + done + 2 * R::stored);
+    R::load(d, sources[0] + done + 3 * R::stored);
+    for (std::size_t source = 1; source < sources.size(); ++source) {
+      const std::byte* const from = sources[source] + done;
+      Lanes next;
+      R::load(next, from);
+      a += next;
+      R::load(next, from + R::stored);
+      b += next;
+      R::load(next, from + 2 * R::stored);
+      c += next;
+      R::load(next, from + 3 * R::stored);
+      d += next;
+    }
+    for (Lanes* lanes : {&a, &b, &c, &d})
+      if constexpr (std::is_floating_point_v<typename Element::Value>)
+        *lanes = *lanes != *lanes ? (Lanes{} + std::numeric_limits<typename Element::Value>::quiet_NaN()) : *lanes;
+    R::store(target.data() + done, a);
+    R::store(target.data() + done + R::stored, b);
+    R::store(target.data() + done + 2 * R::stored, c);
+    R::store(target.data() + done + 3 * R::stored, d);
+  }
+  return done;
 }
 
 template <class Element, class Operation>
 MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  constexpr std::size_t bytes = block * sizeof(typename Element::Stored);
   std::size_t done = 0;
-  for (; done + bytes <= target.size(); done += bytes)
-    reduce_block<Element, Operation>(target.data() + done, sources.size(),
-                                     [&](std::size_t source) { return sources[source] + done; });
+  if constexpr (std::is_same_v<Operation, Add> && requires { typename Registers<Element>::Lanes; })
+    done = add_in_registers<Element>(target, sources);
+  reduce_blocks<Element, Operation, at_once>(target, sources, done);
+  reduce_blocks<Element, Operation, at_last>(target, sources, done);
   const std::size_t left = target.size() - done;
   if (left == 0) return;
   // What is left over is made a whole block.
-  std::byte whole[bytes] = {};
-  std::byte result[bytes];
-  reduce_block<Element, Operation>(result, sources.size(), [&](std::size_t source) {
+  std::byte whole[at_last * sizeof(typename Element::Stored)] = {};
+  std::byte result[sizeof whole];
+  reduce_block<Element, Operation, at_last>(result, sources.size(), [&](std::size_t source) {
     std::memcpy(whole, sources[source] + done, left);
     return static_cast<const std::byte*>(whole);
   });
@@ -208,6 +341,11 @@ void reduce_baseline(std::span<std::byte> target, std::span<const std::byte* con
 
 #if defined(__x86_64__)
 template <class Element, class Operation>
+[[gnu::target("avx512f,avx512bw")]] void reduce_avx512(std::span<std::byte> target,
+                                                       std::span<const std::byte* const> sources) {
+  reduce_all<Element, Operation>(target, sources);
+}
+template <class Element, class Operation>
 [[gnu::target("avx2")]] void reduce_avx2(std::span<std::byte> target, std::span<const std::byte* const> sources) {
   reduce_all<Element, Operation>(target, sources);
 }
@@ -217,6 +355,9 @@ template <class Element, class Operation>
 void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sources) {
 #if defined(__x86_64__)
   static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
+  static const bool has_avx512 = __builtin_cpu_supports("avx512bw") != 0;
+  if constexpr (std::is_same_v<Operation, Add> && requires { typename Registers<Element>::Lanes; })
+    if (has_avx512) return reduce_avx512<Element, Operation>(target, sources);
   if (has_avx2) return reduce_avx2<Element, Operation>(target, sources);
 #endif
   reduce_baseline<Element, Operation>(target, sources);
@@ -224,10 +365,11 @@ void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sou
 
 template <class Operation>
 void reduce_reals(DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  // The sum of integers is the same bits with and without sign; it is taken without, where running over is defined.
-  constexpr bool is_sum = std::is_same_v<Operation, Add>;
+  // Sums and products of integers are the same bits with and without sign; they are taken without, where running over
+  // is defined.
+  constexpr bool is_arithmetic = std::is_base_of_v<Add, Operation>;
   const auto run = [&]<class Signed>(Signed) {
-    using T = std::conditional_t<is_sum, std::make_unsigned_t<Signed>, Signed>;
+    using T = std::conditional_t<is_arithmetic, std::make_unsigned_t<Signed>, Signed>;
     dispatch<Plain<T>, Operation>(target, sources);
   };
   switch (dtype) {
@@ -276,11 +418,30 @@ void copy_window(const Rows& rows, std::uint64_t begin, std::uint64_t end, std::
 
 }  // namespace
 
+const char* name_of(Combine combine) noexcept {
+  switch (combine) {
+    case Combine::copy:
+      return "copy";
+    case Combine::max:
+      return "max";
+    case Combine::sum:
+      return "sum";
+    case Combine::min:
+      return "min";
+    case Combine::product:
+      return "product";
+    default:
+      return "average";
+  }
+}
+
 void check_reducible(Combine combine, DType dtype) {
+  const bool is_float = dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64 ||
+                        dtype == DType::f8_e4m3fn || dtype == DType::f8_e5m2;
   if (is_packed(dtype) || dtype == DType::f8_e8m0 || dtype == DType::complex64 ||
-      (combine == Combine::sum && dtype == DType::boolean))
+      (combine == Combine::sum && dtype == DType::boolean) || (combine == Combine::average && !is_float))
     throw Error(ErrorKind::unsupported,
-                fmt::format("tensors of {} have no \"{}\"", to_string(dtype), combine == Combine::max ? "max" : "sum"));
+                fmt::format("tensors of {} have no \"{}\"", to_string(dtype), name_of(combine)));
 }
 
 void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources) {
@@ -291,12 +452,20 @@ void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span
     if (sources.front() != target.data()) std::memcpy(target.data(), sources.front(), target.size());
     return;
   }
-  if (dtype == DType::boolean)
-    dispatch<Plain<std::uint8_t>, Or>(target, sources);
-  else if (combine == Combine::max)
-    reduce_reals<TakeMax>(dtype, target, sources);
-  else
-    reduce_reals<Add>(dtype, target, sources);
+  if (dtype == DType::boolean && combine == Combine::max) return dispatch<Plain<std::uint8_t>, Or>(target, sources);
+  if (dtype == DType::boolean) return dispatch<Plain<std::uint8_t>, And>(target, sources);
+  switch (combine) {
+    case Combine::max:
+      return reduce_reals<TakeMax>(dtype, target, sources);
+    case Combine::min:
+      return reduce_reals<TakeMin>(dtype, target, sources);
+    case Combine::product:
+      return reduce_reals<Multiply>(dtype, target, sources);
+    case Combine::average:
+      return reduce_reals<Average>(dtype, target, sources);
+    default:
+      return reduce_reals<Add>(dtype, target, sources);
+  }
 }
 
 #undef MUSTER_INLINE

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// max and sum of elements, for every dtype that has them. How each is rounded is in merge.hpp; beyond that:
-// - max: NaN of any source gives NaN; zeros of either sign are equal, and the first source's stays. bool: or.
-// - sum of f16, bf16 and f8_e5m2: what is too large becomes infinity, as IEEE 754 has it. f8_e4m3fn has no infinity: a
-//   sum that is rounded past 448 becomes NaN (as in PyTorch and in the OCP standard's non-saturating mode).
-// - a NaN that comes of a sum, or of a max of floats narrower than 32 bits, is the format's quiet one. What the NaN
-//   of a source carried is not kept, so that the bits depend on nothing but the values.
+// max, min, sum, product and average of elements, for every dtype that has them. How each is rounded is in merge.hpp;
+// beyond that:
+// - max and min: NaN of any source gives NaN; zeros of either sign are equal, and the first source's stays. bool: or
+//   and and.
+// - sum and product of f16, bf16 and f8_e5m2: what is too large becomes infinity, as IEEE 754 has it. f8_e4m3fn has no
+//   infinity: what is rounded past 448 becomes NaN (as in PyTorch and in the OCP standard's non-saturating mode).
+// - average: the sum by the number of sources, rounded once; of floats alone. product of bool: and.
+// - a NaN that comes of a sum, a product or an average, or of a max or min of floats narrower than 32 bits, is the
+//   format's quiet one. What the NaN of a source carried is not kept, so that the bits depend on nothing but the
+//   values.
 
 #include <cstddef>
 #include <functional>
@@ -17,6 +21,9 @@
 #include "src/merge/layout.hpp"
 
 namespace muster::merge {
+
+/// "max", "sum": for messages.
+const char* name_of(Combine combine) noexcept;
 
 /// Throws Error(unsupported) that names dtype and operation if there is no such thing.
 void check_reducible(Combine combine, DType dtype);

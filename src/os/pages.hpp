@@ -17,6 +17,16 @@ inline std::uint64_t page_size() noexcept {
   return size;
 }
 
+/// Bytes of the last cache, which the cores share; 32 MiB if the machine does not tell.
+inline std::uint64_t last_level_cache() noexcept {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  const long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+#else
+  const long bytes = 0;
+#endif
+  return bytes > 0 ? static_cast<std::uint64_t>(bytes) : 32U << 20;
+}
+
 /// `bytes` rounded up to whole pages; down where no number is that large.
 constexpr std::uint64_t whole_pages(std::uint64_t bytes, std::uint64_t page) noexcept {
   return bytes > UINT64_MAX - page ? UINT64_MAX / page * page : (bytes + page - 1) / page * page;

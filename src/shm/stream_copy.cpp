@@ -94,8 +94,15 @@ void stream_rows(std::byte* target, std::uint64_t target_stride, const std::byte
 }
 
 void stream_copy(std::byte* target, const std::byte* source, std::size_t bytes) noexcept {
+  if (bytes >= streaming_from)
+    stream_piece(target, source, bytes);
+  else if (bytes != 0)
+    std::memcpy(target, source, bytes);
+}
+
+void stream_piece(std::byte* target, const std::byte* source, std::size_t bytes) noexcept {
 #if defined(__x86_64__)
-  if (bytes >= streaming_from) return stream(stream_lines(), target, source, bytes);
+  if (bytes >= row_streaming_from) return stream(stream_lines(), target, source, bytes);
 #endif
   if (bytes != 0) std::memcpy(target, source, bytes);
 }

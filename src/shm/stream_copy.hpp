@@ -11,6 +11,9 @@ namespace muster::shm {
 /// data out of the caches. They are visible to other processes after publish_fence(). The blocks must not overlap.
 void stream_copy(std::byte* target, const std::byte* source, std::size_t bytes) noexcept;
 
+/// Likewise, however few they are: a piece of something large.
+void stream_piece(std::byte* target, const std::byte* source, std::size_t bytes) noexcept;
+
 /// Copies `rows` times `bytes`, the rows that many bytes apart on either side; likewise by non-temporal stores where
 /// there is much and the rows are not short.
 void stream_rows(std::byte* target, std::uint64_t target_stride, const std::byte* source, std::uint64_t source_stride,

@@ -63,6 +63,24 @@ class Group : public SyncGroup {
   /// wait of the companion ends if any rank is dead, waited for or not.
   std::shared_ptr<Group> companion(const WaitOptions& options = {});
 
+  /// Collective. Runs local work of a collective call. If it fails on some ranks, all throw the first one's error:
+  /// who cannot go on says so before the others wait for it, and the group goes on.
+  template <class Work>
+  void together(const WaitOptions& options, const Work& work) {
+    std::optional<Error> trouble;
+    try {
+      work();
+    } catch (const Error& error) {
+      if (failure()) throw;
+      trouble = error;
+    } catch (const std::bad_alloc&) {
+      trouble = Error(ErrorKind::no_space, "out of memory");
+    }
+    agree(trouble, options);
+  }
+  /// Collective. The same for work that has been run: throws on all ranks if there is trouble on any.
+  void agree(const std::optional<Error>& trouble, const WaitOptions& options);
+
   /// State that a higher layer keeps with the group (its pool), one of each type: made at first use and destroyed with
   /// the last owner. Local.
   template <class State>
@@ -92,26 +110,10 @@ class Group : public SyncGroup {
   };
   /// Collective over this group. Null on a rank that is in no part.
   virtual std::shared_ptr<Group> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
-  /// Collective. Runs local work of a collective call. If it fails on some ranks, all throw the first one's error:
-  /// who cannot go on says so before the others wait for it, and the group goes on.
-  template <class Work>
-  void together(const WaitOptions& options, const Work& work) {
-    std::optional<Error> trouble;
-    try {
-      work();
-    } catch (const Error& error) {
-      if (failure()) throw;
-      trouble = error;
-    } catch (const std::bad_alloc&) {
-      trouble = Error(ErrorKind::no_space, "out of memory");
-    }
-    agree(trouble, options);
-  }
 
  private:
   friend class Use;
   std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
-  void agree(const std::optional<Error>& trouble, const WaitOptions& options);
   Part part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
   std::vector<RankInfo> ranks_;

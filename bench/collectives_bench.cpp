@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of the library: a line a size, "OPERATION BYTES MICROSECONDS". bytes: of the whole buffer (the result of
+// all_gather, the input of reduce_scatter). ./collectives runs it beside its peers.
+
+#include <CLI/CLI.hpp>
+#include <vector>
+
+#include "bench/collectives_loop.hpp"
+#include "bench/harness/ranks.hpp"
+#include "bench/ours.hpp"
+#include "muster/process_group.hpp"
+
+namespace {
+
+struct Settings {
+  int ranks = 4;
+  std::string operation = "all_reduce";
+  std::string dtype = "F32";
+  double milliseconds = 200;
+  std::vector<std::size_t> sizes = {8, 1024, 16384, 65536, 262144, 1U << 20, 16U << 20};
+};
+
+void run(bench::Meeting& meeting, const Settings& settings) {
+  using muster::Tensor;
+  using muster::TensorView;
+  const auto group = bench::make_group(meeting);
+  muster::ProcessGroup ranks(*group);
+  const muster::DType dtype = muster::dtype_from_string(settings.dtype).value();
+  const auto n = static_cast<std::size_t>(ranks.size());
+  const std::size_t most = settings.sizes.empty() ? 0 : *std::max_element(settings.sizes.begin(), settings.sizes.end());
+  char* const in = bench::buffer(most + 4096);
+  char* const out = bench::buffer(most + 4096);
+  const auto tensor = [&](char* at, std::size_t bytes) {
+    const TensorView view(dtype, {static_cast<std::int64_t>(bytes / muster::itemsize(dtype))}, at);
+    return Tensor(view, nullptr, reinterpret_cast<std::byte*>(at));
+  };
+  bench::Loop loop{ranks.rank(), [&] { ranks.barrier(); },
+                   [&](double mine) {
+                     const Tensor all = Tensor::take(std::vector<double>{mine});
+                     ranks.all_reduce(all, muster::ReduceOp::max);
+                     return all.values<double>()[0];
+                   }};
+  for (const std::size_t bytes : settings.sizes) {
+    const double seconds = settings.milliseconds * 1e-3;
+    const Tensor whole = tensor(in, bytes);
+    const Tensor part = tensor(in, bytes / n);
+    const Tensor result = tensor(out, bytes);
+    double took = 0;
+    if (settings.operation == "all_reduce") {
+      took = loop.time(seconds, in, bytes, [&] { ranks.all_reduce_into(result, whole); });
+    } else if (settings.operation == "all_gather") {
+      took = loop.time(seconds, in, bytes / n, [&] { (void)ranks.all_gather(part); });
+    } else if (settings.operation == "reduce_scatter") {
+      took = loop.time(seconds, in, bytes, [&] { (void)ranks.reduce_scatter(whole); });
+    } else {
+      int root = 0;
+      took = loop.time(seconds, out, bytes, [&] { ranks.broadcast(result, root++ % static_cast<int>(ranks.size())); });
+    }
+    loop.report(settings.operation, bytes, took);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Collectives of the library");
+  app.add_option("--ranks", settings.ranks)->check(CLI::Range(1, 64));
+  app.add_option("--operation", settings.operation)
+      ->check(CLI::IsMember({"all_reduce", "all_gather", "reduce_scatter", "broadcast"}));
+  app.add_option("--dtype", settings.dtype);
+  app.add_option("--milliseconds", settings.milliseconds, "for each size");
+  app.add_option("--sizes", settings.sizes, "in bytes");
+  CLI11_PARSE(app, argc, argv);
+  return bench::run_ranks(settings.ranks, [&](bench::Meeting& meeting) { run(meeting, settings); }) ? 0 : 1;
+}

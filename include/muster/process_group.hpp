@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// ProcessGroup: collectives on the ranks of a SyncGroup, for tensors in host memory and for Configs. Semantics: the
+// collectives of torch.distributed and MPI, with what those leave open decided: reductions take the ranks in their
+// order, so that all ranks have the same bits; whatever the ranks disagree about is an error on all of them.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string_view>
+#include <vector>
+
+#include "muster/config.hpp"
+#include "muster/sync_group.hpp"
+#include "muster/tensor.hpp"
+
+namespace muster {
+
+/// What becomes of the elements of all ranks. Floats narrower than 32 bits are added up in f32 and rounded once. max
+/// and min: NaN of any rank gives NaN. average: of floats alone. bool has max (or), min and product (and). Packed
+/// types, f8_e8m0 and complex64 have none.
+enum class ReduceOp : std::uint8_t { sum, product, min, max, average };
+
+struct CollectiveOptions {
+  /// The longest wait without progress of the ranks waited for; none: the group's own.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::stop_token stop = {};
+};
+
+namespace collectives {
+class Engine;
+}
+
+/// Rules of all calls:
+/// - Collective over the group: each rank makes the same calls in the same order. `root`, `to`, `from` are ranks of
+/// this
+///   group; none is a default, and a negative one is an error.
+/// - Arguments that cannot be (a root that is not there, a result that does not fit, a dtype that has no such
+///   reduction) on any rank are Error(argument | unsupported) on all, with that rank's words; ranks that disagree about
+///   call, operation, dtype, shape or root get Error(rank_mismatch) that names two of them. No element has been
+///   written then, and the group goes on.
+/// - A rank that dies, hangs until the deadline, or cancels while elements move fails the group: all ranks throw, now
+///   and in each later call, as those of SyncGroup. What the results have in them then is not told.
+/// - Tensors are in host memory; inputs may be strided, results are contiguous. An input is the caller's again when the
+///   call returns. A result must not overlap another rank's or call's input.
+/// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup never meet those of the
+///   SyncGroup that it was made of.
+class ProcessGroup {
+ public:
+  /// Collective over `group`: of all of its ranks, with the same numbers. It has rounds, messages and failures of its
+  /// own (SyncGroup::duplicate), and outlives `group`. Throws as duplicate().
+  explicit ProcessGroup(SyncGroup& group, const CollectiveOptions& options = {});
+  ProcessGroup(ProcessGroup&&) noexcept;
+  ProcessGroup& operator=(ProcessGroup&&) noexcept;
+  /// Local, never waits.
+  ~ProcessGroup();
+
+  [[nodiscard]] int rank() const noexcept;
+  [[nodiscard]] int size() const noexcept;
+  /// What the job calls a rank of this group (RankInfo::rank). Throws Error(argument) if there is no such rank.
+  [[nodiscard]] int global_rank(int rank) const;
+  /// The rank of this group that the job calls so; none if it is not in it.
+  [[nodiscard]] std::optional<int> rank_of_global(int global) const noexcept;
+  /// What carries the elements: "shared memory", or "messages" (of the group that it was made of) if some ranks do not
+  /// share memory.
+  [[nodiscard]] std::string_view backend() const noexcept;
+  /// Its own: for deadlines, failures and messages beside collectives. Lives as long as this.
+  [[nodiscard]] SyncGroup& group() const noexcept;
+  /// Collective over this group. The ranks of a list, in its order, as SyncGroup::split; null on a rank that is in
+  /// none.
+  [[nodiscard]] std::unique_ptr<ProcessGroup> split(const RankList& ranks, const CollectiveOptions& options = {});
+
+  void barrier(const CollectiveOptions& options = {});
+
+  // The same dtype and shape on all ranks.
+
+  /// In place. `tensor` is contiguous and writable.
+  void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
+  /// `out`: contiguous, writable, of the input's dtype and shape, and not its memory.
+  void all_reduce_into(const Tensor& out, const TensorView& tensor, ReduceOp op = ReduceOp::sum,
+                       const CollectiveOptions& options = {});
+  /// The result is in root's tensor; the others' stay as they are.
+  void reduce(const Tensor& tensor, int root, ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
+  /// Root's elements come into all tensors. Contiguous, and writable on all ranks but root.
+  void broadcast(const Tensor& tensor, int root, const CollectiveOptions& options = {});
+  /// What each rank has, cut along `dim` into size() equal slices and reduced; this rank's slice. `dim` counts from the
+  /// end if it is negative.
+  [[nodiscard]] Tensor reduce_scatter(const TensorView& tensor, int dim = 0, ReduceOp op = ReduceOp::sum,
+                                      const CollectiveOptions& options = {});
+  /// Likewise; `sizes`: the extent of each rank's slice, the same on all ranks, whose sum is the tensor's extent.
+  [[nodiscard]] Tensor reduce_scatterv(const TensorView& tensor, std::span<const std::int64_t> sizes, int dim = 0,
+                                       ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
+  /// All tensors, one behind the other along `dim` in the order of the ranks.
+  [[nodiscard]] Tensor all_gather(const TensorView& tensor, int dim = 0, const CollectiveOptions& options = {});
+  /// The same on root; nothing on the others.
+  [[nodiscard]] std::optional<Tensor> gather(const TensorView& tensor, int root, int dim = 0,
+                                             const CollectiveOptions& options = {});
+  /// This rank's of root's tensors comes into `out`, contiguous and writable. `parts`: on root one for each rank, of
+  /// its dtype and shape; empty on the others.
+  void scatter(const Tensor& out, std::span<const TensorView> parts, int root, const CollectiveOptions& options = {});
+  /// Cut along dimension 0 into size() equal slices, of which each rank gets one of each rank, in the order of the
+  /// ranks.
+  [[nodiscard]] Tensor all_to_all(const TensorView& tensor, const CollectiveOptions& options = {});
+
+  // The same dtype, and shapes that differ in one extent at most.
+
+  /// As all_gather; the extents along `dim` may differ. `sizes`, if given, are those of all ranks, the same on all.
+  [[nodiscard]] Tensor all_gatherv(const TensorView& tensor, int dim = 0, std::span<const std::int64_t> sizes = {},
+                                   const CollectiveOptions& options = {});
+  [[nodiscard]] std::optional<Tensor> gatherv(const TensorView& tensor, int root, int dim = 0,
+                                              const CollectiveOptions& options = {});
+  /// `rows`: how many rows of dimension 0 go to each rank, together all of this rank's. The result has the rows of all
+  /// ranks in their order; `received`, if it is given, gets how many came from each.
+  [[nodiscard]] Tensor all_to_allv(const TensorView& tensor, std::span<const std::int64_t> rows,
+                                   std::vector<std::int64_t>* received = nullptr,
+                                   const CollectiveOptions& options = {});
+
+  // Configs: any values, with tensors in host memory or without. What is received is of this rank's own memory.
+
+  /// Root's, on all ranks; what the others give is not looked at.
+  [[nodiscard]] Config broadcast_config(const Config& config, int root, const CollectiveOptions& options = {});
+  /// Each rank's, in the order of the ranks.
+  [[nodiscard]] std::vector<Config> all_gather_config(const Config& config, const CollectiveOptions& options = {});
+  /// The same on root; empty on the others.
+  [[nodiscard]] std::vector<Config> gather_config(const Config& config, int root,
+                                                  const CollectiveOptions& options = {});
+
+  // Messages from one rank to another, by tag (0 or more): those of one tag come in the order that they were sent in.
+  // 256 KiB may be under way to a rank; beyond that send() returns when the receiver has come for the rest, so two
+  // ranks that both send much first wait for each other.
+
+  /// Throws Error(argument) if `to` is this rank or none, or the tag is negative; as SyncGroup::send.
+  void send(const TensorView& tensor, int to, int tag = 0, const CollectiveOptions& options = {});
+  void send_config(const Config& config, int to, int tag = 0, const CollectiveOptions& options = {});
+  /// Into `out`, contiguous and writable. Throws Error(rank_mismatch), and the group has not failed, if what has come
+  /// is of another dtype or shape: it is gone then.
+  void recv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
+  [[nodiscard]] Config recv_config(int from, int tag = 0, const CollectiveOptions& options = {});
+
+ private:
+  explicit ProcessGroup(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
+  std::unique_ptr<collectives::Engine> engine_;
+};
+
+}  // namespace muster

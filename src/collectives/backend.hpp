@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Backend: what moves the elements of collectives. It knows bytes: contiguous pieces, whose sizes are known to whoever
+// gives or gets them.
+//
+// Each call:
+//  1. Every rank tells its card: a hash of what the ranks have to agree about, and sizes. What is small is handed over
+//     before, so that it is there when the cards are.
+//  2. `opened` looks at all cards, which every rank has, and throws on all ranks or on none.
+//  3. The elements move. What fails from here on is the failure of the group.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "muster/dtype.hpp"
+#include "muster/sync_group.hpp"
+#include "src/merge/layout.hpp"
+#include "src/sync/group.hpp"
+
+namespace muster::collectives {
+
+struct Card {
+  std::uint64_t agreed = 0;   // the same on all ranks
+  std::uint64_t bytes = 0;    // of what this rank gives
+  std::uint64_t largest = 0;  // the largest piece that it gives to one rank
+  std::int64_t extent = 0;    // of all_gather, where it is not agreed
+  std::uint32_t status = 0;   // 0: this rank's arguments can be
+  std::uint32_t wants = 1;    // 0: all_reduce and all_gather have nothing for this rank
+};
+using Opened = std::function<void(std::span<const Card>)>;
+
+using Bytes = std::span<const std::byte>;
+using Room = std::span<std::byte>;
+
+class Backend {
+ public:
+  Backend() = default;
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+
+  /// Each rank's `in`, of the same size, reduced, on ranks that want it. `out` may be `in`.
+  virtual void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                          Room out, const WaitOptions& options) = 0;
+  /// Likewise; of the result, this rank gets [bounds[rank], bounds[rank + 1]), in bytes.
+  virtual void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                              std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) = 0;
+  /// Each rank's `in` comes to all ranks that want it: `outs` has room for each rank's when `opened` has returned.
+  /// Where a rank's own room is what it gives, nothing is copied; nothing else may overlap.
+  virtual void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+                          const WaitOptions& options) = 0;
+  /// ins[p] comes to rank p's outs[this rank], which is as large.
+  virtual void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins,
+                          std::span<const Room> outs, const WaitOptions& options) = 0;
+};
+
+/// The messages of a group of any kind. Local.
+std::unique_ptr<Backend> message_backend(sync::Group& group);
+
+/// Rings in the ranks' shared memory. Collective; null on all ranks if some do not share it. Throws as
+/// SyncGroup::all_gather, and Error(no_space) on all ranks.
+std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& options);
+
+}  // namespace muster::collectives

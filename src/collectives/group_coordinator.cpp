@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/group_coordinator.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace muster {
+namespace {
+
+std::string numbered(std::string_view name) {
+  static std::mutex mutex;
+  static auto* const counts = new std::map<std::string, int, std::less<>>;
+  const std::lock_guard lock(mutex);
+  return fmt::format("{}:{}", name, (*counts)[std::string(name)]++);
+}
+
+/// The list that has this rank; empty if none has.
+std::vector<int> own_list(std::span<const std::vector<int>> lists, int rank) {
+  const auto own =
+      std::ranges::find_if(lists, [rank](const auto& list) { return std::ranges::find(list, rank) != list.end(); });
+  return own == lists.end() ? std::vector<int>{} : *own;
+}
+
+Tensor with_shape(const Tensor& tensor, Shape shape) {
+  std::byte* const data = tensor.nbytes() == 0 ? nullptr : tensor.mutable_data();
+  return {TensorView(tensor.dtype(), std::move(shape), data), tensor.owner(), data};
+}
+
+/// Whether a stage sends slices of a tensor.
+bool is_sliced(const std::string& key, const Tensor& tensor, const GroupCoordinator::TensorDictOptions& options) {
+  if (options.all_gather_group == nullptr || options.all_gather_group->world_size() == 1) return false;
+  const std::int64_t count = tensor.view().elements();
+  const bool divides = count % options.all_gather_group->world_size() == 0 && !is_packed(tensor.dtype());
+  const auto wish = options.all_gather_tensors.find(key);
+  if (wish == options.all_gather_tensors.end()) return divides && count != 0;
+  if (wish->second && !divides)
+    throw Error(ErrorKind::argument, fmt::format("'{}' of {} elements cannot be sent in {} slices", key, count,
+                                                 options.all_gather_group->world_size()));
+  return wish->second;
+}
+
+}  // namespace
+
+GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks, SyncGroup& world,
+                                   std::string_view name, const CollectiveOptions& options)
+    : ranks_(own_list(group_ranks, world.rank())), unique_name_(numbered(name)) {
+  // All lists are agreed about, not only the own one.
+  Config lists = Config::array();
+  for (const std::vector<int>& list : group_ranks) {
+    Config numbers = Config::array();
+    for (const int rank : list) numbers.push_back(rank);
+    lists.push_back(std::move(numbers));
+  }
+  ProcessGroup all(world, options);
+  const std::vector<Config> everybodys = all.all_gather_config(lists, options);
+  for (std::size_t rank = 0; rank < everybodys.size(); ++rank)
+    if (everybodys[rank] != everybodys[0])
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("ranks 0 and {} give different lists of the groups of '{}'", rank, name),
+                  {.rank = static_cast<int>(rank)});
+  std::vector<int> members;
+  for (const std::vector<int>& list : group_ranks) members.insert(members.end(), list.begin(), list.end());
+  std::ranges::sort(members);
+  for (int rank = 0; rank < world.size(); ++rank)
+    if (members.size() != static_cast<std::size_t>(world.size()) || members[static_cast<std::size_t>(rank)] != rank)
+      throw Error(ErrorKind::argument,
+                  fmt::format("the lists of the groups of '{}' must have each of {} ranks once", name, world.size()));
+  group_ = all.split(ranks_, options);
+}
+
+Tensor GroupCoordinator::all_reduce(const TensorView& tensor, const CollectiveOptions& options) {
+  Tensor sum = Tensor::allocate(tensor.dtype(), tensor.shape());
+  group_->all_reduce_into(sum, tensor, ReduceOp::sum, options);
+  return sum;
+}
+
+Tensor GroupCoordinator::all_gather(const TensorView& tensor, int dim, const CollectiveOptions& options) {
+  return group_->all_gather(tensor, dim, options);
+}
+
+Tensor GroupCoordinator::all_gatherv(const TensorView& tensor, int dim, std::span<const std::int64_t> sizes,
+                                     const CollectiveOptions& options) {
+  return group_->all_gatherv(tensor, dim, sizes, options);
+}
+
+std::vector<Tensor> GroupCoordinator::all_gatherv(std::span<const TensorView> tensors, int dim,
+                                                  std::span<const std::int64_t> sizes,
+                                                  const CollectiveOptions& options) {
+  std::vector<Tensor> all;
+  for (const TensorView& tensor : tensors) all.push_back(group_->all_gatherv(tensor, dim, sizes, options));
+  return all;
+}
+
+Tensor GroupCoordinator::reduce_scatter(const TensorView& tensor, int dim, const CollectiveOptions& options) {
+  return group_->reduce_scatter(tensor, dim, ReduceOp::sum, options);
+}
+
+Tensor GroupCoordinator::reduce_scatterv(const TensorView& tensor, std::span<const std::int64_t> sizes, int dim,
+                                         const CollectiveOptions& options) {
+  return group_->reduce_scatterv(tensor, sizes, dim, ReduceOp::sum, options);
+}
+
+std::optional<Tensor> GroupCoordinator::gather(const TensorView& tensor, int dst, int dim,
+                                               const CollectiveOptions& options) {
+  return group_->gather(tensor, dst, dim, options);
+}
+
+void GroupCoordinator::broadcast(const Tensor& tensor, int src, const CollectiveOptions& options) {
+  group_->broadcast(tensor, src, options);
+}
+
+Config GroupCoordinator::broadcast_object(const Config& object, int src, const CollectiveOptions& options) {
+  return group_->broadcast_config(object, src, options);
+}
+
+ConfigObject GroupCoordinator::broadcast_tensor_dict(const ConfigObject& dict, int src,
+                                                     const CollectiveOptions& options) {
+  const Config received = group_->broadcast_config(src == rank_in_group() ? Config(dict) : Config(), src, options);
+  return received.as_object();
+}
+
+void GroupCoordinator::send_object(const Config& object, int dst, const CollectiveOptions& options) {
+  group_->send_config(object, dst, 0, options);
+}
+
+Config GroupCoordinator::recv_object(int src, const CollectiveOptions& options) {
+  return group_->recv_config(src, 0, options);
+}
+
+void GroupCoordinator::send(const TensorView& tensor, std::optional<int> dst, const CollectiveOptions& options) {
+  group_->send(tensor, dst.value_or(next()), 0, options);
+}
+
+Tensor GroupCoordinator::recv(const TensorSpec& spec, std::optional<int> src, const CollectiveOptions& options) {
+  Tensor tensor = Tensor::allocate(spec.dtype, spec.shape);
+  group_->recv(tensor, src.value_or(prev()), 0, options);
+  return tensor;
+}
+
+// A dict travels as two objects: the shapes of what has been sliced, and the values.
+
+void GroupCoordinator::send_tensor_dict(const ConfigObject& dict, std::optional<int> dst,
+                                        const TensorDictOptions& options) {
+  Config shapes = Config::object();
+  Config values = Config::object();
+  for (const auto& [key, value] : dict) {
+    if (!value.is_tensor() || !is_sliced(key, value.as_tensor(), options)) {
+      values[key] = value;
+      continue;
+    }
+    const Tensor& tensor = value.as_tensor();
+    Config extents = Config::array();
+    for (const std::int64_t extent : tensor.shape()) extents.push_back(extent);
+    shapes[key] = std::move(extents);
+    const TensorView view = tensor.view();
+    const Tensor whole = view.is_contiguous() ? tensor : Tensor::copy_of(view);
+    const std::int64_t count = view.elements() / options.all_gather_group->world_size();
+    const std::int64_t begin = count * options.all_gather_group->rank_in_group();
+    values[key] = Tensor(TensorView(whole.dtype(), {view.elements()}, whole.data()).slice(0, begin, begin + count),
+                         whole.owner());
+  }
+  group_->send_config(Config::array({std::move(shapes), std::move(values)}), dst.value_or(next()), 0, options.waits);
+}
+
+ConfigObject GroupCoordinator::recv_tensor_dict(std::optional<int> src, const TensorDictOptions& options) {
+  Config message = group_->recv_config(src.value_or(prev()), 0, options.waits);
+  ConfigObject dict = message.at(1).as_object();
+  for (const auto& [key, extents] : message.at(0).as_object()) {
+    if (options.all_gather_group == nullptr)
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("'{}' was sent in slices: this rank needs the same all_gather_group", key));
+    Shape shape;
+    for (const Config& extent : extents.as_array()) shape.push_back(extent.as_int());
+    const Tensor whole = options.all_gather_group->all_gather(dict[key].as_tensor(), 0, options.waits);
+    dict[key] = with_shape(whole, std::move(shape));
+  }
+  return dict;
+}
+
+GroupCoordinator::Dispatched GroupCoordinator::dispatch(std::span<const TensorView> tensors,
+                                                        const CollectiveOptions& options) {
+  const std::int64_t rows = tensors.empty() || tensors[0].shape().empty() ? 0 : tensors[0].shape()[0];
+  const std::vector<std::int64_t> mine{rows};
+  const Tensor all = group_->all_gather(view_of(mine), 0, options);
+  Dispatched result;
+  result.sizes.assign(all.values<std::int64_t>().begin(), all.values<std::int64_t>().end());
+  result.tensors = all_gatherv(tensors, 0, result.sizes, options);
+  return result;
+}
+
+Tensor GroupCoordinator::combine(const TensorView& hidden, std::span<const std::int64_t> sizes,
+                                 const CollectiveOptions& options) {
+  return group_->reduce_scatterv(hidden, sizes, 0, ReduceOp::sum, options);
+}
+
+}  // namespace muster

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of ranks that share memory. Each rank has a block in its own region: its cards, and a ring of chunks that
+// it alone fills, with words that tell how far it is. All ranks map all blocks.
+//
+// An operation is a number of steps, the same on all ranks. In a step each rank fills one chunk of its ring, then the
+// ranks read the chunks of all. Steps are counted over all operations.
+//  - The first chunk is filled before the cards are told. If one step is all, that round is all there is: nobody says
+//    that it has read, because whoever comes to the next round has.
+//  - A chunk of more steps is filled again once all ranks have read it, as their words tell.
+//  - A reduction of more than a little has a stage between: of each chunk each rank reduces one slice, of all ranks'
+//    chunks at once, into its own ring; then all ranks take the slices.
+//
+// Words and cards have one writer. Whoever is killed leaves nothing locked; the waits are the group's.
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "src/collectives/backend.hpp"
+#include "src/collectives/slices.hpp"
+#include "src/merge/reduce.hpp"
+#include "src/os/futex.hpp"
+#include "src/os/pages.hpp"
+#include "src/shm/segment.hpp"
+#include "src/shm/stream_copy.hpp"
+#include "src/sync/failing.hpp"
+
+namespace muster::collectives {
+namespace {
+
+constexpr std::size_t line = 64;
+// Smaller chunks cost more turns, fewer of them leave ranks to wait for each other.
+constexpr std::uint64_t chunk_bytes = 128 << 10;
+constexpr std::uint32_t depth = 8;
+
+/// A count with one writer, which others wait for.
+struct alignas(line) Word {
+  std::atomic<std::uint32_t> value;
+  std::atomic<std::uint32_t> sleepers;
+
+  void publish(std::uint32_t reached) noexcept {
+    value.store(reached, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(value);
+  }
+  /// Counts may run over.
+  [[nodiscard]] bool has_reached(std::uint32_t count) const noexcept {
+    return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - count) >= 0;
+  }
+};
+
+/// The begin of a block. Steps are told as how many are done.
+struct BlockHead {
+  struct alignas(line) Told {
+    Card card;
+  };
+  Word opened;                // operations that this rank has told its card of
+  Word filled;                // steps
+  Word reduced;               // of its slices
+  Word read;                  // it needs nothing of them any more
+  std::array<Told, 2> cards;  // of odd and even operations: nobody is two ahead
+};
+constexpr std::uint64_t ring_offset = 4096;
+static_assert(sizeof(BlockHead) <= ring_offset);
+constexpr std::uint64_t block_bytes = ring_offset + depth * chunk_bytes;
+
+/// Up to here every rank reduces all of it: a second stage would cost more than reading once more.
+std::uint64_t all_reduce_alone(std::size_t ranks) noexcept {
+  return ranks <= 2 ? 16 << 10 : ranks <= 4 ? 8 << 10 : 4 << 10;
+}
+
+class SharedBackend final : public Backend {
+ public:
+  SharedBackend(sync::Group& group, const WaitOptions& options) : group_(group) {
+    struct Offer {
+      std::uint64_t place = 0;
+      std::uint32_t first_stamp = 0;
+    };
+    Offer mine;
+    std::vector<Offer> offers(static_cast<std::size_t>(group.size()));
+    group.together(options, [&] {
+      own_ = std::make_unique<shm::OwnedSegment>(block_bytes);
+      mine.place = own_->place();
+      // One lease a rank, whose stamps are one after another: a block stays until all have left, or are dead.
+      for (int rank = 0; rank < group.size(); ++rank) {
+        if (rank == group.rank()) continue;
+        const shm::LeaseId lease = own_->offer(static_cast<std::uint32_t>(rank), group.liveness(rank));
+        if (mine.first_stamp == 0) mine.first_stamp = lease.stamp;
+        offered_.push_back(lease);
+      }
+    });
+    group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(offers)), options);
+    group.together(options, [&] {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        if (rank == group.rank()) {
+          blocks_.push_back(own_->data());
+          continue;
+        }
+        const Offer& offer = offers[static_cast<std::size_t>(rank)];
+        const auto segment =
+            std::make_shared<shm::RemoteSegment>(*group.region_of(rank), offer.place, os::Access::read_write);
+        const std::uint32_t before = static_cast<std::uint32_t>(group.rank() - (group.rank() > rank ? 1 : 0));
+        leases_.push_back(std::make_unique<shm::Lease>(
+            segment, shm::LeaseId{static_cast<std::uint32_t>(group.rank()), offer.first_stamp + before}));
+        blocks_.push_back(segment->mapping().data());
+      }
+    });
+    late_.reserve(ranks());
+    sources_.resize(ranks());
+    cards_.resize(ranks());
+  }
+
+  ~SharedBackend() override {
+    for (const shm::LeaseId lease : offered_) own_->withdraw(lease);
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "shared memory"; }
+
+  void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
+                  const WaitOptions& options) override {
+    const Step first = next_;
+    const auto part = [&](std::uint64_t step) { return piece_of(in.size(), chunk_bytes, step); };
+    if (in.size() <= all_reduce_alone(ranks())) {
+      open(card, opened, options, [&] { std::memcpy(chunk(self(), first), in.data(), in.size()); });
+      if (card.wants != 0) reduce(combine, dtype, out, [&](std::size_t rank) { return chunk(rank, first); });
+      return end(first + 1);
+    }
+    // What this rank reduces itself nobody else reads: of that its own part is taken from its own memory.
+    const auto fill = [&](Step step, std::uint64_t at) {
+      const Bytes from = part_of(in, part(at));
+      const std::uint64_t begin = slice_begin(from.size(), ranks(), self());
+      const std::uint64_t end = slice_begin(from.size(), ranks(), self() + 1);
+      std::memcpy(chunk(self(), step), from.data(), begin);
+      std::memcpy(chunk(self(), step) + end, from.data() + end, from.size() - end);
+    };
+    open(card, opened, options, [&] { fill(first, 0); });
+    const auto make = [&](Step step, std::uint64_t at) {
+      const Bytes from = part_of(in, part(at));
+      const std::uint64_t begin = slice_begin(from.size(), ranks(), self());
+      const std::uint64_t end = slice_begin(from.size(), ranks(), self() + 1);
+      reduce(combine, dtype, {chunk(self(), step) + begin, end - begin},
+             [&](std::size_t rank) { return (rank == self() ? from.data() : chunk(rank, step)) + begin; });
+    };
+    const auto take = [&](Step step, std::uint64_t at) {
+      if (card.wants == 0) return;
+      const Room to = out.subspan(part(at).begin, part(at).bytes);
+      for_each_rank([&](std::size_t rank) {
+        const std::uint64_t begin = slice_begin(to.size(), ranks(), rank);
+        const std::uint64_t end = slice_begin(to.size(), ranks(), rank + 1);
+        put(to.data() + begin, chunk(rank, step) + begin, end - begin, out.size());
+      });
+    };
+    run(pieces(in.size(), chunk_bytes), fill, make, take, options);
+  }
+
+  void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                      std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
+    const std::uint64_t room = share();
+    const auto slice = [&](std::size_t rank) { return in.subspan(bounds[rank], bounds[rank + 1] - bounds[rank]); };
+    const auto fill = [&](Step step, std::uint64_t at) {
+      for (std::size_t rank = 0; rank < ranks(); ++rank) {
+        if (rank == self()) continue;
+        const Bytes from = part_of(slice(rank), piece_of(slice(rank).size(), room, at));
+        std::memcpy(chunk(self(), step) + rank * room, from.data(), from.size());
+      }
+    };
+    open(card, opened, options, [&] { fill(next_, 0); });
+    const auto take = [&](Step step, std::uint64_t at) {
+      const Part part = piece_of(out.size(), room, at);
+      reduce(combine, dtype, out.subspan(part.begin, part.bytes), [&](std::size_t rank) {
+        return rank == self() ? slice(self()).data() + part.begin : chunk(rank, step) + self() * room;
+      });
+    };
+    run(pieces(largest(), room), fill, nullptr, take, options);
+  }
+
+  void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+                  const WaitOptions& options) override {
+    const auto fill = [&](Step step, std::uint64_t at) {
+      const Bytes from = part_of(in, piece_of(in.size(), chunk_bytes, at));
+      std::memcpy(chunk(self(), step), from.data(), from.size());
+    };
+    open(card, opened, options, [&] { fill(next_, 0); });
+    std::uint64_t all = 0;
+    for (const Card& each : cards_) all += each.bytes;
+    const auto take = [&](Step step, std::uint64_t at) {
+      if (card.wants == 0) return;
+      for_each_rank([&](std::size_t rank) {
+        const Part part = piece_of(cards_[rank].bytes, chunk_bytes, at);
+        std::byte* const to = outs[rank].data() + part.begin;
+        if (rank != self())
+          put(to, chunk(rank, step), part.bytes, all);
+        else if (to != in.data() + part.begin)
+          put(to, in.data() + part.begin, part.bytes, all);
+      });
+    };
+    run(pieces(largest(), chunk_bytes), fill, nullptr, take, options);
+  }
+
+  void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
+                  const WaitOptions& options) override {
+    const std::uint64_t room = share();
+    const auto fill = [&](Step step, std::uint64_t at) {
+      for (std::size_t rank = 0; rank < ranks(); ++rank) {
+        if (rank == self()) continue;
+        const Bytes from = part_of(ins[rank], piece_of(ins[rank].size(), room, at));
+        std::memcpy(chunk(self(), step) + rank * room, from.data(), from.size());
+      }
+    };
+    open(card, opened, options, [&] { fill(next_, 0); });
+    const auto take = [&](Step step, std::uint64_t at) {
+      for_each_rank([&](std::size_t rank) {
+        const Part part = piece_of(outs[rank].size(), room, at);
+        const std::byte* const from =
+            rank == self() ? ins[self()].data() + part.begin : chunk(rank, step) + self() * room;
+        put(outs[rank].data() + part.begin, from, part.bytes, outs[rank].size() * ranks());
+      });
+    };
+    run(pieces(largest(), room), fill, nullptr, take, options);
+  }
+
+ private:
+  using Step = std::uint32_t;
+  struct Part {
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;
+  };
+  /// Part `at` of so many bytes in parts of `each`; an empty one behind the last.
+  static Part piece_of(std::uint64_t bytes, std::uint64_t each, std::uint64_t at) noexcept {
+    const std::uint64_t begin = std::min(bytes, at * each);
+    return {begin, std::min(each, bytes - begin)};
+  }
+  static std::uint64_t pieces(std::uint64_t bytes, std::uint64_t each) noexcept {
+    return std::max<std::uint64_t>(1, (bytes + each - 1) / each);
+  }
+  static Bytes part_of(Bytes all, Part part) noexcept { return all.subspan(part.begin, part.bytes); }
+
+  [[nodiscard]] std::size_t ranks() const noexcept { return blocks_.size(); }
+  [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(group_.rank()); }
+  [[nodiscard]] BlockHead& head(std::size_t rank) const noexcept {
+    return *reinterpret_cast<BlockHead*>(blocks_[rank]);
+  }
+  [[nodiscard]] std::byte* chunk(std::size_t rank, Step step) const noexcept {
+    return blocks_[rank] + ring_offset + std::uint64_t{step % depth} * chunk_bytes;
+  }
+  /// Of a chunk, for one of the ranks that it has something for.
+  [[nodiscard]] std::uint64_t share() const noexcept {
+    return std::max<std::uint64_t>(line, chunk_bytes / ranks() / line * line);
+  }
+  /// Of the operation that has been opened.
+  [[nodiscard]] std::uint64_t largest() const noexcept { return std::ranges::max(cards_, {}, &Card::largest).largest; }
+  /// Each begins with itself: they do not all read one block at a time.
+  template <class Call>
+  void for_each_rank(const Call& call) const {
+    for (std::size_t i = 0; i < ranks(); ++i) call((self() + i) % ranks());
+  }
+  template <class At>
+  void reduce(merge::Combine combine, DType dtype, Room target, const At& at) {
+    for (std::size_t rank = 0; rank < ranks(); ++rank) sources_[rank] = at(rank);
+    merge::reduce(combine, dtype, target, sources_);
+  }
+  /// `all`: how much the operation writes on each rank. If that of all ranks is more than the cache of all cores holds,
+  /// it is not kept there.
+  void put(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t all) const noexcept {
+    if (bytes == 0) return;
+    if (all * ranks() > cache_bytes_)
+      shm::stream_piece(to, from, bytes);
+    else
+      std::memcpy(to, from, bytes);
+  }
+
+  /// Waits until this word of all ranks has come so far.
+  void await(Word BlockHead::*word, std::uint32_t count, const WaitOptions& options) {
+    for (;;) {
+      late_.clear();
+      for (std::size_t rank = 0; rank < ranks(); ++rank)
+        if (rank != self() && !(head(rank).*word).has_reached(count)) late_.push_back(static_cast<int>(rank));
+      if (late_.empty()) return;
+      Word& first = head(static_cast<std::size_t>(late_.front())).*word;
+      group_.wait_until([&] { return first.has_reached(count); },
+                        [&](std::chrono::nanoseconds longest) {
+                          first.sleepers.fetch_add(1, std::memory_order_seq_cst);
+                          const std::uint32_t seen = first.value.load(std::memory_order_seq_cst);
+                          if (!first.has_reached(count)) os::futex_wait(first.value, seen, longest);
+                          first.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+                        },
+                        late_, options);
+    }
+  }
+  [[nodiscard]] bool all_have(Word BlockHead::*word, std::uint32_t count) const noexcept {
+    for (std::size_t i = 1; i < ranks(); ++i)
+      if (!(head((self() + i) % ranks()).*word).has_reached(count)) return false;
+    return true;
+  }
+
+  /// `fill` writes this rank's chunk of the first step.
+  template <class Fill>
+  void open(const Card& card, const Opened& opened, const WaitOptions& options, const Fill& fill) {
+    // All have read what the last operation but one had; of the last one their words tell, if it was longer than the
+    // ring.
+    if (next_ - begun_ >= depth) await(&BlockHead::read, next_ + 1 - depth, options);
+    if (card.status == 0) fill();
+    BlockHead& mine = head(self());
+    const std::uint32_t operation = ++operation_;
+    mine.cards[operation % 2].card = card;
+    mine.filled.value.store(next_ + 1, std::memory_order_relaxed);
+    mine.opened.publish(operation);
+    await(&BlockHead::opened, operation, options);
+    for (std::size_t rank = 0; rank < ranks(); ++rank) cards_[rank] = head(rank).cards[operation % 2].card;
+    begun_ = next_;
+    try {
+      opened(cards_);
+    } catch (...) {
+      // On all ranks: the first step has been taken, whatever it was.
+      end(begun_ + 1);
+      throw;
+    }
+  }
+
+  void end(Step next) noexcept {
+    BlockHead& mine = head(self());
+    mine.filled.value.store(next, std::memory_order_relaxed);
+    mine.reduced.value.store(next, std::memory_order_relaxed);
+    mine.read.value.store(next, std::memory_order_release);
+    next_ = next;
+  }
+
+  /// The steps of an operation that has been opened, the latest stage first: fill() of its own chunk, make() of all
+  /// that are filled (if there is such a stage), take() of all that are filled and made. Each gets the step, and its
+  /// number in the operation.
+  template <class Fill, class Make, class Take>
+  void run(std::uint64_t steps, const Fill& fill, const Make& make, const Take& take, const WaitOptions& options) {
+    constexpr bool has_make = !std::is_same_v<Make, std::nullptr_t>;
+    BlockHead& mine = head(self());
+    const Step begin = begun_;
+    const Step end_step = begin + static_cast<Step>(steps);
+    if (steps == 1 && !has_make) {
+      take(begin, 0);
+      shm::publish_fence();
+      end(end_step);
+      return;
+    }
+    Step filled = begin + 1;
+    Step made = begin;
+    Step taken = begin;
+    while (taken != end_step) {
+      Word BlockHead::*const ready = has_make ? &BlockHead::reduced : &BlockHead::filled;
+      if ((has_make ? made : filled) != taken && all_have(ready, taken + 1)) {
+        take(taken, taken - begin);
+        mine.read.publish(++taken);
+        group_.progress();
+      } else if (has_make && filled != made && all_have(&BlockHead::filled, made + 1)) {
+        if constexpr (has_make) make(made, made - begin);
+        mine.reduced.publish(++made);
+      } else if (filled != end_step && filled - taken < depth &&
+                 (filled - begin < depth || all_have(&BlockHead::read, filled + 1 - depth))) {
+        fill(filled, filled - begin);
+        mine.filled.publish(++filled);
+      } else if ((has_make ? made : filled) != taken) {
+        await(ready, taken + 1, options);
+      } else if (filled != made && has_make) {
+        await(&BlockHead::filled, made + 1, options);
+      } else {
+        await(&BlockHead::read, filled + 1 - depth, options);
+      }
+    }
+    shm::publish_fence();
+    end(end_step);
+  }
+
+  sync::Group& group_;
+  std::unique_ptr<shm::OwnedSegment> own_;
+  std::vector<shm::LeaseId> offered_;
+  std::vector<std::unique_ptr<shm::Lease>> leases_;  // of the others' blocks
+  std::vector<std::byte*> blocks_;                   // of all ranks
+  std::uint64_t cache_bytes_ = os::last_level_cache();
+  std::uint32_t operation_ = 0;
+  Step next_ = 0;   // of the next operation
+  Step begun_ = 0;  // the first one of the last operation
+  // Of the call.
+  std::vector<Card> cards_;
+  std::vector<int> late_;
+  std::vector<const std::byte*> sources_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& options) {
+  for (int rank = 0; rank < group.size(); ++rank)
+    if (group.host_of(rank) != group.host_of(0) || group.region_of(rank) == nullptr) return nullptr;
+  if (static_cast<std::size_t>(group.size()) > shm::lease_words) return nullptr;
+  return std::make_unique<SharedBackend>(group, options);
+}
+
+}  // namespace muster::collectives
