@@ -293,7 +293,7 @@ class Engine {
           card.wants = !what.root || *what.root == rank() ? 1 : 0;
           what.dim = along;
           const std::span<const std::int64_t> extents = what.slices;
-          if (!sizes.empty() &&
+          if (!extents.empty() &&
               (extents.size() != ins_.size() || extents[static_cast<std::size_t>(rank())] != tensor.shape()[along]))
             throw Error(
                 ErrorKind::argument,

@@ -277,6 +277,7 @@ class SharedBackend final : public Backend {
         if (rank != self() && !(head(rank).*word).has_reached(count)) late_.push_back(static_cast<int>(rank));
       if (late_.empty()) return;
       Word& first = head(static_cast<std::size_t>(late_.front())).*word;
+      if (os::comes_soon([&] { return first.has_reached(count); }, turns_)) continue;
       group_.wait_until([&] { return first.has_reached(count); },
                         [&](std::chrono::nanoseconds longest) {
                           first.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -374,6 +375,7 @@ class SharedBackend final : public Backend {
   std::vector<std::unique_ptr<shm::Lease>> leases_;  // of the others' blocks
   std::vector<std::byte*> blocks_;                   // of all ranks
   std::uint64_t cache_bytes_ = os::last_level_cache();
+  int turns_ = os::turns_on_core(group_.size());
   std::uint32_t operation_ = 0;
   Step next_ = 0;   // of the next operation
   Step begun_ = 0;  // the first one of the last operation

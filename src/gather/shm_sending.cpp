@@ -33,7 +33,7 @@ class LeaseObligation final : public Obligation {
   [[nodiscard]] bool is_given_back() const noexcept override { return segment_.has_ended(lease_); }
   void withdraw() noexcept override { segment_.withdraw(lease_); }
   bool wait(Clock::time_point deadline) const override {
-    if (os::comes_soon([&] { return is_given_back(); })) return true;
+    if (os::comes_soon([&] { return is_given_back(); }, os::turns_on_core(2))) return true;
     const std::atomic<std::uint32_t>& word = segment_.header().leases[lease_.word];
     for (;;) {
       const std::uint32_t seen = word.load(std::memory_order_acquire);

@@ -246,80 +246,85 @@ MUSTER_INLINE void reduce_blocks(std::span<std::byte> target, std::span<const st
                                         [&](std::size_t source) { return sources[source] + done; });
 }
 
-/// Sums of numbers that are added up as they are, or of bf16 as f32, are worth more: all sources go through registers,
-/// and a cache gives them as fast as it can.
-template <class Element>
-struct Registers;
-template <class T>
-struct Registers<Plain<T>> {
-  using Lanes [[gnu::vector_size(64)]] = T;
-  static constexpr std::size_t stored = sizeof(Lanes);
-  MUSTER_INLINE static void load(Lanes& to, const std::byte* from) { std::memcpy(&to, from, sizeof to); }
-  MUSTER_INLINE static void store(std::byte* to, const Lanes& from) { std::memcpy(to, &from, sizeof from); }
+/// Sums of numbers that are added up as they are, or of bf16 as f32, are worth more: all sources go through vector
+/// registers of so many bytes.
+template <class Element, int Width>
+struct Register;
+template <class T, int Width>
+struct Register<Plain<T>, Width> {
+  typedef T Lanes [[gnu::vector_size(Width)]];
+  Lanes lanes;
+  MUSTER_INLINE void load(const std::byte* from) { std::memcpy(&lanes, from, Width); }
+  MUSTER_INLINE void add(const std::byte* from) {
+    Lanes next;
+    std::memcpy(&next, from, Width);
+    lanes += next;
+  }
+  MUSTER_INLINE void store(std::byte* to) {
+    if constexpr (std::is_floating_point_v<T>)
+      lanes = lanes == lanes ? lanes : Lanes{} + std::numeric_limits<T>::quiet_NaN();
+    std::memcpy(to, &lanes, Width);
+  }
 };
-template <>
-struct Registers<Bf16> {
-  using Lanes [[gnu::vector_size(64)]] = float;
-  using Words [[gnu::vector_size(64)]] = std::uint32_t;
-  using Halves [[gnu::vector_size(32)]] = std::uint16_t;
-  static constexpr std::size_t stored = sizeof(Halves);
-  MUSTER_INLINE static void load(Lanes& to, const std::byte* from) {
-    Halves halves;
-    std::memcpy(&halves, from, sizeof halves);
-    to = reinterpret_cast<Lanes>(__builtin_convertvector(halves, Words) << 16);
+/// A word has two numbers: the upper half is an f32 as it stands, the lower one once it is shifted.
+template <int Width>
+struct Register<Bf16, Width> {
+  typedef float Lanes [[gnu::vector_size(Width)]];
+  typedef std::uint32_t Words [[gnu::vector_size(Width)]];
+  Lanes lower;
+  Lanes upper;
+  MUSTER_INLINE void load(const std::byte* from) {
+    Words words;
+    std::memcpy(&words, from, Width);
+    lower = reinterpret_cast<Lanes>(words << 16);
+    upper = reinterpret_cast<Lanes>(words & 0xffff0000U);
   }
-  MUSTER_INLINE static void store(std::byte* to, const Lanes& from) {
-    const Words bits = reinterpret_cast<Words>(from);
-    // A NaN is the quiet one, which is rounded to itself.
-    const Halves halves = __builtin_convertvector((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16, Halves);
-    std::memcpy(to, &halves, sizeof halves);
+  MUSTER_INLINE void add(const std::byte* from) {
+    Register next;
+    next.load(from);
+    lower += next.lower;
+    upper += next.upper;
   }
+  MUSTER_INLINE void store(std::byte* to) {
+    Words words[2];
+    for (const bool is_upper : {false, true}) {
+      const Lanes& lanes = is_upper ? upper : lower;
+      const Words bits = reinterpret_cast<Words>(lanes);
+      const Words rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+      words[is_upper] = lanes == lanes ? rounded : Words{} + 0x7fc00000U;
+    }
+    const Words both = (words[0] >> 16) | (words[1] & 0xffff0000U);
+    std::memcpy(to, &both, Width);
+  }
+};
+template <class Element>
+concept HasRegisters = requires {
+  sizeof(Register<Element, 16>);
 };
 
 /// Returns how much it has done.
-template <class Element>
+template <class Element, int Width>
 MUSTER_INLINE std::size_t add_in_registers(std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  using R = Registers<Element>;
-  using Lanes = typename R::Lanes;
-  constexpr std::size_t bytes = 4 * R::stored;
   std::size_t done = 0;
-  for (; done + bytes <= target.size(); done += bytes) {
-    Lanes a;
-    Lanes b;
-    Lanes c;
-    Lanes d;
-    R::load(a, sources[0] + done);
-    R::load(b, sources[0] + done + R::stored);
-    R::load(c, sources[0] + done + 2 * R::stored);
-    R::load(d, sources[0] + done + 3 * R::stored);
+  for (; done + 4 * Width <= target.size(); done += 4 * Width) {
+    Register<Element, Width> sums[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sums[i].load(sources[0] + done + i * Width);
     for (std::size_t source = 1; source < sources.size(); ++source) {
-      const std::byte* const from = sources[source] + done;
-      Lanes next;
-      R::load(next, from);
-      a += next;
-      R::load(next, from + R::stored);
-      b += next;
-      R::load(next, from + 2 * R::stored);
-      c += next;
-      R::load(next, from + 3 * R::stored);
-      d += next;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) sums[i].add(sources[source] + done + i * Width);
     }
-    for (Lanes* lanes : {&a, &b, &c, &d})
-      if constexpr (std::is_floating_point_v<typename Element::Value>)
-        *lanes = *lanes != *lanes ? (Lanes{} + std::numeric_limits<typename Element::Value>::quiet_NaN()) : *lanes;
-    R::store(target.data() + done, a);
-    R::store(target.data() + done + R::stored, b);
-    R::store(target.data() + done + 2 * R::stored, c);
-    R::store(target.data() + done + 3 * R::stored, d);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sums[i].store(target.data() + done + i * Width);
   }
   return done;
 }
 
-template <class Element, class Operation>
+template <class Element, class Operation, int Width>
 MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::byte* const> sources) {
   std::size_t done = 0;
-  if constexpr (std::is_same_v<Operation, Add> && requires { typename Registers<Element>::Lanes; })
-    done = add_in_registers<Element>(target, sources);
+  if constexpr (std::is_same_v<Operation, Add> && HasRegisters<Element>)
+    done = add_in_registers<Element, Width>(target, sources);
   reduce_blocks<Element, Operation, at_once>(target, sources, done);
   reduce_blocks<Element, Operation, at_last>(target, sources, done);
   const std::size_t left = target.size() - done;
@@ -336,18 +341,18 @@ MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::
 
 template <class Element, class Operation>
 void reduce_baseline(std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  reduce_all<Element, Operation>(target, sources);
+  reduce_all<Element, Operation, 16>(target, sources);
 }
 
 #if defined(__x86_64__)
 template <class Element, class Operation>
-[[gnu::target("avx512f,avx512bw")]] void reduce_avx512(std::span<std::byte> target,
-                                                       std::span<const std::byte* const> sources) {
-  reduce_all<Element, Operation>(target, sources);
+[[gnu::target("avx2")]] void reduce_avx2(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  reduce_all<Element, Operation, 32>(target, sources);
 }
 template <class Element, class Operation>
-[[gnu::target("avx2")]] void reduce_avx2(std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  reduce_all<Element, Operation>(target, sources);
+[[gnu::target("avx512f,avx512bw")]] void reduce_avx512(std::span<std::byte> target,
+                                                       std::span<const std::byte* const> sources) {
+  reduce_all<Element, Operation, 64>(target, sources);
 }
 #endif
 
@@ -356,7 +361,7 @@ void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sou
 #if defined(__x86_64__)
   static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
   static const bool has_avx512 = __builtin_cpu_supports("avx512bw") != 0;
-  if constexpr (std::is_same_v<Operation, Add> && requires { typename Registers<Element>::Lanes; })
+  if constexpr (std::is_same_v<Operation, Add> && HasRegisters<Element>)
     if (has_avx512) return reduce_avx512<Element, Operation>(target, sources);
   if (has_avx2) return reduce_avx2<Element, Operation>(target, sources);
 #endif

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <thread>
 
+#include "src/os/process.hpp"
+
 namespace muster::os {
 
 inline long futex(const std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
@@ -42,16 +44,22 @@ inline void spin_pause() noexcept {
 #endif
 }
 
+/// Turns of a wait of one of so many processes that keep the core: if there is a core for each, what is waited for is
+/// under way on another one. If not, it may need this one.
+inline int turns_on_core(int processes) noexcept {
+  return processes <= usable_cores() ? 150 : 15;
+}
+
 /// How waits in shared memory begin: asks `done` for some microseconds (2.5 ms if every offer of the core takes long),
-/// and returns whether it has become true. A few turns keep the core, because what another core does comes soonest so.
-/// Then each turn offers the core to others: the process that is waited for may need this very one. Whoever gets it
-/// back late shares it with work that does not wait: then it is time to sleep, and to look at the clock.
+/// and returns whether it has become true. A few turns (turns_on_core) keep the core, because what another core does
+/// comes soonest so. Then each turn offers the core to others: the process that is waited for may need this very one.
+/// Whoever gets it back late shares it with work that does not wait: then it is time to sleep, and to look at the
+/// clock.
 template <class Done>
-bool comes_soon(const Done& done) {
-  constexpr int spins = 150;
+bool comes_soon(const Done& done, int turns) {
   constexpr int yields = 50;
   constexpr std::chrono::microseconds late{50};
-  for (int turn = 0; turn < spins; ++turn) {
+  for (int turn = 0; turn < turns; ++turn) {
     if (done()) return true;
     spin_pause();
   }

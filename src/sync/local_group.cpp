@@ -100,7 +100,7 @@ void LocalGroup::wait(const WaitOptions& options, const Done& done, const Needed
 template <class Done, class Needed, class Awaited>
 void LocalGroup::wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting,
                          const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
-  if (os::comes_soon(done)) return;
+  if (os::comes_soon(done, turns_)) return;
   std::uint32_t seen = 0;
   const auto is_done = [&] {
     seen = word.load(std::memory_order_seq_cst);
@@ -228,7 +228,7 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
                                const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                                const WaitOptions& options) {
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
-  if (!os::comes_soon(done)) wait(options, done, is_awaited, is_awaited, sleep);
+  if (!os::comes_soon(done, turns_)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
 std::shared_ptr<Group> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {

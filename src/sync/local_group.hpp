@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 
+#include "src/os/futex.hpp"
 #include "src/sync/control_block.hpp"
 #include "src/sync/watchdog.hpp"
 
@@ -96,6 +97,7 @@ class LocalGroup final : public Group {
   std::shared_ptr<ControlBlock> control_;
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;
+  int turns_ = os::turns_on_core(size());
   // Rings that have been used, by the other rank.
   std::map<std::pair<int, Subject>, Ring> outgoing_;
   std::map<std::pair<int, Subject>, Ring> incoming_;

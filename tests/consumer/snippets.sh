@@ -17,7 +17,7 @@ inline int rank, size, step;
 inline std::string run_id;
 inline muster::Config layer;
 inline std::vector<muster::Config> layers;
-inline muster::Tensor weight;
+inline muster::Tensor weight, gradient, shard;
 inline const void *data, *device_pointer;
 inline CUstream_st* stream;
 inline std::vector<float> scales;
@@ -31,7 +31,7 @@ template <class... Values>
 void use(const Values&...) {}
 END
 count=0
-for document in README.md docs/{gathering,workspaces,devices}.md; do
+for document in README.md docs/{gathering,workspaces,devices,collectives}.md; do
   awk -v document="$document" '
     /^```cpp$/ {
       inside = 1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// max and sum against a slow model that knows the formats by their definition: every pair of 8-bit values, every 16-bit
-// value beside chosen ones, unaligned memory, any number of sources.
+// max, min, sum, product and average against a slow model that knows the formats by their definition: every pair of
+// 8-bit values, every 16-bit value beside chosen ones, unaligned memory, any number of sources.
 
 #include "src/merge/reduce.hpp"
 
@@ -108,15 +108,21 @@ template <class Bits>
 void check_pairs(DType dtype, const std::vector<Bits>& a, const std::vector<Bits>& b) {
   const Numbers numbers(dtype);
   const std::vector<Bits> sums = reduced<Bits>(Combine::sum, dtype, {a, b});
+  const std::vector<Bits> products = reduced<Bits>(Combine::product, dtype, {a, b});
+  const std::vector<Bits> averages = reduced<Bits>(Combine::average, dtype, {a, b});
   const std::vector<Bits> largest = reduced<Bits>(Combine::max, dtype, {a, b});
+  const std::vector<Bits> smallest = reduced<Bits>(Combine::min, dtype, {a, b});
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double x = decode(dtype, a[i]);
     const double y = decode(dtype, b[i]);
-    if (!numbers.is_rounded(static_cast<float>(x) + static_cast<float>(y), sums[i])) ++wrong;
+    const float sum = static_cast<float>(x) + static_cast<float>(y);
+    if (!numbers.is_rounded(sum, sums[i])) ++wrong;
+    if (!numbers.is_rounded(static_cast<float>(x) * static_cast<float>(y), products[i])) ++wrong;
+    if (!numbers.is_rounded(sum / 2, averages[i])) ++wrong;
     if (std::isnan(x) || std::isnan(y)) {
-      if (!std::isnan(decode(dtype, largest[i]))) ++wrong;
-    } else if (largest[i] != (y > x ? b[i] : a[i])) {
+      if (!std::isnan(decode(dtype, largest[i])) || !std::isnan(decode(dtype, smallest[i]))) ++wrong;
+    } else if (largest[i] != (y > x ? b[i] : a[i]) || smallest[i] != (y < x ? b[i] : a[i])) {
       ++wrong;
     }
   }
@@ -133,16 +139,22 @@ void check_integers(DType dtype) {
     for (auto& source : sources)
       for (T& value : source) value = static_cast<T>(random());
     std::vector<T> sum = sources[0];
+    std::vector<T> product = sources[0];
     std::vector<T> largest = sources[0];
+    std::vector<T> smallest = sources[0];
     for (std::size_t s = 1; s < sources.size(); ++s) {
       for (std::size_t i = 0; i < count; ++i) {
         sum[i] =
             static_cast<T>(static_cast<Unsigned>(static_cast<Unsigned>(sum[i]) + static_cast<Unsigned>(sources[s][i])));
+        product[i] = static_cast<T>(static_cast<std::uint64_t>(product[i]) * static_cast<std::uint64_t>(sources[s][i]));
         largest[i] = std::max(largest[i], sources[s][i]);
+        smallest[i] = std::min(smallest[i], sources[s][i]);
       }
     }
     CHECK(reduced<T>(Combine::sum, dtype, sources) == sum);
+    CHECK(reduced<T>(Combine::product, dtype, sources) == product);
     CHECK(reduced<T>(Combine::max, dtype, sources) == largest);
+    CHECK(reduced<T>(Combine::min, dtype, sources) == smallest);
   }
 }
 
@@ -163,16 +175,22 @@ void check_floats(DType dtype) {
     }
   }
   const auto sums = reduced<Bits>(Combine::sum, dtype, {a, b});
+  const auto products = reduced<Bits>(Combine::product, dtype, {a, b});
+  const auto averages = reduced<Bits>(Combine::average, dtype, {a, b, a});
   const auto largest = reduced<Bits>(Combine::max, dtype, {a, b});
+  const auto smallest = reduced<Bits>(Combine::min, dtype, {a, b});
+  const auto is = [](Bits got, T wanted) {
+    return std::isnan(wanted) ? std::isnan(std::bit_cast<T>(got)) : got == std::bit_cast<Bits>(wanted);
+  };
   for (std::size_t i = 0; i < a.size(); ++i) {
     const T x = std::bit_cast<T>(a[i]);
     const T y = std::bit_cast<T>(b[i]);
-    const T sum = x + y;
-    CHECK((std::isnan(sum) ? std::isnan(std::bit_cast<T>(sums[i])) : sums[i] == std::bit_cast<Bits>(sum)));
-    if (std::isnan(x) || std::isnan(y))
-      CHECK(std::isnan(std::bit_cast<T>(largest[i])));
-    else
-      CHECK(largest[i] == (y > x ? b[i] : a[i]));
+    CHECK(is(sums[i], x + y));
+    CHECK(is(products[i], x * y));
+    CHECK(is(averages[i], (x + y + x) / 3));
+    const bool is_nan = std::isnan(x) || std::isnan(y);
+    CHECK(is(largest[i], is_nan ? nan : y > x ? y : x));
+    CHECK(is(smallest[i], is_nan ? nan : y < x ? y : x));
   }
 }
 
@@ -221,7 +239,7 @@ TEST_CASE("f8_e4m3fn: a sum past 448 is NaN from the half-way point on, f8_e5m2:
   CHECK(sum(DType::f8_e5m2, 0xfb, 0xfb) == 0xfc);
 }
 
-TEST_CASE("integers wrap around, booleans are or") {
+TEST_CASE("integers wrap around, booleans are or and and") {
   check_integers<std::uint8_t>(DType::u8);
   check_integers<std::int8_t>(DType::i8);
   check_integers<std::uint16_t>(DType::u16);
@@ -233,6 +251,8 @@ TEST_CASE("integers wrap around, booleans are or") {
   using Bytes = std::vector<std::uint8_t>;
   CHECK(reduced<std::uint8_t>(Combine::max, DType::boolean, {Bytes{0, 0, 1, 1}, Bytes{0, 1, 0, 1}}) ==
         Bytes{0, 1, 1, 1});
+  for (const Combine combine : {Combine::min, Combine::product})
+    CHECK(reduced<std::uint8_t>(combine, DType::boolean, {Bytes{0, 0, 1, 1}, Bytes{0, 1, 0, 1}}) == Bytes{0, 0, 0, 1});
 }
 
 TEST_CASE("f32 and f64 with their special values") {
@@ -277,12 +297,13 @@ TEST_CASE("unaligned memory, any length, one source, and a target that is a sour
   }
 }
 
-TEST_CASE("what has no max or sum is refused with its name") {
+TEST_CASE("what has no such reduction is refused with its name") {
   using test::has;
   using test::words_of;
   for (const DType dtype : {DType::f4_e2m1, DType::u4, DType::i4, DType::f8_e8m0, DType::complex64})
     for (const Combine combine : {Combine::max, Combine::sum})
       CHECK(has(words_of(ErrorKind::unsupported, [&] { check_reducible(combine, dtype); }), to_string(dtype)));
   CHECK(has(words_of(ErrorKind::unsupported, [] { check_reducible(Combine::sum, DType::boolean); }), "BOOL"));
+  CHECK(has(words_of(ErrorKind::unsupported, [] { check_reducible(Combine::average, DType::i32); }), "average"));
   check_reducible(Combine::max, DType::boolean);
 }

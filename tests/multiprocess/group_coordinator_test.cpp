@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The groups of a model's ranks: who is in them, the defaults of their calls, dicts from stage to stage.
+
+#include "muster/group_coordinator.hpp"
+
+#include <algorithm>
+
+#include "doctest/doctest.h"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+Tensor numbers(std::vector<float> values, Shape shape) {
+  return Tensor::take(std::move(values), std::move(shape));
+}
+
+void check(const TensorView& tensor, const Shape& shape, const std::vector<float>& values) {
+  RANK_CHECK(tensor.shape() == shape);
+  RANK_CHECK(std::ranges::equal(tensor.values<float>(), values));
+}
+
+/// Six ranks as two groups of three, and as three of two.
+const std::vector<std::vector<int>> rows = {{0, 1, 2}, {3, 4, 5}};
+const std::vector<std::vector<int>> columns = {{0, 3}, {1, 4}, {2, 5}};
+
+}  // namespace
+
+TEST_CASE("ranks of a group, its ends and neighbours, and a name of its own") {
+  run_ranks(6, [](SyncGroup& world) {
+    const int self = world.rank();
+    GroupCoordinator group(columns, world, "pp");
+    GroupCoordinator again(columns, world, "pp");
+    RANK_CHECK(group.rank() == self);
+    RANK_CHECK(group.ranks() == columns[static_cast<std::size_t>(self % 3)]);
+    RANK_CHECK(group.rank_in_group() == self / 3);
+    RANK_CHECK(group.world_size() == 2);
+    RANK_CHECK(group.first_rank() == self % 3);
+    RANK_CHECK(group.last_rank() == self % 3 + 3);
+    RANK_CHECK(group.is_first_rank() == (self < 3));
+    RANK_CHECK(group.is_last_rank() == (self >= 3));
+    RANK_CHECK(group.next_rank() == (self + 3) % 6);
+    RANK_CHECK(group.prev_rank() == (self + 3) % 6);
+    RANK_CHECK(group.unique_name() != again.unique_name());
+    RANK_CHECK(group.unique_name().starts_with("pp:"));
+    for (const auto& bad : {std::vector<std::vector<int>>{{0, 1, 2}, {3, 4}},
+                            {{0, 1, 2, 3}, {3, 4, 5}},
+                            {{0, 1, 2}, {3, 4, 6}},
+                            {{0, 1, 2, 3, 4, 5, -1}}})
+      error_of(ErrorKind::argument, {"each of 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
+    error_of(ErrorKind::rank_mismatch, {"different lists"},
+             [&] { GroupCoordinator(self == 4 ? columns : rows, world, "bad"); });
+  });
+}
+
+TEST_CASE("the calls, with their defaults, in groups of three beside each other") {
+  run_ranks(6, [](SyncGroup& world) {
+    GroupCoordinator group(rows, world, "tp");
+    const auto me = static_cast<float>(group.rank_in_group());
+    const Tensor mine = numbers({me, me + 10, me + 20, me + 30}, {2, 2});
+    check(group.all_reduce(mine), {2, 2}, {3, 33, 63, 93});
+    check(mine, {2, 2}, {me, me + 10, me + 20, me + 30});
+    // The last dimension, unless another is given.
+    check(group.all_gather(mine), {2, 6}, {0, 10, 1, 11, 2, 12, 20, 30, 21, 31, 22, 32});
+    check(group.all_gather(mine, 0), {6, 2}, {0, 10, 20, 30, 1, 11, 21, 31, 2, 12, 22, 32});
+    const std::vector<std::int64_t> sizes = {1, 2, 3};
+    const auto extent = static_cast<std::int64_t>(me) + 1;
+    const Tensor uneven = numbers(std::vector<float>(static_cast<std::size_t>(extent * 2), me), {extent, 2});
+    const std::vector<float> all = {0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2};
+    check(group.all_gatherv(uneven, 0, sizes), {6, 2}, all);
+    const std::vector<TensorView> both = {uneven.view(), uneven.view()};
+    for (const Tensor& tensor : group.all_gatherv(both)) check(tensor, {6, 2}, all);
+    error_of(ErrorKind::argument, {"sizes"}, [&] { (void)group.all_gatherv(uneven, 0, std::vector<std::int64_t>{1}); });
+    // Of three dimensions, too, where the last one is scattered.
+    std::vector<float> cube;
+    for (int i = 0; i < 12; ++i) cube.push_back(static_cast<float>(i));
+    const Tensor block = numbers(cube, {2, 2, 3});
+    check(group.reduce_scatter(block), {2, 2, 1}, {3 * me, 3 * me + 9, 3 * me + 18, 3 * me + 27});
+    check(group.reduce_scatterv(numbers(std::vector<float>(6, 1), {1, 6}), sizes), {1, extent},
+          std::vector<float>(static_cast<std::size_t>(extent), 3));
+    const auto gathered = group.gather(mine, 1, 0);
+    RANK_CHECK(gathered.has_value() == (group.rank_in_group() == 1));
+    if (gathered) check(*gathered, {6, 2}, {0, 10, 20, 30, 1, 11, 21, 31, 2, 12, 22, 32});
+    const Tensor given = numbers({me, me}, {2});
+    group.broadcast(given, 2);
+    check(given, {2}, {2, 2});
+    const Config object = group.broadcast_object(group.is_first_rank() ? Config::array({1, "x"}) : Config());
+    RANK_CHECK(object == Config::array({1, "x"}));
+    group.barrier();
+    error_of(ErrorKind::argument, {"root -1"}, [&] { group.broadcast(given, -1); });
+    error_of(ErrorKind::argument, {"root 3"}, [&] { (void)group.broadcast_object({}, 3); });
+  });
+}
+
+TEST_CASE("a group of one has results of its own memory") {
+  run_ranks(2, [](SyncGroup& world) {
+    GroupCoordinator group(std::vector<std::vector<int>>{{0}, {1}}, world, "dp");
+    const Tensor mine = numbers({1, 2, 3, 4}, {2, 2});
+    for (const Tensor& tensor : {group.all_reduce(mine), group.all_gather(mine), group.reduce_scatter(mine),
+                                 *group.gather(mine), group.all_gatherv(mine)}) {
+      check(tensor, {2, 2}, {1, 2, 3, 4});
+      RANK_CHECK(tensor.data() != mine.data());
+    }
+    error_of(ErrorKind::argument, {"itself"}, [&] { group.send(mine); });
+  });
+}
+
+TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
+  run_ranks(6, [](SyncGroup& world) {
+    GroupCoordinator stages(columns, world, "pp");
+    GroupCoordinator tensor_parallel(rows, world, "tp");
+    ConfigObject dict;
+    dict["whole"] = pattern(DType::bf16, {5, 7}, 1);
+    dict["sliced"] = pattern(DType::f32, {3, 4}, 2);
+    dict["kept whole"] = pattern(DType::u8, {6}, 3);
+    dict["empty"] = Tensor::allocate(DType::f32, {0, 3});
+    dict["step"] = 7;
+    dict["names"] = Config::array({"a", Config::object({{"b", 1}})});
+    const auto is_dict = [&](const ConfigObject& received) { RANK_CHECK(Config(received) == Config(dict)); };
+    is_dict(tensor_parallel.broadcast_tensor_dict(tensor_parallel.rank_in_group() == 2 ? dict : ConfigObject(), 2));
+    const GroupCoordinator::TensorDictOptions options{&tensor_parallel, {{"kept whole", false}}, {}};
+    if (stages.is_first_rank()) {
+      stages.send_tensor_dict(dict);
+      stages.send_tensor_dict(dict, 1, options);
+      stages.send_object("now", 1);
+      stages.send(pattern(DType::i16, {9}, 4));
+      error_of(ErrorKind::argument, {"'whole' of 35 elements"}, [&] {
+        stages.send_tensor_dict(dict, 1, {&tensor_parallel, {{"whole", true}}, {}});
+      });
+    } else {
+      is_dict(stages.recv_tensor_dict());
+      is_dict(stages.recv_tensor_dict(0, options));
+      RANK_CHECK(stages.recv_object(0) == Config("now"));
+      RANK_CHECK(is_pattern(stages.recv({DType::i16, {9}}), DType::i16, {9}, 4));
+    }
+  });
+}
+
+TEST_CASE("a mixture of experts: rows to all, and the sums back") {
+  run_ranks(3, [](SyncGroup& world) {
+    GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "ep");
+    const auto me = static_cast<float>(world.rank());
+    const std::int64_t mine = world.rank() * 2;  // rank 0 has none
+    const Tensor hidden = numbers(std::vector<float>(static_cast<std::size_t>(mine * 4), me), {mine, 4});
+    const Tensor logits = numbers(std::vector<float>(static_cast<std::size_t>(mine * 2), me + 5), {mine, 2});
+    const std::vector<TensorView> both = {hidden.view(), logits.view()};
+    const GroupCoordinator::Dispatched all = group.dispatch(both);
+    RANK_CHECK((all.sizes == std::vector<std::int64_t>{0, 2, 4}));
+    std::vector<float> values(8, 1);
+    values.resize(24, 2);
+    check(all.tensors[0], {6, 4}, values);
+    RANK_CHECK((all.tensors[1].shape() == Shape{6, 2}));
+    check(group.combine(all.tensors[0], all.sizes), {mine, 4},
+          std::vector<float>(static_cast<std::size_t>(mine * 4), 3 * me));
+  });
+}
