@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives of the library: a line a size, "OPERATION BYTES MICROSECONDS". bytes: of the whole buffer (the result of
-// all_gather, the input of reduce_scatter). ./collectives runs it beside its peers.
+// all_gather, the input of reduce_scatter, a message of the queue). ./collectives runs it beside its peers.
 
 #include <CLI/CLI.hpp>
 #include <vector>
@@ -8,6 +8,7 @@
 #include "bench/collectives_loop.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/ours.hpp"
+#include "muster/message_queue.hpp"
 #include "muster/process_group.hpp"
 
 namespace {
@@ -52,6 +53,14 @@ void run(bench::Meeting& meeting, const Settings& settings) {
       took = loop.time(seconds, in, bytes / n, [&] { (void)ranks.all_gather(part); });
     } else if (settings.operation == "reduce_scatter") {
       took = loop.time(seconds, in, bytes, [&] { (void)ranks.reduce_scatter(whole); });
+    } else if (settings.operation == "queue") {
+      muster::MessageQueue queue(*group);
+      took = loop.time(seconds, in, 0, [&] {
+        if (ranks.rank() == 0)
+          queue.put(whole.bytes());
+        else
+          (void)queue.get();
+      });
     } else {
       int root = 0;
       took = loop.time(seconds, out, bytes, [&] { ranks.broadcast(result, root++ % static_cast<int>(ranks.size())); });
@@ -67,7 +76,7 @@ int main(int argc, char** argv) {
   CLI::App app("Collectives of the library");
   app.add_option("--ranks", settings.ranks)->check(CLI::Range(1, 64));
   app.add_option("--operation", settings.operation)
-      ->check(CLI::IsMember({"all_reduce", "all_gather", "reduce_scatter", "broadcast"}));
+      ->check(CLI::IsMember({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "queue"}));
   app.add_option("--dtype", settings.dtype);
   app.add_option("--milliseconds", settings.milliseconds, "for each size");
   app.add_option("--sizes", settings.sizes, "in bytes");

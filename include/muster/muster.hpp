@@ -16,6 +16,7 @@
 #include "muster/log.hpp"
 #include "muster/merge.hpp"
 #include "muster/merge_gather.hpp"
+#include "muster/message_queue.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"

@@ -18,36 +18,19 @@
 #include <vector>
 
 #include "src/collectives/backend.hpp"
+#include "src/collectives/shared_blocks.hpp"
 #include "src/collectives/slices.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
-#include "src/shm/segment.hpp"
 #include "src/shm/stream_copy.hpp"
-#include "src/sync/failing.hpp"
 
 namespace muster::collectives {
 namespace {
 
-constexpr std::size_t line = 64;
 // Smaller chunks cost more turns, fewer of them leave ranks to wait for each other.
 constexpr std::uint64_t chunk_bytes = 128 << 10;
 constexpr std::uint32_t depth = 8;
-
-/// A count with one writer, which others wait for.
-struct alignas(line) Word {
-  std::atomic<std::uint32_t> value;
-  std::atomic<std::uint32_t> sleepers;
-
-  void publish(std::uint32_t reached) noexcept {
-    value.store(reached, std::memory_order_seq_cst);
-    if (sleepers.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(value);
-  }
-  /// Counts may run over.
-  [[nodiscard]] bool has_reached(std::uint32_t count) const noexcept {
-    return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - count) >= 0;
-  }
-};
 
 /// The begin of a block. Steps are told as how many are done.
 struct BlockHead {
@@ -71,47 +54,12 @@ std::uint64_t all_reduce_alone(std::size_t ranks) noexcept {
 
 class SharedBackend final : public Backend {
  public:
-  SharedBackend(sync::Group& group, const WaitOptions& options) : group_(group) {
-    struct Offer {
-      std::uint64_t place = 0;
-      std::uint32_t first_stamp = 0;
-    };
-    Offer mine;
-    std::vector<Offer> offers(static_cast<std::size_t>(group.size()));
-    group.together(options, [&] {
-      own_ = std::make_unique<shm::OwnedSegment>(block_bytes);
-      mine.place = own_->place();
-      // One lease a rank, whose stamps are one after another: a block stays until all have left, or are dead.
-      for (int rank = 0; rank < group.size(); ++rank) {
-        if (rank == group.rank()) continue;
-        const shm::LeaseId lease = own_->offer(static_cast<std::uint32_t>(rank), group.liveness(rank));
-        if (mine.first_stamp == 0) mine.first_stamp = lease.stamp;
-        offered_.push_back(lease);
-      }
-    });
-    group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(offers)), options);
-    group.together(options, [&] {
-      for (int rank = 0; rank < group.size(); ++rank) {
-        if (rank == group.rank()) {
-          blocks_.push_back(own_->data());
-          continue;
-        }
-        const Offer& offer = offers[static_cast<std::size_t>(rank)];
-        const auto segment =
-            std::make_shared<shm::RemoteSegment>(*group.region_of(rank), offer.place, os::Access::read_write);
-        const std::uint32_t before = static_cast<std::uint32_t>(group.rank() - (group.rank() > rank ? 1 : 0));
-        leases_.push_back(std::make_unique<shm::Lease>(
-            segment, shm::LeaseId{static_cast<std::uint32_t>(group.rank()), offer.first_stamp + before}));
-        blocks_.push_back(segment->mapping().data());
-      }
-    });
+  SharedBackend(sync::Group& group, const WaitOptions& options)
+      : group_(group),
+        blocks_(group, block_bytes, options),
+        cards_(static_cast<std::size_t>(group.size())),
+        sources_(cards_.size()) {
     late_.reserve(ranks());
-    sources_.resize(ranks());
-    cards_.resize(ranks());
-  }
-
-  ~SharedBackend() override {
-    for (const shm::LeaseId lease : offered_) own_->withdraw(lease);
   }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shared memory"; }
@@ -235,13 +183,13 @@ class SharedBackend final : public Backend {
   }
   static Bytes part_of(Bytes all, Part part) noexcept { return all.subspan(part.begin, part.bytes); }
 
-  [[nodiscard]] std::size_t ranks() const noexcept { return blocks_.size(); }
+  [[nodiscard]] std::size_t ranks() const noexcept { return cards_.size(); }
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(group_.rank()); }
   [[nodiscard]] BlockHead& head(std::size_t rank) const noexcept {
-    return *reinterpret_cast<BlockHead*>(blocks_[rank]);
+    return *reinterpret_cast<BlockHead*>(blocks_.of(rank));
   }
   [[nodiscard]] std::byte* chunk(std::size_t rank, Step step) const noexcept {
-    return blocks_[rank] + ring_offset + std::uint64_t{step % depth} * chunk_bytes;
+    return blocks_.of(rank) + ring_offset + std::uint64_t{step % depth} * chunk_bytes;
   }
   /// Of a chunk, for one of the ranks that it has something for.
   [[nodiscard]] std::uint64_t share() const noexcept {
@@ -278,14 +226,13 @@ class SharedBackend final : public Backend {
       if (late_.empty()) return;
       Word& first = head(static_cast<std::size_t>(late_.front())).*word;
       if (os::comes_soon([&] { return first.has_reached(count); }, turns_)) continue;
-      group_.wait_until([&] { return first.has_reached(count); },
-                        [&](std::chrono::nanoseconds longest) {
-                          first.sleepers.fetch_add(1, std::memory_order_seq_cst);
-                          const std::uint32_t seen = first.value.load(std::memory_order_seq_cst);
-                          if (!first.has_reached(count)) os::futex_wait(first.value, seen, longest);
-                          first.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-                        },
-                        late_, options);
+      std::uint32_t seen = 0;
+      const auto is_done = [&] {
+        seen = first.value.load(std::memory_order_seq_cst);
+        return first.has_reached(count);
+      };
+      group_.wait_until(
+          is_done, [&](std::chrono::nanoseconds longest) { first.sleep(seen, longest); }, late_, options);
     }
   }
   [[nodiscard]] bool all_have(Word BlockHead::*word, std::uint32_t count) const noexcept {
@@ -370,10 +317,7 @@ class SharedBackend final : public Backend {
   }
 
   sync::Group& group_;
-  std::unique_ptr<shm::OwnedSegment> own_;
-  std::vector<shm::LeaseId> offered_;
-  std::vector<std::unique_ptr<shm::Lease>> leases_;  // of the others' blocks
-  std::vector<std::byte*> blocks_;                   // of all ranks
+  SharedBlocks blocks_;
   std::uint64_t cache_bytes_ = os::last_level_cache();
   int turns_ = os::turns_on_core(group_.size());
   std::uint32_t operation_ = 0;
@@ -381,16 +325,14 @@ class SharedBackend final : public Backend {
   Step begun_ = 0;  // the first one of the last operation
   // Of the call.
   std::vector<Card> cards_;
-  std::vector<int> late_;
   std::vector<const std::byte*> sources_;
+  std::vector<int> late_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& options) {
-  for (int rank = 0; rank < group.size(); ++rank)
-    if (group.host_of(rank) != group.host_of(0) || group.region_of(rank) == nullptr) return nullptr;
-  if (static_cast<std::size_t>(group.size()) > shm::lease_words) return nullptr;
+  if (!SharedBlocks::can_be(group)) return nullptr;
   return std::make_unique<SharedBackend>(group, options);
 }
 

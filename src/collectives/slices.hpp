@@ -11,9 +11,9 @@ namespace muster::collectives {
 
 /// Where slice `at` of `count` begins, of bytes that are cut into slices of whole cache lines, as even as that allows.
 inline std::uint64_t slice_begin(std::uint64_t bytes, std::size_t count, std::size_t at) noexcept {
-  constexpr std::uint64_t line = 64;
-  const std::uint64_t lines = (bytes + count * line - 1) / (count * line);
-  return std::min(bytes, at * lines * line);
+  constexpr std::uint64_t cache_line = 64;
+  const std::uint64_t lines = (bytes + count * cache_line - 1) / (count * cache_line);
+  return std::min(bytes, at * lines * cache_line);
 }
 
 /// The begins of all slices, and the end.

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Blocks of memory that all ranks of a host have mapped, to read and write: some ranks give one each. A block stays
+// until all ranks have let go of it, or are dead.
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/os/futex.hpp"
+#include "src/shm/segment.hpp"
+#include "src/sync/group.hpp"
+
+namespace muster::collectives {
+
+inline constexpr std::size_t line = 64;
+
+/// A count with one writer, which others wait for.
+struct alignas(line) Word {
+  std::atomic<std::uint32_t> value;
+  std::atomic<std::uint32_t> sleepers;
+
+  void publish(std::uint32_t reached) noexcept {
+    value.store(reached, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(value);
+  }
+  /// Counts may run over.
+  [[nodiscard]] bool has_reached(std::uint32_t count) const noexcept {
+    return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - count) >= 0;
+  }
+  /// Sleeps until it is published again, at most `longest`, unless it has been since it was `seen`.
+  void sleep(std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    os::futex_wait(value, seen, longest);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+};
+
+class SharedBlocks {
+ public:
+  /// Whether the ranks of a group can have some. The same on all. Local.
+  static bool can_be(const sync::Group& group);
+  /// Collective. `bytes`: of this rank's, zeros at first; 0: it gives none. Throws as SyncGroup::all_gather, and
+  /// Error(no_space) on all ranks.
+  SharedBlocks(sync::Group& group, std::uint64_t bytes, const WaitOptions& options);
+  ~SharedBlocks();
+  SharedBlocks(const SharedBlocks&) = delete;
+  SharedBlocks& operator=(const SharedBlocks&) = delete;
+
+  /// Null if that rank gives none.
+  [[nodiscard]] std::byte* of(std::size_t rank) const noexcept { return blocks_[rank]; }
+
+ private:
+  std::unique_ptr<shm::OwnedSegment> own_;
+  std::vector<shm::LeaseId> offered_;
+  std::vector<std::unique_ptr<shm::Lease>> leases_;  // of the others' blocks
+  std::vector<std::byte*> blocks_;
+};
+
+}  // namespace muster::collectives
