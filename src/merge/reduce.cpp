@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/core/element_range.hpp"
 #include "src/core/parallel.hpp"
 #include "src/merge/layout.hpp"
 
@@ -201,11 +202,6 @@ MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::
   std::memcpy(target.data() + done, result, left);
 }
 
-template <class Element, class Operation>
-void reduce_baseline(std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  reduce_all<Element, Operation>(target, sources);
-}
-
 #if defined(__x86_64__)
 template <class Element, class Operation>
 [[gnu::target("avx2")]] void reduce_avx2(std::span<std::byte> target, std::span<const std::byte* const> sources) {
@@ -219,7 +215,7 @@ void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sou
   static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
   if (has_avx2) return reduce_avx2<Element, Operation>(target, sources);
 #endif
-  reduce_baseline<Element, Operation>(target, sources);
+  reduce_all<Element, Operation>(target, sources);
 }
 
 template <class Operation>
@@ -300,6 +296,13 @@ void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span
 }
 
 #undef MUSTER_INLINE
+
+const std::byte* gapless(const TensorView& tensor, std::uint64_t begin, std::uint64_t end, std::byte* staging) {
+  if (tensor.is_contiguous()) return tensor.host_data() + begin;
+  const auto item = static_cast<std::uint64_t>(itemsize(tensor.dtype()));
+  core::copy_elements(tensor, static_cast<std::int64_t>(begin / item), static_cast<std::int64_t>(end / item), staging);
+  return staging;
+}
 
 Tensor merge_in_memory(const Merge& merge, std::span<const TensorView> sources, std::span<const int> ranks,
                        const std::function<void()>& progress) {

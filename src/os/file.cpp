@@ -191,11 +191,7 @@ void WritableFile::reserve(std::uint64_t bytes) {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) throw_full(name_, bytes, EFBIG);
   const auto length = static_cast<off_t>(bytes);
   const FileSizeAsError no_signal;
-  int result = -1;
-  do {
-    result = is_faulty("fallocate", name_) ? -1 : ::fallocate(fd_.get(), 0, 0, length);
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return;
+  if (try_call("fallocate", name_, [&] { return ::fallocate(fd_.get(), 0, 0, length); }) == 0) return;
   if (errno != EOPNOTSUPP && errno != ENOSYS) throw_full(name_, bytes, errno);
   // This file system reserves nothing; the length alone keeps writers from moving the end back and forth.
   if (is_faulty("ftruncate", name_) || ::ftruncate(fd_.get(), length) != 0)
