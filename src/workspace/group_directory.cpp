@@ -417,7 +417,7 @@ void GroupPulse::load_failure() {
 void GroupPulse::publish_failure(const Error& cause) {
   WrittenFailure written;
   written.put(cause);
-  // Where another rank was first, its cause is everybody's.
+  // If another rank was first, its cause is everybody's.
   if (!directory_->publish_first(failed_name(group_), std::as_bytes(std::span(&written, 1))))
     load_failure();
   else
