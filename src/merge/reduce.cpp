@@ -202,6 +202,11 @@ MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::
   std::memcpy(target.data() + done, result, left);
 }
 
+template <class Element, class Operation>
+void reduce_baseline(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+  reduce_all<Element, Operation>(target, sources);
+}
+
 #if defined(__x86_64__)
 template <class Element, class Operation>
 [[gnu::target("avx2")]] void reduce_avx2(std::span<std::byte> target, std::span<const std::byte* const> sources) {
@@ -215,7 +220,7 @@ void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sou
   static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
   if (has_avx2) return reduce_avx2<Element, Operation>(target, sources);
 #endif
-  reduce_all<Element, Operation>(target, sources);
+  reduce_baseline<Element, Operation>(target, sources);
 }
 
 template <class Operation>
