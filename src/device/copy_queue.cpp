@@ -169,7 +169,7 @@ void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const 
   using Clock = std::chrono::steady_clock;
   using namespace std::chrono_literals;
   const Clock::time_point begin = Clock::now();
-  const auto timeout = sync::timeout_of(options.timeout, group.timeout());
+  const auto timeout = sync::timeout_of(options, group);
   // The group's own deadline is about other ranks; a device that hangs has none.
   const auto is_done = [&] {
     if (done()) return true;

@@ -29,13 +29,6 @@ namespace {
 using gather::Call;
 using gather::Record;
 
-/// Underneath, the call is one of host tensors: options that are about devices are not for it.
-Call call_underneath(const Call& call) {
-  Call inner = call;
-  inner.filler = nullptr;
-  return inner;
-}
-
 bool shares_memory_with_first(const Call& call) {
   return call.group->region_of(call.first()) != nullptr;
 }
@@ -78,7 +71,7 @@ class DeviceTransfer final : public gather::Transfer {
   const Call& call_;
   std::shared_ptr<DeviceState> state_;
   DeviceSlotFiller filler_;
-  Call inner_call_;
+  Call inner_call_;                 // of host tensors
   std::optional<HostCopy> staged_;  // of a sender that shares no memory with the first rank, and of the first rank
   std::unique_ptr<gather::Transfer> inner_;
   std::optional<DeviceLanding> landing_;
@@ -89,7 +82,7 @@ class DeviceTransfer final : public gather::Transfer {
 };
 
 DeviceTransfer::DeviceTransfer(const Call& call)
-    : call_(call), state_(device_state_of(*call.group)), filler_(call, *state_), inner_call_(call_underneath(call)) {
+    : call_(call), state_(device_state_of(*call.group)), filler_(call, *state_), inner_call_(call) {
   const gather::RouteDriver* driver = route_underneath(call_);
   if (driver == nullptr) throw Error(ErrorKind::unsupported, "no route reaches all ranks of the list");
   if (call_.value != nullptr) {

@@ -33,7 +33,7 @@ Exports::Found Exports::find(const TensorView& tensor) {
     IpcHandle handle{};
     check(driver().ipc_export(&handle, allocation.base),
           fmt::format("exporting an allocation of {} bytes on {}", allocation.bytes, to_string(tensor.device())));
-    known = {allocation.base, tensor.device().index, {located->buffer, allocation.bytes, handle}};
+    known = {allocation.base, {located->buffer, allocation.bytes, handle}};
   }
   return {known.exported, offset};
 }

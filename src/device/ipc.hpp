@@ -36,7 +36,6 @@ class Exports {
  private:
   struct Known {
     DevicePointer base = 0;
-    int device = 0;
     Export exported;
   };
   std::map<DevicePointer, Known> known_;                      // by base
@@ -63,7 +62,6 @@ class OpenedMemory {
   /// them, nor from any in close_all().
   void close_surplus() noexcept;
   void close_all() noexcept;
-  [[nodiscard]] std::size_t size() const noexcept { return open_.size(); }
 
  private:
   struct Key {

@@ -87,8 +87,14 @@ Offer receive_offer(const gather::Call& call, int sender, std::uint64_t descript
   return offer;
 }
 
-}  // namespace
+Answer receive_answer(const gather::Call& call) {
+  const std::vector<std::byte> message = receive_of(call, call.first(), sizeof(Answer) + 4096, offer_phase);
+  return MessageReader(message).take<Answer>();
+}
 
+/// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
+/// tells them late or never: the failure is the group's, at once, and what is under way is aborted. `members`: the
+/// others that take part.
 void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, NcclLists::Entry& entry,
                      const std::function<void()>& work) {
   SyncGroup& group = *call.group;
@@ -111,6 +117,8 @@ void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, Ncc
     throw;
   }
 }
+
+}  // namespace
 
 bool DeviceSending::by_ipc() {
   std::vector<Export> exports;

@@ -58,12 +58,6 @@ struct Answer {
   NcclId id{};
 };
 
-template <class T>
-void append(std::vector<std::byte>& message, const T& value) {
-  const auto bytes = std::as_bytes(std::span(&value, 1));
-  message.insert(message.end(), bytes.begin(), bytes.end());
-}
-
 /// Cuts values off the front of a message. Throws Error(corrupt) where it is too short.
 class MessageReader {
  public:
@@ -82,19 +76,8 @@ class MessageReader {
   std::span<const std::byte> left_;
 };
 
+using gather::append;
 using gather::receive_of;
-
-/// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
-/// tells them late or never: the failure is the group's, at once, and what is under way is aborted. `members`: the
-/// others that take part.
-void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, NcclLists::Entry& entry,
-                     const std::function<void()>& work);
-
-inline Answer receive_answer(const gather::Call& call) {
-  const std::vector<std::byte> message =
-      receive_of(call, call.first(), sizeof(Answer) + 4096, "gather: offering device memory");
-  return MessageReader(message).take<Answer>();
-}
 
 /// A sender's side.
 class DeviceSending {

@@ -58,11 +58,11 @@ std::string_view way_name(Way way) noexcept {
 }
 
 void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {
-  record.facts[0] = std::bit_cast<std::uint64_t>(facts);
+  record.device = std::bit_cast<std::uint64_t>(facts);
 }
 
 DeviceFacts get_facts(const gather::Record& record) noexcept {
-  return std::bit_cast<DeviceFacts>(record.facts[0]);
+  return std::bit_cast<DeviceFacts>(record.device);
 }
 
 std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {

@@ -21,8 +21,7 @@ enum class Way : std::uint8_t {
 };
 std::string_view way_name(Way way) noexcept;
 
-/// What a rank knows of itself before round 1. Travels as the first of Record::facts; the others are those of a rank
-/// that receives (receive_need.hpp).
+/// What a rank knows of itself before round 1. Travels as Record::device.
 struct DeviceFacts {
   std::uint64_t device : 48 = 0;  ///< device_identity() of the device that the tensors are on, or shall land on
   Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_WAY; nothing: all ways are open

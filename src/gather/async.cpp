@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// What runs the asynchronous calls of a group: one thread, and a duplicate of the group that it alone uses.
+
 #include "muster/async.hpp"
+
+#include <fmt/core.h>
 
 #include <condition_variable>
 #include <deque>
@@ -10,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/gather/async.hpp"
+#include "src/gather/exchange.hpp"
 #include "src/gather/opening.hpp"
 #include "src/os/process.hpp"
 
@@ -18,6 +22,7 @@ namespace muster {
 namespace gather {
 namespace {
 
+/// Whether this thread is that of a group's asynchronous calls.
 thread_local bool of_a_lane = false;
 
 /// Runs what it is given, in that order. Its end waits for all of it.
@@ -99,17 +104,20 @@ AsyncState& state_of(SyncGroup& group) {
   return *sync::inside(group).extension<AsyncState>();
 }
 
+/// call(list, group).
 template <class Result, class Call>
-Work<Result> start(SyncGroup& group, Call call) {
+Work<Result> start(const RankList& ranks, SyncGroup& group, Call call) {
   const sync::Use use(group);
   AsyncState& state = state_of(group);
   if (!state.lane) state.lane = std::make_unique<Lane>(group.duplicate({.phase = "asynchronous calls: setting up"}));
+  const std::span<const int> list = ranks.in(group);
   const auto task = std::make_shared<std::packaged_task<Result(SyncGroup&)>>(
-      [call = std::move(call), parent = group.weak_from_this()](SyncGroup& own) mutable {
+      [call = std::move(call), list = std::vector<int>(list.begin(), list.end()),
+       parent = group.weak_from_this()](SyncGroup& own) mutable {
         // What the caller lends ends with the call, not with its result.
         const Call once = std::move(call);
         try {
-          return once(own);
+          return once(list, own);
         } catch (const Error&) {
           if (const auto cause = own.failure())
             if (const auto all = parent.lock()) all->poison(*cause);
@@ -121,15 +129,14 @@ Work<Result> start(SyncGroup& group, Call call) {
   return work;
 }
 
-std::vector<int> list_of(const RankList& ranks, const SyncGroup& group) {
-  const std::span<const int> list = ranks.in(group);
-  return {list.begin(), list.end()};
-}
-
 }  // namespace
 
-bool is_asynchronous() noexcept {
-  return of_a_lane;
+void refuse_asynchronous(const Config& value) {
+  if (of_a_lane && (residency_of(value) | Residency::host) == Residency::mixed)
+    throw Error(ErrorKind::unsupported,
+                fmt::format("asynchronous calls take tensors on the host, and these are on {}: copy them there first, "
+                            "or use the call without _async",
+                            places_text(value)));
 }
 
 std::uint64_t trim_async(SyncGroup& group) {
@@ -146,7 +153,7 @@ void detail::refuse_empty_work() {
 Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, SyncGroup& group,
                                         const GatherOptions& options) {
   return gather::start<GatheredConfigs>(
-      group, [config = std::move(config), list = gather::list_of(ranks, group), options](SyncGroup& own) {
+      ranks, group, [config = std::move(config), options](const std::vector<int>& list, SyncGroup& own) {
         return get_configs_parallel(config ? &*config : nullptr, list, own, options);
       });
 }
@@ -154,7 +161,7 @@ Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const Rank
 Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, SyncGroup& group,
                                         const GatherOptions& options) {
   return gather::start<GatheredTensors>(
-      group, [tensor = std::move(tensor), list = gather::list_of(ranks, group), options](SyncGroup& own) {
+      ranks, group, [tensor = std::move(tensor), options](const std::vector<int>& list, SyncGroup& own) {
         return gather::get_tensors(tensor, list, own, options);
       });
 }
@@ -162,7 +169,7 @@ Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, Sy
 Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                                 const GatherOptions& options) {
   return gather::start<Merged>(
-      group, [tensor = std::move(tensor), merge, list = gather::list_of(ranks, group), options](SyncGroup& own) {
+      ranks, group, [tensor = std::move(tensor), merge, options](const std::vector<int>& list, SyncGroup& own) {
         return gather::merge_tensor(tensor, merge, list, own, options);
       });
 }
@@ -170,8 +177,9 @@ Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, const RankLis
 Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, SyncGroup& group, LayerConsumer consume,
                                      const StreamOptions& options) {
   return gather::start<StreamReport>(
-      group, [source = std::move(source), list = gather::list_of(ranks, group), consume = std::move(consume),
-              options](SyncGroup& own) { return gather_each(source, list, own, consume, options); });
+      ranks, group,
+      [source = std::move(source), consume = std::move(consume), options](
+          const std::vector<int>& list, SyncGroup& own) { return gather_each(source, list, own, consume, options); });
 }
 
 }  // namespace muster

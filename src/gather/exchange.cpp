@@ -44,11 +44,6 @@ std::uint64_t next_number(SyncGroup& group) {
   return ++sync::inside(group).extension<ExchangeCount>()->begun;
 }
 
-std::string kind_text(const Config& value) {
-  const TensorView& view = value.as_tensor().view();
-  return fmt::format("{} {}", to_string(view.dtype()), muster::to_string(view.shape()));
-}
-
 TensorSpec spec_of(const Tensor& tensor) {
   return {tensor.dtype(), tensor.shape()};
 }
@@ -78,10 +73,10 @@ Config copied(const Config& value) {
 }
 
 /// The exchange of one rank.
-class Run {
+class ExchangeRun {
  public:
-  Run(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
-      const GatherOptions& options, const Merge* merge)
+  ExchangeRun(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
+              const GatherOptions& options, const Merge* merge)
       : ranks_(ranks), group_(group), options_(options) {
     call_.merge = merge;
     call_.operation = operation;
@@ -101,15 +96,11 @@ class Run {
     // What is small and warm has been written already.
     const std::uint64_t written = record_.complete ? record_.moving_bytes : 0;
     phases.end("prepare", written, written == 0 ? 0 : 1);
-    const std::vector<Record> records = round<Record>(record_, "gather: round 1");
+    const std::vector<Record> records = opening_round(call_, record_, failure, ranks_, "gather: round 1",
+                                                      "gather: failing", [&](auto reason) { return words(reason); });
     phases.end("round 1");
-    if (const auto objection = object(records, group_)) {
-      const auto words =
-          round<Words>(failure ? words_of(*failure) : words_of(self_text(*objection)), "gather: failing");
-      throw make_error(*objection, records, words, group_);
-    }
     ExchangeReport& report = state_->report;
-    report.rounds += settle_proofs(call_, records, proof_.get());
+    report.rounds += 1 + settle_proofs(call_, records, proof_.get());
     // The others wait for what this rank would have begun here.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
       sync::fail(group_, sync::in_own_name(group_, *stuck));
@@ -164,8 +155,8 @@ class Run {
     }
     record_.has_value = call_.value != nullptr;
     if (call_.operation != Operation::configs) {
-      const std::string kind =
-          call_.merge == nullptr ? kind_text(*call_.value) : merge_kind(*call_.merge, spec_of(*call_.value));
+      const TensorSpec spec = spec_of(*call_.value);
+      const std::string kind = call_.merge == nullptr ? to_string(spec) : merge_kind(*call_.merge, spec);
       record_.kind_hash = XXH3_64bits(kind.data(), kind.size());
     }
     // Its own tree does not travel, but what is wrong with it is wrong on every rank alike.
@@ -189,7 +180,7 @@ class Run {
     guess_ = guess_route(record_);
     if (guess_ == nullptr) return;
     proof_ = guess_->prove(call_, record_);
-    transfer_ = guess_->begin(call_);
+    transfer_ = begin_transfer(*guess_, call_);
     transfer_->offer(record_);
     // A merge, a landing on a device and the caller's tensors are copies already.
     copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
@@ -223,27 +214,17 @@ class Run {
     if (chosen.driver == guess_) return;
     proof_.reset();
     Record known = record_;
-    transfer_ = chosen.driver->begin(call_);
+    transfer_ = begin_transfer(*chosen.driver, call_);
     transfer_->offer(known);
   }
 
-  [[nodiscard]] std::string self_text(const Objection& objection) const {
-    using Reason = Objection::Reason;
-    if (objection.reason == Reason::lists) return list_text(ranks_);
-    if (objection.reason == Reason::forced) return route_text(options_);
-    if (objection.reason == Reason::refused) return call_.is_member() ? refusal_words(call_, objection.refused) : "";
+  /// For an objection.
+  [[nodiscard]] std::string words(Objection::Reason reason) const {
     if (call_.value == nullptr) return {};
-    if (objection.reason == Reason::kinds)
-      return call_.merge == nullptr ? kind_text(*call_.value) : merge_text(*call_.merge, spec_of(*call_.value));
-    if (objection.reason == Reason::contents) return content_text(record_);
-    return {};
-  }
-
-  template <class T>
-  std::vector<T> round(const T& mine, const char* phase) {
-    std::vector<T> all = round_of(group_, mine, call_.wait(phase));
-    ++state_->report.rounds;
-    return all;
+    if (reason == Objection::Reason::contents) return content_text(record_);
+    if (reason != Objection::Reason::kinds) return {};
+    const TensorSpec spec = spec_of(*call_.value);
+    return call_.merge == nullptr ? to_string(spec) : merge_text(*call_.merge, spec);
   }
 
   /// Whether there was a second round.
@@ -253,14 +234,10 @@ class Run {
       // The others are gone already, and hear of it at their next call.
       sync::fail(group_, sync::in_own_name(group_, *trouble));
     }
-    ClosingRecord mine;
-    if (trouble) mine.status = status_of(trouble->kind());
-    const auto closing = round<ClosingRecord>(mine, "gather: round 2");
-    if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return true;
+    ++state_->report.rounds;
     // Before a sender can begin again: what this rank has taken is free.
-    transfer_.reset();
-    const auto words = round<Words>(trouble ? words_of(*trouble) : Words{}, "gather: failing");
-    throw make_closing_error(closing, words, group_);
+    closing_round(call_, trouble, "gather: round 2", "gather: failing", [&] { transfer_.reset(); });
+    return true;
   }
 
   std::span<const int> ranks_;
@@ -280,7 +257,7 @@ class Run {
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge) {
-  Run run(operation, value, ranks, group, options, merge);
+  ExchangeRun run(operation, value, ranks, group, options, merge);
   // While it still lends: a first rank that is about to take a lease has to hear of the failure before that is
   // withdrawn.
   Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(); });

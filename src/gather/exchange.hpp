@@ -22,6 +22,7 @@
 #include <optional>
 #include <vector>
 
+#include "muster/merge_gather.hpp"
 #include "src/gather/route.hpp"
 
 namespace muster {
@@ -48,6 +49,16 @@ struct Outcome {
 /// Operation::merge.
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge = nullptr);
+
+/// The public calls, but that the first rank's own tensor in the result keeps its owner.
+GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
+                            const GatherOptions& options);
+Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
+                    const GatherOptions& options);
+
+/// Gives back what the group's asynchronous calls that have ended keep for the next ones; nothing while one runs.
+/// Returns the bytes.
+std::uint64_t trim_async(SyncGroup& group);
 
 }  // namespace gather
 }  // namespace muster

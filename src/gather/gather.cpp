@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls and their results. What happens in a merge is in merge_shm.cpp, merge_reduce.cpp and
-// merge_unmoved.cpp.
+// The public calls and their results. What happens in a merge is in merge_shm.cpp, merge_reduce.cpp and route.cpp.
 
 #include "muster/gather.hpp"
 
@@ -9,7 +8,6 @@
 #include <utility>
 
 #include "muster/merge_gather.hpp"
-#include "src/gather/async.hpp"
 #include "src/gather/exchange.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"

@@ -52,9 +52,11 @@ std::string merge_kind(const Merge& merge, const TensorSpec& spec) {
   return fmt::format("{} {}", arguments(merge, static_cast<std::int64_t>(dim)), to_string(open));
 }
 
-std::int64_t merge_extent(const Merge& merge, const TensorSpec& spec) {
-  const auto* concat = std::get_if<merge::Concat>(&merge);
-  return concat == nullptr ? 0 : spec.shape[dimension(*concat, spec.shape)];
+void offer_merge(const Merge& merge, const TensorView& own, Record& record) {
+  record.merge = merge_number(merge);
+  record.payload_bytes = own.nbytes();
+  if (const auto* concat = std::get_if<merge::Concat>(&merge))
+    record.extent = static_cast<std::uint64_t>(own.shape()[dimension(*concat, own.shape())]);
 }
 
 bool merge_moves(std::uint8_t number) noexcept {
@@ -71,7 +73,7 @@ merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<
   if (const auto* concat = std::get_if<merge::Concat>(&merge)) {
     const std::size_t dim = dimension(*concat, own.shape);
     for (std::size_t i = 0; i < specs.size(); ++i)
-      specs[i].shape[dim] = static_cast<std::int64_t>(records[static_cast<std::size_t>(list[i])].facts[fact_extent]);
+      specs[i].shape[dim] = static_cast<std::int64_t>(records[static_cast<std::size_t>(list[i])].extent);
   }
   return merge::join(merge, specs, {}, list);
 }
@@ -90,6 +92,9 @@ MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks
   return area;
 }
 
+namespace {
+
+/// Of the list `members`, whose records these are.
 MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record> records) {
   const auto record = [&](int rank) -> const Record& { return records[static_cast<std::size_t>(rank)]; };
   const Record& any = record(members.front());
@@ -101,8 +106,10 @@ MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record>
   return merge_area(reduces, std::min(bytes, UINT64_MAX / 4), members.size());
 }
 
+}  // namespace
+
 bool is_warm(const Record& first, const MergeArea& area) noexcept {
-  return first.segment != 0 && first.facts[fact_taken] >= area.total && first.facts[fact_capacity] >= area.total;
+  return first.segment != 0 && first.taken >= area.total && first.capacity >= area.total;
 }
 
 std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::span<const Record> records) {
@@ -110,7 +117,7 @@ std::uint64_t merge_fresh_bytes(int rank, const std::vector<int>& members, std::
   if (own.operation != Operation::merge || own.position != 0 || !merge_moves(own.merge)) return own.fresh_bytes;
   if (own.available_bytes == 0) return 0;
   const MergeArea area = merge_area_of(members, records);
-  const std::uint64_t taken = own.facts[fact_capacity] >= area.total ? own.facts[fact_taken] : 0;
+  const std::uint64_t taken = own.capacity >= area.total ? own.taken : 0;
   return area.total - std::min(area.total, taken);
 }
 
@@ -120,14 +127,13 @@ std::vector<int> differing_contents(const std::vector<int>& members, std::span<c
   if (record(members.front()).merge != merge_number(merge::Same{})) return others;
   const auto first = std::ranges::find_if(members, [&](int rank) { return record(rank).position == 0; });
   for (const int rank : members)
-    if (record(rank).facts[fact_hash_low] != record(*first).facts[fact_hash_low] ||
-        record(rank).facts[fact_hash_high] != record(*first).facts[fact_hash_high])
+    if (record(rank).hash_low != record(*first).hash_low || record(rank).hash_high != record(*first).hash_high)
       others.push_back(rank);
   return others;
 }
 
 std::string content_text(const Record& record) {
-  return fmt::format("(XXH3 {:016x}{:016x})", record.facts[fact_hash_high], record.facts[fact_hash_low]);
+  return fmt::format("(XXH3 {:016x}{:016x})", record.hash_high, record.hash_low);
 }
 
 }  // namespace muster::gather

@@ -14,24 +14,11 @@
 
 namespace muster::gather {
 
-/// Places in Record::facts. Sizes along the concatenated dimension may differ, all else is in kind_hash.
-enum MergeFact : std::size_t {
-  fact_extent = 0,
-  // If bytes move, of the first rank: a free slot that it has.
-  fact_capacity = 1,
-  fact_taken = 2,  // bytes of it that memory has been taken for
-  // Same, of every rank: XXH3-128 of the elements.
-  fact_hash_low = 1,
-  fact_hash_high = 2,
-};
-
 /// "concat(0) BF16 [4, 8]": for messages.
 std::string merge_text(const Merge& merge, const TensorSpec& spec);
 /// What has to be the same on all ranks of a list, in words. Throws as merge::join where the merge cannot be applied to
 /// such a tensor at all.
 std::string merge_kind(const Merge& merge, const TensorSpec& spec);
-/// The size along the dimension that ranks may differ in; 0 if there is none.
-std::int64_t merge_extent(const Merge& merge, const TensorSpec& spec);
 /// Record::merge of a kind.
 inline std::uint8_t merge_number(const Merge& merge) noexcept {
   return static_cast<std::uint8_t>(merge.index() + 1);
@@ -39,6 +26,8 @@ inline std::uint8_t merge_number(const Merge& merge) noexcept {
 /// Whether tensors of this kind travel (Same and First never do).
 bool merge_moves(std::uint8_t number) noexcept;
 bool merge_reduces(std::uint8_t number) noexcept;
+/// Writes into this rank's record what all routes say of a merge. Bytes that move are the route's to tell.
+void offer_merge(const Merge& merge, const TensorView& own, Record& record);
 
 /// How the tensors of `list` make one: from the records, and one of the tensors. Throws as merge::join.
 merge::Layout merge_layout(const Merge& merge, const TensorSpec& own, std::span<const int> list,
@@ -53,8 +42,6 @@ struct MergeArea {
   std::uint64_t total = 0;
 };
 MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks) noexcept;
-/// Of the list `members`, whose records these are.
-MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record> records);
 
 /// Whether the slot that the first rank has offered can be used without another word.
 bool is_warm(const Record& first, const MergeArea& area) noexcept;

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <vector>
 
-#include "src/core/element_range.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/futex.hpp"
 
@@ -40,11 +39,14 @@ bool MergeWords::is_there(const Line& line, Kind kind, std::uint32_t chunks) con
   return word >> 32 == (call_.number & UINT32_MAX) && static_cast<std::uint32_t>(word) >= chunks;
 }
 
+void MergeWords::ring(Line& line) noexcept {
+  line.bell.fetch_add(1, std::memory_order_release);
+  os::futex_wake_all(line.bell);
+}
+
 void MergeWords::start(bool is_well) noexcept {
-  Line& all = line(0);
-  all.written.store(tagged(is_well ? started : given_up), std::memory_order_release);
-  all.bell.fetch_add(1, std::memory_order_release);
-  os::futex_wake_all(all.bell);
+  line(0).written.store(tagged(is_well ? started : given_up), std::memory_order_release);
+  ring(line(0));
 }
 
 bool MergeWords::wait_for_start() {
@@ -62,13 +64,9 @@ bool MergeWords::wait_for_start() {
 }
 
 void MergeWords::give_up() noexcept {
-  line(0).written.store(tagged(given_up), std::memory_order_release);
-  line(0).bell.fetch_add(1, std::memory_order_release);
-  os::futex_wake_all(line(0).bell);
+  start(false);
   // Whoever waits for this rank sleeps on its own line.
-  Line& mine = line(1 + call_.position);
-  mine.bell.fetch_add(1, std::memory_order_release);
-  os::futex_wake_all(mine.bell);
+  ring(line(1 + call_.position));
 }
 
 bool MergeWords::has_given_up() const noexcept {
@@ -78,21 +76,7 @@ bool MergeWords::has_given_up() const noexcept {
 void MergeWords::say(Kind kind, std::uint32_t chunks) noexcept {
   Line& mine = line(1 + call_.position);
   (kind == Kind::written ? mine.written : mine.reduced).store(tagged(chunks), std::memory_order_release);
-  mine.bell.fetch_add(1, std::memory_order_release);
-  os::futex_wake_all(mine.bell);
-}
-
-void MergeWords::say_written(std::uint32_t chunks) noexcept {
-  say(Kind::written, chunks);
-}
-void MergeWords::say_reduced(std::uint32_t chunks) noexcept {
-  say(Kind::reduced, chunks);
-}
-bool MergeWords::wait_for_written(std::uint32_t chunks) {
-  return wait(Kind::written, chunks);
-}
-bool MergeWords::wait_for_reduced(std::uint32_t chunks) {
-  return wait(Kind::reduced, chunks);
+  ring(mine);
 }
 
 bool MergeWords::wait(Kind kind, std::uint32_t chunks) {
@@ -117,7 +101,6 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
   MergeWords words(call, data);
   const std::size_t ranks = call.list.size();
   const std::size_t me = call.position;
-  const std::uint64_t item = itemsize(source.dtype());
   const auto chunks = static_cast<std::uint32_t>((area.target_bytes + area.chunk - 1) / area.chunk);
   const auto place = [&](std::uint32_t chunk, std::size_t rank) {
     return data + area.scratch_at + ((chunk % 2) * ranks + rank) * area.chunk;
@@ -141,10 +124,9 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
       std::memcpy(mine, from, skip);
       std::memcpy(mine + resume, from + resume, bytes_of(chunk) - resume);
     } else {
-      core::copy_elements(source, static_cast<std::int64_t>(begin / item),
-                          static_cast<std::int64_t>((begin + bytes_of(chunk)) / item), mine);
+      merge::gapless(source, begin, begin + bytes_of(chunk), mine);
     }
-    words.say_written(chunk + 1);
+    words.say(MergeWords::Kind::written, chunk + 1);
   };
   std::vector<const std::byte*> parts(ranks);
   const auto reduce = [&](std::uint32_t chunk) {
@@ -153,17 +135,17 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
     for (std::size_t rank = 0; rank < ranks; ++rank) parts[rank] = place(chunk, rank) + begin;
     if (source.is_contiguous()) parts[me] = source.host_data() + begin_of(chunk) + begin;
     merge::reduce(combine, source.dtype(), {data + area.target_at + begin_of(chunk) + begin, end - begin}, parts);
-    words.say_reduced(chunk + 1);
+    words.say(MergeWords::Kind::reduced, chunk + 1);
     call.group->progress();
   };
 
   for (std::uint32_t chunk = 0; chunk <= chunks; ++chunk) {
     if (chunk < chunks) {
-      if (chunk >= 2 && !words.wait_for_reduced(chunk - 1)) return;
+      if (chunk >= 2 && !words.wait(MergeWords::Kind::reduced, chunk - 1)) return;
       write(chunk);
     }
     if (chunk == 0) continue;
-    if (!words.wait_for_written(chunk)) return;
+    if (!words.wait(MergeWords::Kind::written, chunk)) return;
     reduce(chunk - 1);
   }
 }

@@ -32,20 +32,17 @@ class MergeWords {
 
   void give_up() noexcept;
   [[nodiscard]] bool has_given_up() const noexcept;
-  void say_written(std::uint32_t chunks) noexcept;
-  void say_reduced(std::uint32_t chunks) noexcept;
+  enum class Kind { written, reduced };
+  void say(Kind kind, std::uint32_t chunks) noexcept;
   /// Until all ranks of the list have written (reduced) so many chunks; false where one has given up.
-  bool wait_for_written(std::uint32_t chunks);
-  bool wait_for_reduced(std::uint32_t chunks);
+  bool wait(Kind kind, std::uint32_t chunks);
 
  private:
   struct Line;
-  enum class Kind { written, reduced };
   [[nodiscard]] Line& line(std::size_t index) const noexcept;
   [[nodiscard]] std::uint64_t tagged(std::uint32_t value) const noexcept;
   [[nodiscard]] bool is_there(const Line& line, Kind kind, std::uint32_t chunks) const noexcept;
-  void say(Kind kind, std::uint32_t chunks) noexcept;
-  bool wait(Kind kind, std::uint32_t chunks);
+  static void ring(Line& line) noexcept;
 
   const Call& call_;
   std::byte* data_;

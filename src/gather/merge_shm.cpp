@@ -18,13 +18,13 @@
 #include <exception>
 #include <new>
 
-#include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/merge_reduce.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/merge/layout.hpp"
+#include "src/merge/reduce.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/stream_copy.hpp"
@@ -94,7 +94,7 @@ class ShmMerge final : public Transfer {
   // The first rank's.
   shm::SlotPlan plan_;
   std::shared_ptr<shm::Slot> slot_;
-  std::shared_ptr<shm::OwnSlotLease> lease_;
+  std::shared_ptr<const void> lease_;  // its end gives the slot back
   // The others'.
   std::shared_ptr<shm::RemoteSegment> remote_;
   std::byte* data_ = nullptr;  // of the segment, null if there is none
@@ -104,10 +104,8 @@ class ShmMerge final : public Transfer {
 
 void ShmMerge::offer(Record& record) {
   reduces_ = merge_reduces(merge_number(*call_.merge));
-  record.merge = merge_number(*call_.merge);
-  record.payload_bytes = record.moving_bytes = source_.nbytes();
-  record.facts[fact_extent] =
-      static_cast<std::uint64_t>(merge_extent(*call_.merge, TensorSpec{source_.dtype(), source_.shape()}));
+  offer_merge(*call_.merge, source_, record);
+  record.moving_bytes = source_.nbytes();
   if (!call_.is_first()) return;
   // The others' sizes are not known yet: most often they are this rank's.
   const std::uint64_t ranks = call_.list.size();
@@ -124,8 +122,8 @@ void ShmMerge::offer(Record& record) {
   record.held = state_->pool.held(lane_);
   if (plan_.slot) {
     record.segment = plan_.slot->segment().place();
-    record.facts[fact_capacity] = plan_.slot->segment().capacity();
-    record.facts[fact_taken] = plan_.slot->is_taken(0) ? plan_.slot->backed() : 0;
+    record.capacity = plan_.slot->segment().capacity();
+    record.taken = plan_.slot->is_taken(0) ? plan_.slot->backed() : 0;
   }
   if (!plan_.slot || plan_.fresh_bytes != 0) {
     const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
@@ -155,7 +153,10 @@ void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
   if (data_ == nullptr) return;
   try {
     if (call_.is_first() && is_known_) slot_ = state_->pool.carry_out(lane_, std::move(plan_));
-    if (slot_ && !lease_) lease_ = std::make_shared<shm::OwnSlotLease>(slot_);
+    if (slot_ && !lease_) {
+      slot_->lend(nullptr);
+      lease_ = {slot_.get(), [slot = slot_](const void*) { slot->withdraw(); }};
+    }
     if (reduces_) {
       if (!is_known_ && !start()) return;
       populate(area_.scratch_at, area_.total);
@@ -245,8 +246,7 @@ void ShmMerge::copy_pieces() {
   if (bytes == 0) return;
   writes_ = !is_known_ && std::min<int>(os::usable_cores(), static_cast<int>(call_.list.size())) <= writers_at_once;
   const bool is_strided = !source_.is_contiguous();
-  const std::uint64_t item = is_strided ? itemsize(source_.dtype()) : 1;
-  const std::uint64_t at_once = is_strided ? staging_bytes / item * item : piece_bytes;
+  const std::uint64_t at_once = is_strided ? staging_bytes : piece_bytes;
   std::vector<std::byte> staging(is_strided ? std::min(bytes, at_once) : 0);
   const std::uint64_t pieces = (bytes + at_once - 1) / at_once;
   // Each rank begins elsewhere: where rows interleave, no two ranks take memory for the same part at the same time.
@@ -254,13 +254,7 @@ void ShmMerge::copy_pieces() {
   for (std::uint64_t i = 0; i < pieces; ++i) {
     const std::uint64_t begin = (i + shift) % pieces * at_once;
     const std::uint64_t end = std::min(begin + at_once, bytes);
-    const std::byte* from = source_.host_data() + begin;
-    if (is_strided) {
-      core::copy_elements(source_, static_cast<std::int64_t>(begin / item), static_cast<std::int64_t>(end / item),
-                          staging.data());
-      from = staging.data();
-    }
-    copy_range(begin, end, from);
+    copy_range(begin, end, merge::gapless(source_, begin, end, staging.data()));
     call_.group->progress();
   }
 }
@@ -318,8 +312,6 @@ std::vector<std::optional<Config>> ShmMerge::deliver() {
 }  // namespace
 
 std::unique_ptr<Transfer> make_shm_merge(const Call& call) {
-  const std::uint8_t number = merge_number(*call.merge);
-  if (!merge_moves(number) || call.list.size() == 1) return make_unmoved_merge(call);
   return std::make_unique<ShmMerge>(call);
 }
 

@@ -31,14 +31,6 @@ std::uint64_t plus(std::uint64_t a, std::uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-std::vector<int> members_of(const Record& first, std::span<const Record> records) {
-  std::vector<int> members;
-  for (std::size_t rank = 0; rank < records.size(); ++rank)
-    if (records[rank].list_length != 0 && records[rank].list_hash == first.list_hash)
-      members.push_back(static_cast<int>(rank));
-  return members;
-}
-
 /// What a merge needs: its result, and the window.
 std::uint64_t merged_bytes(const Record& first, const std::vector<int>& members, std::span<const Record> records) {
   std::uint64_t sum = 0;
@@ -63,10 +55,6 @@ std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noe
   return 2 * senders * merge_piece_bytes(senders, largest);
 }
 
-std::uint64_t fresh_bytes_of(int rank, std::span<const Record> records, const SyncGroup& group) {
-  return fresh_bytes_of(rank, members_of(records[static_cast<std::size_t>(rank)], records), records, group);
-}
-
 std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const Record> records,
                              const SyncGroup& group) {
   const Record& own = records[static_cast<std::size_t>(rank)];
@@ -82,7 +70,7 @@ std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::spa
         needed = plus(needed, in_pages(records[static_cast<std::size_t>(member)].moving_bytes));
     }
   }
-  return needed - std::min(needed, own.facts[fact_free]);
+  return needed - std::min(needed, own.free);
 }
 
 namespace {
@@ -135,9 +123,9 @@ StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
     if (record.list_length < 2) continue;
     const int host = host_of(static_cast<int>(i));
     ListNeed& list = lists[record.list_hash];
-    list.budget = record.facts[fact_budget];
-    list.least = least_budget(record.list_length, static_cast<std::uint32_t>(record.facts[fact_depth]));
-    list.held += record.facts[fact_pooled];
+    list.budget = record.budget;
+    list.least = least_budget(record.list_length, static_cast<std::uint32_t>(record.depth));
+    list.held += record.pooled;
     if (record.position == 0) list.host = host;
     HostRoom& room = hosts[host];
     if (record.available_bytes < room.available) {
@@ -161,10 +149,9 @@ StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
                       "available ({}) its part is {}: give the job more memory",
                       list.least, hosts[list.host].available, os::to_string(hosts[list.host].limit), granted(list)));
   if (mine.list_length == 0) return {};
-  if (mine.list_length == 1)
-    return share_of(mine.facts[fact_budget], mine.list_length, static_cast<std::uint32_t>(mine.facts[fact_depth]));
+  if (mine.list_length == 1) return share_of(mine.budget, mine.list_length, static_cast<std::uint32_t>(mine.depth));
   const ListNeed& list = lists.at(mine.list_hash);
-  StreamShare share = share_of(granted(list), mine.list_length, static_cast<std::uint32_t>(mine.facts[fact_depth]));
+  StreamShare share = share_of(granted(list), mine.list_length, static_cast<std::uint32_t>(mine.depth));
   share.is_cut = granted(list) < list.budget;
   return share;
 }

@@ -14,12 +14,6 @@
 
 namespace muster::gather {
 
-/// Places in Record::facts, of a first rank that receives into memory of its own (Record::receives).
-enum ReceiveFact : std::size_t {
-  fact_free = 1,  ///< bytes of its pool that nobody holds
-  fact_room = 2,  ///< by how many more its pool may grow: what its memory_budget leaves
-};
-
 /// A merge whose rows do not arrive where they belong goes through a window: two pieces of this size a sender.
 /// `largest`: of the tensors that go through it.
 std::uint64_t merge_piece_bytes(std::size_t senders, std::uint64_t largest) noexcept;
@@ -30,15 +24,6 @@ std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noe
 /// itself looks before it takes any).
 std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const Record> records,
                              const SyncGroup& group);
-/// Likewise, of a single rank: the list is looked for among all records.
-std::uint64_t fresh_bytes_of(int rank, std::span<const Record> records, const SyncGroup& group);
-
-/// Places in Record::facts, of a stream.
-enum StreamFact : std::size_t {
-  fact_budget = 0,  // bytes of all senders of the list
-  fact_depth = 1,   // pipeline_depth
-  fact_pooled = 2,  // bytes that this rank has already
-};
 
 struct StreamShare {
   std::uint64_t budget = 0;      ///< of one sender, in bytes of memory

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "src/core/quoted.hpp"
-#include "src/gather/async.hpp"
 
 namespace muster::gather {
 namespace {
@@ -24,23 +23,24 @@ void check_list(std::span<const int> ranks, const SyncGroup& group) {
   }
 }
 
+/// What a rank forces, for a message: "workspace", "automatic".
+std::string route_text(const GatherOptions& options) {
+  return options.workspace.path.empty() ? std::string(to_string(forcing_of(options).route))
+                                        : fmt::format("workspace ({})", in_quotes(options.workspace.path));
+}
+
+/// One all-gather of a record.
+template <class T>
+std::vector<T> round_of(const Call& call, const T& mine, const char* phase) {
+  std::vector<T> all(static_cast<std::size_t>(call.group->size()));
+  call.group->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), call.wait(phase));
+  return all;
+}
+
 }  // namespace
 
 std::string list_text(std::span<const int> ranks) {
   return fmt::format("[{}]", fmt::join(ranks.begin(), ranks.end(), ", "));
-}
-
-std::string route_text(const GatherOptions& options) {
-  return options.workspace.path.empty() ? std::string(to_string(forced_route(options)))
-                                        : fmt::format("workspace ({})", in_quotes(options.workspace.path));
-}
-
-void refuse_asynchronous(const Config& value) {
-  if (is_asynchronous() && (residency_of(value) | Residency::host) == Residency::mixed)
-    throw Error(ErrorKind::unsupported,
-                fmt::format("asynchronous calls take tensors on the host, and these are on {}: copy them there first, "
-                            "or use the call without _async",
-                            places_text(value)));
 }
 
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record) {
@@ -57,16 +57,10 @@ bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& 
   const Forcing forcing = forcing_of(options);
   record.forced = call.forced = forcing.route;
   record.forced_by = forcing.by;
-  record.routes = usable_routes(call);
+  for (const auto& driver : RouteTable::instance().drivers())
+    if (driver->is_usable(call)) record.routes |= route_bit(driver->route());
   if (call.value != nullptr) refuse_asynchronous(*call.value);
   return true;
-}
-
-std::uint8_t usable_routes(const Call& call) {
-  std::uint8_t routes = 0;
-  for (const auto& driver : RouteTable::instance().drivers())
-    if (driver->is_usable(call)) routes |= route_bit(driver->route());
-  return routes;
 }
 
 const RouteDriver* guess_route(const Record& record) {
@@ -82,21 +76,42 @@ Chosen chosen_route(const Call& call, std::span<const Record> records) {
   return {driver, reason.empty() ? driver->reason(call) : std::move(reason)};
 }
 
+std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
+                                  std::span<const int> ranks, const char* phase, const char* failing,
+                                  const std::function<std::string(Objection::Reason)>& words) {
+  using Reason = Objection::Reason;
+  std::vector<Record> records = round_of(call, mine, phase);
+  const auto objection = object(records, *call.group);
+  if (!objection) return records;
+  const auto own = [&]() -> std::string {
+    if (objection->reason == Reason::lists) return list_text(ranks);
+    if (objection->reason == Reason::forced) return route_text(*call.options);
+    if (objection->reason == Reason::refused) return call.is_member() ? refusal_words(call, objection->refused) : "";
+    return words(objection->reason);
+  };
+  throw make_error(*objection, records, round_of(call, failure ? words_of(*failure) : words_of(own()), failing),
+                   *call.group);
+}
+
+void closing_round(const Call& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
+                   const std::function<void()>& on_failure) {
+  const auto statuses = round_of(call, trouble ? status_of(trouble->kind()) : std::uint8_t{0}, phase);
+  std::vector<int> failed;
+  for (std::size_t rank = 0; rank < statuses.size(); ++rank)
+    if (statuses[rank] != 0) failed.push_back(static_cast<int>(rank));
+  if (failed.empty()) return;
+  if (on_failure) on_failure();
+  throw failure_of(failed, round_of(call, trouble ? words_of(*trouble) : Words{}, failing), *call.group);
+}
+
 std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof) {
   if (std::ranges::none_of(records, &Record::proves)) return 0;
-  SyncGroup& group = *call.group;
-  const std::optional<Error> trouble = attempt(group, [&] {
+  const std::optional<Error> trouble = attempt(*call.group, [&] {
     if (proof != nullptr) proof->check(records);
   });
-  ClosingRecord mine;
-  if (trouble) mine.status = status_of(trouble->kind());
-  const auto closing = round_of(group, mine, call.wait("gather: proving"));
-  if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) {
-    if (proof != nullptr) proof->commit();
-    return 1;
-  }
-  const auto words = round_of(group, trouble ? words_of(*trouble) : Words{}, call.wait("gather: failing"));
-  throw make_closing_error(closing, words, group);
+  closing_round(call, trouble, "gather: proving", "gather: failing");
+  if (proof != nullptr) proof->commit();
+  return 1;
 }
 
 }  // namespace muster::gather

@@ -3,6 +3,7 @@
 // What a gather and a stream do alike around round 1: check the list, choose the route, turn a local failure into a
 // status that all ranks hear of.
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,13 +20,8 @@ using sync::attempt;
 /// "[0, 2, 1]".
 std::string list_text(std::span<const int> ranks);
 
-/// What a rank forces, for a message: "workspace", "automatic".
-std::string route_text(const GatherOptions& options);
-
-/// The bits of the drivers that this rank could use.
-std::uint8_t usable_routes(const Call& call);
-
-/// Throws Error(unsupported) if it has tensors on devices and this is an asynchronous call.
+/// Throws Error(unsupported) if it has tensors on devices and this is an asynchronous call, which does not know what is
+/// queued on a caller's device stream.
 void refuse_asynchronous(const Config& value);
 
 /// Checks the list and writes it, this rank's place in it and the routes that it could use into call and record. False
@@ -42,13 +38,17 @@ const RouteDriver* guess_route(const Record& record);
 /// After round 1, if nothing was objected to: the route of this rank's list.
 Chosen chosen_route(const Call& call, std::span<const Record> records);
 
-/// One all-gather of a record.
-template <class T>
-std::vector<T> round_of(SyncGroup& group, const T& mine, const WaitOptions& wait) {
-  std::vector<T> all(static_cast<std::size_t>(group.size()));
-  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), wait);
-  return all;
-}
+/// One round. Returns the records of all ranks. Where they, or `failure` of this one, do not let the call go on, a
+/// further round with the ranks' words follows, and all throw the same error. `words`: what this rank has to say to an
+/// objection, beside its list and its route.
+std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
+                                  std::span<const int> ranks, const char* phase, const char* failing,
+                                  const std::function<std::string(Objection::Reason)>& words);
+
+/// One round. Returns if all ranks are well. Else it calls `on_failure`, and all throw the same error, made of the
+/// words of a further round. `trouble`: this rank's own.
+void closing_round(const Call& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
+                   const std::function<void()>& on_failure = {});
 
 /// The round between opening and moving, where a rank of any list needs one; `proof` may be null. Returns how many
 /// rounds that took. Throws what failed, on all ranks alike.

@@ -86,14 +86,11 @@ bool is_unfit(const Record& record, Route route) {
   return record.residency != Residency::none && choose_route(facts_of(record)) != Decision{route, Refusal::none};
 }
 
-void visit_tensors(const Config& value, const auto& visit, std::size_t depth = 0) {
-  // What is nested deeper is refused where it is encoded.
-  if (depth > max_config_depth) return;
-  if (value.type() == Config::Type::tensor && value.as_tensor().view().elements() != 0) visit(value.as_tensor().view());
-  if (value.type() == Config::Type::array)
-    for (const Config& item : value.as_array()) visit_tensors(item, visit, depth + 1);
-  if (value.type() == Config::Type::object)
-    for (const auto& [key, member] : value.as_object()) visit_tensors(member, visit, depth + 1);
+/// Those that have elements.
+void visit_tensors(const Config& value, const auto& visit) {
+  visit_leaves(value, [&](const Config& leaf) {
+    if (leaf.is_tensor() && leaf.as_tensor().view().elements() != 0) visit(leaf.as_tensor().view());
+  });
 }
 
 }  // namespace
@@ -173,10 +170,6 @@ Forcing forcing_of(const GatherOptions& options) {
   throw Error(ErrorKind::argument, "MUSTER_ROUTE is '" + *name + "': it must be " + known);
 }
 
-Route forced_route(const GatherOptions& options) {
-  return forcing_of(options).route;
-}
-
 }  // namespace gather
 }  // namespace muster
 
@@ -196,16 +189,6 @@ const char* not_loaded(Route route) {
     default:
       return "this program has no such route";
   }
-}
-
-/// The list by position.
-std::vector<int> list_of(int member, std::span<const Record> records) {
-  const Record& any = records[static_cast<std::size_t>(member)];
-  std::vector<int> list(any.list_length);
-  for (std::size_t rank = 0; rank < records.size(); ++rank)
-    if (records[rank].list_length != 0 && records[rank].list_hash == any.list_hash)
-      list[records[rank].position] = static_cast<int>(rank);
-  return list;
 }
 
 constexpr std::size_t shown = 8;

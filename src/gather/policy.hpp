@@ -18,7 +18,8 @@ namespace muster::gather {
 
 struct Call;
 
-/// Where a config's tensors are. Those without elements are nowhere.
+/// Where a config's tensors are. Those without elements are nowhere. Throws Error(argument) on nesting beyond
+/// max_config_depth.
 Residency residency_of(const Config& value);
 /// "the host", "cuda:0", "the host and cuda:1": the first few places, for messages.
 std::string places_text(const Config& value);

@@ -6,10 +6,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 
-#include "src/base/fixed_text.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/needs.hpp"
 #include "src/gather/policy.hpp"
@@ -18,32 +18,12 @@
 namespace muster::gather {
 namespace {
 
-ErrorDetails details_of(int rank, const Words* words, const SyncGroup& group) {
-  const RankInfo& info = group.info(rank);
-  ErrorDetails details{.rank = info.rank, .pid = info.pid, .host = info.host};
-  if (words != nullptr) {
-    details.path = get_text(words->path);
-    details.os_error = words->os_error;
-  }
-  return details;
-}
-
 /// "rank 0 [0, 1]; rank 1 [1, 0]", the first few.
 std::string each_rank(const std::vector<int>& ranks, std::span<const Words> words) {
   return each_words(ranks, words, " ", 16);
 }
 
-template <class Records>
-Error failure_of(const std::vector<int>& failed, const Records& records, std::span<const Words> words,
-                 const SyncGroup& group) {
-  const int origin = failed.front();
-  const auto at = static_cast<std::size_t>(origin);
-  std::string text = sync::name_of(group.info(origin)) + ": " + get_text(words[at].text);
-  if (failed.size() > 1) text += fmt::format(" (and {} more ranks failed)", failed.size() - 1);
-  return Error(static_cast<ErrorKind>(records[at].status - 1), text, details_of(origin, &words[at], group));
-}
-
-/// Members of one list, by position.
+/// Members of each list, in any order.
 using Lists = std::map<std::uint64_t, std::vector<int>>;
 
 Lists lists_of(std::span<const Record> records) {
@@ -95,7 +75,7 @@ std::optional<Objection> object_to_memory(const Lists& lists, std::span<const Re
       const std::uint64_t fresh = fresh_bytes_of(rank, members, records, group);
       if (fresh == 0) continue;
       const Record& record = records[static_cast<std::size_t>(rank)];
-      if (record.receives && fresh > record.facts[fact_room]) return Objection{Reason::budget, {rank}};
+      if (record.receives && fresh > record.room) return Objection{Reason::budget, {rank}};
       Host& host = hosts[group.host_of(rank)];
       if (__builtin_add_overflow(host.needed, fresh, &host.needed)) host.needed = UINT64_MAX;
       host.available = std::min(host.available, record.available_bytes);
@@ -113,17 +93,11 @@ std::optional<Objection> object_to_memory(const Lists& lists, std::span<const Re
 }  // namespace
 
 const char* to_string(Operation operation) noexcept {
-  switch (operation) {
-    case Operation::configs:
-      return "get_configs_parallel";
-    case Operation::tensors:
-      return "get_tensors_parallel";
-    case Operation::merge:
-      return "merge_tensor_parallel";
-    case Operation::stream:
-      return "gather_each";
-  }
-  return "another call";
+  // In the order of the operations.
+  constexpr std::array names = {"another call", "get_configs_parallel", "get_tensors_parallel", "merge_tensor_parallel",
+                                "gather_each"};
+  const auto number = static_cast<std::size_t>(operation);
+  return number < names.size() ? names[number] : names.front();
 }
 
 bool needs_closing(std::span<const Record> records) noexcept {
@@ -133,6 +107,15 @@ bool needs_closing(std::span<const Record> records) noexcept {
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept {
   return XXH3_64bits(ranks.data(), ranks.size_bytes());
+}
+
+std::vector<int> list_of(int member, std::span<const Record> records) {
+  const Record& any = records[static_cast<std::size_t>(member)];
+  std::vector<int> list(any.list_length);
+  for (std::size_t rank = 0; rank < records.size(); ++rank)
+    if (records[rank].list_length != 0 && records[rank].list_hash == any.list_hash)
+      list[records[rank].position] = static_cast<int>(rank);
+  return list;
 }
 
 std::optional<Objection> object(std::span<const Record> records, const SyncGroup& group) {
@@ -166,25 +149,25 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
                  const SyncGroup& group) {
   using Reason = Objection::Reason;
   const int first = objection.ranks.front();
-  const ErrorDetails nobody;
+  const auto blame_first = [&](ErrorKind kind, const std::string& text) {
+    return sync::error_of(group.info(first), kind, text);
+  };
   switch (objection.reason) {
     case Reason::failed_ranks:
-      return failure_of(objection.ranks, records, words, group);
+      return failure_of(objection.ranks, words, group);
     case Reason::versions:
-      return Error(ErrorKind::version, "the ranks run different versions of Muster: start all of them with one",
-                   nobody);
+      return Error(ErrorKind::version, "the ranks run different versions of Muster: start all of them with one");
     case Reason::lists:
       return Error(ErrorKind::rank_mismatch,
                    "the lists of ranks differ or overlap: members of a list must pass the same one, and no rank may be "
                    "in two: " +
-                       each_rank(objection.ranks, words),
-                   nobody);
+                       each_rank(objection.ranks, words));
     case Reason::operations: {
       std::string text;
       for (const int rank : objection.ranks)
         text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
                             to_string(records[static_cast<std::size_t>(rank)].operation));
-      return Error(ErrorKind::rank_mismatch, "the ranks are in different calls: " + text, nobody);
+      return Error(ErrorKind::rank_mismatch, "the ranks are in different calls: " + text);
     }
     case Reason::kinds:
       return Error(ErrorKind::rank_mismatch,
@@ -193,57 +176,55 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
                     : records[static_cast<std::size_t>(first)].operation == Operation::stream
                         ? "the options of a stream must be the same on all ranks of a list: "
                         : "get_tensors_parallel: the tensors of a list must have one dtype and shape: ") +
-                       each_rank(objection.ranks, words),
-                   nobody);
+                       each_rank(objection.ranks, words));
     case Reason::contents:
-      return Error(ErrorKind::rank_mismatch,
-                   "\"same\" wants every rank's tensor equal, bit for bit, to that of the list's first rank; these are "
-                   "not: " +
-                       each_rank(objection.ranks, words),
-                   details_of(first, nullptr, group));
+      return blame_first(
+          ErrorKind::rank_mismatch,
+          "\"same\" wants every rank's tensor equal, bit for bit, to that of the list's first rank; these are not: " +
+              each_rank(objection.ranks, words));
     case Reason::refused:
-      return Error(kind_of(objection.refused.refusal), refusal_text(objection.refused, objection.ranks, records, words),
-                   details_of(first, nullptr, group));
+      return blame_first(kind_of(objection.refused.refusal),
+                         refusal_text(objection.refused, objection.ranks, records, words));
     case Reason::forced:
       return Error(
           ErrorKind::rank_mismatch,
           "the ranks of one list force different routes (GatherOptions::route and workspace.path, MUSTER_ROUTE): " +
-              each_rank(objection.ranks, words),
-          nobody);
+              each_rank(objection.ranks, words));
     case Reason::budget:
-      return Error(
+      return blame_first(
           ErrorKind::no_space,
           fmt::format("{} needs {} bytes of memory more for what others send, and its memory budget leaves {}: "
                       "gather less at a time, release earlier results, or raise memory_budget",
-                      sync::name_of(group.info(first)), fresh_bytes_of(first, records, group),
-                      records[static_cast<std::size_t>(first)].facts[fact_room]),
-          details_of(first, nullptr, group));
+                      sync::name_of(group.info(first)), fresh_bytes_of(first, list_of(first, records), records, group),
+                      records[static_cast<std::size_t>(first)].room));
     case Reason::memory: {
       std::uint64_t needed = 0;
       const Record* tightest = nullptr;
       for (const int rank : objection.ranks) {
         const Record& record = records[static_cast<std::size_t>(rank)];
-        if (__builtin_add_overflow(needed, fresh_bytes_of(rank, records, group), &needed)) needed = UINT64_MAX;
+        if (__builtin_add_overflow(needed, fresh_bytes_of(rank, list_of(rank, records), records, group), &needed))
+          needed = UINT64_MAX;
         if (tightest == nullptr || record.available_bytes < tightest->available_bytes) tightest = &record;
       }
       const auto holder = std::ranges::max_element(records, {}, &Record::held);
       std::string text = fmt::format(
           "too little memory on host {}: needed {} bytes by {} ranks, available {} ({}): gather less at a time, "
-          "release "
-          "earlier results, "
-          "or give the job more memory",
+          "release earlier results, or give the job more memory",
           group.info(first).host, needed, objection.ranks.size(), tightest->available_bytes,
           os::to_string(tightest->limit));
       if (holder->held != 0) text += fmt::format("; the first rank holds {} results", holder->held);
-      return Error(ErrorKind::no_space, text, details_of(first, nullptr, group));
+      return blame_first(ErrorKind::no_space, text);
     }
   }
-  return Error(ErrorKind::rank_mismatch, "the ranks disagree", nobody);
+  return Error(ErrorKind::rank_mismatch, "the ranks disagree");
 }
 
-Error make_closing_error(std::span<const ClosingRecord> closing, std::span<const Words> words, const SyncGroup& group) {
-  return failure_of(ranks_where(closing.size(), [&](std::size_t rank) { return closing[rank].status != 0; }), closing,
-                    words, group);
+Error failure_of(std::span<const int> failed, std::span<const Words> words, const SyncGroup& group) {
+  const int origin = failed.front();
+  const Error cause = sync::in_name_of(group.info(origin), words[static_cast<std::size_t>(origin)].get());
+  if (failed.size() == 1) return cause;
+  return Error(cause.kind(), fmt::format("{} (and {} more ranks failed)", cause.what(), failed.size() - 1),
+               cause.details());
 }
 
 std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,
@@ -258,9 +239,7 @@ std::string each_words(std::span<const int> ranks, std::span<const Words> words,
 
 Words words_of(const Error& error) {
   Words words;
-  words.os_error = error.os_error();
-  put_text(words.path, error.path());
-  put_text(words.text, error.what());
+  words.put(error);
   return words;
 }
 

@@ -3,7 +3,6 @@
 // What every rank tells every other in round 1, and what follows from all records: pure functions, the same on all
 // ranks.
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -13,6 +12,7 @@
 #include "muster/error.hpp"
 #include "muster/gather.hpp"
 #include "muster/sync_group.hpp"
+#include "src/base/written.hpp"
 #include "src/os/shared_memory.hpp"
 
 namespace muster::gather {
@@ -86,7 +86,24 @@ struct Record {
   bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
   Residency residency = Residency::none;
   ForcedBy forced_by = ForcedBy::nobody;
-  std::array<std::uint64_t, 3> facts{};  // what an operation adds: merge_record.hpp, needs.hpp
+  // What an operation adds: of a merge; of a stream; of a rank that receives into memory of its own; of devices.
+  union {
+    std::uint64_t extent = 0;  // the size along the concatenated dimension: all else is in kind_hash
+    std::uint64_t budget;      // bytes of all senders of the list
+    std::uint64_t device;      // landing_choice.hpp
+  };
+  union {
+    std::uint64_t capacity = 0;  // if bytes move, of the first rank: of a free slot that it has
+    std::uint64_t hash_low;      // of Same: XXH3-128 of the elements
+    std::uint64_t depth;         // pipeline_depth
+    std::uint64_t free;          // bytes of its pool that nobody holds
+  };
+  union {
+    std::uint64_t taken = 0;  // bytes of that slot that memory has been taken for
+    std::uint64_t hash_high;
+    std::uint64_t pooled;  // bytes that this rank has already
+    std::uint64_t room;    // by how many more its pool may grow: what its memory_budget leaves
+  };
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
 static_assert(std::is_trivially_copyable_v<Record>);
@@ -94,21 +111,13 @@ static_assert(std::is_trivially_copyable_v<Record>);
 /// Whether a closing round follows: bytes of some list have yet to move, or a rank asks for it.
 bool needs_closing(std::span<const Record> records) noexcept;
 
-/// Closes an exchange in which bytes moved.
-struct ClosingRecord {
-  std::uint8_t status = 0;
-  std::array<std::uint8_t, 7> reserved{};
-};
-
 /// What a rank says when something is wrong: its own failure, or what it has, so that a mismatch can be shown.
-struct Words {
-  std::int32_t os_error = 0;
-  std::array<char, 256> path{};
-  std::array<char, 740> text{};
-};
+using Words = WrittenError<640>;
 static_assert(sizeof(Words) <= SyncGroup::max_record);
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept;
+/// The list that a rank is in, by position. All of its members have the same one.
+std::vector<int> list_of(int member, std::span<const Record> records);
 
 /// Why an exchange cannot go on; empty words are filled from the ranks' own.
 struct Objection {
@@ -136,8 +145,8 @@ std::optional<Objection> object(std::span<const Record> records, const SyncGroup
 Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
                  const SyncGroup& group);
 
-/// Every rank's own failure in the closing round.
-Error make_closing_error(std::span<const ClosingRecord> closing, std::span<const Words> words, const SyncGroup& group);
+/// The failure of the first of these ranks, and how many more have failed.
+Error failure_of(std::span<const int> failed, std::span<const Words> words, const SyncGroup& group);
 
 /// "rank 1: words; rank 3: words; and 4 more", with `between` in place of ": ".
 std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,

@@ -1,36 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of routes, and what drivers do if they say nothing else.
+// The table of routes, and what is done where nothing travels: lists of one rank, and merges in which no element moves
+// (of one rank, First, and Same, whose ranks only compare hashes, in round 1).
 
 #include "src/gather/route.hpp"
 
-#include <algorithm>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
+#include <algorithm>
+#include <cstring>
+
+#include "src/gather/merge_record.hpp"
+#include "src/merge/layout.hpp"
+#include "src/merge/reduce.hpp"
 #include "src/shm/arena_core.hpp"
 
 namespace muster::gather {
+namespace {
+
+constexpr std::uint64_t hashed_at_once = 1 << 20;
+
+class LocalTransfer final : public Transfer {
+ public:
+  void offer(Record&) override {}
+  void move(std::span<const Record>, ExchangeReport&) override {}
+  std::vector<std::optional<Config>> deliver() override { return std::vector<std::optional<Config>>(1); }
+};
+
+/// The route of lists with one rank: its own value is the result.
+class LocalRoute final : public RouteDriver {
+ public:
+  [[nodiscard]] Route route() const noexcept override { return Route::local; }
+  [[nodiscard]] bool is_usable(const Call& call) const override { return call.list.size() == 1; }
+  [[nodiscard]] std::string obstacle(const Call&) const override { return "it is for lists of one rank"; }
+  [[nodiscard]] std::string reason(const Call&) const override { return "the list has one rank"; }
+  std::unique_ptr<Transfer> begin(const Call&) const override { return std::make_unique<LocalTransfer>(); }
+};
+
+XXH128_hash_t hash_of(const TensorView& tensor, SyncGroup& group) {
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  std::vector<std::byte> staging(tensor.is_contiguous() ? 0 : std::min(tensor.nbytes(), hashed_at_once));
+  for (std::uint64_t begin = 0; begin < tensor.nbytes(); begin += hashed_at_once) {
+    const std::uint64_t end = std::min(begin + hashed_at_once, tensor.nbytes());
+    XXH3_128bits_update(&state, merge::gapless(tensor, begin, end, staging.data()), end - begin);
+    group.progress();
+  }
+  return XXH3_128bits_digest(&state);
+}
+
+/// The same elements under the shape that the merge gives them.
+TensorView reshaped(const TensorView& tensor, const Merge& merge) {
+  if (!std::holds_alternative<merge::Stack>(merge)) return tensor;
+  Shape shape = tensor.shape();
+  shape.insert(shape.begin(), 1);
+  Strides strides = tensor.strides();
+  if (!strides.empty()) strides.insert(strides.begin(), 0);
+  return {tensor.dtype(), std::move(shape), tensor.data(), std::move(strides), tensor.device()};
+}
+
+class UnmovedMerge final : public Transfer {
+ public:
+  explicit UnmovedMerge(const Call& call) : call_(call) {}
+
+  void offer(Record& record) override {
+    const TensorView& own = call_.value->as_tensor().view();
+    offer_merge(*call_.merge, own, record);
+    if (call_.list.size() > 1 && std::holds_alternative<merge::Same>(*call_.merge)) {
+      const XXH128_hash_t hash = hash_of(own, *call_.group);
+      record.hash_low = hash.low64;
+      record.hash_high = hash.high64;
+    }
+    if (!call_.is_first()) return;
+    // Made before the others rely on this rank: nothing can fail later.
+    const TensorView target = reshaped(own, *call_.merge);
+    result_ = call_.options->own == Own::copy ? Tensor::copy_of(target) : Tensor::borrow(target);
+  }
+  void move(std::span<const Record>, ExchangeReport&) override {}
+  std::vector<std::optional<Config>> deliver() override { return {Config(std::move(result_))}; }
+
+ private:
+  const Call& call_;
+  Tensor result_;
+};
+
+}  // namespace
+
+bool moves_elements(const Call& call) {
+  return call.list.size() > 1 && (call.merge == nullptr || merge_moves(merge_number(*call.merge)));
+}
+
+std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const Call& call) {
+  if (call.merge != nullptr && !moves_elements(call)) return std::make_unique<UnmovedMerge>(call);
+  return driver.begin(call);
+}
+
+std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase) {
+  for (;;) {
+    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), sync::Subject::exchange);
+    std::uint64_t exchange = 0;
+    if (message.size() < sizeof exchange) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    std::memcpy(&exchange, message.data(), sizeof exchange);
+    if (exchange == call.number) return message;
+  }
+}
 
 bool RouteDriver::moves(const TensorView& tensor) const {
   return !tensor.is_contiguous() || !detail::ArenaCore::find(tensor.data(), tensor.nbytes());
 }
 
-std::string RouteDriver::obstacle(const Call&) const {
-  return "it cannot be used here";
-}
-
-std::unique_ptr<Proof> RouteDriver::prove(const Call&, Record&) const {
-  return nullptr;
-}
-
-std::unique_ptr<PartOutlet> RouteDriver::open_outlet(const Call&) const {
-  return nullptr;
-}
-
-std::unique_ptr<PartInlet> RouteDriver::open_inlet(const Call&, std::uint64_t) const {
-  return nullptr;
-}
-
 RouteTable::RouteTable() {
-  add(make_local_route());
+  add(std::make_unique<LocalRoute>());
   add(make_shm_route());
   add(make_workspace_route());
 }
@@ -55,39 +135,6 @@ const RouteDriver* RouteTable::find(Route route) const noexcept {
   const auto known = drivers();
   const auto found = std::ranges::find_if(known, [&](const auto& driver) { return driver->route() == route; });
   return found == known.end() ? nullptr : found->get();
-}
-
-// The route of lists with one rank: its own value is the result, and nothing travels.
-
-namespace {
-
-class LocalTransfer final : public Transfer {
- public:
-  void offer(Record&) override {}
-  void move(std::span<const Record>, ExchangeReport&) override {}
-  std::vector<std::optional<Config>> deliver() override { return std::vector<std::optional<Config>>(1); }
-  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
-};
-
-class LocalRoute final : public RouteDriver {
- public:
-  [[nodiscard]] Route route() const noexcept override { return Route::local; }
-  [[nodiscard]] bool is_usable(const Call& call) const override { return call.list.size() == 1; }
-  [[nodiscard]] std::string obstacle(const Call&) const override { return "it is for lists of one rank"; }
-  [[nodiscard]] std::string reason(const Call&) const override { return "the list has one rank"; }
-  std::unique_ptr<Transfer> begin(const Call& call) const override {
-    if (call.operation == Operation::merge) return make_unmoved_merge(call);
-    return std::make_unique<LocalTransfer>();
-  }
-  std::uint64_t settle(SyncGroup&, Keep) const override { return 0; }
-  std::uint64_t trim(SyncGroup&) const override { return 0; }
-  void clean_up(SyncGroup&) const noexcept override {}
-};
-
-}  // namespace
-
-std::unique_ptr<RouteDriver> make_local_route() {
-  return std::make_unique<LocalRoute>();
 }
 
 }  // namespace muster::gather

@@ -88,11 +88,11 @@ class Transfer {
   virtual void commit() noexcept {}
   /// On the first rank: the entries of the other members, by position. Its own place stays empty if its value is to
   /// be as the caller gave it; a merge's result is there, or what the route has made of the own value.
-  virtual std::vector<std::optional<Config>> deliver() = 0;
+  virtual std::vector<std::optional<Config>> deliver() { return {}; }
   /// On a sender: what the first rank now holds.
   virtual std::vector<std::unique_ptr<Obligation>> obligations() { return {}; }
   /// Shared memory that this rank's pool holds.
-  [[nodiscard]] virtual std::uint64_t pool_bytes() const noexcept = 0;
+  [[nodiscard]] virtual std::uint64_t pool_bytes() const noexcept { return 0; }
 };
 
 /// A sender's side of a stream whose parts the first rank takes in while it is busy with earlier ones. Routes that have
@@ -147,15 +147,18 @@ class RouteDriver {
   /// Whether this rank could take part over this route. Local; cheap.
   [[nodiscard]] virtual bool is_usable(const Call& call) const = 0;
   /// Why it is not, and the remedy: for messages, of a call that is_usable() is false for.
-  [[nodiscard]] virtual std::string obstacle(const Call& call) const;
+  [[nodiscard]] virtual std::string obstacle(const Call& call) const = 0;
   /// Why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
   /// Null if there is nothing to prove. May throw as Transfer::offer.
-  virtual std::unique_ptr<Proof> prove(const Call& call, Record& record) const;
+  virtual std::unique_ptr<Proof> prove(const Call& /*call*/, Record& /*record*/) const { return nullptr; }
+  /// Of a call whose bytes move (moves_elements()), and of any that is no merge.
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
   /// A stream's own ends. `call` has the group that its messages go by, and outlives them. Null: parts are Transfers.
-  virtual std::unique_ptr<PartOutlet> open_outlet(const Call& call) const;
-  virtual std::unique_ptr<PartInlet> open_inlet(const Call& call, std::uint64_t part_bytes) const;
+  virtual std::unique_ptr<PartOutlet> open_outlet(const Call& /*call*/) const { return nullptr; }
+  virtual std::unique_ptr<PartInlet> open_inlet(const Call& /*call*/, std::uint64_t /*part_bytes*/) const {
+    return nullptr;
+  }
   /// Whether the first rank of a stream receives into memory of its own, and not into the senders'.
   [[nodiscard]] virtual bool receives_into_own() const noexcept { return false; }
   /// Whether the route copies this tensor's bytes: false if it only names them, wherever they are.
@@ -163,11 +166,11 @@ class RouteDriver {
   /// What other ranks still hold of this one's memory no longer counts as its pool, and goes when they give it back.
   /// Free memory stays, or goes too. Returns the bytes that remain in the pool.
   enum class Keep : std::uint8_t { free_memory, nothing };
-  virtual std::uint64_t settle(SyncGroup& group, Keep keep) const = 0;
+  virtual std::uint64_t settle(SyncGroup& /*group*/, Keep /*keep*/) const { return 0; }
   /// Gives free memory that the route keeps with the group back to the system; returns the bytes.
-  virtual std::uint64_t trim(SyncGroup& group) const = 0;
+  virtual std::uint64_t trim(SyncGroup& /*group*/) const { return 0; }
   /// The group has failed: what was lent to ranks that are dead is taken back.
-  virtual void clean_up(SyncGroup& group) const noexcept = 0;
+  virtual void clean_up(SyncGroup& /*group*/) const noexcept {}
 };
 
 /// How parts of a stream come from devices to the host, where a library of this program can bring them.
@@ -206,23 +209,21 @@ class RouteTable {
   std::atomic<const HostStaging*> staging_{nullptr};
 };
 
-/// GatherOptions::route, or MUSTER_ROUTE where that is automatic. Throws Error(argument) on an unknown name.
-Route forced_route(const GatherOptions& options);
-
-std::unique_ptr<RouteDriver> make_local_route();
 std::unique_ptr<RouteDriver> make_shm_route();
 std::unique_ptr<RouteDriver> make_workspace_route();
 
-}  // namespace muster::gather
+/// A rank's next message of this exchange: all begin with its number. What a failed one left behind is passed over.
+std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase);
+/// A value as a message has it.
+template <class T>
+void append(std::vector<std::byte>& message, const T& value) {
+  const auto bytes = std::as_bytes(std::span(&value, 1));
+  message.insert(message.end(), bytes.begin(), bytes.end());
+}
 
-// The transfers of merges: what an exchange does when its tensors become one.
-
-namespace muster::gather {
-
-/// Where nothing moves: one rank, or a merge that takes the first rank's tensor as it is.
-std::unique_ptr<Transfer> make_unmoved_merge(const Call& call);
-
-/// Over shared memory (merge_shm.cpp), or unmoved where the merge needs no more.
-std::unique_ptr<Transfer> make_shm_merge(const Call& call);
+/// False of merges that take the first rank's tensor as it is, and where there is no other rank.
+bool moves_elements(const Call& call);
+/// The call's transfer: the driver's, or of a merge that moves nothing one of no route.
+std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const Call& call);
 
 }  // namespace muster::gather

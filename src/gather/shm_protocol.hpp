@@ -30,7 +30,6 @@
 #include "muster/sync_group.hpp"
 #include "src/core/descriptor.hpp"
 #include "src/gather/route.hpp"
-#include "src/gather/shm_protocol.hpp"
 #include "src/shm/arena_core.hpp"
 #include "src/shm/slot.hpp"
 
@@ -81,20 +80,22 @@ struct ArenaEntry {
 void tell(const Call& call, int to, std::uint64_t segment, const char* phase);
 /// What a rank tells next in this exchange.
 std::uint64_t hear(const Call& call, int from, const char* phase);
-/// A rank's next message of this exchange.
-std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase);
+
+/// Over shared memory (merge_shm.cpp).
+std::unique_ptr<Transfer> make_shm_merge(const Call& call);
 
 /// A sender's side. Made before round 1; what it lent is withdrawn when it goes without commit().
-class ShmSending {
+class ShmSending final : public Transfer {
  public:
-  ShmSending(const Call& call, ShmState& state);
-  ~ShmSending();
+  explicit ShmSending(const Call& call) : call_(call), state_(shm_state_of(*call.group)) {}
+  ~ShmSending() override;
   ShmSending(const ShmSending&) = delete;
   ShmSending& operator=(const ShmSending&) = delete;
-  void offer(Record& record);
-  void move(ExchangeReport& report);
-  void commit() noexcept;
-  std::vector<std::unique_ptr<Obligation>> obligations();
+  void offer(Record& record) override;
+  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void commit() noexcept override;
+  std::vector<std::unique_ptr<Obligation>> obligations() override;
+  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
 
  private:
   struct Lent {
@@ -111,7 +112,7 @@ class ShmSending {
   void write();
 
   const Call& call_;
-  ShmState& state_;
+  std::shared_ptr<ShmState> state_;
   std::vector<std::byte> message_;
   core::SlotLayout layout_;
   std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;  // into the caller's tree, which stays during the call
@@ -127,12 +128,18 @@ class ShmSending {
 };
 
 /// The first rank's side.
-class ShmReceiving {
+class ShmReceiving final : public Transfer {
  public:
-  ShmReceiving(const Call& call, ShmState& state);
-  void move(std::span<const Record> records, ExchangeReport& report);
-  void commit() noexcept;
-  std::vector<std::optional<Config>> deliver();
+  explicit ShmReceiving(const Call& call) : call_(call), state_(shm_state_of(*call.group)), entries_(call.list.size()) {
+    forget_retired(*state_);
+  }
+  void offer(Record&) override {}
+  void move(std::span<const Record> records, ExchangeReport& report) override;
+  void commit() noexcept override {
+    for (const auto& [segment, bytes] : in_use_) segment->note_written(bytes);
+  }
+  std::vector<std::optional<Config>> deliver() override { return std::move(entries_); }
+  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
 
  private:
   [[nodiscard]] std::vector<std::byte> take(int sender, const Record& record);
@@ -141,7 +148,7 @@ class ShmReceiving {
   void unpack(std::size_t position, const Record& record, std::span<const std::byte> message, ExchangeReport& report);
 
   const Call& call_;
-  ShmState& state_;
+  std::shared_ptr<ShmState> state_;
   std::vector<std::optional<Config>> entries_;
   std::vector<std::pair<std::shared_ptr<shm::RemoteSegment>, std::uint64_t>> in_use_;
 };

@@ -15,10 +15,6 @@ namespace muster::gather {
 
 using core::Place;
 
-ShmReceiving::ShmReceiving(const Call& call, ShmState& state) : call_(call), state_(state), entries_(call.list.size()) {
-  forget_retired(state_);
-}
-
 void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report) {
   std::optional<Error> failure;
   for (std::size_t position = 1; position < call_.list.size(); ++position) {
@@ -33,14 +29,6 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report)
   }
   if (failure) throw *failure;
   for (const auto& [segment, bytes] : in_use_) segment->populate_known(bytes);
-}
-
-void ShmReceiving::commit() noexcept {
-  for (const auto& [segment, bytes] : in_use_) segment->note_written(bytes);
-}
-
-std::vector<std::optional<Config>> ShmReceiving::deliver() {
-  return std::move(entries_);
 }
 
 std::vector<std::byte> ShmReceiving::take(int sender, const Record& record) {
@@ -63,7 +51,7 @@ std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& r
 }
 
 std::shared_ptr<shm::RemoteSegment> ShmReceiving::segment(int sender, std::uint64_t place) {
-  return segment_of(state_, *call_.group, sender, place);
+  return segment_of(*state_, *call_.group, sender, place);
 }
 
 void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<const std::byte> message,

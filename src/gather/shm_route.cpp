@@ -17,6 +17,11 @@ namespace {
 /// More than any message has that a failed exchange could have left in front of a note.
 constexpr std::uint64_t most_passed_over = 64 << 20;
 
+struct Note {
+  std::uint64_t exchange = 0;
+  std::uint64_t segment = 0;
+};
+
 }  // namespace
 
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group) {
@@ -42,15 +47,6 @@ std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Grou
   return segment;
 }
 
-namespace {
-
-struct Note {
-  std::uint64_t exchange = 0;
-  std::uint64_t segment = 0;
-};
-
-}  // namespace
-
 void tell(const Call& call, int to, std::uint64_t segment, const char* phase) {
   const Note note{call.number, segment};
   call.group->send(to, std::as_bytes(std::span(&note, 1)), call.wait(phase), sync::Subject::exchange);
@@ -64,50 +60,7 @@ std::uint64_t hear(const Call& call, int from, const char* phase) {
   return note.segment;
 }
 
-std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase) {
-  for (;;) {
-    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), sync::Subject::exchange);
-    std::uint64_t exchange = 0;
-    if (message.size() < sizeof exchange) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
-    std::memcpy(&exchange, message.data(), sizeof exchange);
-    if (exchange == call.number) return message;
-  }
-}
-
 namespace {
-
-class ShmTransfer final : public Transfer {
- public:
-  explicit ShmTransfer(const Call& call) : call_(call), state_(shm_state_of(*call.group)) {
-    if (call_.is_first()) receiving_.emplace(call_, *state_);
-    if (call_.is_sender() && call_.value != nullptr) sending_.emplace(call_, *state_);
-  }
-
-  void offer(Record& record) override {
-    if (sending_) sending_->offer(record);
-  }
-  void move(std::span<const Record> records, ExchangeReport& report) override {
-    if (sending_) sending_->move(report);
-    if (receiving_) receiving_->move(records, report);
-  }
-  void commit() noexcept override {
-    if (sending_) sending_->commit();
-    if (receiving_) receiving_->commit();
-  }
-  std::vector<std::optional<Config>> deliver() override {
-    return receiving_ ? receiving_->deliver() : std::vector<std::optional<Config>>{};
-  }
-  std::vector<std::unique_ptr<Obligation>> obligations() override {
-    return sending_ ? sending_->obligations() : std::vector<std::unique_ptr<Obligation>>{};
-  }
-  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return state_->pool.bytes(); }
-
- private:
-  const Call& call_;
-  std::shared_ptr<ShmState> state_;
-  std::optional<ShmSending> sending_;
-  std::optional<ShmReceiving> receiving_;
-};
 
 class ShmRoute final : public RouteDriver {
  public:
@@ -124,7 +77,8 @@ class ShmRoute final : public RouteDriver {
   [[nodiscard]] std::string reason(const Call&) const override { return "all ranks of the list share memory"; }
   std::unique_ptr<Transfer> begin(const Call& call) const override {
     if (call.operation == Operation::merge) return make_shm_merge(call);
-    return std::make_unique<ShmTransfer>(call);
+    if (call.is_first()) return std::make_unique<ShmReceiving>(call);
+    return std::make_unique<ShmSending>(call);
   }
   std::uint64_t settle(SyncGroup& group, Keep keep) const override {
     return shm_state_of(group)->pool.settle(keep == Keep::free_memory);

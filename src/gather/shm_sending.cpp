@@ -18,12 +18,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* copying = "gather: copying";
 
-template <class T>
-void append(std::vector<std::byte>& bytes, const T& value) {
-  const auto part = std::as_bytes(std::span(&value, 1));
-  bytes.insert(bytes.end(), part.begin(), part.end());
-}
-
 class LeaseObligation final : public Obligation {
  public:
   /// `keeper` keeps the segment.
@@ -53,17 +47,16 @@ class LeaseObligation final : public Obligation {
 
 }  // namespace
 
-ShmSending::ShmSending(const Call& call, ShmState& state) : call_(call), state_(state) {}
-
 ShmSending::~ShmSending() {
   if (committed_) return;
   for (const Lent& lent : lent_) lent.arena->segment().withdraw(lent.lease);
   if (!slot_) return;
   slot_->withdraw();
-  state_.pool.discard(call_.first(), slot_);
+  state_->pool.discard(call_.first(), slot_);
 }
 
 void ShmSending::offer(Record& record) {
+  if (call_.value == nullptr) return;
   const auto body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
   record.descriptor_bytes = body.size();
   record.descriptor_hash = XXH3_64bits(body.data(), body.size());
@@ -78,8 +71,8 @@ void ShmSending::offer(Record& record) {
               !call_.stage && is_eager();
   const GatherOptions& options = *call_.options;
   // A stream's slots have the size of its parts: the message is there where it has room.
-  plan_ = state_.pool.plan(call_.first(), is_small_ && !call_.is_part ? with_message : layout_.size(),
-                           {options.pipeline_depth, options.memory_budget, options.pool_limit});
+  plan_ = state_->pool.plan(call_.first(), is_small_ && !call_.is_part ? with_message : layout_.size(),
+                            {options.pipeline_depth, options.memory_budget, options.pool_limit});
   record.held = plan_.held;
   const os::Backing backing = sync::Region::own()->backing();
   const bool is_ready = plan_.slot && plan_.slot->is_taken(with_message);
@@ -99,9 +92,9 @@ void ShmSending::offer(Record& record) {
   record.limit = room.limit;
 }
 
-void ShmSending::move(ExchangeReport& report) {
+void ShmSending::move(std::span<const Record>, ExchangeReport& report) {
   report.arena_bytes = arena_payload_;
-  if (is_written_) return;
+  if (is_written_ || call_.value == nullptr) return;
   if (layout_.size() != 0) {
     try {
       lend_slot();
@@ -122,7 +115,7 @@ void ShmSending::move(ExchangeReport& report) {
 
 /// Makes the slot if there is none, and tells of it in the message.
 void ShmSending::lend_slot() {
-  slot_ = state_.pool.carry_out(call_.first(), std::move(plan_));
+  slot_ = state_->pool.carry_out(call_.first(), std::move(plan_));
   MessageHeader header;
   std::memcpy(&header, message_.data(), sizeof header);
   header.slot = slot_->segment().place();
@@ -147,8 +140,8 @@ void ShmSending::commit() noexcept {
   committed_ = true;
   if (slot_) slot_->set_known();
   if (lent_.empty()) return;
-  for (const Lent& lent : lent_) state_.arenas_sent[{call_.first(), lent.arena->segment().place()}] = lent.arena;
-  std::erase_if(state_.arenas_sent, [](const auto& sent) { return sent.second.expired(); });
+  for (const Lent& lent : lent_) state_->arenas_sent[{call_.first(), lent.arena->segment().place()}] = lent.arena;
+  std::erase_if(state_->arenas_sent, [](const auto& sent) { return sent.second.expired(); });
 }
 
 std::vector<std::unique_ptr<Obligation>> ShmSending::obligations() {
@@ -179,7 +172,7 @@ std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
   for (std::size_t i = 0; i < lent_.size(); ++i)
     if (lent_[i].arena == arena) return static_cast<std::uint32_t>(i + 1);
   // The entry is made now, because commit() must not fail.
-  const bool is_new = state_.arenas_sent[{call_.first(), arena->segment().place()}].expired();
+  const bool is_new = state_->arenas_sent[{call_.first(), arena->segment().place()}].expired();
   lent_.push_back({arena, {}, {}, is_new});
   lent_.back().lease = arena->lend(call_.group->liveness(call_.first()));
   return static_cast<std::uint32_t>(lent_.size());

@@ -112,12 +112,11 @@ void LayerParts::place(const Tensor& tensor, const std::string& path) {
   if (bytes != 0 && moves_(tensor.view())) {
     if (bytes > part_bytes_) {
       cut(leaf);
-      leaves_.push_back(std::move(leaf));
-      return;
+    } else {
+      if (bytes > room()) next_part();
+      layout_.place(bytes);
+      leaf.part = part_;
     }
-    if (bytes > room()) next_part();
-    layout_.place(bytes);
-    leaf.part = part_;
   }
   leaves_.push_back(std::move(leaf));
 }

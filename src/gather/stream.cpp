@@ -34,11 +34,20 @@ bool has_device_tensors(const Config& config) {
 
 constexpr std::uint64_t set_up_bytes = 320 << 10;  // of each rank, at most
 
+/// What a group keeps for its streams.
+struct StreamState {
+  std::shared_ptr<sync::Group> companion;  // none before the first stream and after one that failed
+  std::uint64_t part_bytes = 0;            // of the last stream: its slots have this size
+};
+std::shared_ptr<StreamState> stream_state_of(SyncGroup& group) {
+  return sync::inside(group).extension<StreamState>();
+}
+
 /// The stream of one rank.
-class Run {
+class StreamRun {
  public:
-  Run(const LayerSource& source, std::span<const int> ranks, SyncGroup& group, const LayerConsumer& consume,
-      const StreamOptions& options)
+  StreamRun(const LayerSource& source, std::span<const int> ranks, SyncGroup& group, const LayerConsumer& consume,
+            const StreamOptions& options)
       : ranks_(ranks), group_(sync::inside(group)), options_(options), state_(stream_state_of(group)) {
     call_.source = &source;
     call_.consume = &consume;
@@ -83,12 +92,12 @@ class Run {
       record_.operation = Operation::stream;
       record_.status = status_of(failure->kind());
     }
-    records_ = round<Record>(record_, "gather_each: opening");
-    if (const auto objection = object(records_, group_)) {
-      const auto words =
-          round<Words>(failure ? words_of(*failure) : words_of(self_text(*objection)), "gather_each: failing");
-      throw make_error(*objection, records_, words, group_);
-    }
+    const auto words = [&](Objection::Reason reason) {
+      if (reason != Objection::Reason::kinds) return std::string();
+      return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
+    };
+    records_ =
+        opening_round(call_.entry, record_, failure, ranks_, "gather_each: opening", "gather_each: failing", words);
     if (call_.entry.is_member()) {
       // A stream prepares nothing for a route before it is known.
       Chosen chosen = chosen_route(call_.entry, records_);
@@ -96,7 +105,7 @@ class Run {
       report_.route = chosen.driver->route();
       report_.reason = std::move(chosen.reason);
     }
-    report_.rounds += settle_proofs(call_.entry, records_, proof_.get());
+    report_.rounds += 1 + settle_proofs(call_.entry, records_, proof_.get());
     const StreamShare share = agree_on_share(record_, records_, [this](int rank) { return group_.host_of(rank); });
     if (!call_.entry.is_member()) return;
     call_.part_bytes = share.part_bytes;
@@ -114,10 +123,10 @@ class Run {
     if (!*call_.source) throw Error(ErrorKind::argument, "a member of the list needs a source");
     if (call_.entry.is_first() && !*call_.consume)
       throw Error(ErrorKind::argument, "the first rank of the list needs a consumer");
-    record_.facts[fact_budget] = options_.memory_budget;
-    record_.facts[fact_depth] = static_cast<std::uint64_t>(options_.pipeline_depth);
+    record_.budget = options_.memory_budget;
+    record_.depth = static_cast<std::uint64_t>(options_.pipeline_depth);
     (void)share_of(options_.memory_budget, record_.list_length, static_cast<std::uint32_t>(options_.pipeline_depth));
-    const std::array<std::uint64_t, 2> kind = {record_.facts[fact_budget], record_.facts[fact_depth]};
+    const std::array<std::uint64_t, 2> kind = {record_.budget, record_.depth};
     record_.kind_hash = XXH3_64bits(kind.data(), sizeof kind);
     const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
     record_.available_bytes = room.bytes;
@@ -128,7 +137,7 @@ class Run {
     if (state_->companion)
       for (const auto& driver : RouteTable::instance().drivers()) {
         const std::uint64_t pooled = driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
-        if (driver->receives_into_own() == call_.entry.is_first()) record_.facts[fact_pooled] += pooled;
+        if (driver->receives_into_own() == call_.entry.is_first()) record_.pooled += pooled;
       }
     if (const RouteDriver* guess = guess_route(record_)) proof_ = guess->prove(call_.entry, record_);
   }
@@ -139,17 +148,6 @@ class Run {
     for (int rank = 0; rank < group_.size(); ++rank)
       count += group_.host_of(rank) == group_.host_of(group_.rank()) ? 1 : 0;
     return count;
-  }
-
-  [[nodiscard]] std::string self_text(const Objection& objection) const {
-    using Reason = Objection::Reason;
-    if (objection.reason == Reason::lists) return list_text(ranks_);
-    if (objection.reason == Reason::forced) return route_text(call_.part_options);
-    if (objection.reason == Reason::refused)
-      return call_.entry.is_member() ? refusal_words(call_.entry, objection.refused) : "";
-    if (objection.reason == Reason::kinds)
-      return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
-    return {};
   }
 
   void set_up() {
@@ -189,10 +187,7 @@ class Run {
       const Error cause = call_.companion->failure().value_or(error);
       if (cause.kind() != announced) sync::fail(group_, cause);
     }
-    if (own) {
-      const RankInfo& info = group_.info(group_.rank());
-      call_.companion->poison(Error(announced, own->what(), {.rank = info.rank, .pid = info.pid, .host = info.host}));
-    }
+    if (own) call_.companion->poison(sync::error_of(group_.info(group_.rank()), announced, own->what()));
     return own;
   }
 
@@ -216,19 +211,13 @@ class Run {
   }
 
   void close(const std::optional<Error>& own) {
-    ClosingRecord mine;
-    if (own) mine.status = status_of(own->kind());
-    const auto closing = round<ClosingRecord>(mine, "gather_each: closing");
-    if (std::ranges::all_of(closing, [](const ClosingRecord& record) { return record.status == 0; })) return;
-    const auto words = round<Words>(own ? words_of(*own) : Words{}, "gather_each: failing");
-    settle(group_);
-    throw make_closing_error(closing, words, group_);
-  }
-
-  template <class T>
-  std::vector<T> round(const T& mine, const char* phase) {
     ++report_.rounds;
-    return round_of(group_, mine, call_.wait(phase));
+    try {
+      closing_round(call_.entry, own, "gather_each: closing", "gather_each: failing");
+    } catch (const Error&) {
+      if (!group_.failure()) settle(group_);
+      throw;
+    }
   }
 
   std::span<const int> ranks_;
@@ -247,10 +236,6 @@ class Run {
 };
 
 }  // namespace
-
-std::shared_ptr<StreamState> stream_state_of(SyncGroup& group) {
-  return sync::inside(group).extension<StreamState>();
-}
 
 std::uint64_t trim_streams(SyncGroup& group) {
   const auto state = stream_state_of(group);
@@ -272,17 +257,17 @@ Call StreamCall::part_call(std::uint64_t layer, std::uint32_t part, const Config
 
 std::optional<Config> StreamCall::next_layer(std::uint64_t layer) const {
   std::optional<Config> config;
-  call_back(fmt::format("the source threw at layer {}", layer), [&] {
-    config = (*source)();
-    if (config) refuse_asynchronous(*config);
-  });
+  call_back(fmt::format("the source threw at layer {}", layer), [&] { config = (*source)(); });
+  if (!config) return config;
   // The route was chosen before anybody knew where the tensors would be.
-  if (config && has_device_tensors(*config) && RouteTable::instance().staging() == nullptr)
-    throw CallbackFailure{
-        Error(ErrorKind::unsupported,
-              fmt::format("layer {} has tensors on {}, and libmuster-cuda is not loaded: link the program with it "
-                          "(pkg-config muster-cuda), or let the source copy them to the host first",
-                          layer, places_text(*config)))};
+  call_back(fmt::format("layer {}", layer), [&] {
+    refuse_asynchronous(*config);
+    if (has_device_tensors(*config) && RouteTable::instance().staging() == nullptr)
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("it has tensors on {}, and libmuster-cuda is not loaded: link the program with it "
+                              "(pkg-config muster-cuda), or let the source copy them to the host first",
+                              places_text(*config)));
+  });
   return config;
 }
 
@@ -344,7 +329,7 @@ namespace muster {
 StreamReport gather_each(const LayerSource& source, const RankList& ranks, SyncGroup& group,
                          const LayerConsumer& consume, const StreamOptions& options) {
   return gather::collectively(group, gather::Operation::stream, [&] {
-    StreamReport report = gather::Run(source, ranks.in(group), group, consume, options)();
+    StreamReport report = gather::StreamRun(source, ranks.in(group), group, consume, options)();
     if (log_enabled(LogLevel::debug))
       log(LogLevel::debug,
           fmt::format("rank {}: gather_each: {} layers in {} parts, {} bytes by {} ({}), waited {:.3f} of "

@@ -33,13 +33,6 @@
 
 namespace muster::gather {
 
-/// What a group keeps for its streams.
-struct StreamState {
-  std::shared_ptr<sync::Group> companion;  // none before the first stream and after one that failed
-  std::uint64_t part_bytes = 0;            // of the last stream: its slots have this size
-};
-std::shared_ptr<StreamState> stream_state_of(SyncGroup& group);
-
 /// One stream on one rank of a list. Everything outlives the stream.
 struct StreamCall {
   const LayerSource* source = nullptr;

@@ -127,14 +127,8 @@ void StreamSending::send_through_outlet(PartHeader header, const std::vector<Ten
 }
 
 void StreamSending::send_header(const PartHeader& header, const std::vector<TensorSlice>& slices) {
-  const WaitOptions wait = call_.wait("gather_each: sending");
-  if (call_.outlet == nullptr) {
-    call_.companion->send(call_.entry.first(), message_of(header, slices), wait);
-    return;
-  }
-  Record nothing;
-  call_.outlet->offer(nullptr, nothing);
-  call_.outlet->send(message_of(header, slices), wait);
+  if (call_.outlet != nullptr) return send_through_outlet(header, slices, nullptr);
+  call_.companion->send(call_.entry.first(), message_of(header, slices), call_.wait("gather_each: sending"));
 }
 
 void StreamSending::wait_for_credit() {

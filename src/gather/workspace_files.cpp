@@ -153,67 +153,68 @@ std::unique_ptr<Obligation> SentFile::obligation() {
   return obligation;
 }
 
-std::string ReceivedFiles::take_name(int sender) const {
+namespace {
+
+std::string take_name(const Call& call, int sender) {
   FileMessageHeader header;
-  std::vector<std::byte> message;
-  do {
-    message = call_.group->receive(sender, sizeof header + longest_name, call_.wait("gather: reading"),
-                                   sync::Subject::exchange);
-    if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
-    std::memcpy(&header, message.data(), sizeof header);
-  } while (header.exchange != call_.number);
+  const std::vector<std::byte> message = receive_of(call, sender, sizeof header + longest_name, "gather: reading");
+  if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+  std::memcpy(&header, message.data(), sizeof header);
   if (header.is_written == 0) return {};
   return {reinterpret_cast<const char*>(message.data()) + sizeof header, message.size() - sizeof header};
 }
 
-Config ReceivedFiles::read(int sender, const std::string& name) const {
+Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const std::string& name) {
   const auto parsed = workspace::parse_name(name);
-  const std::string job = workspace::job_text(call_.group->nonce());
+  const std::string job = workspace::job_text(call.group->nonce());
   if (!parsed || parsed->job != job || parsed->rank != sender ||
       (parsed->kind != workspace::NameKind::exchange && parsed->kind != workspace::NameKind::kept))
     throw Error(ErrorKind::corrupt, fmt::format("rank {} names {} as its state file", sender, in_quotes(name)));
-  const std::string path = workspace_of(call_, state_).path + "/" + name;
+  const std::string path = workspace_of(call, state).path + "/" + name;
   Config value;
   const workspace::Patience patience{
-      .deadline = Clock::now() + sync::timeout_of(call_.options->timeout, call_.group->timeout()), .check = [&] {
-        if (const auto failure = call_.group->failure()) throw *failure;
-        call_.group->progress();
+      .deadline = Clock::now() + sync::timeout_of(call.options->timeout, call.group->timeout()), .check = [&] {
+        if (const auto failure = call.group->failure()) throw *failure;
+        call.group->progress();
       }};
   workspace::patiently(path, patience, [&] {
     const StateFile file = StateFile::open(path);
     const StateFileInfo& info = file.info();
-    if (info.job != call_.group->nonce() || info.rank != sender || info.generation != parsed->generation)
+    if (info.job != call.group->nonce() || info.rank != sender || info.generation != parsed->generation)
       throw Error(ErrorKind::corrupt,
                   fmt::format("{} is not what its name says: rank {}, generation {} of job {}", in_quotes(path),
                               info.rank, info.generation, workspace::job_text(info.job)),
                   {.path = path});
-    State state{file.config(), {}};
-    state.weights.reserve(file.tensors().size());
+    State whole{file.config(), {}};
+    whole.weights.reserve(file.tensors().size());
     for (std::size_t i = 0; i < file.tensors().size(); ++i) {
-      state.weights.emplace_back(file.tensors()[i].name, file.tensor(i));
-      call_.group->progress();
+      whole.weights.emplace_back(file.tensors()[i].name, file.tensor(i));
+      call.group->progress();
     }
-    value = join(state);
+    value = join(whole);
   });
-  if (call_.is_part) os::remove_file(path);
+  if (call.is_part) os::remove_file(path);
   return value;
 }
 
-std::vector<std::optional<Config>> ReceivedFiles::receive(std::span<const Record> records) {
-  std::vector<std::optional<Config>> values(call_.list.size());
+}  // namespace
+
+std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRouteState& state,
+                                                 std::span<const Record> records) {
+  std::vector<std::optional<Config>> values(call.list.size());
   std::optional<Error> trouble;
   for (std::size_t position = 1; position < values.size(); ++position) {
-    const int sender = call_.list[position];
+    const int sender = call.list[position];
     if (!records[static_cast<std::size_t>(sender)].has_value) continue;
-    const std::string name = take_name(sender);
+    const std::string name = take_name(call, sender);
     // The sender's own status says why there is none.
     if (name.empty() || trouble) continue;
     try {
-      values[position] = read(sender, name);
+      values[position] = read_file(call, state, sender, name);
     } catch (const Error& error) {
-      if (call_.group->failure()) throw;
+      if (call.group->failure()) throw;
       trouble = error.with_context(
-          fmt::format("reading what rank {} (host {}) wrote", sender, call_.group->info(sender).host));
+          fmt::format("reading what rank {} (host {}) wrote", sender, call.group->info(sender).host));
     }
   }
   if (trouble) throw *trouble;

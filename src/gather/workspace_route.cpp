@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workspace route as the exchange sees it, and what a rank keeps for it.
+// The workspace route as the exchange sees it, and what a rank keeps for it; the numbers are those of
+// workspace_state.hpp.
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "src/core/quoted.hpp"
 #include "src/gather/merge_record.hpp"
@@ -11,8 +13,13 @@
 #include "src/gather/workspace_state.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/directory.hpp"
-#include "src/workspace/file_group.hpp"
+#include "src/os/process.hpp"
+#include "src/os/publish.hpp"
+#include "src/sync/settings.hpp"
+#include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
+#include "src/workspace/group_directory.hpp"
+#include "src/workspace/names.hpp"
 
 namespace muster::gather {
 
@@ -25,15 +32,19 @@ PassingFile::~PassingFile() {
   }
 }
 
+namespace {
+
 std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group) {
   return sync::inside(group).extension<WorkspaceRouteState>();
 }
 
+/// The path that a call goes by: what was given, or the workspace that the group itself lives in. Empty: none.
 std::string workspace_path_of(const Call& call) {
   if (!call.options->workspace.path.empty()) return call.options->workspace.path;
-  if (call.group->kind() != workspace::FileGroup::kind_name) return {};
-  return static_cast<const workspace::FileGroup*>(call.group)->workspace_path();
+  return workspace::workspace_of(*call.group);
 }
+
+}  // namespace
 
 const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRouteState& state) {
   const std::string path = workspace_path_of(call);
@@ -46,43 +57,103 @@ const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRou
 
 namespace {
 
-class WorkspaceRoute final : public RouteDriver {
+/// Step 1: do all ranks of a list see one directory?
+class WorkspaceProof final : public Proof {
  public:
-  [[nodiscard]] Route route() const noexcept override { return Route::workspace; }
-  [[nodiscard]] bool is_usable(const Call& call) const override { return !workspace_path_of(call).empty(); }
-  [[nodiscard]] std::string obstacle(const Call&) const override {
-    return "no workspace.path is given (a directory that all ranks see)";
+  WorkspaceProof(const Call& call, Record& record) : call_(call), state_(workspace_state_of(*call.group)) {
+    path_ = workspace_path_of(call);
+    const workspace::WorkspaceDirectory& directory = workspace_of(call, *state_);
+    const bool is_known = std::ranges::all_of(call.list, [&](int rank) {
+      return rank == call.group->rank() || (!call.is_first() && rank != call.first()) ||
+             state_->proved.contains({path_, rank});
+    });
+    if (is_known) return;
+    record.proves = true;
+    if (!call.is_first()) return;
+    workspace::Name name{.kind = workspace::NameKind::token,
+                         .job = workspace::job_text(call.group->nonce()),
+                         .rank = call.group->rank(),
+                         .random = os::random_hex(8),
+                         .writer = os::own_identity()};
+    token_ = PassingFile(directory.path + "/" + workspace::file_name(name));
+    os::write_new_file(token_.path(), {});
+    std::from_chars(name.random.data(), name.random.data() + name.random.size(), record.segment, 16);
   }
-  [[nodiscard]] std::string reason(const Call& call) const override {
-    return fmt::format("the ranks share nothing but the workspace {}", in_quotes(workspace_path_of(call)));
+
+  void check(std::span<const Record> records) override {
+    if (!call_.is_sender()) return;
+    const Record& first = records[static_cast<std::size_t>(call_.first())];
+    if (!first.proves) {
+      if (!records[static_cast<std::size_t>(call_.group->rank())].proves) return;
+      throw Error(ErrorKind::argument,
+                  fmt::format("rank {} goes by the workspace {} now, and rank {} still by the one of "
+                              "before: change the path on all ranks, or on none",
+                              call_.group->rank(), in_quotes(path_), call_.first()));
+    }
+    find(fmt::format("{:016x}", first.segment));
   }
-  [[nodiscard]] bool moves(const TensorView&) const override { return true; }
-  std::unique_ptr<Proof> prove(const Call& call, Record& record) const override {
-    const bool moves = call.list.size() > 1 && (call.merge == nullptr || merge_moves(merge_number(*call.merge)));
-    return moves ? make_workspace_proof(call, record) : nullptr;
+
+  void commit() noexcept override {
+    token_ = PassingFile();
+    try {
+      for (const int rank : call_.list)
+        if (call_.is_first() || rank == call_.first()) state_->proved.emplace(path_, rank);
+    } catch (const std::bad_alloc&) {
+      // It is proved again next time.
+    }
   }
-  std::unique_ptr<Transfer> begin(const Call& call) const override {
-    return call.operation == Operation::merge ? make_workspace_merge(call) : make_workspace_transfer(call);
+
+ private:
+  void find(const std::string& random) const {
+    const workspace::WorkspaceDirectory& directory = workspace_of(call_, *state_);
+    const auto is_token = [&](const os::DirectoryEntry& entry) {
+      const auto name = workspace::parse_name(entry.name);
+      return name && name->kind == workspace::NameKind::token && name->random == random;
+    };
+    const auto longest =
+        std::min(sync::timeout_of(call_.options->timeout, call_.group->timeout()), workspace::longest_lateness);
+    const std::string place = directory.path + "/token";
+    try {
+      workspace::patiently(place,
+                           {.deadline = std::chrono::steady_clock::now() + longest,
+                            .check =
+                                [&] {
+                                  call_.group->progress();
+                                  check_group();
+                                }},
+                           [&] {
+                             // By listing: its full name has the first rank's process in it.
+                             if (std::ranges::none_of(os::list_directory(directory.path), is_token))
+                               throw Error(ErrorKind::not_found, "no token");
+                           });
+    } catch (const Error& error) {
+      check_group();
+      if (error.kind() != ErrorKind::not_found) throw;
+      // A token goes with its rank; the round that follows misses that one.
+      if (call_.group->liveness(call_.first())->is_dead()) return;
+      const RankInfo& own = call_.group->info(call_.group->rank());
+      const RankInfo& first = call_.group->info(call_.first());
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("rank {} (host {}) does not see in the workspace {} what rank {} (host {}) has just written "
+                      "there: it is not one directory; name one that all hosts mount",
+                      own.rank, own.host, in_quotes(path_), first.rank, first.host),
+          {.path = directory.path});
+    }
   }
-  std::uint64_t settle(SyncGroup& group, Keep) const override {
-    // Streams of before: what the first rank has not taken it will not take any more.
-    workspace_state_of(group)->under_way.clear();
-    return 0;
+
+  /// The first rank takes its token back when the group fails.
+  void check_group() const {
+    if (const auto failure = call_.group->failure()) throw *failure;
   }
-  std::uint64_t trim(SyncGroup&) const override { return 0; }
-  void clean_up(SyncGroup&) const noexcept override {}
+
+  const Call& call_;
+  std::shared_ptr<WorkspaceRouteState> state_;
+  std::string path_;
+  PassingFile token_;
 };
 
-}  // namespace
-
-std::unique_ptr<RouteDriver> make_workspace_route() {
-  return std::make_unique<WorkspaceRoute>();
-}
-
-// Configs and tensors through a workspace.
-
-namespace {
-
+/// Configs and tensors through a workspace.
 class WorkspaceTransfer final : public Transfer {
  public:
   explicit WorkspaceTransfer(const Call& call) : call_(call), state_(workspace_state_of(*call.group)) {
@@ -96,7 +167,7 @@ class WorkspaceTransfer final : public Transfer {
     const bool writes = own_ && (call_.is_sender() || call_.options->workspace.keep_files);
     if (writes && call_.is_sender()) own_->send();
     if (!call_.is_first()) return;
-    entries_ = ReceivedFiles(call_, *state_).receive(records);
+    entries_ = receive_files(call_, *state_, records);
     if (writes) own_->send();
   }
   void commit() noexcept override {
@@ -111,7 +182,6 @@ class WorkspaceTransfer final : public Transfer {
     if (own_ && call_.is_part && call_.is_sender()) all.push_back(own_->obligation());
     return all;
   }
-  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
 
  private:
   const Call& call_;
@@ -120,17 +190,8 @@ class WorkspaceTransfer final : public Transfer {
   std::vector<std::optional<Config>> entries_;
 };
 
-}  // namespace
-
-std::unique_ptr<Transfer> make_workspace_transfer(const Call& call) {
-  return std::make_unique<WorkspaceTransfer>(call);
-}
-
-// Merges through a workspace: the first rank reads all members' files and merges them in its memory. The others' bytes
-// are there once as files, so nothing is gained by writing straight into the result as over shared memory.
-
-namespace {
-
+/// Merges through a workspace: the first rank reads all members' files and merges them in its memory. The others' bytes
+/// are there once as files, so nothing is gained by writing straight into the result as over shared memory.
 class WorkspaceMerge final : public Transfer {
  public:
   explicit WorkspaceMerge(const Call& call)
@@ -138,17 +199,14 @@ class WorkspaceMerge final : public Transfer {
 
   void offer(Record& record) override {
     own_.offer(record);
-    const TensorView& own = call_.value->as_tensor().view();
-    record.merge = merge_number(*call_.merge);
-    record.payload_bytes = record.moving_bytes = own.nbytes();
+    offer_merge(*call_.merge, call_.value->as_tensor().view(), record);
+    record.moving_bytes = record.payload_bytes;
     record.closes = true;
-    record.facts[fact_extent] =
-        static_cast<std::uint64_t>(merge_extent(*call_.merge, TensorSpec{own.dtype(), own.shape()}));
   }
   void move(std::span<const Record> records, ExchangeReport&) override {
     if (call_.is_sender()) own_.send();
     if (!call_.is_first()) return;
-    const std::vector<std::optional<Config>> others = ReceivedFiles(call_, *state_).receive(records);
+    const std::vector<std::optional<Config>> others = receive_files(call_, *state_, records);
     if (call_.options->workspace.keep_files) own_.send();
     std::vector<TensorView> sources{call_.value->as_tensor().view()};
     for (std::size_t position = 1; position < others.size(); ++position) {
@@ -159,12 +217,7 @@ class WorkspaceMerge final : public Transfer {
     result_ = merge::merge_in_memory(*call_.merge, sources, call_.list, [&] { call_.group->progress(); });
   }
   void commit() noexcept override { own_.commit(); }
-  std::vector<std::optional<Config>> deliver() override {
-    std::vector<std::optional<Config>> entries(1);
-    entries.front() = Config(std::move(result_));
-    return entries;
-  }
-  [[nodiscard]] std::uint64_t pool_bytes() const noexcept override { return 0; }
+  std::vector<std::optional<Config>> deliver() override { return {Config(std::move(result_))}; }
 
  private:
   const Call& call_;
@@ -173,11 +226,36 @@ class WorkspaceMerge final : public Transfer {
   Tensor result_;
 };
 
+class WorkspaceRoute final : public RouteDriver {
+ public:
+  [[nodiscard]] Route route() const noexcept override { return Route::workspace; }
+  [[nodiscard]] bool is_usable(const Call& call) const override { return !workspace_path_of(call).empty(); }
+  [[nodiscard]] std::string obstacle(const Call&) const override {
+    return "no workspace.path is given (a directory that all ranks see)";
+  }
+  [[nodiscard]] std::string reason(const Call& call) const override {
+    return fmt::format("the ranks share nothing but the workspace {}", in_quotes(workspace_path_of(call)));
+  }
+  [[nodiscard]] bool moves(const TensorView&) const override { return true; }
+  std::unique_ptr<Proof> prove(const Call& call, Record& record) const override {
+    if (!moves_elements(call)) return nullptr;
+    return std::make_unique<WorkspaceProof>(call, record);
+  }
+  std::unique_ptr<Transfer> begin(const Call& call) const override {
+    if (call.operation == Operation::merge) return std::make_unique<WorkspaceMerge>(call);
+    return std::make_unique<WorkspaceTransfer>(call);
+  }
+  std::uint64_t settle(SyncGroup& group, Keep) const override {
+    // Streams of before: what the first rank has not taken it will not take any more.
+    workspace_state_of(group)->under_way.clear();
+    return 0;
+  }
+};
+
 }  // namespace
 
-std::unique_ptr<Transfer> make_workspace_merge(const Call& call) {
-  if (call.list.size() == 1 || !merge_moves(merge_number(*call.merge))) return make_unmoved_merge(call);
-  return std::make_unique<WorkspaceMerge>(call);
+std::unique_ptr<RouteDriver> make_workspace_route() {
+  return std::make_unique<WorkspaceRoute>();
 }
 
 }  // namespace muster::gather

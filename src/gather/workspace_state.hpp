@@ -29,7 +29,6 @@
 
 #include "muster/state.hpp"
 #include "src/gather/route.hpp"
-#include "src/gather/workspace_state.hpp"
 #include "src/os/process.hpp"
 #include "src/workspace/discovery.hpp"
 
@@ -61,18 +60,10 @@ struct WorkspaceRouteState {
   std::uint64_t parts = 0;                                           // of streams: numbers their files
   std::deque<PassingFile> under_way;                                 // of streams: what the first rank may not have yet
 };
-std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group);
 
-/// The path that a call goes by: what was given, or the workspace that the group itself lives in. Empty: none.
-std::string workspace_path_of(const Call& call);
-/// Prepared at first use, and cleared of what dead processes of this host left there. Throws as prepare_workspace.
+/// The workspace that a call goes by. Prepared at first use, and cleared of what dead processes of this host left
+/// there. Throws as prepare_workspace.
 const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRouteState& state);
-
-std::unique_ptr<Proof> make_workspace_proof(const Call& call, Record& record);
-/// Of configs and tensors, and of the parts of streams.
-std::unique_ptr<Transfer> make_workspace_transfer(const Call& call);
-/// Of merges, where tensors move; unmoved where the merge needs no more.
-std::unique_ptr<Transfer> make_workspace_merge(const Call& call);
 
 // Steps 2 to 4: what transfers of any kind do with files.
 
@@ -98,20 +89,9 @@ class SentFile {
   PassingFile file_;
 };
 
-/// What the first rank takes in.
-class ReceivedFiles {
- public:
-  ReceivedFiles(const Call& call, WorkspaceRouteState& state) : call_(call), state_(state) {}
-  /// The values of all members that have one, by position; the first rank's own place stays empty. Throws what failed
-  /// first, after all messages were taken.
-  std::vector<std::optional<Config>> receive(std::span<const Record> records);
-
- private:
-  [[nodiscard]] std::string take_name(int sender) const;
-  [[nodiscard]] Config read(int sender, const std::string& name) const;
-
-  const Call& call_;
-  WorkspaceRouteState& state_;
-};
+/// On the first rank: the values of all members that have one, by position; its own place stays empty. Throws what
+/// failed first, after all messages were taken.
+std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRouteState& state,
+                                                 std::span<const Record> records);
 
 }  // namespace muster::gather

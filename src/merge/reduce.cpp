@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/core/element_range.hpp"
 #include "src/core/parallel.hpp"
 #include "src/merge/layout.hpp"
 
@@ -474,6 +475,13 @@ void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span
 }
 
 #undef MUSTER_INLINE
+
+const std::byte* gapless(const TensorView& tensor, std::uint64_t begin, std::uint64_t end, std::byte* staging) {
+  if (tensor.is_contiguous()) return tensor.host_data() + begin;
+  const auto item = static_cast<std::uint64_t>(itemsize(tensor.dtype()));
+  core::copy_elements(tensor, static_cast<std::int64_t>(begin / item), static_cast<std::int64_t>(end / item), staging);
+  return staging;
+}
 
 Tensor merge_in_memory(const Merge& merge, std::span<const TensorView> sources, std::span<const int> ranks,
                        const std::function<void()>& progress) {

@@ -33,6 +33,10 @@ void check_reducible(Combine combine, DType dtype);
 /// be aligned. Local, any thread. Throws as check_reducible.
 void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources);
 
+/// Bytes [begin, end) of a tensor as they lie without gaps, at whole elements: where they are, or, of a strided one,
+/// copied to `staging`, which has room for them.
+const std::byte* gapless(const TensorView& tensor, std::uint64_t begin, std::uint64_t end, std::byte* staging);
+
 // A merge whose sources are all in this process's memory.
 
 /// The merged tensor in fresh memory, by several threads; `progress` is called now and then, on any of them. `ranks`

@@ -152,9 +152,7 @@ bool Pending::is_over() noexcept {
   int flag = 0;
   if (!is_open()) return true;
   if (!is_running() || MPI_Test(&request_, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || flag == 0) return false;
-  request_ = MPI_REQUEST_NULL;
-  keeper_.reset();
-  return true;
+  return finish();
 }
 
 void Pending::abandon() noexcept {
@@ -169,9 +167,7 @@ bool Pending::test() {
   int flag = 0;
   check(MPI_Test(&request_, &flag, MPI_STATUS_IGNORE), "testing a message");
   if (flag == 0) return false;
-  request_ = MPI_REQUEST_NULL;
-  keeper_.reset();
-  return true;
+  return finish();
 }
 
 void Pending::wait(std::chrono::milliseconds longest, const std::string& late) {
@@ -184,10 +180,7 @@ void Pending::wait(std::chrono::milliseconds longest, const std::string& late) {
 
 void Pending::cancel() noexcept {
   if (!is_open() || !is_running()) return;
-  if (MPI_Cancel(&request_) == MPI_SUCCESS && MPI_Wait(&request_, MPI_STATUS_IGNORE) == MPI_SUCCESS) {
-    request_ = MPI_REQUEST_NULL;
-    keeper_.reset();
-  }
+  if (MPI_Cancel(&request_) == MPI_SUCCESS && MPI_Wait(&request_, MPI_STATUS_IGNORE) == MPI_SUCCESS) finish();
 }
 
 Pending start_send(const Comm& comm, int to, int tag, std::span<const std::byte> bytes,

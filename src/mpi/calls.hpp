@@ -34,7 +34,7 @@ inline constexpr const char* resting_words =
 void throw_if_resting();
 
 /// A duplicate of a communicator that returns its errors. Not freed by its destructor: as long as requests may be open
-/// nobody may, and whether there are any only its family knows (family.hpp).
+/// nobody may, and whether there are any only its context knows (context.hpp).
 class Comm {
  public:
   /// Collective. Throws Error(argument) where it is no communicator of a group of ranks, Error(timeout) where not all
@@ -86,6 +86,12 @@ class Pending {
 
  private:
   void abandon() noexcept;
+  /// True.
+  bool finish() noexcept {
+    request_ = MPI_REQUEST_NULL;
+    keeper_.reset();
+    return true;
+  }
 
   MPI_Request request_ = MPI_REQUEST_NULL;
   std::shared_ptr<const void> keeper_;

@@ -15,7 +15,7 @@
 
 #include "muster/log.hpp"
 #include "muster/version.hpp"
-#include "src/base/fixed_text.hpp"
+#include "src/base/written.hpp"
 #include "src/os/process.hpp"
 #include "src/workspace/names.hpp"
 
@@ -31,7 +31,7 @@ std::uint64_t network_namespace() noexcept {
 std::vector<std::byte> tell_all(const Comm& comm, std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
   const auto size = static_cast<std::size_t>(comm.size());
   // What others say is zeros here. Messages of this operation go both ways between ranks, which an all-gather's would
-  // not (family.hpp).
+  // not (context.hpp).
   struct Said {
     std::vector<std::byte> mine;
     std::vector<std::byte> all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an MpiGroup fails: which words all ranks throw, and how the other hosts hear of them. The numbers are those of
-// FirstCause in mpi_group.hpp.
+// Health in mpi_group.hpp.
 
 #include <algorithm>
 #include <thread>
@@ -21,43 +21,48 @@ constexpr milliseconds longest_unpumped{1};
 
 }  // namespace
 
-void FirstCause::propose(int host, const Error& cause) {
+void Health::propose(int host, const Error& cause) {
   const std::lock_guard lock(mutex_);
   if (!since_) since_ = Clock::now();
   proposals_.emplace(host, cause);
 }
 
-std::optional<Error> FirstCause::best() const {
-  const std::lock_guard lock(mutex_);
-  if (decided_ || proposals_.empty()) return std::nullopt;
-  return proposals_.begin()->second;
-}
-
-std::optional<FirstCause::Clock::time_point> FirstCause::since() const {
+std::optional<Health::Clock::time_point> Health::since() const {
   const std::lock_guard lock(mutex_);
   return since_;
 }
 
-void FirstCause::decide(const Error& cause) {
+void Health::decide(const Error& cause) {
   const std::lock_guard lock(mutex_);
   if (!since_) since_ = Clock::now();
   if (!decided_) decided_ = cause;
 }
 
-std::optional<Error> FirstCause::decided() const {
+std::optional<Error> Health::decided() const {
   const std::lock_guard lock(mutex_);
   return decided_;
 }
 
+std::optional<Error> Health::known_failure() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (decided_) return decided_;
+    if (!proposals_.empty()) return proposals_.begin()->second;
+  }
+  if (const auto host = local_.lock())
+    if (auto cause = host->failure()) return cause;
+  return parent ? parent->known_failure() : std::nullopt;
+}
+
 void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
-  family_->has_failed();
+  context_->has_failed();
   if (!has_other_hosts()) return;
   try {
-    const Control notice = failure_notice(family_->rank(), number_, cause);
-    for (const int rank : hosts_.told_by(this->rank())) family_->tell(number_of(rank), notice);
+    const Control notice = failure_notice(context_->rank(), number_, cause);
+    for (const int rank : hosts_.told_by(this->rank())) context_->tell(number_of(rank), notice);
     // This process may end soon. Whoever does not listen, such as the one that is blamed, keeps the others no longer
     // than settling does.
-    family_->flush(FirstCause::settling);
+    context_->flush(Health::settling);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
   }
@@ -65,10 +70,10 @@ void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
 
 void MpiGroup::hear(int host, const Error& cause) {
   if (settles()) {
-    standing_->first_cause.propose(host, cause);
+    health_->propose(host, cause);
     return;
   }
-  standing_->first_cause.decide(cause);
+  health_->decide(cause);
   local().poison(cause);
 }
 
@@ -78,12 +83,12 @@ void MpiGroup::pass_on_local_failure() noexcept {
   if (!cause || has_passed_on_.exchange(true)) return;
   if (settles()) {
     // Step 4 has put it there, or it was decided before this rank came to know.
-    if (standing_->first_cause.decided() || verdict()) return;
-    standing_->first_cause.propose(hosts_.mine, *cause);
+    if (health_->decided() || verdict()) return;
+    health_->propose(hosts_.mine, *cause);
     tell_other_hosts(*cause);
     return;
   }
-  standing_->first_cause.decide(*cause);
+  health_->decide(*cause);
   // What began on another host is known there.
   const int blamed = rank_of(cause->rank().value_or(-1));
   if (blamed < 0 || hosts_.is_here(blamed)) tell_other_hosts(*cause);
@@ -102,14 +107,14 @@ Error MpiGroup::origin_of(const Error& cause) const {
 }
 
 void MpiGroup::poison(const Error& news) noexcept {
-  if (settles()) family_->try_pump();
+  if (settles()) context_->try_pump();
   if (!known_failure()) {
     const Error cause = origin_of(news);
     local().poison(cause);
     if (!settles()) {
       // Also what this rank alone knows: its causes need not be of its host.
       const Error first = local().failure().value_or(cause);
-      standing_->first_cause.decide(first);
+      health_->decide(first);
       if (!has_passed_on_.exchange(true)) tell_other_hosts(first);
       return;
     }
@@ -126,15 +131,11 @@ std::optional<Error> MpiGroup::verdict() const {
   return shared() == nullptr ? std::nullopt : shared()->verdict();
 }
 
-std::optional<Error> MpiGroup::known_failure() const {
-  return standing_->known_failure();
-}
-
 std::optional<Error> MpiGroup::failure() const {
   auto known = known_failure();
-  if (!known && has_other_hosts() && family_->since_pumped() > longest_unpumped) {
+  if (!known && has_other_hosts() && context_->since_pumped() > longest_unpumped) {
     // Who only asks has to hear of other hosts, too.
-    family_->try_pump();
+    context_->try_pump();
     known = known_failure();
   }
   // Settling listens and tells, but changes nothing that a caller could see but the failure itself.
@@ -147,20 +148,20 @@ std::optional<Error> MpiGroup::failure() const {
 }
 
 bool MpiGroup::is_settled() const {
-  const auto since = standing_->first_cause.since();
+  const auto since = health_->since();
   if (!since) return false;
   const bool decides = rank() == hosts_.leader(hosts_.mine) || hosts_.told_of(hosts_.mine) == hosts_.here().size();
-  return Clock::now() - *since > FirstCause::settling + (decides ? milliseconds(0) : FirstCause::lead);
+  return Clock::now() - *since > Health::settling + (decides ? milliseconds(0) : Health::lead);
 }
 
 Error MpiGroup::settle() noexcept {
-  if (const auto decided = standing_->first_cause.decided()) return *decided;
+  if (const auto decided = health_->decided()) return *decided;
   pass_on_local_failure();
   // Step 2.
   while (!verdict() && !is_settled()) {
     // A mate has put it there, and may be telling it.
-    if (const auto own = local().failure(); own && !verdict()) standing_->first_cause.propose(hosts_.mine, *own);
-    family_->try_pump();
+    if (const auto own = local().failure(); own && !verdict()) health_->propose(hosts_.mine, *own);
+    context_->try_pump();
     std::this_thread::sleep_for(settle_nap);
   }
   return decide();
@@ -168,12 +169,12 @@ Error MpiGroup::settle() noexcept {
 
 // Steps 3 and 4.
 Error MpiGroup::decide() noexcept {
-  family_->has_failed();
+  context_->has_failed();
   const Error best = known_failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
   const Error cause = shared() == nullptr ? best : shared()->decide(best);
-  standing_->first_cause.decide(cause);
+  health_->decide(cause);
   local().poison(cause);
-  return *standing_->first_cause.decided();
+  return *health_->decided();
 }
 
 }  // namespace muster::mpi

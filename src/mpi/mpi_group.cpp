@@ -32,12 +32,6 @@ struct RoundHead {
   std::uint32_t record_bytes = 0;
 };
 
-/// Of another host: whether it lives is seen in waits, by whether it answers.
-class Elsewhere final : public sync::PeerLiveness {
- public:
-  [[nodiscard]] bool is_dead() const noexcept override { return false; }
-};
-
 std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byte> records) {
   std::vector<std::byte> bytes(sizeof head + records.size());
   std::memcpy(bytes.data(), &head, sizeof head);
@@ -72,22 +66,22 @@ struct Untaken {
 
 }  // namespace
 
-MpiGroup::MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank, milliseconds timeout,
-                   std::shared_ptr<Standing> parent)
+MpiGroup::MpiGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
+                   std::shared_ptr<Health> parent)
     : sync::Group(rank, std::move(met.ranks), met.nonce, timeout),
-      family_(std::move(family)),
+      context_(std::move(context)),
       number_(number),
       hosts_(std::move(met.hosts)),
-      standing_(std::make_shared<Standing>(hosts_.local, std::move(parent))),
+      health_(std::make_shared<Health>(hosts_.local, std::move(parent))),
       views_(static_cast<std::size_t>(size())),
       others_(others()) {
-  family_->enroll(number_, *this);
+  context_->add_group(number_, *this);
   // Of a part on one host, too: what ranks of others wait for may be MPI's to finish here.
-  if (family_->has_other_hosts() && shared() != nullptr)
-    shared()->while_waiting([this, kin = family_]() -> std::chrono::nanoseconds {
+  if (context_->has_other_hosts() && shared() != nullptr)
+    shared()->while_waiting([this, context = context_]() -> std::chrono::nanoseconds {
       look_around();
       if (settles() && is_settled()) decide();
-      return kin->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
+      return context->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
     });
 }
 
@@ -97,7 +91,7 @@ sync::LocalGroup* MpiGroup::shared() const noexcept {
 
 auto MpiGroup::in_phase(const WaitOptions& options) {
   if (has_ended_.load()) throw *failure();
-  if (has_other_hosts()) family_->enter();
+  if (has_other_hosts()) context_->enter();
   return sync::InPhase([this](const char* words) { phase_.store(words); }, options.phase);
 }
 
@@ -116,7 +110,7 @@ int MpiGroup::rank_of(int number) const noexcept {
 
 void MpiGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
                     Finished finished) {
-  family_->adopt(number_of(to), start_send(comm(), number_of(to), tag, bytes, std::move(keeper), finished));
+  context_->adopt(number_of(to), start_send(comm(), number_of(to), tag, bytes, std::move(keeper), finished));
 }
 
 bool MpiGroup::shares_memory(int rank) const {
@@ -134,19 +128,12 @@ std::shared_ptr<sync::Region> MpiGroup::region_of(int rank) const {
 }
 
 std::shared_ptr<const sync::PeerLiveness> MpiGroup::liveness(int rank) const {
-  if (!shares_memory(rank)) return std::make_shared<Elsewhere>();
+  // Of another host: whether it lives is seen in waits, by whether it answers.
+  if (!shares_memory(rank)) return std::make_shared<sync::PeerOf>(nullptr, rank);
   return local().liveness(place_of(rank));
 }
 
-void MpiGroup::do_barrier(const WaitOptions& options) {
-  round({}, {}, options);
-}
-
 void MpiGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
-  round(mine, all, options);
-}
-
-void MpiGroup::round(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const auto phase = in_phase(options);
   ++round_;
   progress();
@@ -250,11 +237,7 @@ std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t m
     const std::array<int, 1> on{from};
     wait([&] { return found.look(comm(), number_of(from), tag); }, {}, on, options, grace);
     const std::size_t length = found.bytes();
-    if (length > most)
-      sync::fail(*this, Error(ErrorKind::corrupt,
-                              fmt::format("rank {} sends a message of {} bytes where at most {} can be",
-                                          number_of(from), length, most),
-                              {.rank = number_of(from)}));
+    if (length > most) sync::fail_on_message(*this, from, length, most);
     const auto bytes = std::make_shared<std::vector<std::byte>>(length);
     Pending pending = found.receive(*bytes, bytes);
     // Its sender may have left the group since: the rest comes when he calls MPI the next time.
@@ -304,10 +287,7 @@ std::vector<std::byte> MpiGroup::do_receive(int from, sync::Subject subject, std
   std::vector<std::byte> bytes = take_message(from, tag_of(subject), first, options, milliseconds(0));
   if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
   if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
-    sync::fail(*this, Error(ErrorKind::corrupt,
-                            fmt::format("rank {} announces a message of {} bytes where at most {} can be",
-                                        number_of(from), head.length, most),
-                            {.rank = number_of(from)}));
+    sync::fail_on_message(*this, from, head.length, most);
   bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
   while (bytes.size() < head.length) {
     const std::vector<std::byte> more =
@@ -324,12 +304,12 @@ int MpiGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, c
     do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words), options);
   };
   for (;;) {
-    const int proposed = is_member ? family_->next_number() : 0;
+    const int proposed = is_member ? context_->next_number() : 0;
     tell_all(proposed);
     int number = 0;
     for (const int member : part.members) number = std::max(number, words[static_cast<std::size_t>(member)]);
     // Another thread of a member may have made a group of that number meanwhile.
-    tell_all(!is_member || number == proposed || family_->take_number(number) ? 1 : 0);
+    tell_all(!is_member || number == proposed || context_->take_number(number) ? 1 : 0);
     if (std::ranges::count(words, 1) == size()) return number;
   }
 }
@@ -370,8 +350,8 @@ std::shared_ptr<sync::Group> MpiGroup::make_part(const Part& part, Tie tie, cons
       met.hosts.local->set_timeout(timeout());
     }
     met.nonce = nonces[static_cast<std::size_t>(part.members.front())];
-    made = std::make_shared<MpiGroup>(family_, number, std::move(met), part.position, timeout(),
-                                      tie == Tie::companion ? standing_ : nullptr);
+    made = std::make_shared<MpiGroup>(context_, number, std::move(met), part.position, timeout(),
+                                      tie == Tie::companion ? health_ : nullptr);
   });
   return made;
 }

@@ -20,7 +20,7 @@
 // Failures: who finds one tells ranks of each other host, all of them where they are few; the local groups tell the
 // rest. The dead are found by those who share their host, and told by them; a host that is silent as a whole, by the
 // deadline. A rank that waits for one of another host asks it every second whether it moves: ranks answer whenever they
-// are inside the library, waits within a host included. Those messages are the family's (family.hpp).
+// are inside the library, waits within a host included. Those messages are the context's (context.hpp).
 
 #include <array>
 #include <atomic>
@@ -33,7 +33,7 @@
 #include <string>
 #include <vector>
 
-#include "src/mpi/family.hpp"
+#include "src/mpi/context.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/watchdog.hpp"
@@ -44,8 +44,12 @@ class LocalGroup;
 
 namespace muster::mpi {
 
-/// Which failure all ranks of a group throw where ranks of several hosts find one at about the same time: deadlines
-/// pass on all of them at once.
+/// How a group is on this rank: whether it gets on, and what it has failed with. A companion asks this of its group,
+/// which may be gone before it, and which owns it where it has streams: so it holds no more of it than this. Any
+/// thread.
+///
+/// Where ranks of several hosts find a failure at about the same time (deadlines pass on all of them at once), all
+/// throw the same one:
 //
 ///  1. On one host the first is right: its words are in the local group's failure cell. Whoever put them there proposes
 ///     them to the other hosts. Who has heard of a failure proposes none any more.
@@ -54,58 +58,42 @@ namespace muster::mpi {
 ///     Where the others do not tell all ranks of a host, they tell its leader: the rest leave it `lead` to decide.
 ///  4. Only then the local group is poisoned, which ends the waits of ranks that have not heard of it themselves.
 /// A companion does not settle: what fails it for good fails its parent as well, and the parent's words are thrown.
-///
-/// This is what one rank knows of it. Any thread.
-class FirstCause {
+class Health {
  public:
   using Clock = std::chrono::steady_clock;
   /// Long against a message's way to a rank that waits (those look every 20 ms), short against the deadlines.
   static constexpr std::chrono::milliseconds settling{200};
   static constexpr std::chrono::milliseconds lead{100};
 
+  /// `parent`: of a companion.
+  Health(const std::shared_ptr<SyncGroup>& local, std::shared_ptr<Health> parent)
+      : parent(std::move(parent)), local_(local) {}
   /// What a host has found; its first proposal stays.
   void propose(int host, const Error& cause);
-  /// The proposal that counts as far as is known; none once it is decided.
-  [[nodiscard]] std::optional<Error> best() const;
   /// Since when this rank knows of a failure; none where it does not.
   [[nodiscard]] std::optional<Clock::time_point> since() const;
   /// What is thrown from now on; the first stays.
   void decide(const Error& cause);
   [[nodiscard]] std::optional<Error> decided() const;
+  /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
+  [[nodiscard]] std::optional<Error> known_failure() const;
+
+  std::atomic<std::uint64_t> progress{0};
+  const std::shared_ptr<Health> parent;
 
  private:
+  std::weak_ptr<const SyncGroup> local_;  // of the ranks of this host
   mutable std::mutex mutex_;
   std::map<int, Error> proposals_;  // by host
   std::optional<Clock::time_point> since_;
   std::optional<Error> decided_;
 };
 
-/// How a group stands on this rank: whether it gets on, and what it has failed with. A companion asks this of its
-/// group, which may be gone before it, and which owns it where it has streams: so it holds no more of it than this. Any
-/// thread.
-struct Standing {
-  std::atomic<std::uint64_t> progress{0};
-  FirstCause first_cause;
-  std::weak_ptr<const SyncGroup> local;  ///< of the ranks of this host
-  std::shared_ptr<Standing> parent;      ///< of a companion
-
-  Standing(const std::shared_ptr<SyncGroup>& host, std::shared_ptr<Standing> group)
-      : local(host), parent(std::move(group)) {}
-  /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
-  [[nodiscard]] std::optional<Error> known_failure() const {
-    if (auto cause = first_cause.decided()) return cause;
-    if (auto cause = first_cause.best()) return cause;
-    if (const auto host = local.lock())
-      if (auto cause = host->failure()) return cause;
-    return parent ? parent->known_failure() : std::nullopt;
-  }
-};
-
 class MpiGroup final : public sync::Group, private Listener {
  public:
-  /// `number`: of the group, in its family; `rank`: this process's in the group.
-  MpiGroup(std::shared_ptr<Family> family, int number, Met met, int rank, std::chrono::milliseconds timeout,
-           std::shared_ptr<Standing> parent = nullptr);
+  /// `number`: of the group, in its context; `rank`: this process's in the group.
+  MpiGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
+           std::shared_ptr<Health> parent = nullptr);
   ~MpiGroup() override;
 
   /// Only groups of this class are of this kind.
@@ -121,9 +109,8 @@ class MpiGroup final : public sync::Group, private Listener {
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
 
-  [[nodiscard]] const Hosts& hosts() const noexcept { return hosts_; }
-  [[nodiscard]] const Comm& comm() const noexcept { return family_->comm(); }
-  [[nodiscard]] Family& family() const noexcept { return *family_; }
+  [[nodiscard]] const Comm& comm() const noexcept { return context_->comm(); }
+  [[nodiscard]] Context& context() const noexcept { return *context_; }
   /// A rank's in the communicator.
   [[nodiscard]] int number_of(int rank) const { return info(rank).rank; }
   /// This tag and the three after it are the routes' own.
@@ -132,7 +119,7 @@ class MpiGroup final : public sync::Group, private Listener {
   /// What the local group has failed with is this group's failure; other hosts are told of what began on this one.
   void pass_on_local_failure() noexcept;
   /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
-  [[nodiscard]] std::optional<Error> known_failure() const;
+  [[nodiscard]] std::optional<Error> known_failure() const { return health_->known_failure(); }
 
   /// Sends `bytes`, which `keeper` keeps. The group may go before that has finished.
   void post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
@@ -148,7 +135,7 @@ class MpiGroup final : public sync::Group, private Listener {
   void throw_if_dead(int other) const;
 
  protected:
-  void do_barrier(const WaitOptions& options) override;
+  void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
   void do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
   std::vector<std::byte> do_receive(int from, sync::Subject subject, std::uint64_t most,
@@ -193,7 +180,7 @@ class MpiGroup final : public sync::Group, private Listener {
   void tell_other_hosts(const Error& cause) noexcept;
   /// Another host's failure.
   void hear(int host, const Error& cause);
-  /// Whether the hosts have to come to the same cause (FirstCause).
+  /// Whether the hosts have to come to the same cause (Health).
   [[nodiscard]] bool settles() const noexcept;
   /// Connections break where a rank has died, and where one has left because of that: a death on this host comes first.
   [[nodiscard]] Error origin_of(const Error& cause) const;
@@ -221,7 +208,6 @@ class MpiGroup final : public sync::Group, private Listener {
   /// With this group's deadline, not the local group's own, and `grace` more.
   [[nodiscard]] WaitOptions later(const WaitOptions& options,
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
-  void round(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options);
   [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
   /// Steps 2 and 3 on a leader. Returns the message that its mates get.
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
@@ -231,20 +217,20 @@ class MpiGroup final : public sync::Group, private Listener {
   [[nodiscard]] sync::LocalGroup* shared() const noexcept;
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
-  [[nodiscard]] bool is_companion() const noexcept { return standing_->parent != nullptr; }
+  [[nodiscard]] bool is_companion() const noexcept { return health_->parent != nullptr; }
   [[nodiscard]] bool is_alone_here() const noexcept { return hosts_.here().size() == 1; }
 
-  std::shared_ptr<Family> family_;
+  std::shared_ptr<Context> context_;
   int number_;
   Hosts hosts_;
-  std::shared_ptr<Standing> standing_;
+  std::shared_ptr<Health> health_;
   std::uint32_t round_ = 0;
   // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
   // leave room for an exchange's.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{sync::between_calls};
-  std::vector<View> views_;  // guarded by the family's lock
+  std::vector<View> views_;  // guarded by the context's lock
   std::unique_ptr<const sync::Peers> others_;
   std::atomic<bool> has_ended_{false};
   std::atomic<bool> has_passed_on_{false};

@@ -228,7 +228,7 @@ class Receiver final : public gather::PartInlet {
 
   const gather::Call& call_;
   MpiGroup& group_;
-  Family::UnderWay under_way_;
+  Context::UnderWay under_way_;
   std::shared_ptr<BufferPool> pool_;
   Open open_;
   std::vector<Lane> lanes_;

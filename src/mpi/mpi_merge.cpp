@@ -21,7 +21,6 @@
 #include <cstring>
 #include <map>
 
-#include "src/core/element_range.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
@@ -102,14 +101,6 @@ struct Plan {
     return std::min(piece_bytes(source), bytes[source] - piece * piece_bytes(source));
   }
 };
-
-/// The elements of [begin, end) of a tensor's bytes: where they are, or copied to `staging`.
-const std::byte* elements_of(const TensorView& tensor, std::uint64_t begin, std::uint64_t end, std::byte* staging) {
-  if (tensor.is_contiguous()) return tensor.data() + begin;
-  const auto item = static_cast<std::uint64_t>(itemsize(tensor.dtype()));
-  core::copy_elements(tensor, static_cast<std::int64_t>(begin / item), static_cast<std::int64_t>(end / item), staging);
-  return staging;
-}
 
 /// Steps 2 to 5 on the first rank.
 class Merging {
@@ -239,7 +230,7 @@ void Merging::take_near(Lane& lane) {
 void Merging::copy_all(Receiver& receiver) {
   for (std::uint64_t begin = 0; begin < own_.nbytes(); begin += own_piece) {
     const std::uint64_t end = std::min(begin + own_piece, own_.nbytes());
-    copy_rows(0, begin, end, elements_of(own_, begin, end, staging_.data()));
+    copy_rows(0, begin, end, merge::gapless(own_, begin, end, staging_.data()));
     receiver.look();
   }
   bool has_more = !near_.empty();
@@ -263,7 +254,7 @@ void Merging::reduce_all(Receiver& receiver) {
     std::vector<const std::byte*> parts(call_.list.size());
     const std::uint64_t begin = piece * plan_.window_piece;
     const std::uint64_t bytes = plan_.bytes_of(0, piece);
-    parts[0] = elements_of(own_, begin, begin + bytes, staging_.data());
+    parts[0] = merge::gapless(own_, begin, begin + bytes, staging_.data());
     for (Lane& lane : near_) take_near(lane);
     for (const std::vector<Lane>* lanes : {&far_, &near_})
       for (const Lane& lane : *lanes) parts[lane.source] = at(lane, piece);
@@ -287,10 +278,8 @@ class MpiMerge final : public gather::Transfer {
 
   void offer(Record& record) override {
     if (call_.is_first()) offer_to_receive(call_, *buffer_pool_of(group_), record);
-    record.merge = gather::merge_number(*call_.merge);
-    record.payload_bytes = record.moving_bytes = own_.nbytes();
-    record.facts[gather::fact_extent] =
-        static_cast<std::uint64_t>(gather::merge_extent(*call_.merge, TensorSpec{own_.dtype(), own_.shape()}));
+    gather::offer_merge(*call_.merge, own_, record);
+    record.moving_bytes = own_.nbytes();
   }
 
   void move(std::span<const Record> records, ExchangeReport& report) override {
@@ -310,11 +299,7 @@ class MpiMerge final : public gather::Transfer {
     sender.send_only(call_.wait("merge: sending"), plan.piece_bytes(call_.position));
   }
 
-  std::vector<std::optional<Config>> deliver() override {
-    std::vector<std::optional<Config>> entries(1);
-    entries.front() = Config(std::move(result_));
-    return entries;
-  }
+  std::vector<std::optional<Config>> deliver() override { return {Config(std::move(result_))}; }
   [[nodiscard]] std::uint64_t pool_bytes() const noexcept override {
     return buffer_pool_of(group_)->bytes() + merge_ring_bytes(group_);
   }
@@ -338,7 +323,7 @@ class MpiMerge final : public gather::Transfer {
         if (own_.is_contiguous())
           shm::stream_copy(window, own_.data() + begin, end - begin);
         else
-          elements_of(own_, begin, end, window);
+          merge::gapless(own_, begin, end, window);
         ring.windows->arrive(ring.turn);
         group_.progress();
       }

@@ -27,14 +27,14 @@ bool is_whole(const Receiver::Part& part) {
 }  // namespace
 
 Receiver::Receiver(const gather::Call& call, MpiGroup& group, std::vector<Source> sources, Open open)
-    : call_(call), group_(group), under_way_(group.family()), pool_(buffer_pool_of(group)), open_(std::move(open)) {
+    : call_(call), group_(group), under_way_(group.context()), pool_(buffer_pool_of(group)), open_(std::move(open)) {
   for (const Source& source : sources) lanes_.push_back({.rank = source.rank, .most = source.most});
   if (lanes_.empty()) return;
-  group_.family().add_hook(this, [this] { look(); });
+  group_.context().add_hook(this, [this] { look(); });
 }
 
 Receiver::~Receiver() {
-  group_.family().remove_hook(this);
+  group_.context().remove_hook(this);
 }
 
 bool Receiver::brings(int sender) const {
@@ -142,7 +142,7 @@ std::optional<Config> Receiver::take_part(int rank, const WaitOptions& options) 
 }
 
 void Receiver::set_unattended(bool unattended) {
-  if (lanes_.empty() || !group_.family().is_for_all_threads()) return;
+  if (lanes_.empty() || !group_.context().is_for_all_threads()) return;
   {
     const std::lock_guard lock(mutex_);
     is_unattended_ = unattended;

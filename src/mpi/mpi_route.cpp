@@ -13,7 +13,6 @@
 #include <optional>
 #include <utility>
 
-#include "src/gather/merge_record.hpp"
 #include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
@@ -29,8 +28,8 @@ void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record
   record.receives = true;
   const std::uint64_t held = pool.bytes() + merge_ring_bytes(*call.group);
   const bool has_windows = call.operation == gather::Operation::merge;
-  record.facts[gather::fact_free] = pool.free_bytes() + (has_windows ? merge_ring_bytes(*call.group, &call.list) : 0);
-  record.facts[gather::fact_room] = call.options->memory_budget - std::min(call.options->memory_budget, held);
+  record.free = pool.free_bytes() + (has_windows ? merge_ring_bytes(*call.group, &call.list) : 0);
+  record.room = call.options->memory_budget - std::min(call.options->memory_budget, held);
   const os::MemoryHeadroom room = pool.headroom();
   record.available_bytes = room.bytes;
   record.limit = room.limit;
@@ -131,10 +130,8 @@ class MpiRoute final : public gather::RouteDriver {
   }
   std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
     MpiGroup& group = MpiGroup::of(*call.group);
-    if (call.operation != Operation::merge) return std::make_unique<MpiTransfer>(call, group);
-    if (!gather::merge_moves(gather::merge_number(*call.merge)) || call.list.size() == 1)
-      return gather::make_unmoved_merge(call);
-    return make_mpi_merge(call, group);
+    if (call.operation == Operation::merge) return make_mpi_merge(call, group);
+    return std::make_unique<MpiTransfer>(call, group);
   }
   std::unique_ptr<gather::PartOutlet> open_outlet(const Call& call) const override {
     MpiGroup& group = MpiGroup::of(*call.group);
@@ -158,7 +155,6 @@ class MpiRoute final : public gather::RouteDriver {
   std::uint64_t trim(SyncGroup& group) const override {
     return buffer_pool_of(group)->trim(0) + trim_merge_rings(group);
   }
-  void clean_up(SyncGroup&) const noexcept override {}
 };
 
 // A program that has this library has the route: it stands behind those that every program has.

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "src/core/descriptor.hpp"
-#include "src/core/element_range.hpp"
+#include "src/merge/reduce.hpp"
 
 namespace muster::mpi {
 
@@ -87,11 +87,8 @@ void OutgoingTree::pack(const Piece& piece, std::byte* target) const {
   const Placed& first = places_[piece.first];
   if (piece.count == 1 && piece.bytes != first.bytes) {
     // A part of a large strided tensor.
-    const TensorView& view = tensors_[piece.first]->view();
-    const auto item = static_cast<std::uint64_t>(itemsize(view.dtype()));
     const std::uint64_t inside = piece.offset - first.offset;
-    core::copy_elements(view, static_cast<std::int64_t>(inside / item),
-                        static_cast<std::int64_t>((inside + piece.bytes) / item), target);
+    merge::gapless(tensors_[piece.first]->view(), inside, inside + piece.bytes, target);
     return;
   }
   for (std::size_t i = piece.first; i < piece.first + piece.count; ++i)

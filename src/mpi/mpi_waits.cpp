@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "src/base/fixed_text.hpp"
+#include "src/base/written.hpp"
 #include "src/sync/local_group.hpp"
 #include "src/sync/settings.hpp"
 
@@ -30,10 +30,10 @@ constexpr milliseconds last_messages{200};
 
 MpiGroup::~MpiGroup() {
   if (!is_owner_process()) return;
-  family_->take_over();
+  context_->take_over();
   pass_on_local_failure();
   tell_leaving();
-  family_->resign(number_);
+  context_->remove_group(number_);
   advance_endings();
 }
 
@@ -42,10 +42,10 @@ void MpiGroup::tell_leaving() noexcept {
   try {
     // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
     if (rank() != hosts_.leader(hosts_.mine)) return;
-    const Control notice{.kind = ControlKind::left, .from = family_->rank(), .group = number_};
+    const Control notice{.kind = ControlKind::left, .from = context_->rank(), .group = number_};
     const HostTree tree = host_tree();
-    for (const int child : tree.children(hosts_.mine)) family_->tell(number_of(hosts_.leader(child)), notice);
-    if (hosts_.mine != 0) family_->tell(number_of(hosts_.leader(tree.parent(hosts_.mine))), notice);
+    for (const int child : tree.children(hosts_.mine)) context_->tell(number_of(hosts_.leader(child)), notice);
+    if (hosts_.mine != 0) context_->tell(number_of(hosts_.leader(tree.parent(hosts_.mine))), notice);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
   }
@@ -55,9 +55,9 @@ void MpiGroup::end() noexcept {
   tell_leaving();
   const Error ended(ErrorKind::argument,
                     "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
-                    {.rank = family_->rank()});
+                    {.rank = context_->rank()});
   has_ended_.store(true);
-  standing_->first_cause.decide(ended);
+  health_->decide(ended);
 }
 
 void MpiGroup::take(const Control& control) {
@@ -71,7 +71,7 @@ void MpiGroup::take(const Control& control) {
   view.heard = Clock::now();
   switch (control.kind) {
     case ControlKind::failure:
-      hear(host_of(from), to_error(control));
+      hear(host_of(from), control.error.get());
       break;
     case ControlKind::left:
       view.has_left = true;
@@ -80,14 +80,14 @@ void MpiGroup::take(const Control& control) {
     case ControlKind::ask: {
       const int on = awaited();
       Control answer{.kind = ControlKind::answer,
-                     .from = family_->rank(),
+                     .from = context_->rank(),
                      .group = number_,
                      .waits_for = on < 0 ? -1 : number_of(on)};
-      answer.progress = standing_->progress.load(std::memory_order_relaxed);
+      answer.progress = health_->progress.load(std::memory_order_relaxed);
       // Of a companion: what the rank does with the other group counts, too.
-      if (is_companion()) answer.progress += standing_->parent->progress.load(std::memory_order_relaxed);
+      if (is_companion()) answer.progress += health_->parent->progress.load(std::memory_order_relaxed);
       put_text(answer.phase, phase_.load());
-      family_->tell(control.from, answer);
+      context_->tell(control.from, answer);
       break;
     }
     case ControlKind::answer:
@@ -102,24 +102,24 @@ void MpiGroup::take(const Control& control) {
       view.phase = get_text(control.phase);
       break;
     case ControlKind::died:
-    case ControlKind::farewell:
+    case ControlKind::disconnect:
       break;
   }
 }
 
 void MpiGroup::progress() noexcept {
-  standing_->progress.fetch_add(1, std::memory_order_relaxed);
-  if (is_companion()) standing_->parent->progress.fetch_add(1, std::memory_order_relaxed);
+  health_->progress.fetch_add(1, std::memory_order_relaxed);
+  if (is_companion()) health_->parent->progress.fetch_add(1, std::memory_order_relaxed);
   local().progress();
   // Who asks must hear from a rank that works for long inside one call.
-  const milliseconds often = family_->is_under_way() ? milliseconds(1) : milliseconds(200);
-  if ((!has_other_hosts() && !family_->is_under_way()) || family_->since_pumped() < often) return;
-  family_->try_pump();
+  const milliseconds often = context_->is_under_way() ? milliseconds(1) : milliseconds(200);
+  if ((!has_other_hosts() && !context_->is_under_way()) || context_->since_pumped() < often) return;
+  context_->try_pump();
 }
 
 WaitOptions MpiGroup::later(const WaitOptions& options, milliseconds grace) const {
   WaitOptions longer = options;
-  longer.timeout = sync::timeout_of(options.timeout, timeout()) + grace;
+  longer.timeout = sync::timeout_of(options, *this) + grace;
   return longer;
 }
 
@@ -137,13 +137,13 @@ class MpiGroup::Others final : public sync::Peers {
     for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(group.info(rank));
   }
   [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
-    const auto hold = group_.family_->lock();
+    const auto hold = group_.context_->lock();
     const View& view = group_.views_[static_cast<std::size_t>(rank)];
     return view.is_dead && !view.has_left ? std::optional<std::string>("died") : std::nullopt;
   }
   [[nodiscard]] std::string state_of(int rank) const override {
     if (group_.hosts_.is_here(rank)) return "on this host";
-    const auto hold = group_.family_->lock();
+    const auto hold = group_.context_->lock();
     const auto answers = [this](int other) {
       const View& view = group_.views_[static_cast<std::size_t>(other)];
       return view.heard != Clock::time_point{} && Clock::now() - view.heard < 3 * asking;
@@ -170,12 +170,12 @@ class MpiGroup::OthersPulse final : public sync::Pulse {
   OthersPulse(MpiGroup& group, milliseconds every) : group_(group), every_(every) {}
 
   [[nodiscard]] bool has_left(int rank) const override {
-    const auto hold = group_.family_->lock();
+    const auto hold = group_.context_->lock();
     return view(rank).has_left && Clock::now() - view(rank).heard > last_messages;
   }
   [[nodiscard]] std::uint64_t progress_of(int rank) const override {
     if (rank == group_.rank()) return 0;
-    const auto hold = group_.family_->lock();
+    const auto hold = group_.context_->lock();
     const Clock::time_point now = Clock::now();
     View& asked = view(rank);
     // A question that was not taken in yet needs no second one.
@@ -183,20 +183,20 @@ class MpiGroup::OthersPulse final : public sync::Pulse {
     if (now - begin_ > every_ && now - asked.asked > every_ && !asked.is_asked && !asked.is_dead) {
       asked.asked = now;
       asked.is_asked = true;
-      group_.family_->tell(group_.number_of(rank),
-                           {.kind = ControlKind::ask, .from = group_.family_->rank(), .group = group_.number_});
+      group_.context_->tell(group_.number_of(rank),
+                            {.kind = ControlKind::ask, .from = group_.context_->rank(), .group = group_.number_});
     }
     return asked.progress;
   }
   [[nodiscard]] std::uint32_t awaited_by(int rank) const override {
     // A chain that comes back here ends as a circle does.
     if (rank == group_.rank()) return static_cast<std::uint32_t>(rank) + 1;
-    const auto hold = group_.family_->lock();
+    const auto hold = group_.context_->lock();
     return static_cast<std::uint32_t>(view(rank).waits_for + 1);
   }
   void tell_awaited(int, std::uint32_t) noexcept override {}
   [[nodiscard]] std::string phase(int rank) const override {
-    const auto hold = group_.family_->lock();
+    const auto hold = group_.context_->lock();
     return view(rank).phase;
   }
   void poison(const Error& cause) noexcept override { group_.poison(cause); }
@@ -216,14 +216,14 @@ class MpiGroup::OthersPulse final : public sync::Pulse {
 
 void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                     std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
-  const milliseconds timeout = sync::timeout_of(options.timeout, this->timeout()) + grace;
+  const milliseconds timeout = sync::timeout_of(options, *this) + grace;
   const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
   // Several times within the deadline, however short: who is not asked cannot say that it moves.
   OthersPulse pulse(*this, std::min(asking, timeout / 5));
   Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
   const std::function<bool(int)> is_awaited = [&](int rank) { return std::ranges::find(on, rank) != on.end(); };
   const std::function<bool(int)> is_needed = [&](int rank) {
-    const auto hold = family_->lock();
+    const auto hold = context_->lock();
     if (views_[static_cast<std::size_t>(rank)].has_left) return is_awaited(rank) && !may_have_left;
     return is_awaited(rank) || is_companion();
   };
@@ -233,7 +233,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   while (!done()) {
     sync::or_fail(*this, [&] {
       throw_if_resting();
-      family_->pump();
+      context_->pump();
     });
     watchdog.check(done, is_needed, is_awaited);
     const Clock::time_point now = Clock::now();
@@ -246,7 +246,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
     if (now - looked < Watchdog::slice) continue;
     looked = now;
     look_around();
-    if (family_->may_call_mpi()) advance_endings();
+    if (context_->may_call_mpi()) advance_endings();
     // Whoever of this host waits for this rank waits for what it waits for, until its own deadline says whom to blame.
     local().progress();
   }
@@ -267,9 +267,9 @@ void MpiGroup::throw_lost(int other, const char* phase, const Error& error) cons
 }
 
 void MpiGroup::look_around() {
-  family_->try_pump();
+  context_->try_pump();
   // Who is dead now may have told before what all fail with.
-  if (!known_failure()) family_->look_for_the_dead();
+  if (!known_failure()) context_->look_for_the_dead();
 }
 
 void MpiGroup::do_wait_until(const std::function<bool()>& done,

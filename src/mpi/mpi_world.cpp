@@ -25,7 +25,7 @@
 
 #include "muster/log.hpp"
 #include "muster/mpi.hpp"
-#include "src/mpi/family.hpp"
+#include "src/mpi/context.hpp"
 #include "src/mpi/mpi_group.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/registered.hpp"
@@ -50,22 +50,22 @@ MpiThreads threads_of_mpi() {
   return MpiThreads::one;
 }
 
-struct Families {
+struct Contexts {
   std::mutex mutex;
-  std::vector<std::shared_ptr<Family>> all;
+  std::vector<std::shared_ptr<Context>> all;
   std::chrono::milliseconds rest{0};  // the longest of those that have closed
   bool has_callback = false;
   std::int64_t process = 0;
 };
 
 /// Never destroyed: MPI may end after this library's statics.
-Families& families() {
-  static auto* const the_families = new Families;
-  return *the_families;
+Contexts& contexts() {
+  static auto* const the_contexts = new Contexts;
+  return *the_contexts;
 }
 
-std::vector<std::shared_ptr<Family>> list() {
-  Families& them = families();
+std::vector<std::shared_ptr<Context>> list() {
+  Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
   // A forked child has copies of what its parent will end.
   if (them.process != os::process_id()) return {};
@@ -73,19 +73,19 @@ std::vector<std::shared_ptr<Family>> list() {
 }
 
 void forget_ended() {
-  Families& them = families();
+  Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
-  std::erase_if(them.all, [&them](const std::shared_ptr<Family>& family) {
-    if (!family->is_closed()) return false;
+  std::erase_if(them.all, [&them](const std::shared_ptr<Context>& context) {
+    if (!context->is_closed()) return false;
     // Also before MPI_Finalize: the others may hear of it late.
-    them.rest = std::max(them.rest, family->rest());
+    them.rest = std::max(them.rest, context->rest());
     return true;
   });
 }
 
 /// Once: MPI_Finalize calls end_all() again where world() has.
 std::chrono::milliseconds take_rest() {
-  Families& them = families();
+  Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
   return std::exchange(them.rest, std::chrono::milliseconds(0));
 }
@@ -96,8 +96,8 @@ int on_finalize(MPI_Comm, int, void*, void*) {
 }
 
 /// From now on it is ended by MPI_Finalize at the latest. Throws Error(io).
-void keep(std::shared_ptr<Family> family) {
-  Families& them = families();
+void keep(std::shared_ptr<Context> context) {
+  Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
   if (!them.has_callback) {
     int key = MPI_KEYVAL_INVALID;
@@ -106,7 +106,7 @@ void keep(std::shared_ptr<Family> family) {
     them.has_callback = true;
     them.process = os::process_id();
   }
-  them.all.push_back(std::move(family));
+  them.all.push_back(std::move(context));
 }
 
 std::int64_t initialiser = 0;  // the process that has initialised MPI
@@ -129,9 +129,9 @@ std::jthread watch_call(std::function<void(std::chrono::milliseconds)> look) {
   });
 }
 
-/// MPI_Finalize may wait for ever (family.hpp): past a deadline the process ends without. It is in exit() already. What
-/// would come after this, handlers and destructors registered before MPI was initialised, would run in the thread that
-/// waits, and is left out; what is in the buffers of open files is written.
+/// MPI_Finalize may wait for ever (context.hpp): past a deadline the process ends without. It is in exit() already.
+/// What would come after this, handlers and destructors registered before MPI was initialised, would run in the thread
+/// that waits, and is left out; what is in the buffers of open files is written.
 void finalise_or_leave(int status) {
   const std::jthread watch = watch_call([status](std::chrono::milliseconds waited) {
     // In time: the process manager ends the others when the first of several ranks leaves.
@@ -258,11 +258,11 @@ int ranks() {
 void advance_endings() noexcept {
   try {
     bool has_some = false;
-    for (const std::shared_ptr<Family>& family : list()) {
-      if (!family->is_retired()) continue;
-      family->take_over();
-      family->advance();
-      has_some = has_some || family->is_closed();
+    for (const std::shared_ptr<Context>& context : list()) {
+      if (!context->is_retired()) continue;
+      context->take_over();
+      context->advance();
+      has_some = has_some || context->is_closed();
     }
     if (has_some) forget_ended();
   } catch (const std::bad_alloc&) {
@@ -272,26 +272,26 @@ void advance_endings() noexcept {
 
 bool end_all() noexcept {
   try {
-    const std::vector<std::shared_ptr<Family>> all = list();
-    for (const std::shared_ptr<Family>& family : all) {
-      family->take_over();
-      family->end_groups();
+    const std::vector<std::shared_ptr<Context>> all = list();
+    for (const std::shared_ptr<Context>& context : all) {
+      context->take_over();
+      context->end_groups();
     }
     const Clock::time_point begin = Clock::now();
-    const auto has_ended = [](const std::shared_ptr<Family>& family) { return family->has_ended(); };
+    const auto has_ended = [](const std::shared_ptr<Context>& context) { return context->has_ended(); };
     while (!std::ranges::all_of(all, has_ended)) {
-      for (const std::shared_ptr<Family>& family : all) {
-        if (family->has_ended()) continue;
-        family->advance();
-        family->give_up_after(Clock::now() - begin);
+      for (const std::shared_ptr<Context>& context : all) {
+        if (context->has_ended()) continue;
+        context->advance();
+        context->give_up_after(Clock::now() - begin);
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     forget_ended();
     std::chrono::milliseconds rest = take_rest();
-    for (const std::shared_ptr<Family>& family : all) rest = std::max(rest, family->rest());
+    for (const std::shared_ptr<Context>& context : all) rest = std::max(rest, context->rest());
     std::this_thread::sleep_for(rest);
-    return std::ranges::all_of(all, [](const std::shared_ptr<Family>& family) { return family->is_closed(); });
+    return std::ranges::all_of(all, [](const std::shared_ptr<Context>& context) { return context->is_closed(); });
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -309,17 +309,17 @@ std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& optio
   const mpi::MpiThreads threads = mpi::threads_of_mpi();
   const std::chrono::milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   mpi::advance_endings();
-  const auto family = std::make_shared<mpi::Family>(mpi::Comm::duplicate(comm, timeout), threads, timeout);
-  mpi::keep(family);
+  const auto context = std::make_shared<mpi::Context>(mpi::Comm::duplicate(comm, timeout), threads, timeout);
+  mpi::keep(context);
   try {
-    mpi::Met met = mpi::meet(family->comm(), timeout);
-    family->introduce(met.ranks, met.hosts);
-    auto group = std::make_shared<mpi::MpiGroup>(family, 0, std::move(met), family->rank(), timeout);
+    mpi::Met met = mpi::meet(context->comm(), timeout);
+    context->introduce(met.ranks, met.hosts);
+    auto group = std::make_shared<mpi::MpiGroup>(context, 0, std::move(met), context->rank(), timeout);
     group->barrier({.timeout = {}, .stop = {}, .phase = "mpi_group"});
     return group;
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::version) family->has_failed();
-    family->retire();
+    if (error.kind() != ErrorKind::version) context->has_failed();
+    context->retire();
     throw;
   }
 }

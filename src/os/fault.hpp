@@ -35,8 +35,7 @@ inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
 template <class Call>
 auto try_call(std::string_view name, std::string_view path, const Call& call) -> decltype(call()) {
   for (;;) {
-    if (is_faulty(name, path)) return -1;
-    const auto result = call();
+    const auto result = is_faulty(name, path) ? -1 : call();
     if (result >= 0 || errno != EINTR) return result;
   }
 }

@@ -45,12 +45,6 @@ void Fd::reset() noexcept {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-Fd Fd::duplicate() const {
-  const int copy = ::fcntl(fd_, F_DUPFD_CLOEXEC, 0);
-  if (copy < 0) throw errno_error("duplicating a file descriptor");
-  return Fd(copy);
-}
-
 Error errno_error(ErrorKind kind, const std::string& what, int err, const std::string& path) {
   const char* name = ::strerrorname_np(err);
   std::string text = what;

@@ -30,8 +30,6 @@ class Fd {
   explicit operator bool() const noexcept { return fd_ >= 0; }
   int release() noexcept { return std::exchange(fd_, -1); }
   void reset() noexcept;
-  /// A second descriptor of the same open file. Throws Error(io).
-  [[nodiscard]] Fd duplicate() const;
 
  private:
   int fd_ = -1;

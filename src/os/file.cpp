@@ -24,6 +24,17 @@ namespace {
 // One call reads or writes at most this much: Linux's own limit is a little below 2 GiB.
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 
+/// try_call for a call that moves up to so many bytes: the seam may let it move a part.
+template <class Call>
+ssize_t try_transfer(std::string_view name, const std::string& path, std::size_t bytes, const Call& call) {
+  for (;;) {
+    const int injected = fault(name, path);
+    if (injected > 0) errno = injected;
+    const ssize_t moved = injected > 0 ? -1 : call(injected == short_transfer ? (bytes + 1) / 2 : bytes);
+    if (moved >= 0 || errno != EINTR) return moved;
+  }
+}
+
 AddressRange range_of(std::span<const std::byte> part) noexcept {
   const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
   return {begin, begin + part.size()};
@@ -91,18 +102,11 @@ ReadableFile ReadableFile::open(const std::string& path) {
 
 void ReadableFile::read_at(std::uint64_t offset, std::span<std::byte> target) const {
   while (!target.empty()) {
-    std::size_t piece = std::min(target.size(), largest_transfer);
-    const int injected = fault("pread", path_);
-    if (injected == short_transfer) piece = (piece + 1) / 2;
-    ssize_t got = -1;
-    if (injected > 0)
-      errno = injected;
-    else
-      got = ::pread(fd_.get(), target.data(), piece, static_cast<off_t>(offset));
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      throw errno_error(fmt::format("reading {} bytes at {} of", piece, offset), errno, path_);
-    }
+    const std::size_t piece = std::min(target.size(), largest_transfer);
+    const ssize_t got = try_transfer("pread", path_, piece, [&](std::size_t bytes) {
+      return ::pread(fd_.get(), target.data(), bytes, static_cast<off_t>(offset));
+    });
+    if (got < 0) throw errno_error(fmt::format("reading {} bytes at {} of", piece, offset), errno, path_);
     if (got == 0)
       throw Error(ErrorKind::corrupt,
                   fmt::format("reading {} bytes at {} of {}: it ends before them; has it been shortened?", piece,
@@ -191,11 +195,7 @@ void WritableFile::reserve(std::uint64_t bytes) {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) throw_full(name_, bytes, EFBIG);
   const auto length = static_cast<off_t>(bytes);
   const FileSizeAsError no_signal;
-  int result = -1;
-  do {
-    result = is_faulty("fallocate", name_) ? -1 : ::fallocate(fd_.get(), 0, 0, length);
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return;
+  if (try_call("fallocate", name_, [&] { return ::fallocate(fd_.get(), 0, 0, length); }) == 0) return;
   if (errno != EOPNOTSUPP && errno != ENOSYS) throw_full(name_, bytes, errno);
   // This file system reserves nothing; the length alone keeps writers from moving the end back and forth.
   if (is_faulty("ftruncate", name_) || ::ftruncate(fd_.get(), length) != 0)
@@ -205,20 +205,13 @@ void WritableFile::reserve(std::uint64_t bytes) {
 void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   const FileSizeAsError no_signal;
   while (!bytes.empty()) {
-    std::size_t piece = std::min(bytes.size(), largest_transfer);
-    const int injected = fault("pwrite", name_);
-    if (injected == short_transfer) piece = (piece + 1) / 2;
-    ssize_t written = -1;
-    if (injected > 0)
-      errno = injected;
-    else
-      written = ::pwrite(fd_.get(), bytes.data(), piece, static_cast<off_t>(offset));
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), errno, name_);
-    }
+    const std::size_t piece = std::min(bytes.size(), largest_transfer);
+    const ssize_t written = try_transfer("pwrite", name_, piece, [&](std::size_t length) {
+      return ::pwrite(fd_.get(), bytes.data(), length, static_cast<off_t>(offset));
+    });
     // A regular file takes at least a byte or says why not.
-    if (written == 0) throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), EIO, name_);
+    if (written <= 0)
+      throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), written < 0 ? errno : EIO, name_);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
   }

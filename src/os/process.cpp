@@ -198,17 +198,16 @@ void random_bytes(std::span<std::byte> target) {
   }
 }
 
+std::string hex_text(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  return text;
+}
+
 std::string random_hex(std::size_t bytes) {
   std::vector<std::byte> random(bytes);
   random_bytes(random);
-  std::string text;
-  text.reserve(2 * bytes);
-  for (const std::byte byte : random) {
-    constexpr const char* digits = "0123456789abcdef";
-    text += digits[std::to_integer<unsigned>(byte) >> 4U];
-    text += digits[std::to_integer<unsigned>(byte) & 15U];
-  }
-  return text;
+  return hex_text(random);
 }
 
 std::uint64_t thread_page_faults() noexcept {

@@ -55,7 +55,9 @@ enum class Life : std::uint8_t {
 Life life_of(const ProcessIdentity& identity) noexcept;
 
 void random_bytes(std::span<std::byte> target);
-/// `bytes` random bytes as hexadecimal digits: for names that nobody else has.
+/// Two hexadecimal digits a byte.
+std::string hex_text(std::span<const std::byte> bytes);
+/// Of so many random ones: for names that nobody else has.
 std::string random_hex(std::size_t bytes);
 
 /// Minor page faults of the calling thread since it began.

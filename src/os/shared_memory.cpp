@@ -138,10 +138,6 @@ Backing default_backing() {
   return have_memfd ? Backing::anonymous : Backing::posix;
 }
 
-std::string to_string(Backing backing) {
-  return backing == Backing::anonymous ? "memfd" : "POSIX shared memory";
-}
-
 Fd create_shared_memory(std::uint64_t bytes, Backing backing) {
   return backing == Backing::anonymous ? create_anonymous(bytes) : create_posix(bytes);
 }

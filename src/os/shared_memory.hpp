@@ -19,7 +19,6 @@ enum class Backing : std::uint8_t {
 };
 /// MUSTER_SHM=memfd|posix; else memfd where the kernel gives it. Throws Error(argument) on another value.
 Backing default_backing();
-std::string to_string(Backing backing);
 
 /// Memory of `bytes` that nobody can open by a name and that is gone with its last descriptor and mapping. It is taken
 /// as it is touched; POSIX memory has to be reserved before, so that a full mount is an error and not a SIGBUS.

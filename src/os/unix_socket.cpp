@@ -96,10 +96,6 @@ std::optional<Fd> accept_own(const Fd& listener) {
   }
 }
 
-SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, int descriptor) {
-  return send_packet(socket, bytes, std::span<const int>(&descriptor, descriptor >= 0 ? 1 : 0));
-}
-
 SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
   if (descriptors.size() > most_descriptors)
     throw Error(ErrorKind::argument, "more file descriptors than one packet takes");
@@ -146,19 +142,14 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) 
     if (errno == ECONNRESET) return SocketStatus::closed;
     throw errno_error("receiving from a rank of this host");
   }
-  packet.descriptor.reset();
-  packet.further.clear();
+  packet.descriptors.clear();
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < count; ++i) {
       int descriptor = -1;
       std::memcpy(&descriptor, CMSG_DATA(header) + i * sizeof descriptor, sizeof descriptor);
-      Fd owned(descriptor);
-      if (!packet.descriptor)
-        packet.descriptor = std::move(owned);
-      else
-        packet.further.push_back(std::move(owned));
+      packet.descriptors.emplace_back(descriptor);
     }
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0)

@@ -17,8 +17,7 @@ namespace muster::os {
 
 struct Packet {
   std::vector<std::byte> bytes;
-  Fd descriptor;            ///< the first that came with it
-  std::vector<Fd> further;  ///< and the others, in order
+  std::vector<Fd> descriptors;  ///< that came with it, in order
 };
 
 /// Of one packet: what the kernel takes.
@@ -35,10 +34,8 @@ std::optional<Fd> connect_abstract(const std::string& name);
 /// The next connection of our own uid, none if there is none now. Connections of others are closed and passed over.
 std::optional<Fd> accept_own(const Fd& listener);
 
-/// Sends one packet, with `descriptor` where it is not negative. A packet goes whole or not at all.
-SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, int descriptor = -1);
-/// Likewise with several, at most most_descriptors.
-SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors);
+/// Sends one packet with at most most_descriptors. It goes whole or not at all.
+SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors = {});
 /// Receives one packet of at most `most` bytes; `again` where none has come. Longer packets are Error(corrupt).
 SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet);
 

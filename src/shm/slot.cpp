@@ -121,16 +121,6 @@ SenderPool::Lane& SenderPool::lane(LaneId id) {
   return lanes_.emplace_back(Lane{id, {}});
 }
 
-std::shared_ptr<Slot> SenderPool::candidate(LaneId id, std::uint64_t bytes) const {
-  const auto lane = std::ranges::find(lanes_, id, &Lane::id);
-  if (lane == lanes_.end()) return nullptr;
-  // Most recent first: its memory is the warmest.
-  const auto slot = std::find_if(lane->slots.rbegin(), lane->slots.rend(), [&](const auto& each) {
-    return each->is_free() && each->segment().capacity() >= bytes;
-  });
-  return slot == lane->slots.rend() ? nullptr : *slot;
-}
-
 std::uint32_t SenderPool::held(LaneId id) const noexcept {
   const auto lane = std::ranges::find(lanes_, id, &Lane::id);
   if (lane == lanes_.end()) return 0;
@@ -146,12 +136,15 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
   for (auto slot = lane.slots.begin();
        slot != lane.slots.end() && lane.slots.size() > static_cast<std::size_t>(limits.pipeline_depth);)
     slot = (*slot)->is_free() ? lane.slots.erase(slot) : slot + 1;
-  plan.slot = candidate(id, bytes);
-  if (!plan.slot) {
-    const auto too_small =
-        std::find_if(lane.slots.rbegin(), lane.slots.rend(), [](const auto& slot) { return slot->is_free(); });
-    if (too_small != lane.slots.rend()) plan.replaces = *too_small;
+  // The most recent one that is large enough, whose memory is the warmest; else the most recent one gives way.
+  for (auto slot = lane.slots.rbegin(); slot != lane.slots.rend() && !plan.slot; ++slot) {
+    if (!(*slot)->is_free()) continue;
+    if ((*slot)->segment().capacity() >= bytes)
+      plan.slot = *slot;
+    else if (!plan.replaces)
+      plan.replaces = *slot;
   }
+  if (plan.slot) plan.replaces = nullptr;
   if (plan.slot) {
     plan.fresh_bytes = bytes - std::min(bytes, plan.slot->backed());
   } else {

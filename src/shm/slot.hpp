@@ -62,19 +62,6 @@ class Slot {
   bool reserved_;
 };
 
-/// The owner's own right to look at one use of its slot, which it keeps. Its end gives the slot back: noexcept, any
-/// thread, nothing in a forked child.
-class OwnSlotLease {
- public:
-  explicit OwnSlotLease(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) { slot_->lend(nullptr); }
-  ~OwnSlotLease() { slot_->withdraw(); }
-  OwnSlotLease(const OwnSlotLease&) = delete;
-  OwnSlotLease& operator=(const OwnSlotLease&) = delete;
-
- private:
-  std::shared_ptr<Slot> slot_;
-};
-
 /// Writes one use of a slot, front to back. Memory that is there already is written through the mapping with streaming
 /// stores; fresh memory by pwrite, which is twice as fast as faulting it in, small tensors joined to large writes.
 class SlotWriter {
@@ -129,8 +116,6 @@ class SenderPool {
   /// Chooses a slot for `bytes` to `first`; nothing is allocated yet. Throws Error(no_space) if `first` holds so
   /// much that the budget does not allow another segment.
   SlotPlan plan(LaneId id, std::uint64_t bytes, const Limits& limits);
-  /// The slot that plan() would choose.
-  [[nodiscard]] std::shared_ptr<Slot> candidate(LaneId id, std::uint64_t bytes) const;
   /// Slots that are not free.
   [[nodiscard]] std::uint32_t held(LaneId id) const noexcept;
   /// Makes the plan's new slot, where it has one. Throws Error(no_space).

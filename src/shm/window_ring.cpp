@@ -79,10 +79,6 @@ WindowRing::Header& WindowRing::header() const noexcept {
   return *reinterpret_cast<Header*>(mapping_.data());
 }
 
-std::uint64_t WindowRing::window_bytes() const noexcept {
-  return window_bytes_;
-}
-
 std::span<std::byte> WindowRing::window(std::uint32_t turn) const {
   return {mapping_.data() + ring_header_bytes + turn % depth_ * window_bytes_, window_bytes_};
 }
@@ -99,10 +95,6 @@ void WindowRing::arrive(std::uint32_t turn) const noexcept {
   std::atomic<std::uint32_t>& arrived = header().arrived[turn % depth_];
   arrived.fetch_add(1, std::memory_order_acq_rel);
   os::futex_wake_all(arrived);
-}
-
-bool WindowRing::is_full(std::uint32_t turn, std::uint32_t contributors) const noexcept {
-  return header().arrived[turn % depth_].load(std::memory_order_acquire) == contributors;
 }
 
 void WindowRing::wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others,

@@ -36,15 +36,13 @@ class WindowRing {
   WindowRing& operator=(const WindowRing&) = delete;
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
-  [[nodiscard]] std::uint64_t window_bytes() const noexcept;
+  [[nodiscard]] std::uint64_t window_bytes() const noexcept { return window_bytes_; }
   [[nodiscard]] std::span<std::byte> window(std::uint32_t turn) const;
 
   /// Step 1, without the writing. `owner`: its rank in the group. Throws as SyncGroup::wait_until.
   void claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const;
   /// Step 2. Orders what was written before it, streaming stores too.
   void arrive(std::uint32_t turn) const noexcept;
-  /// Whether step 3 would not wait.
-  [[nodiscard]] bool is_full(std::uint32_t turn, std::uint32_t contributors) const noexcept;
   /// Step 3. `others`: ranks that it waits for.
   void wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others, SyncGroup& group,
                  const WaitOptions& options) const;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "src/base/fixed_text.hpp"
+#include "src/base/written.hpp"
 #include "src/os/futex.hpp"
 
 namespace muster::sync {
@@ -65,12 +65,7 @@ std::uint64_t mapped_bytes(int size) {
 bool put(FailureCell& cell, const Error& cause) noexcept {
   std::uint32_t none = FailureCell::none;
   if (!cell.state.compare_exchange_strong(none, FailureCell::being_written)) return false;
-  cell.kind = static_cast<std::uint32_t>(cause.kind());
-  cell.rank = cause.rank().value_or(-1);
-  cell.os_error = cause.os_error();
-  cell.pid = cause.pid().value_or(-1);
-  put_text(cell.host, cause.host());
-  put_text(cell.text, cause.what());
+  cell.error.put(cause);
   cell.state.store(FailureCell::published, std::memory_order_seq_cst);
   return true;
 }
@@ -82,12 +77,7 @@ std::optional<Error> get(const FailureCell& cell) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (cell.state.load(std::memory_order_acquire) != FailureCell::published)
     return Error(ErrorKind::peer_lost, "the group failed, and the rank that knew why died while saying so");
-  ErrorDetails details;
-  if (cell.rank >= 0) details.rank = cell.rank;
-  if (cell.pid >= 0) details.pid = cell.pid;
-  details.host = get_text(cell.host);
-  details.os_error = cell.os_error;
-  return Error(static_cast<ErrorKind>(cell.kind), get_text(cell.text), details);
+  return cell.error.get();
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "muster/error.hpp"
+#include "src/base/written.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/sync/group.hpp"
 #include "src/sync/pulse.hpp"
@@ -44,12 +45,7 @@ struct alignas(64) RankCell {
 struct FailureCell {
   enum State : std::uint32_t { none = 0, being_written = 1, published = 2 };
   std::atomic<std::uint32_t> state;
-  std::uint32_t kind;
-  std::int32_t rank;  // -1: not told
-  std::int32_t os_error;
-  std::int64_t pid;
-  std::array<char, 128> host;
-  std::array<char, 3072> text;
+  WrittenError<3072> error;
 };
 
 struct alignas(64) ControlHeader {

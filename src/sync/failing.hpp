@@ -16,7 +16,9 @@ namespace muster::sync {
 std::string name_of(const RankInfo& rank);
 /// An error that `rank` is to blame for.
 Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words);
-/// "rank 3 (host a, pid 7): words". As it is if it names a rank already.
+/// "rank 3 (host a, pid 7): words": what failed on that rank.
+Error in_name_of(const RankInfo& rank, const Error& cause);
+/// Likewise, on this one. As it is if it names a rank already.
 Error in_own_name(const SyncGroup& group, const Error& cause);
 
 /// Makes `cause` the failure of all ranks and throws what all of them throw: the first one.
@@ -24,6 +26,12 @@ Error in_own_name(const SyncGroup& group, const Error& cause);
   group.poison(cause);
   throw group.failure().value_or(cause);
 }
+
+/// The same, of what `from` sends: a message that is longer than it can be,
+[[noreturn]] void fail_on_message(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t most);
+/// or, in a round, a record of another length than this rank's.
+[[noreturn]] void fail_on_record(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t own_bytes,
+                                 const char* phase);
 
 /// Runs local work and returns what it fails with. What the group has failed with is thrown: nobody is left to tell.
 template <class Work>

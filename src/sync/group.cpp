@@ -10,7 +10,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "src/base/fixed_text.hpp"
+#include "src/base/written.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
@@ -33,14 +33,31 @@ Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words) {
   return Error(kind, words, {.rank = rank.rank, .pid = rank.pid, .host = rank.host});
 }
 
-Error in_own_name(const SyncGroup& group, const Error& cause) {
-  if (cause.rank()) return cause;
-  const RankInfo& self = group.info(group.rank());
+Error in_name_of(const RankInfo& rank, const Error& cause) {
   ErrorDetails details = cause.details();
-  details.rank = self.rank;
-  details.pid = self.pid;
-  details.host = self.host;
-  return {cause.kind(), name_of(self) + ": " + cause.what(), details};
+  details.rank = rank.rank;
+  details.pid = rank.pid;
+  details.host = rank.host;
+  return {cause.kind(), name_of(rank) + ": " + cause.what(), details};
+}
+
+Error in_own_name(const SyncGroup& group, const Error& cause) {
+  return cause.rank() ? cause : in_name_of(group.info(group.rank()), cause);
+}
+
+void fail_on_message(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t most) {
+  const int rank = group.info(from).rank;
+  fail(group, Error(ErrorKind::corrupt,
+                    fmt::format("rank {} announces a message of {} bytes where at most {} can be", rank, bytes, most),
+                    {.rank = rank}));
+}
+
+void fail_on_record(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t own_bytes, const char* phase) {
+  const int rank = group.info(from).rank;
+  fail(group, Error(ErrorKind::rank_mismatch,
+                    fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
+                                phase, group.info(group.rank()).rank, own_bytes, rank, bytes),
+                    {.rank = rank}));
 }
 
 Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
@@ -157,22 +174,14 @@ void Group::agree(const std::optional<Error>& trouble, const WaitOptions& option
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
   const auto first = std::ranges::find_if(statuses_, [](std::uint32_t status) { return status != 0; });
   if (first == statuses_.end()) return;
-  struct Words {
-    std::int32_t os_error;
-    std::array<char, max_record - sizeof(std::int32_t)> text;
-  };
-  Words words{};
-  if (trouble) {
-    words.os_error = trouble->os_error();
-    put_text(words.text, trouble->what());
-  }
+  using Words = WrittenError<640>;
+  static_assert(sizeof(Words) <= max_record);
+  Words words;
+  if (trouble) words.put(*trouble);
   std::vector<Words> all(ranks_.size());
   do_all_gather(std::as_bytes(std::span(&words, 1)), std::as_writable_bytes(std::span(all)), options);
   const auto at = static_cast<std::size_t>(first - statuses_.begin());
-  const RankInfo& origin = ranks_[at];
-  throw Error(static_cast<ErrorKind>(*first - 1),
-              std::string(options.phase) + ": " + name_of(origin) + ": " + get_text(all[at].text),
-              {.rank = origin.rank, .pid = origin.pid, .host = origin.host, .os_error = all[at].os_error});
+  throw in_name_of(ranks_[at], all[at].get()).with_context(options.phase);
 }
 
 Group::Part Group::part_of(std::span<const int> ranks, const WaitOptions& options) {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <functional>
 
-#include "src/base/fixed_text.hpp"
+#include "src/base/written.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
@@ -15,16 +15,6 @@
 
 namespace muster::sync {
 namespace {
-
-class LocalLiveness final : public PeerLiveness {
- public:
-  LocalLiveness(std::shared_ptr<const Peers> peers, int rank) : peers_(std::move(peers)), rank_(rank) {}
-  [[nodiscard]] bool is_dead() const noexcept override { return peers_->has_ended(rank_); }
-
- private:
-  std::shared_ptr<const Peers> peers_;
-  int rank_;
-};
 
 std::shared_ptr<Peers> peers_of(const Peers& all, std::span<const int> members) {
   auto some = std::make_shared<Peers>();
@@ -58,18 +48,9 @@ LocalGroup::~LocalGroup() {
   control_->leave(rank(), *peers_);
 }
 
-std::chrono::milliseconds LocalGroup::timeout_of(const WaitOptions& options) const {
-  return sync::timeout_of(options.timeout, timeout());
-}
-
 std::optional<Error> LocalGroup::failure() const {
   if (auto own = control_->failure()) return own;
   return parent_ ? parent_->failure() : std::nullopt;
-}
-
-std::shared_ptr<const PeerLiveness> LocalGroup::liveness(int rank) const {
-  (void)info(rank);
-  return std::make_shared<LocalLiveness>(peers_, rank);
 }
 
 void LocalGroup::progress() noexcept {
@@ -89,7 +70,7 @@ std::optional<int> LocalGroup::missing() const {
 template <class Done, class Needed, class Awaited, class Sleep>
 void LocalGroup::wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
                       const Sleep& sleep) {
-  Watchdog watchdog(*control_, parent_.get(), *peers_, rank(), options, timeout_of(options));
+  Watchdog watchdog(*control_, parent_.get(), *peers_, rank(), options, timeout_of(options, *this));
   while (!done()) {
     const std::chrono::nanoseconds longest = while_waiting_ ? while_waiting_() : Watchdog::slice;
     watchdog.check(std::ref(done), std::ref(needed), std::ref(awaited));
@@ -135,11 +116,7 @@ std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOpt
   }
   for (int rank = 0; rank < size(); ++rank) {
     const std::uint32_t length = control_->cell(rank).record_length[round & 1].load(std::memory_order_relaxed);
-    if (length == record.size()) continue;
-    fail(*this, Error(ErrorKind::rank_mismatch,
-                      fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
-                                  options.phase, info(this->rank()).rank, record.size(), info(rank).rank, length),
-                      {.rank = info(rank).rank}));
+    if (length != record.size()) fail_on_record(*this, rank, length, record.size(), options.phase);
   }
   return round;
 }
@@ -152,12 +129,8 @@ void LocalGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
 }
 
 void LocalGroup::write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options) {
-  RankCell& mine = control_->cell(rank());
-  const auto is_receiver = [to](int rank) { return rank == to; };
   while (!bytes.empty()) {
-    if (!ring.has_room())
-      wait_on(
-          mine.room.word, mine.room.waiting, options, [&] { return ring.has_room(); }, is_receiver, is_receiver);
+    await(control_->cell(rank()).room, to, options, [&] { return ring.has_room(); });
     bytes = bytes.subspan(or_fail(*this, [&] { return ring.write(bytes); }));
     control_->cell(to).mail.ring();
     progress();
@@ -176,36 +149,29 @@ void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> mes
   write(ring->second, to, message, options);
 }
 
-void LocalGroup::await_bytes(const Ring& ring, int from, std::uint64_t least, const WaitOptions& options) {
-  RankCell& mine = control_->cell(rank());
-  const auto is_sender = [from](int rank) { return rank == from; };
-  const auto is_there = [&] { return ring.filled() >= least; };
-  if (!is_there()) wait_on(mine.mail.word, mine.mail.waiting, options, is_there, is_sender, is_sender);
+template <class Done>
+void LocalGroup::await(Bell& bell, int other, const WaitOptions& options, const Done& done) {
+  const auto is_other = [other](int rank) { return rank == other; };
+  if (!done()) wait_on(bell.word, bell.waiting, options, done, is_other, is_other);
 }
 
 std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::uint64_t most,
                                               const WaitOptions& options) {
   const auto phase = in_phase(options);
   auto found = incoming_.find({from, subject});
+  const auto await_mail = [&](const auto& is_there) { await(control_->cell(rank()).mail, from, options, is_there); };
   if (found == incoming_.end()) {
-    RankCell& mine = control_->cell(rank());
-    const auto is_sender = [from](int rank) { return rank == from; };
-    const auto is_there = [&] { return control_->has_ring(from, rank(), subject); };
-    wait_on(mine.mail.word, mine.mail.waiting, options, is_there, is_sender, is_sender);
+    await_mail([&] { return control_->has_ring(from, rank(), subject); });
     or_fail(*this, [&] {
       found = incoming_.try_emplace({from, subject}, control_->map_ring(from, rank(), subject)).first;
     });
   }
   Ring& ring = found->second;
   std::uint64_t length = 0;
-  await_bytes(ring, from, sizeof length, options);
+  await_mail([&] { return ring.filled() >= sizeof length; });
   ring.peek(std::as_writable_bytes(std::span(&length, 1)));
-  if (length > most)
-    // What follows in the ring cannot be told from lengths any more.
-    fail(*this, Error(ErrorKind::corrupt,
-                      fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
-                                  length, most),
-                      {.rank = info(from).rank}));
+  // What follows in the ring could not be told from lengths any more.
+  if (length > most) fail_on_message(*this, from, length, most);
   // Before anything is taken: if there is no memory for it, the message stays.
   std::vector<std::byte> message(length);
   const auto take = [&](std::uint64_t bytes) {
@@ -215,7 +181,7 @@ std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::ui
   };
   take(sizeof length);
   for (std::span<std::byte> left(message); !left.empty();) {
-    await_bytes(ring, from, 1, options);
+    await_mail([&] { return ring.filled() != 0; });
     const std::span<std::byte> piece = left.first(std::min<std::uint64_t>(left.size(), ring.filled()));
     ring.peek(piece);
     take(piece.size());

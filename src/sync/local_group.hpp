@@ -49,7 +49,10 @@ class LocalGroup final : public Group {
     (void)info(rank);
     return peers_->regions[static_cast<std::size_t>(rank)];
   }
-  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override;
+  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override {
+    (void)info(rank);
+    return std::make_shared<PeerOf>(peers_, rank);
+  }
   void poison(const Error& cause) noexcept override { control_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
@@ -90,8 +93,9 @@ class LocalGroup final : public Group {
   void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
                const Done& done, const Needed& needed, const Awaited& awaited);
   void write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options);
-  void await_bytes(const Ring& ring, int from, std::uint64_t least, const WaitOptions& options);
-  [[nodiscard]] std::chrono::milliseconds timeout_of(const WaitOptions& options) const;
+  /// Waits for what that rank does, and rings this one's bell for.
+  template <class Done>
+  void await(Bell& bell, int other, const WaitOptions& options, const Done& done);
 
   std::shared_ptr<Peers> peers_;  // not changed once the group is made
   std::shared_ptr<ControlBlock> control_;

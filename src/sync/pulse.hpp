@@ -4,6 +4,7 @@
 // that another has ended. What a watchdog looks at, whatever the group is made of.
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "muster/error.hpp"
 #include "src/os/fd.hpp"
+#include "src/os/process.hpp"
 #include "src/sync/group.hpp"
 #include "src/sync/region.hpp"
 
@@ -66,11 +68,37 @@ struct Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
   /// What became of a rank that is no more ("died"); none if it may live. Never waits.
-  [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const;
+  [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const {
+    return has_ended(rank) ? std::optional<std::string>("died") : std::nullopt;
+  }
   /// Of a rank of this host.
-  [[nodiscard]] bool has_ended(int rank) const noexcept;
+  [[nodiscard]] bool has_ended(int rank) const noexcept {
+    const auto& pidfd = pidfds[static_cast<std::size_t>(rank)];
+    return pidfd && *pidfd && os::has_exited(*pidfd);
+  }
   /// "alive", "dead", "stopped": for messages.
-  [[nodiscard]] virtual std::string state_of(int rank) const;
+  [[nodiscard]] virtual std::string state_of(int rank) const {
+    if (end_of(rank)) return "dead";
+    const bool is_stopped = os::process_state(ranks[static_cast<std::size_t>(rank)].pid) == os::ProcessState::stopped;
+    return is_stopped ? "stopped" : "alive";
+  }
+};
+
+/// One of them. Without peers: a rank that is never known to be dead here.
+class PeerOf final : public PeerLiveness {
+ public:
+  PeerOf(std::shared_ptr<const Peers> peers, int rank) : peers_(std::move(peers)), rank_(rank) {}
+  [[nodiscard]] bool is_dead() const noexcept override {
+    try {
+      return peers_ && peers_->end_of(rank_).has_value();
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+ private:
+  std::shared_ptr<const Peers> peers_;
+  int rank_;
 };
 
 }  // namespace muster::sync

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <thread>
 
-#include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/rendezvous_packets.hpp"
 #include "src/sync/settings.hpp"
@@ -47,12 +46,6 @@ Hello own_hello(int rank, int size) {
   return hello;
 }
 
-Error from_answer(const Answer& answer) {
-  ErrorDetails details;
-  if (answer.error_rank >= 0) details.rank = answer.error_rank;
-  return Error(static_cast<ErrorKind>(answer.error_kind), get_text(answer.text), details);
-}
-
 namespace {
 
 /// Descriptors that a rank of so many may need: pidfds, regions, sockets of the rendezvous.
@@ -83,7 +76,8 @@ class Visitor {
     membership.rank = rank_;
     membership.nonce = answer.nonce;
     auto peers = std::make_shared<Peers>();
-    peers->structure = std::make_shared<Region>(std::move(packet.descriptor));
+    if (packet.descriptors.size() != 1) throw Error(ErrorKind::corrupt, "rank 0 answered without the group's memory");
+    peers->structure = std::make_shared<Region>(std::move(packet.descriptors.front()));
     membership.control = ControlBlock::open(*peers->structure, answer.control_place, size_);
     while (peers->ranks.size() < static_cast<std::size_t>(size_)) take_cards(*peers);
     membership.peers = std::move(peers);
@@ -96,18 +90,18 @@ class Visitor {
     const std::size_t count = packet.bytes.size() / sizeof(Hello);
     if (count == 0 || packet.bytes.size() % sizeof(Hello) != 0 ||
         peers.ranks.size() + count > static_cast<std::size_t>(size_) ||
-        packet.further.size() + 1 != descriptors_a_card * count)
+        packet.descriptors.size() != descriptors_a_card * count)
       throw Error(ErrorKind::version,
                   fmt::format("rendezvous: cards of {} bytes with {} descriptors cannot be: the ranks run different "
                               "builds",
-                              packet.bytes.size(), packet.further.size() + 1));
+                              packet.bytes.size(), packet.descriptors.size()));
     std::vector<Hello> cards(count);
     std::memcpy(static_cast<void*>(cards.data()), packet.bytes.data(), packet.bytes.size());
     for (std::size_t i = 0; i < count; ++i) {
       peers.ranks.push_back({cards[i].rank, get_text(cards[i].host), cards[i].pid});
-      os::Fd& pidfd = i == 0 ? packet.descriptor : packet.further[descriptors_a_card * i - 1];
-      peers.pidfds.push_back(std::make_shared<const os::Fd>(std::move(pidfd)));
-      peers.regions.push_back(std::make_shared<Region>(std::move(packet.further[descriptors_a_card * i])));
+      os::Fd* const descriptors = &packet.descriptors[descriptors_a_card * i];
+      peers.pidfds.push_back(std::make_shared<const os::Fd>(std::move(descriptors[0])));
+      peers.regions.push_back(std::make_shared<Region>(std::move(descriptors[1])));
     }
   }
 
@@ -141,7 +135,7 @@ class Visitor {
           // A refusal can come at any point: another rank may have died meanwhile.
           if (packet.bytes.size() == sizeof(Answer)) {
             const auto answer = parse<Answer>(packet, "an answer");
-            if (answer.kind == AnswerKind::refusal) throw from_answer(answer);
+            if (answer.kind == AnswerKind::refusal) throw answer.error.get();
           }
           return packet;
         case os::SocketStatus::closed:
@@ -171,13 +165,6 @@ std::string meeting_name(const std::string& key) {
   return fmt::format("muster-{}-{:016x}{:016x}", os::user_id(), hash.high64, hash.low64);
 }
 
-Membership rendezvous(const std::string& key, int rank, int size, milliseconds timeout) {
-  const Clock::time_point deadline = Clock::now() + timeout;
-  os::allow_open_files(descriptors_of(size));
-  if (rank == 0) return host_rendezvous(key, size, deadline, timeout);
-  return Visitor(key, rank, size, deadline, timeout).run();
-}
-
 }  // namespace muster::sync
 
 namespace muster {
@@ -192,7 +179,11 @@ std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options) {
     throw Error(ErrorKind::argument,
                 fmt::format("local_group: {} numbers for a group of {} ranks", options.numbers.size(), options.size));
   const std::chrono::milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
-  sync::Membership membership = sync::rendezvous(options.key, options.rank, options.size, timeout);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  os::allow_open_files(sync::descriptors_of(options.size));
+  sync::Membership membership = options.rank == 0
+                                    ? sync::host_rendezvous(options.key, options.size, deadline, timeout)
+                                    : sync::Visitor(options.key, options.rank, options.size, deadline, timeout).run();
   for (std::size_t i = 0; i < options.numbers.size(); ++i) membership.peers->ranks[i].rank = options.numbers[i];
   auto group = std::make_shared<sync::LocalGroup>(std::move(membership), timeout);
   group->barrier({.timeout = {}, .stop = {}, .phase = "rendezvous"});

@@ -24,9 +24,6 @@ namespace muster::sync {
 /// The abstract socket that the ranks with this key meet at.
 std::string meeting_name(const std::string& key);
 
-/// Steps 1 to 4. Throws as described at local_group().
-Membership rendezvous(const std::string& key, int rank, int size, std::chrono::milliseconds timeout);
-
 /// Rank 0's side: steps 2 to 4. `timeout` is for messages.
 Membership host_rendezvous(const std::string& key, int size, std::chrono::steady_clock::time_point deadline,
                            std::chrono::milliseconds timeout);

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "muster/log.hpp"
-#include "src/base/fixed_text.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/rendezvous_packets.hpp"
 
@@ -136,10 +135,10 @@ class Host {
     if (guest.socket)
       throw Error(ErrorKind::rank_mismatch, fmt::format("two processes (pids {} and {}) say they are rank {}",
                                                         guest.hello.pid, hello.pid, hello.rank));
-    if (packet.further.size() + 1 != descriptors_a_card)
+    if (packet.descriptors.size() != descriptors_a_card)
       throw Error(ErrorKind::corrupt, fmt::format("rank {} came without its pidfd and its memory", hello.rank));
-    auto region = std::make_shared<Region>(std::move(packet.further.front()));
-    guest = Guest{std::move(socket), std::move(packet.descriptor), std::move(region), hello};
+    auto region = std::make_shared<Region>(std::move(packet.descriptors[1]));
+    guest = Guest{std::move(socket), std::move(packet.descriptors[0]), std::move(region), hello};
     return true;
   }
 
@@ -173,26 +172,20 @@ class Host {
     try {
       Answer answer;
       answer.kind = AnswerKind::refusal;
-      answer.error_kind = static_cast<std::uint32_t>(error.kind());
-      answer.error_rank = error.rank().value_or(-1);
-      put_text(answer.text, error.what());
-      auto tell = [&](const os::Fd& socket) { (void)os::send_packet(socket, bytes_of(answer)); };
+      answer.error.put(error);
       int told = 0;
-      const auto tell_known = [&](const os::Fd& socket) {
+      const auto tell = [&](const os::Fd& socket) {
         if (!socket) return;
-        tell(socket);
+        (void)os::send_packet(socket, bytes_of(answer));
         ++told;
       };
-      for (const Guest& guest : guests_) tell_known(guest.socket);
-      for (const os::Fd& socket : refused_) tell_known(socket);
-      for (const os::Fd& socket : doorway_) tell_known(socket);
+      for (const Guest& guest : guests_) tell(guest.socket);
+      for (const os::Fd& socket : refused_) tell(socket);
+      for (const os::Fd& socket : doorway_) tell(socket);
       const Clock::time_point until = Clock::now() + std::chrono::seconds(1);
       while (told < size_ - 1 && Clock::now() < until) {
         os::wait_readable(listener_, milliseconds(20));
-        while (auto socket = os::accept_own(listener_)) {
-          tell(*socket);
-          ++told;
-        }
+        while (auto socket = os::accept_own(listener_)) tell(*socket);
       }
     } catch (...) {  // NOLINT(bugprone-empty-catch): the first failure is what the caller must hear
     }

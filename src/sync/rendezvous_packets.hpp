@@ -16,6 +16,7 @@
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "muster/version.hpp"
+#include "src/base/written.hpp"
 #include "src/os/unix_socket.hpp"
 
 namespace muster::sync {
@@ -23,7 +24,7 @@ namespace muster::sync {
 // These packets keep their beginning (magic, protocol, version) in all versions, so that different ones can tell each
 // other so.
 inline constexpr std::uint32_t hello_magic = 0x4d535452;  // "MSTR"
-inline constexpr std::uint32_t protocol = 3;
+inline constexpr std::uint32_t protocol = 4;
 
 struct Hello {
   std::uint32_t magic = hello_magic;
@@ -42,9 +43,7 @@ struct Answer {
   AnswerKind kind = AnswerKind::welcome;
   SyncGroup::Nonce nonce{};
   std::uint64_t control_place = 0;
-  std::uint32_t error_kind = 0;
-  std::int32_t error_rank = -1;
-  std::array<char, 1024> text{};
+  WrittenError<1000> error = {};  // of a refusal
 };
 
 // Who the ranks are, as rank 0 passes it on: so many hellos a packet, with pidfd and region of each. One a packet would
@@ -78,7 +77,5 @@ void send_until(const os::Fd& socket, std::span<const std::byte> bytes, std::spa
                 std::chrono::steady_clock::time_point deadline, int to);
 
 Hello own_hello(int rank, int size);
-/// Of a refusal.
-Error from_answer(const Answer& answer);
 
 }  // namespace muster::sync

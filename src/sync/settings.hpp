@@ -5,6 +5,8 @@
 #include <chrono>
 #include <optional>
 
+#include "muster/sync_group.hpp"
+
 namespace muster::sync {
 
 /// MUSTER_TIMEOUT in seconds (a fraction is allowed), else 10 minutes. Throws Error(argument) if it does not parse.
@@ -20,6 +22,9 @@ constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
 constexpr std::chrono::milliseconds timeout_of(const std::optional<std::chrono::milliseconds>& asked,
                                                std::chrono::milliseconds otherwise) {
   return bounded(asked.value_or(otherwise));
+}
+inline std::chrono::milliseconds timeout_of(const WaitOptions& options, const SyncGroup& group) {
+  return timeout_of(options.timeout, group.timeout());
 }
 
 }  // namespace muster::sync

@@ -4,16 +4,11 @@
 #include <algorithm>
 
 #include "src/os/process.hpp"
-#include "src/sync/group.hpp"
+#include "src/sync/pulse.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster {
 namespace {
-
-class Alive final : public sync::PeerLiveness {
- public:
-  [[nodiscard]] bool is_dead() const noexcept override { return false; }
-};
 
 SyncGroup::Nonce random_nonce() {
   SyncGroup::Nonce nonce{};
@@ -34,7 +29,7 @@ class SingleGroup final : public sync::Group {
   }
   [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override {
     (void)info(rank);
-    return std::make_shared<Alive>();
+    return std::make_shared<sync::PeerOf>(nullptr, rank);
   }
   void poison(const Error& cause) noexcept override {
     const std::lock_guard lock(mutex_);
@@ -63,7 +58,7 @@ class SingleGroup final : public sync::Group {
       if (const auto cause = failure()) throw *cause;
       check(options);
       sleep(std::chrono::milliseconds(20));
-      if (done() || std::chrono::steady_clock::now() - begin < sync::timeout_of(options.timeout, timeout())) continue;
+      if (done() || std::chrono::steady_clock::now() - begin < sync::timeout_of(options, *this)) continue;
       const Error cause(ErrorKind::timeout, std::string(options.phase) + ": the deadline passed", {.rank = 0});
       poison(cause);
       throw cause;

@@ -84,6 +84,12 @@ void write_mark(const std::string& path, bool lost) {
   }
 }
 
+/// Whether an error may be no more than an old cache: no such file, ESTALE, or bytes that contradict their format.
+bool may_be_a_cache(const Error& error) noexcept {
+  return error.os_error() == ENOENT || error.os_error() == ESTALE || error.kind() == ErrorKind::corrupt ||
+         error.kind() == ErrorKind::not_found;
+}
+
 }  // namespace
 
 Pauses::Pauses(bool is_network) noexcept
@@ -120,11 +126,6 @@ bool refresh(const std::string& directory) {
 std::vector<os::DirectoryEntry> fresh_listing(const std::string& directory, bool is_network) {
   if (is_network) refresh(directory);
   return os::list_directory(directory);
-}
-
-bool may_be_a_cache(const Error& error) noexcept {
-  return error.os_error() == ENOENT || error.os_error() == ESTALE || error.kind() == ErrorKind::corrupt ||
-         error.kind() == ErrorKind::not_found;
 }
 
 void patiently(const std::string& path, const Patience& patience, const std::function<void()>& attempt) {

@@ -59,9 +59,6 @@ struct Patience {
   std::function<void()> check = {};
 };
 
-/// Whether an error may be no more than an old cache: no such file, ESTALE, or bytes that contradict their format.
-bool may_be_a_cache(const Error& error) noexcept;
-
 /// Rule 2: runs `attempt` until it throws nothing, or something that waiting does not mend, or the deadline has passed:
 /// then its last error, with how often it was tried. Where only this host writes (`path`'s file system), what is not
 /// there or wrong is tried for two seconds only; what is wrong, for 90 s at most: longer than caches live.

@@ -1,20 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/workspace/file_group.hpp"
+// FileGroup: processes that meet in a directory.
+//
+// A round (barrier, all-gather): 2 small files a rank at most, and each rank opens one:
+//  1. Each rank but rank 0 publishes its record under a name that says round, rank and length.
+//  2. Rank 0 lists until all are there, reads them (none where they are empty), and publishes all of them as one file.
+//  3. The others list until that is there, and read it.
+//  4. Rank 0 removes the records of the round, and what it published in the round before: all have come past it.
+// A message is a file that its receiver removes. Waits list the directory with growing pauses, and between them look
+// for the dead, the cancelled and the deadline (watchdog.hpp).
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <thread>
+#include <vector>
 
 #include "muster/workspace.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/registered.hpp"
 #include "src/sync/settings.hpp"
+#include "src/sync/watchdog.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
+#include "src/workspace/group_directory.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -22,10 +35,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-using sync::fail;
 using sync::or_fail;
+using sync::timeout_of;
 using sync::Watchdog;
 
+/// Only groups of this class are of this kind.
+constexpr std::string_view file_group_kind = "file";
 // How much later than a rank's end its last files may be seen on a network file system, with probes.
 constexpr milliseconds longest_delay{500};
 
@@ -35,10 +50,8 @@ std::vector<RankInfo> infos_of(const GroupDirectory& directory, std::span<const 
   return infos;
 }
 
-}  // namespace
-
 /// The job's ranks that a group has, by their numbers in the group.
-class FileGroup::Members final : public sync::Peers {
+class Members final : public sync::Peers {
  public:
   Members(std::shared_ptr<const GroupDirectory> directory, std::vector<int> members)
       : directory_(std::move(directory)), members_(std::move(members)) {
@@ -56,39 +69,79 @@ class FileGroup::Members final : public sync::Peers {
   std::vector<int> members_;
 };
 
-namespace {
-
-class FileLiveness final : public sync::PeerLiveness {
+class FileGroup final : public sync::Group {
  public:
-  FileLiveness(std::shared_ptr<const sync::Peers> members, int rank) : members_(std::move(members)), rank_(rank) {}
-  [[nodiscard]] bool is_dead() const noexcept override {
-    try {
-      return members_->end_of(rank_).has_value();
-    } catch (const std::exception&) {
-      return false;
-    }
+  /// `members`: the job's ranks that it has, in the order that they have here; `rank`: this one's place among them.
+  /// `parent`: of a companion, else null.
+  FileGroup(std::shared_ptr<Heart> heart, std::vector<int> members, int rank, std::shared_ptr<GroupPulse> parent,
+            int number, Nonce nonce, milliseconds timeout)
+      : sync::Group(rank, infos_of(*heart->directory(), members), nonce, timeout),
+        heart_(std::move(heart)),
+        directory_(heart_->directory()),
+        members_(std::make_shared<const Members>(directory_, std::move(members))),
+        parent_(std::move(parent)),
+        pulse_(GroupPulse::create(directory_, number, rank)),
+        number_(number) {}
+  ~FileGroup() override;
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return file_group_kind; }
+  [[nodiscard]] bool shares_memory(int rank) const override {
+    (void)info(rank);
+    return rank == this->rank();
   }
+  [[nodiscard]] int host_of(int rank) const override {
+    (void)info(rank);
+    return rank;
+  }
+  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override {
+    (void)info(rank);
+    return std::make_shared<sync::PeerOf>(members_, rank);
+  }
+  void poison(const Error& cause) noexcept override { pulse_->poison(cause); }
+  [[nodiscard]] std::optional<Error> failure() const override;
+  void progress() noexcept override { (parent_ ? parent_ : pulse_)->progress(); }
+  [[nodiscard]] const std::string& workspace() const noexcept { return directory_->options().workspace; }
+
+ protected:
+  void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
+  void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
+  void do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
+  std::vector<std::byte> do_receive(int from, sync::Subject subject, std::uint64_t most,
+                                    const WaitOptions& options) override;
+  void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                     std::span<const int> on, const WaitOptions& options) override;
+  std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
-  std::shared_ptr<const sync::Peers> members_;
-  int rank_;
+  [[nodiscard]] auto in_phase(const WaitOptions& options) {
+    return sync::InPhase([this](const char* words) { pulse_->set_phase(words); }, options.phase);
+  }
+  void collect(std::uint64_t number, std::span<const std::byte> record, std::span<std::byte> all,
+               const WaitOptions& options);
+  void wait_for_all(std::uint64_t number, std::uint64_t length, std::span<std::byte> all, const WaitOptions& options);
+  template <class Done, class Needed, class Awaited>
+  void wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited);
+  std::shared_ptr<const Snapshot> look(bool with_probe) {
+    return or_fail(*this, [&] { return directory_->look(with_probe); });
+  }
+  [[nodiscard]] Watchdog watchdog(const WaitOptions& options) const {
+    // Progress is told by heartbeats: what a rank did just now is known here two of them later.
+    return {*pulse_, parent_.get(), *members_,
+            rank(),  options,       timeout_of(options, *this) + 2 * directory_->options().heartbeat};
+  }
+
+  std::shared_ptr<Heart> heart_;
+  std::shared_ptr<GroupDirectory> directory_;
+  std::shared_ptr<const Members> members_;
+  std::shared_ptr<GroupPulse> parent_;
+  std::shared_ptr<GroupPulse> pulse_;
+  int number_;
+  std::uint64_t round_ = 0;
+  std::string last_all_;  // on rank 0
+  // Messages, by rank and subject.
+  std::map<std::pair<int, sync::Subject>, std::uint64_t> sent_;
+  std::map<std::pair<int, sync::Subject>, std::uint64_t> received_;
 };
-
-}  // namespace
-
-auto FileGroup::in_phase(const WaitOptions& options) {
-  return sync::InPhase([this](const char* words) { pulse_->set_phase(words); }, options.phase);
-}
-
-FileGroup::FileGroup(std::shared_ptr<Heart> heart, std::vector<int> members, int rank,
-                     std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
-    : sync::Group(rank, infos_of(*heart->directory(), members), nonce, timeout),
-      heart_(std::move(heart)),
-      directory_(heart_->directory()),
-      members_(std::make_shared<const Members>(directory_, std::move(members))),
-      parent_(std::move(parent)),
-      pulse_(GroupPulse::create(directory_, number, rank)),
-      number_(number) {}
 
 FileGroup::~FileGroup() {
   // A forked child's copy goes silently: its parent is still in the group.
@@ -109,16 +162,6 @@ FileGroup::~FileGroup() {
   }
 }
 
-milliseconds FileGroup::timeout_of(const WaitOptions& options) const {
-  return sync::timeout_of(options.timeout, timeout());
-}
-
-Watchdog FileGroup::watchdog(const WaitOptions& options) const {
-  // Progress is told by heartbeats: what a rank did just now is known here two of them later.
-  return {*pulse_, parent_.get(), *members_,
-          rank(),  options,       timeout_of(options) + 2 * directory_->options().heartbeat};
-}
-
 std::optional<Error> FileGroup::failure() const {
   try {
     // Looks for a failure that others have told since.
@@ -128,15 +171,6 @@ std::optional<Error> FileGroup::failure() const {
   }
   if (auto own = pulse_->failure()) return own;
   return parent_ ? parent_->failure() : std::nullopt;
-}
-
-std::shared_ptr<const sync::PeerLiveness> FileGroup::liveness(int rank) const {
-  (void)info(rank);
-  return std::make_shared<FileLiveness>(members_, rank);
-}
-
-std::shared_ptr<const Snapshot> FileGroup::look(bool with_probe) {
-  return or_fail(*this, [&] { return directory_->look(with_probe); });
 }
 
 template <class Done, class Needed, class Awaited>
@@ -159,42 +193,40 @@ void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed&
   }
 }
 
-std::vector<std::byte> FileGroup::round(std::span<const std::byte> record, const WaitOptions& options) {
+void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const auto phase = in_phase(options);
   const std::uint64_t number = ++round_;
-  std::vector<std::byte> all;
   if (rank() == 0) {
-    all = collect(number, record, options);
+    collect(number, mine, all, options);
   } else {
-    or_fail(*this, [&] { directory_->publish(round_name(number_, number, rank(), record.size()), record); });
-    all = wait_for_all(number, record.size(), options);
+    const std::string name = numbered(round_prefix(number_, number, rank()), mine.size());
+    or_fail(*this, [&] { directory_->publish(name, mine); });
+    wait_for_all(number, mine.size(), all, options);
   }
   progress();
-  return all;
 }
 
-std::vector<std::byte> FileGroup::collect(std::uint64_t number, std::span<const std::byte> record,
-                                          const WaitOptions& options) {
-  std::vector<std::byte> all(record.size() * static_cast<std::size_t>(size()));
-  if (!record.empty()) std::memcpy(all.data(), record.data(), record.size());
+void FileGroup::collect(std::uint64_t number, std::span<const std::byte> record, std::span<std::byte> all,
+                        const WaitOptions& options) {
+  std::ranges::copy(record, all.begin());
   std::vector<std::string> names(static_cast<std::size_t>(size()));
   const auto is_missing = [&](int rank) { return rank != 0 && names[static_cast<std::size_t>(rank)].empty(); };
   const auto is_complete = [&](const Snapshot& snapshot) {
     bool complete = true;
     for (int rank = 1; rank < size(); ++rank) {
       std::string& name = names[static_cast<std::size_t>(rank)];
-      if (const auto found = snapshot.with_prefix(round_prefix(number_, number, rank)); !found.empty())
-        name = found.front();
+      if (name.empty()) name = snapshot.first(round_prefix(number_, number, rank));
       complete = complete && !name.empty();
     }
     return complete;
   };
+  const std::string own_name = numbered(round_prefix(number_, number, 0), record.size());
   bool is_told = false;
   const auto is_awaited = [&](int rank) {
     // The others name whom they miss by the names that are there: once a wait is long, this rank's as well.
     if (!is_told) {
       is_told = true;
-      or_fail(*this, [&] { directory_->publish(round_name(number_, number, 0, record.size()), {}); });
+      or_fail(*this, [&] { directory_->publish(own_name, {}); });
     }
     return is_missing(rank);
   };
@@ -203,32 +235,28 @@ std::vector<std::byte> FileGroup::collect(std::uint64_t number, std::span<const 
   for (int rank = 1; rank < size(); ++rank) {
     const std::string& name = names[static_cast<std::size_t>(rank)];
     const auto length = number_behind(name, round_prefix(number_, number, rank));
-    if (length != record.size())
-      fail(*this,
-           Error(ErrorKind::rank_mismatch,
-                 fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
-                             options.phase, info(0).rank, record.size(), info(rank).rank, length.value_or(0)),
-                 {.rank = info(rank).rank}));
-    const auto bytes = or_fail(*this, [&] { return directory_->read(name, record.size(), timeout_of(options)); });
+    if (length != record.size()) sync::fail_on_record(*this, rank, length.value_or(0), record.size(), options.phase);
+    const auto bytes =
+        or_fail(*this, [&] { return directory_->read(name, record.size(), timeout_of(options, *this)); });
     std::ranges::copy(bytes, all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rank) * record.size()));
   }
-  const std::string name = all_name(number_, number, record.size());
+  const std::string name = numbered(all_prefix(number_, number), record.size());
   or_fail(*this, [&] { directory_->publish(name, all); });
   for (int rank = 1; rank < size(); ++rank) directory_->remove(names[static_cast<std::size_t>(rank)]);
-  if (is_told) directory_->remove(round_name(number_, number, 0, record.size()));
+  if (is_told) directory_->remove(own_name);
   if (!last_all_.empty()) directory_->remove(last_all_);
   last_all_ = name;
-  return all;
 }
 
-std::vector<std::byte> FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, const WaitOptions& options) {
+void FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, std::span<std::byte> all,
+                             const WaitOptions& options) {
   const std::string prefix = all_prefix(number_, number);
   std::string name;
   std::vector<bool> has_come(static_cast<std::size_t>(size()));
   const auto is_there = [&](const Snapshot& snapshot) {
-    if (const auto found = snapshot.with_prefix(prefix); !found.empty()) name = found.front();
+    if (name.empty()) name = snapshot.first(prefix);
     for (int rank = 0; name.empty() && rank < size(); ++rank)
-      has_come[static_cast<std::size_t>(rank)] = !snapshot.with_prefix(round_prefix(number_, number, rank)).empty();
+      has_come[static_cast<std::size_t>(rank)] = !snapshot.first(round_prefix(number_, number, rank)).empty();
     return !name.empty();
   };
   const auto is_missing = [&](int rank) {
@@ -238,46 +266,33 @@ std::vector<std::byte> FileGroup::wait_for_all(std::uint64_t number, std::uint64
   wait(
       options, is_there, [](int) { return true; }, is_missing);
   const std::uint64_t theirs = number_behind(name, prefix).value_or(0);
-  if (theirs != length)
-    fail(*this, Error(ErrorKind::rank_mismatch,
-                      fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
-                                  options.phase, info(rank()).rank, length, info(0).rank, theirs),
-                      {.rank = info(0).rank}));
-  return or_fail(
-      *this, [&] { return directory_->read(name, length * static_cast<std::uint64_t>(size()), timeout_of(options)); });
-}
-
-void FileGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
-  const std::vector<std::byte> records = round(mine, options);
-  if (!records.empty()) std::memcpy(all.data(), records.data(), records.size());
+  if (theirs != length) sync::fail_on_record(*this, 0, theirs, length, options.phase);
+  const auto bytes = or_fail(*this, [&] { return directory_->read(name, all.size(), timeout_of(options, *this)); });
+  std::ranges::copy(bytes, all.begin());
 }
 
 void FileGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
   const auto phase = in_phase(options);
-  const MessageNumber which{subject, ++sent_[{to, subject}]};
-  or_fail(*this, [&] { directory_->publish(message_name(number_, rank(), to, which, message.size()), message); });
+  const std::string prefix = message_prefix(number_, rank(), to, {subject, ++sent_[{to, subject}]});
+  or_fail(*this, [&] { directory_->publish(numbered(prefix, message.size()), message); });
   progress();
 }
 
 std::vector<std::byte> FileGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
                                              const WaitOptions& options) {
   const auto phase = in_phase(options);
-  const MessageNumber which{subject, ++received_[{from, subject}]};
-  const std::string prefix = message_prefix(number_, from, rank(), which);
+  const std::string prefix = message_prefix(number_, from, rank(), {subject, ++received_[{from, subject}]});
   std::string name;
   const auto is_there = [&](const Snapshot& snapshot) {
-    if (const auto found = snapshot.with_prefix(prefix); !found.empty()) name = found.front();
+    if (name.empty()) name = snapshot.first(prefix);
     return !name.empty();
   };
   const auto is_sender = [from](int rank) { return rank == from; };
   wait(options, is_there, is_sender, is_sender);
   const std::uint64_t length = number_behind(name, prefix).value_or(most + 1);
-  if (length > most)
-    fail(*this, Error(ErrorKind::corrupt,
-                      fmt::format("rank {} announces a message of {} bytes where at most {} can be", info(from).rank,
-                                  length, most),
-                      {.rank = info(from).rank}));
-  std::vector<std::byte> message = or_fail(*this, [&] { return directory_->read(name, length, timeout_of(options)); });
+  if (length > most) sync::fail_on_message(*this, from, length, most);
+  std::vector<std::byte> message =
+      or_fail(*this, [&] { return directory_->read(name, length, timeout_of(options, *this)); });
   directory_->remove(name);
   progress();
   return message;
@@ -320,6 +335,12 @@ std::shared_ptr<sync::Group> FileGroup::make_part(const Part& part, Tie tie, con
                                        tie == Tie::companion ? pulse_ : nullptr, number, first.nonce, timeout());
   });
   return made;
+}
+
+}  // namespace
+
+std::string workspace_of(const SyncGroup& group) {
+  return group.kind() == file_group_kind ? static_cast<const FileGroup&>(group).workspace() : "";
 }
 
 }  // namespace muster::workspace

@@ -8,10 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <string_view>
 
 #include "muster/log.hpp"
-#include "muster/state.hpp"
+#include "src/base/written.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
@@ -47,46 +48,7 @@ class SignalsBlocked {
 };
 
 constexpr std::chrono::milliseconds fresh_enough{20};
-constexpr std::uint64_t longest_failure = 64 << 10;
-
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text));
-}
-
-// The kind as a number: an error keeps it across versions because the list only grows at its end.
-std::string failure_text(const Error& cause) {
-  Config text = Config::object({{"kind", static_cast<int>(cause.kind())},
-                                {"words", std::string(cause.what())},
-                                {"host", cause.host()},
-                                {"path", cause.path()},
-                                {"errno", cause.os_error()}});
-  if (cause.rank()) text["rank"] = *cause.rank();
-  if (cause.pid()) text["pid"] = *cause.pid();
-  try {
-    return to_json(text);
-  } catch (const Error&) {
-    // A path need not be UTF-8, and the words may have it.
-    return to_json(Config::object({{"kind", static_cast<int>(cause.kind())},
-                                   {"words", "a rank failed, with words that are not UTF-8"},
-                                   {"host", ""},
-                                   {"path", ""},
-                                   {"errno", cause.os_error()}}));
-  }
-}
-
-Error failure_of(std::string_view text) {
-  const Config facts = parse_json(text);
-  const std::int64_t kind = facts.at("kind").as_int();
-  if (kind < 0 || kind > static_cast<std::int64_t>(ErrorKind::cancelled))
-    throw Error(ErrorKind::corrupt, "a group's failure is of no known kind");
-  ErrorDetails details;
-  details.host = facts.at("host").as_string();
-  details.path = facts.at("path").as_string();
-  details.os_error = static_cast<int>(facts.at("errno").as_int());
-  if (const Config* rank = facts.as_object().find("rank")) details.rank = static_cast<int>(rank->as_int());
-  if (const Config* pid = facts.as_object().find("pid")) details.pid = pid->as_int();
-  return Error(static_cast<ErrorKind>(kind), facts.at("words").as_string(), details);
-}
+using WrittenFailure = WrittenError<3072>;
 
 }  // namespace
 
@@ -96,6 +58,11 @@ Snapshot::Snapshot(std::vector<std::string> names) : names_(std::move(names)) {
 
 bool Snapshot::has(std::string_view name) const {
   return std::ranges::binary_search(names_, name, {}, [](const std::string& own) { return std::string_view(own); });
+}
+
+std::string Snapshot::first(std::string_view prefix) const {
+  const auto found = with_prefix(prefix);
+  return found.empty() ? "" : found.front();
 }
 
 std::span<const std::string> Snapshot::with_prefix(std::string_view prefix) const {
@@ -222,7 +189,7 @@ std::shared_ptr<const Snapshot> GroupDirectory::recent(milliseconds longest_ago)
     const std::lock_guard lock(mutex_);
     if (Clock::now() - looked_ <= longest_ago) return snapshot_;
   }
-  return look(false, false);
+  return look();
 }
 
 void GroupDirectory::watch(std::weak_ptr<Watcher> watcher) {
@@ -231,7 +198,7 @@ void GroupDirectory::watch(std::weak_ptr<Watcher> watcher) {
 }
 
 void GroupDirectory::beat() {
-  renew(beat_name(options_.rank, beats_), beat_name(options_.rank, beats_ + 1));
+  renew(numbered(beat_prefix(options_.rank), beats_), numbered(beat_prefix(options_.rank), beats_ + 1));
   ++beats_;
   look(false, true);
 }
@@ -251,22 +218,15 @@ bool GroupDirectory::publish_first(const std::string& name, std::span<const std:
   return with_reserve([&] { return os::publish_first(path_of(name), bytes, growing_name()); });
 }
 
-void GroupDirectory::read(const std::string& name, std::uint64_t most, milliseconds timeout,
-                          const std::function<void(std::span<const std::byte>)>& accept) const {
-  const std::string path = path_of(name);
-  patiently(path, {.deadline = Clock::now() + timeout},
-            [&] { accept(with_reserve([&] { return os::read_small_file(path, most); })); });
-}
-
 std::vector<std::byte> GroupDirectory::read(const std::string& name, std::uint64_t bytes, milliseconds timeout) const {
   std::vector<std::byte> whole;
   if (bytes == 0) return whole;
-  read(name, bytes, timeout, [&](std::span<const std::byte> content) {
-    if (content.size() != bytes)
-      throw Error(ErrorKind::corrupt,
-                  fmt::format("{} has {} bytes instead of {}", path_of(name), content.size(), bytes),
-                  {.path = path_of(name)});
-    whole.assign(content.begin(), content.end());
+  const std::string path = path_of(name);
+  patiently(path, {.deadline = Clock::now() + timeout}, [&] {
+    whole = with_reserve([&] { return os::read_small_file(path, bytes); });
+    if (whole.size() != bytes)
+      throw Error(ErrorKind::corrupt, fmt::format("{} has {} bytes instead of {}", path, whole.size(), bytes),
+                  {.path = path});
   });
   return whole;
 }
@@ -417,9 +377,7 @@ bool GroupPulse::has_left(int rank) const {
 }
 
 std::uint64_t GroupPulse::progress_of(int rank) const {
-  if (rank == self_) return progress_.load(std::memory_order_relaxed);
-  const PulseName pulse = pulse_of(rank);
-  return pulse.progress;
+  return rank == self_ ? progress_.load(std::memory_order_relaxed) : pulse_of(rank).progress;
 }
 
 std::uint32_t GroupPulse::awaited_by(int rank) const {
@@ -446,9 +404,10 @@ void GroupPulse::set_failure(const Error& cause) noexcept {
 void GroupPulse::load_failure() {
   std::optional<Error> loaded;
   try {
-    directory_->read(failed_name(group_), longest_failure, std::chrono::seconds(2), [&](auto bytes) {
-      loaded = failure_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    });
+    WrittenFailure written;
+    const auto bytes = directory_->read(failed_name(group_), sizeof written, std::chrono::seconds(2));
+    std::memcpy(&written, bytes.data(), sizeof written);
+    loaded = written.get();
   } catch (const std::exception& error) {
     loaded = Error(ErrorKind::peer_lost, std::string("a rank has failed; why cannot be read: ") + error.what());
   }
@@ -456,8 +415,10 @@ void GroupPulse::load_failure() {
 }
 
 void GroupPulse::publish_failure(const Error& cause) {
-  // Where another rank was first, its cause is everybody's.
-  if (!directory_->publish_first(failed_name(group_), bytes_of(failure_text(cause))))
+  WrittenFailure written;
+  written.put(cause);
+  // If another rank was first, its cause is everybody's.
+  if (!directory_->publish_first(failed_name(group_), std::as_bytes(std::span(&written, 1))))
     load_failure();
   else
     set_failure(cause);

@@ -13,7 +13,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,13 +47,18 @@ struct Job {
 /// prepared. Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | no_space).
 Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, std::chrono::milliseconds timeout);
 
+/// The workspace that the ranks of a file group have in common; empty of any other group.
+std::string workspace_of(const SyncGroup& group);
+
 /// One listing of the directory.
 class Snapshot {
  public:
   Snapshot() = default;
   explicit Snapshot(std::vector<std::string> names);
   [[nodiscard]] bool has(std::string_view name) const;
-  /// The names that begin like that, sorted.
+  /// The first name that begins like that; empty if there is none.
+  [[nodiscard]] std::string first(std::string_view prefix) const;
+  /// All of them, sorted.
   [[nodiscard]] std::span<const std::string> with_prefix(std::string_view prefix) const;
 
  private:
@@ -107,7 +111,7 @@ class GroupDirectory {
   [[nodiscard]] const std::vector<GroupMember>& members() const noexcept { return members_; }
 
   /// Lists now. Where that fails, the last listing; throws once it has failed for five seconds.
-  std::shared_ptr<const Snapshot> look(bool with_probe = false) { return look(with_probe, false); }
+  std::shared_ptr<const Snapshot> look(bool with_probe = false, bool is_heartbeat = false);
   /// The last listing, or a new one where that is older.
   std::shared_ptr<const Snapshot> recent(std::chrono::milliseconds longest_ago);
   /// What is told of each new listing, on the thread that listed; until it dies.
@@ -125,9 +129,6 @@ class GroupDirectory {
   /// Of exactly `bytes` bytes; tried again until the deadline (discovery.hpp).
   [[nodiscard]] std::vector<std::byte> read(const std::string& name, std::uint64_t bytes,
                                             std::chrono::milliseconds timeout) const;
-  /// Of at most `most` bytes; `accept` throws Error(corrupt) on what may be an old or unfinished file.
-  void read(const std::string& name, std::uint64_t most, std::chrono::milliseconds timeout,
-            const std::function<void(std::span<const std::byte>)>& accept) const;
   /// Renames `from`, or makes `to` (empty) where that is not there.
   void renew(const std::string& from, const std::string& to) const;
   void remove(const std::string& name) const noexcept;
@@ -135,7 +136,6 @@ class GroupDirectory {
   int next_count() noexcept { return groups_.fetch_add(1) + 1; }
 
  private:
-  std::shared_ptr<const Snapshot> look(bool with_probe, bool is_heartbeat);
   /// Runs `work`; if this process has no descriptor left, once more with the one that is kept for that: a rank that
   /// cannot open anything else can still say so.
   template <class Work>
@@ -185,7 +185,6 @@ class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
   /// `self`: this rank's number in the group.
   static std::shared_ptr<GroupPulse> create(std::shared_ptr<GroupDirectory> directory, int group, int self);
 
-  [[nodiscard]] int group() const noexcept { return group_; }
   [[nodiscard]] bool has_left(int rank) const override;
   [[nodiscard]] std::uint64_t progress_of(int rank) const override;
   [[nodiscard]] std::uint32_t awaited_by(int rank) const override;

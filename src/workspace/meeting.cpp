@@ -44,7 +44,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Kind = MeetingName::Kind;
 
-constexpr int protocol_version = 1;
+constexpr int protocol_version = 2;
 constexpr std::uint64_t longest_text = 64 << 20;
 constexpr auto longest_refusal = std::chrono::seconds(1);
 
@@ -98,7 +98,8 @@ class Meeting {
   Job follow();
   std::map<std::string, MeetingName> call_all(const Seen& seen);
   [[nodiscard]] bool has_answered(const Seen& seen, const std::map<std::string, MeetingName>& hellos) const;
-  [[noreturn]] void refuse(const Error& cause);
+  /// For all who meet here. `rank`: whom it is about.
+  [[noreturn]] void refuse(ErrorKind kind, const std::string& words, std::optional<int> rank);
   void write(const std::string& name, const std::string& text);
   [[nodiscard]] Seen look() const;
   [[nodiscard]] std::string text_of(const std::string& file) const;
@@ -199,10 +200,11 @@ bool Meeting::has_answered(const Seen& seen, const std::map<std::string, Meeting
   return static_cast<int>(ranks.size()) >= options_.size - 1 && answers == hellos.size();
 }
 
-void Meeting::refuse(const Error& cause) {
+void Meeting::refuse(ErrorKind kind, const std::string& words, std::optional<int> rank) {
+  const Error cause(kind, words, {.rank = rank});
   const MeetingName name{.kind = Kind::job, .first_token = token_, .writer = os::own_identity()};
   write(meeting_file_name(name),
-        to_json(Config::object({{"kind", static_cast<int>(cause.kind())}, {"error", std::string(cause.what())}})));
+        to_json(Config::object({{"kind", static_cast<int>(kind)}, {"error", std::string(cause.what())}})));
   // Those who are only coming shall hear it, too: they are still called.
   Pauses pauses(workspace_.is_network);
   const Clock::time_point end = Clock::now() + longest_refusal;
@@ -228,32 +230,30 @@ Job Meeting::lead() {
       if (hello == hellos.end()) continue;  // it has died, or given up, since
       const MeetingName& rank = hello->second;
       if (rank.version != protocol_version)
-        refuse(Error(ErrorKind::version,
-                     fmt::format("rank {} ({}) runs another version of Muster: start all ranks with one", rank.rank,
-                                 where(rank)),
-                     {.rank = rank.rank}));
+        refuse(ErrorKind::version,
+               fmt::format("rank {} ({}) runs another version of Muster: start all ranks with one", rank.rank,
+                           where(rank)),
+               rank.rank);
       if (rank.size != options_.size)
-        refuse(
-            Error(ErrorKind::rank_mismatch,
-                  fmt::format("rank {} ({}) is one of {} ranks, and rank 0 one of {}: two jobs meet in {}; give each "
-                              "its own key",
-                              rank.rank, where(rank), rank.size, options_.size, workspace_.path),
-                  {.rank = rank.rank}));
+        refuse(ErrorKind::rank_mismatch,
+               fmt::format("rank {} ({}) is one of {} ranks, and rank 0 one of {}: two jobs meet in {}; give each "
+                           "its own key",
+                           rank.rank, where(rank), rank.size, options_.size, workspace_.path),
+               rank.rank);
       const auto [other, is_first] = present.emplace(rank.rank, rank);
       if (!is_first)
-        refuse(
-            Error(ErrorKind::rank_mismatch,
-                  fmt::format("rank {} is there twice ({}; {}): two ranks were given one number, or two jobs meet in "
-                              "{}; give each its own key",
-                              rank.rank, where(other->second), where(rank), workspace_.path),
-                  {.rank = rank.rank}));
+        refuse(ErrorKind::rank_mismatch,
+               fmt::format("rank {} is there twice ({}; {}): two ranks were given one number, or two jobs meet in "
+                           "{}; give each its own key",
+                           rank.rank, where(other->second), where(rank), workspace_.path),
+               rank.rank);
     }
     for (const auto& [file, name] : seen.of(Kind::clash))
       if (name.first_token == token_)
-        refuse(Error(ErrorKind::rank_mismatch,
-                     fmt::format("rank {} was called by two of rank 0: two jobs meet in {}; give each its own key",
-                                 name.rank, workspace_.path),
-                     {.rank = 0}));
+        refuse(ErrorKind::rank_mismatch,
+               fmt::format("rank {} was called by two of rank 0: two jobs meet in {}; give each its own key", name.rank,
+                           workspace_.path),
+               0);
     if (static_cast<int>(present.size()) == options_.size - 1 && !present.contains(0)) {
       Job job;
       os::random_bytes(job.nonce);
@@ -271,12 +271,11 @@ Job Meeting::lead() {
       return take(file);
     }
     if (present.contains(0))
-      refuse(
-          Error(ErrorKind::rank_mismatch,
-                fmt::format("rank 0 is there twice (the other one: {}): two ranks were given one number, or two jobs "
-                            "meet in {}; give each its own key",
-                            where(present.at(0)), workspace_.path),
-                {.rank = 0}));
+      refuse(ErrorKind::rank_mismatch,
+             fmt::format("rank 0 is there twice (the other one: {}): two ranks were given one number, or two jobs "
+                         "meet in {}; give each its own key",
+                         where(present.at(0)), workspace_.path),
+             0);
     if (is_late()) {
       std::string missing;
       std::optional<int> first;
@@ -287,12 +286,11 @@ Job Meeting::lead() {
         for (const auto& [token, name] : hellos)
           if (name.rank == rank) missing += fmt::format(" (an old hello of {} does not answer)", where(name));
       }
-      refuse(
-          Error(ErrorKind::timeout,
-                fmt::format("{} never came to the meeting in {} within {:.1f} s: are all {} ranks started, with one "
-                            "directory and key?",
-                            missing, workspace_.path, std::chrono::duration<double>(timeout_).count(), options_.size),
-                {.rank = first}));
+      refuse(ErrorKind::timeout,
+             fmt::format("{} never came to the meeting in {} within {:.1f} s: are all {} ranks started, with one "
+                         "directory and key?",
+                         missing, workspace_.path, std::chrono::duration<double>(timeout_).count(), options_.size),
+             first);
     }
     pauses.sleep();
   }

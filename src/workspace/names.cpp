@@ -153,9 +153,7 @@ std::string probe_name() {
 }
 
 std::string job_text(const SyncGroup::Nonce& nonce) {
-  std::string text;
-  for (const std::byte byte : nonce) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-  return text;
+  return os::hex_text(nonce);
 }
 
 std::optional<SyncGroup::Nonce> parse_job(std::string_view text) {
@@ -184,9 +182,6 @@ std::optional<MemberName> parse_member_name(std::string_view name) {
 std::string beat_prefix(int rank) {
   return fmt::format("beat-{}-", rank);
 }
-std::string beat_name(int rank, std::uint64_t number) {
-  return beat_prefix(rank) + std::to_string(number);
-}
 std::string gone_name(int rank) {
   return fmt::format("gone-{}", rank);
 }
@@ -197,27 +192,15 @@ std::string pulse_name(int group, int rank, const PulseName& pulse) {
   return fmt::format("{}{}-{}-{}-{}", pulse_prefix(group, rank), pulse.number, pulse.progress, pulse.awaited,
                      phase_text(pulse.phase));
 }
-std::string round_prefix(int group, std::uint64_t number) {
-  return fmt::format("g{}.round-{}-", group, number);
-}
 std::string round_prefix(int group, std::uint64_t number, int rank) {
   return fmt::format("g{}.round-{}-{}-", group, number, rank);
-}
-std::string round_name(int group, std::uint64_t number, int rank, std::uint64_t length) {
-  return round_prefix(group, number, rank) + std::to_string(length);
 }
 std::string all_prefix(int group, std::uint64_t number) {
   return fmt::format("g{}.all-{}-", group, number);
 }
-std::string all_name(int group, std::uint64_t number, std::uint64_t length) {
-  return all_prefix(group, number) + std::to_string(length);
-}
 std::string message_prefix(int group, int from, int to, const MessageNumber& which) {
   return fmt::format("g{}.message-{}-{}-{}-{}-", group, from, to, static_cast<std::uint32_t>(which.subject),
                      which.number);
-}
-std::string message_name(int group, int from, int to, const MessageNumber& which, std::uint64_t length) {
-  return message_prefix(group, from, to, which) + std::to_string(length);
 }
 std::string failed_name(int group) {
   return fmt::format("g{}.failed", group);
@@ -227,6 +210,10 @@ std::string left_name(int group, int rank) {
 }
 std::string group_prefix(int group) {
   return fmt::format("g{}.", group);
+}
+
+std::string numbered(const std::string& prefix, std::uint64_t number) {
+  return prefix + std::to_string(number);
 }
 
 std::optional<std::uint64_t> number_behind(std::string_view name, std::string_view prefix) {

@@ -147,7 +147,6 @@ class NameReader {
 // In a job's directory. The functions that end in _prefix give all of a name but what the reader does not know yet.
 std::string member_name(int rank, const os::ProcessIdentity& writer);
 std::string beat_prefix(int rank);
-std::string beat_name(int rank, std::uint64_t number);
 std::string gone_name(int rank);
 std::string pulse_prefix(int group, int rank);
 struct PulseName {
@@ -157,24 +156,22 @@ struct PulseName {
   std::string phase;
 };
 std::string pulse_name(int group, int rank, const PulseName& pulse);
-std::string round_prefix(int group, std::uint64_t number);
 std::string round_prefix(int group, std::uint64_t number, int rank);
-std::string round_name(int group, std::uint64_t number, int rank, std::uint64_t length);
 std::string all_prefix(int group, std::uint64_t number);
-std::string all_name(int group, std::uint64_t number, std::uint64_t length);
 /// Of each subject's messages from one rank to another, in their order.
 struct MessageNumber {
   sync::Subject subject = sync::Subject::caller;
   std::uint64_t number = 0;
 };
 std::string message_prefix(int group, int from, int to, const MessageNumber& which);
-std::string message_name(int group, int from, int to, const MessageNumber& which, std::uint64_t length);
 std::string failed_name(int group);
 std::string left_name(int group, int rank);
 /// "gK.": all of a group's names.
 std::string group_prefix(int group);
 
-/// The number that is the whole rest of a name behind its prefix. None where it is none.
+/// A name whose whole rest behind its prefix is a number,
+std::string numbered(const std::string& prefix, std::uint64_t number);
+/// and that number. None where it is none.
 std::optional<std::uint64_t> number_behind(std::string_view name, std::string_view prefix);
 /// The rest of a pulse's name.
 std::optional<PulseName> pulse_behind(std::string_view name, std::string_view prefix);

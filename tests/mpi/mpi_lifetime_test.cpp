@@ -19,7 +19,7 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/mpi.hpp"
-#include "src/mpi/family.hpp"
+#include "src/mpi/context.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;

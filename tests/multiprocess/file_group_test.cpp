@@ -13,7 +13,6 @@
 #include "doctest/doctest.h"
 #include "muster/workspace.hpp"
 #include "src/os/process.hpp"
-#include "src/workspace/file_group.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
 #include "tests/support/forked_ranks.hpp"

@@ -291,7 +291,7 @@ TEST_CASE("every rank killed in the middle of its work: the others name rank and
 TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s comes within 3.5 s and names it") {
   // Beside rank 0 on its host, where there are two.
   constexpr int victim = 1;
-  constexpr auto latest = under_sanitizer ? 6000ms : 3500ms;
+  static constexpr auto latest = under_sanitizer ? 6000ms : 3500ms;
   std::list<GroupOf> groups;
   std::list<End> ends;
   std::list<Ranks> jobs;  // all at the same time

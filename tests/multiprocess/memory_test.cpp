@@ -175,7 +175,10 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from wr
 }
 
 TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ranks, whatever is gathered or merged") {
-  if (under_sanitizer) return MESSAGE("skipped: sanitizers need the address space");
+  if (under_sanitizer) {
+    MESSAGE("skipped: sanitizers need the address space");
+    return;
+  }
   const auto run = [](int victim, rlim_t limit, std::int64_t bytes, const auto& call) {
     run_ranks(4, [&](SyncGroup& group) {
       if (group.rank() == victim) set_limit(RLIMIT_AS, limit);
@@ -228,7 +231,10 @@ TEST_CASE("sizes that add up to more than 63 bits are refused, not wrapped") {
 }
 
 TEST_CASE("a cgroup that is too small is an error on all ranks") {
-  if (under_sanitizer) return MESSAGE("skipped: the sanitizers' own memory would fill the cgroup");
+  if (under_sanitizer) {
+    MESSAGE("skipped: the sanitizers' own memory would fill the cgroup");
+    return;
+  }
   in_child([] {
     // Version 1 and 2 name things differently; either may be read-only here.
     const std::string dir = "/sys/fs/cgroup/memory/muster-test-" + std::to_string(::getpid());

@@ -124,7 +124,10 @@ TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes bac
 }
 
 TEST_CASE("a sender without memory to pack in fails one exchange, and the next one is as ever") {
-  if (under_sanitizer) return MESSAGE("skipped: sanitizers need the address space");
+  if (under_sanitizer) {
+    MESSAGE("skipped: sanitizers need the address space");
+    return;
+  }
   run_ranks(4, [](SyncGroup& group) {
     const Tensor whole = Tensor::allocate(DType::f32, {2048, 4096});
     const TensorView columns = whole.view().slice(1, 0, 2048);

@@ -125,7 +125,7 @@ TEST_CASE("tensors on devices, and nobody who could take them from there") {
     int layer = 0;
     const auto source = [&]() -> std::optional<Config> { return layer++ == 2 && is_one ? device : host; };
     fails_alike(group, ErrorKind::unsupported,
-                {"layer 2 has tensors on cuda:1", "let the source copy them to the host first"},
+                {"layer 2: it has tensors on cuda:1", "let the source copy them to the host first"},
                 [&] { (void)gather_each(source, ranks_from(0, 3), group, [](LayerPart&) {}); });
     // No elements, no place.
     const Config empty = Tensor::borrow(TensorView(DType::f32, {0, 4}, nullptr, {}, cuda_1));

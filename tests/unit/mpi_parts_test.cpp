@@ -96,9 +96,13 @@ std::vector<gather::Record> records_of(int size, std::uint64_t bytes) {
     if (rank != 0) record.moving_bytes = bytes;
   }
   records.front().receives = true;
-  records.front().facts[gather::fact_room] = UINT64_MAX;
+  records.front().room = UINT64_MAX;
   records.front().available_bytes = UINT64_MAX;
   return records;
+}
+
+std::uint64_t fresh_bytes_of(int rank, std::span<const gather::Record> records, const SyncGroup& group) {
+  return gather::fresh_bytes_of(rank, gather::list_of(rank, records), records, group);
 }
 
 }  // namespace
@@ -218,14 +222,14 @@ TEST_CASE("what is kept beyond a stream no longer counts and does not come back"
 TEST_CASE("a first rank needs memory for what other hosts send, less what its pool has") {
   const TwoHosts group(4);
   auto records = records_of(4, 5000);
-  CHECK(gather::fresh_bytes_of(0, records, group) == 2 * 8192);
-  CHECK(gather::fresh_bytes_of(1, records, group) == 0);
-  records.front().facts[gather::fact_free] = 8192;
-  CHECK(gather::fresh_bytes_of(0, records, group) == 8192);
+  CHECK(fresh_bytes_of(0, records, group) == 2 * 8192);
+  CHECK(fresh_bytes_of(1, records, group) == 0);
+  records.front().free = 8192;
+  CHECK(fresh_bytes_of(0, records, group) == 8192);
   records.front().forced = Route::mpi;
-  CHECK(gather::fresh_bytes_of(0, records, group) == 2 * 8192);
-  records.front().facts[gather::fact_free] = 1 << 20;
-  CHECK(gather::fresh_bytes_of(0, records, group) == 0);
+  CHECK(fresh_bytes_of(0, records, group) == 2 * 8192);
+  records.front().free = 1 << 20;
+  CHECK(fresh_bytes_of(0, records, group) == 0);
 }
 
 TEST_CASE("memory is summed by host, a budget is one rank's") {
@@ -245,7 +249,7 @@ TEST_CASE("memory is summed by host, a budget is one rank's") {
   records[1].fresh_bytes = 1000;
   records[1].available_bytes = 1000;
   CHECK(!gather::object(records, group));
-  records.front().facts[gather::fact_room] = 8191;
+  records.front().room = 8191;
   const auto budget = gather::object(records, group);
   REQUIRE(budget);
   CHECK(budget->reason == Reason::budget);
@@ -263,9 +267,9 @@ TEST_CASE("a merge needs its result and a window that does not grow with the ten
   const std::uint64_t window = gather::merge_window_bytes(3, 1 << 30);
   CHECK(window == 6 * gather::merge_piece_bytes(3, 1 << 30));
   CHECK(window <= 64 * MiB);
-  CHECK(gather::fresh_bytes_of(0, records, group) == 4 * (std::uint64_t{1} << 30) + window);
+  CHECK(fresh_bytes_of(0, records, group) == 4 * (std::uint64_t{1} << 30) + window);
   for (gather::Record& record : records) record.merge = gather::merge_number(merge::sum());
-  CHECK(gather::fresh_bytes_of(0, records, group) == (std::uint64_t{1} << 30) + window);
+  CHECK(fresh_bytes_of(0, records, group) == (std::uint64_t{1} << 30) + window);
   CHECK(gather::merge_window_bytes(3, 100) == 6 * 4096);
   CHECK(gather::merge_window_bytes(4095, 1 << 30) <= 128 * MiB);
   for (const std::size_t senders : {1, 2, 3, 7, 8, 511, 4095})

@@ -175,8 +175,8 @@ TEST_CASE("budgets beyond what is available are cut in proportion, and refused w
     record.list_hash = rank < 3 ? 1 : 2;
     record.list_length = 3;
     record.position = rank % 3;
-    record.facts[gather::fact_budget] = rank < 3 ? 100_MiB : 300_MiB;
-    record.facts[gather::fact_depth] = 2;
+    record.budget = rank < 3 ? 100_MiB : 300_MiB;
+    record.depth = 2;
     record.available_bytes = 1_GiB;
   }
   CHECK(gather::agree_on_share(records[0], records, one_host).budget == 50_MiB);
@@ -187,8 +187,8 @@ TEST_CASE("budgets beyond what is available are cut in proportion, and refused w
   CHECK(gather::agree_on_share(records[4], records, one_host).budget == 75_MiB);
   CHECK(gather::agree_on_share(records[4], records, one_host).is_cut);
   // What the senders have already need not be there once more.
-  records[4].facts[gather::fact_pooled] = 150_MiB;
-  records[5].facts[gather::fact_pooled] = 150_MiB;
+  records[4].pooled = 150_MiB;
+  records[5].pooled = 150_MiB;
   CHECK(gather::agree_on_share(records[4], records, one_host).budget == 150_MiB);
   records[5].available_bytes = 10000;
   CHECK(has(words_of(ErrorKind::no_space, [&] { (void)gather::agree_on_share(records[4], records, one_host); }),
@@ -202,8 +202,8 @@ TEST_CASE("what is available counts on the host of a list's first rank") {
     records[rank].list_hash = list;
     records[rank].list_length = 2;
     records[rank].position = position;
-    records[rank].facts[gather::fact_budget] = 100_MiB;
-    records[rank].facts[gather::fact_depth] = 2;
+    records[rank].budget = 100_MiB;
+    records[rank].depth = 2;
     records[rank].available_bytes = rank < 2 ? 1_GiB : 60_MiB;
   };
   set(0, 1, 0);

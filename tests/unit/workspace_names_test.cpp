@@ -78,9 +78,9 @@ TEST_CASE("fresh names differ, and tell this process") {
 }
 
 TEST_CASE("names of a file group") {
-  CHECK(number_behind(round_name(2, 7, 3, 128), round_prefix(2, 7, 3)) == 128);
-  CHECK(!number_behind(round_name(2, 7, 31, 128), round_prefix(2, 7, 3)));
-  CHECK(number_behind(message_name(0, 1, 2, {sync::Subject::exchange, 3}, 0),
+  CHECK(number_behind(numbered(round_prefix(2, 7, 3), 128), round_prefix(2, 7, 3)) == 128);
+  CHECK(!number_behind(numbered(round_prefix(2, 7, 31), 128), round_prefix(2, 7, 3)));
+  CHECK(number_behind(numbered(message_prefix(0, 1, 2, {sync::Subject::exchange, 3}), 0),
                       message_prefix(0, 1, 2, {sync::Subject::exchange, 3})) == 0);
   CHECK(!number_behind("g0.all-1-", all_prefix(0, 1)));
   const PulseName pulse{5, 6, 7, "gather: round 1"};
@@ -116,8 +116,9 @@ TEST_CASE("names of a file group") {
     CHECK(!is_group_file(file));
   }
   for (const std::string& file :
-       {member_name(3, somebody()), beat_name(1, 2), gone_name(1), pulse_name(1, 2, pulse), round_name(2, 7, 3, 128),
-        all_name(1, 2, 3), message_name(0, 1, 2, {}, 3), failed_name(1), left_name(1, 2), growing_name(), probe_name()})
+       {member_name(3, somebody()), numbered(beat_prefix(1), 2), gone_name(1), pulse_name(1, 2, pulse),
+        numbered(round_prefix(2, 7, 3), 128), numbered(all_prefix(1, 2), 3), numbered(message_prefix(0, 1, 2, {}), 3),
+        failed_name(1), left_name(1, 2), growing_name(), probe_name()})
     CHECK_MESSAGE(is_group_file(file), file);
   for (const std::string file :
        {"notes.txt", "member-x", "g1.notes", "g1.failed.txt", "gone-home", "muster-workspace.json"}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of a family, and its end; the numbers are those of family.hpp.
+// Messages of a context, and its end; the numbers are those of context.hpp.
 
-#include "src/mpi/family.hpp"
+#include "src/mpi/context.hpp"
 
 #include <fmt/core.h>
 
@@ -10,7 +10,6 @@
 #include <iterator>
 
 #include "muster/log.hpp"
-#include "src/base/fixed_text.hpp"
 
 namespace muster::mpi {
 namespace {
@@ -31,45 +30,28 @@ constexpr milliseconds patience_after_failure{2000};
 }  // namespace
 
 Control failure_notice(int from, int group, const Error& cause) {
-  Control notice{.kind = ControlKind::failure,
-                 .from = from,
-                 .group = group,
-                 .error_kind = static_cast<std::int32_t>(cause.kind()),
-                 .error_rank = cause.rank().value_or(-1),
-                 .os_error = cause.os_error(),
-                 .has_pid = cause.pid() ? 1 : 0,
-                 .pid = cause.pid().value_or(0)};
-  put_text(notice.host, cause.host());
-  put_text(notice.text, cause.what());
+  Control notice{.kind = ControlKind::failure, .from = from, .group = group};
+  notice.error.put(cause);
   return notice;
 }
 
-Error to_error(const Control& notice) {
-  ErrorDetails details;
-  if (notice.error_rank >= 0) details.rank = notice.error_rank;
-  if (notice.has_pid != 0) details.pid = notice.pid;
-  details.host = get_text(notice.host);
-  details.os_error = notice.os_error;
-  return Error(static_cast<ErrorKind>(notice.error_kind), get_text(notice.text), std::move(details));
-}
-
-Family::Family(std::shared_ptr<Comm> comm, MpiThreads threads, milliseconds timeout)
+Context::Context(std::shared_ptr<Comm> comm, MpiThreads threads, milliseconds timeout)
     : comm_(std::move(comm)),
       rank_(comm_->rank()),
       size_(comm_->size()),
       threads_(threads),
       timeout_(timeout),
       thread_(std::this_thread::get_id()),
-      has_said_farewell_(static_cast<std::size_t>(size_)) {
+      has_disconnected_(static_cast<std::size_t>(size_)) {
   open_inbox();
 }
 
-bool Family::may_call_mpi() const noexcept {
+bool Context::may_call_mpi() const noexcept {
   if (stage_.load(std::memory_order_relaxed) >= Stage::closed || !is_running()) return false;
   return threads_ == MpiThreads::all || std::this_thread::get_id() == thread_.load(std::memory_order_relaxed);
 }
 
-void Family::enter() {
+void Context::enter() {
   if (must_rest()) throw Error(ErrorKind::unsupported, resting_words, {.rank = rank_});
   if (!is_running() || is_retired())
     throw Error(ErrorKind::argument,
@@ -83,11 +65,11 @@ void Family::enter() {
         {.rank = rank_});
 }
 
-void Family::take_over() noexcept {
+void Context::take_over() noexcept {
   if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
 }
 
-void Family::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
+void Context::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
   const auto hold = lock();
   ranks_ = std::move(ranks);
   for (const int rank : hosts.here())
@@ -98,53 +80,53 @@ void Family::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
   has_other_hosts_.store(true);
 }
 
-int Family::next_number() noexcept {
+int Context::next_number() noexcept {
   const auto hold = lock();
   return next_number_++;
 }
 
-bool Family::take_number(int number) noexcept {
+bool Context::take_number(int number) noexcept {
   const auto hold = lock();
   if (number < next_number_) return false;
   next_number_ = number + 1;
   return true;
 }
 
-void Family::enroll(int number, Listener& group) {
+void Context::add_group(int number, Listener& group) {
   const auto hold = lock();
   groups_.emplace(number, &group);
 }
 
-void Family::resign(int number) noexcept {
+void Context::remove_group(int number) noexcept {
   const auto hold = lock();
   groups_.erase(number);
   if (groups_.empty()) retire();
 }
 
-void Family::adopt(int to, Pending send) {
+void Context::adopt(int to, Pending send) {
   const auto hold = lock();
   adopted_.push_back({to, std::move(send)});
 }
 
-void Family::retire() noexcept {
+void Context::retire() noexcept {
   const auto hold = lock();
   if (is_retired()) return;
-  stage_.store(Stage::saying);
+  stage_.store(Stage::disconnecting);
   try {
     // Step 2.
-    if (rank_ != 0) tell(0, {.kind = ControlKind::farewell, .from = rank_});
+    if (rank_ != 0) tell(0, {.kind = ControlKind::disconnect, .from = rank_});
   } catch (const std::exception& error) {
     give_up(error.what());
   }
 }
 
-void Family::open_inbox() {
+void Context::open_inbox() {
   if (!inbox_memory_) inbox_memory_ = std::make_shared<Control>();
   inbox_ = start_receive(comm(), MPI_ANY_SOURCE, control_tag, std::as_writable_bytes(std::span(inbox_memory_.get(), 1)),
                          inbox_memory_);
 }
 
-void Family::tell(int rank, const Control& control) {
+void Context::tell(int rank, const Control& control) {
   const auto hold = lock();
   if (!may_call_mpi()) {
     outbox_.emplace_back(rank, control);
@@ -160,7 +142,7 @@ void Family::tell(int rank, const Control& control) {
 }
 
 template <class Call>
-bool Family::reach(int rank, const Call& call) {
+bool Context::reach(int rank, const Call& call) {
   try {
     return call();
   } catch (const Error& error) {
@@ -170,7 +152,7 @@ bool Family::reach(int rank, const Call& call) {
   return true;
 }
 
-void Family::pump() {
+void Context::pump() {
   if (!may_call_mpi()) return;
   const auto hold = lock();
   if (has_ended()) return;
@@ -187,7 +169,7 @@ void Family::pump() {
   for (const auto& [owner, hook] : hooks_) hook();
 }
 
-void Family::try_pump() noexcept {
+void Context::try_pump() noexcept {
   try {
     pump();
   } catch (const std::exception&) {
@@ -195,21 +177,21 @@ void Family::try_pump() noexcept {
   }
 }
 
-void Family::add_hook(const void* owner, std::function<void()> hook) {
+void Context::add_hook(const void* owner, std::function<void()> hook) {
   const auto hold = lock();
   hooks_[owner] = std::move(hook);
 }
 
-void Family::remove_hook(const void* owner) {
+void Context::remove_hook(const void* owner) {
   const auto hold = lock();
   hooks_.erase(owner);
 }
 
-Clock::duration Family::since_pumped() const noexcept {
+Clock::duration Context::since_pumped() const noexcept {
   return Clock::now().time_since_epoch() - Clock::duration(pumped_.load(std::memory_order_relaxed));
 }
 
-void Family::flush(milliseconds longest) {
+void Context::flush(milliseconds longest) {
   const Clock::time_point until = Clock::now() + longest;
   for (;;) {
     pump();
@@ -222,12 +204,12 @@ void Family::flush(milliseconds longest) {
   }
 }
 
-void Family::take(const Control& control) {
+void Context::take(const Control& control) {
   if (control.from < 0 || control.from >= size_) return;
-  if (control.kind == ControlKind::farewell) {
+  if (control.kind == ControlKind::disconnect) {
     const auto from = static_cast<std::size_t>(control.from);
-    if (!has_said_farewell_[from]) ++farewells_;
-    has_said_farewell_[from] = true;
+    if (!has_disconnected_[from]) ++disconnected_;
+    has_disconnected_[from] = true;
     return;
   }
   if (control.kind == ControlKind::died) {
@@ -237,7 +219,7 @@ void Family::take(const Control& control) {
   }
   if (control.group == every_group) {
     // Groups that there still are go on.
-    const std::string why = to_error(control).what();
+    const std::string why = control.error.get().what();
     if (is_retired())
       give_up(why);
     else
@@ -255,14 +237,14 @@ void Family::take(const Control& control) {
   tell(control.from, {.kind = ControlKind::answer, .from = rank_, .group = control.group, .has_left = 1});
 }
 
-void Family::end_groups() noexcept {
+void Context::end_groups() noexcept {
   const auto hold = lock();
   for (const auto& [number, group] : groups_) group->end();
   groups_.clear();
   retire();
 }
 
-void Family::advance() noexcept {
+void Context::advance() noexcept {
   const auto hold = lock();
   if (!is_retired() || has_ended() || !may_call_mpi()) return;
   try {
@@ -277,29 +259,29 @@ void Family::advance() noexcept {
   }
 }
 
-void Family::step() {
+void Context::step() {
   switch (stage_.load()) {
-    case Stage::saying:
+    case Stage::disconnecting:
       // Step 3.
-      if (!sends_.empty() || !outbox_.empty() || (rank_ == 0 && farewells_ != size_ - 1)) return;
+      if (!sends_.empty() || !outbox_.empty() || (rank_ == 0 && disconnected_ != size_ - 1)) return;
       start_barrier();
-      stage_.store(Stage::meeting);
+      stage_.store(Stage::first_barrier);
       return;
-    case Stage::meeting:
-      if (barrier_.test()) stage_.store(Stage::settling);
+    case Stage::first_barrier:
+      if (barrier_.test()) stage_.store(Stage::draining);
       return;
-    case Stage::settling:
+    case Stage::draining:
       // Step 4.
       sweep();
       if (!sends_.empty() || !adopted_.empty()) return;
       start_barrier();
-      parting_since_ = Clock::now();
-      stage_.store(Stage::parting);
+      second_barrier_since_ = Clock::now();
+      stage_.store(Stage::second_barrier);
       return;
-    case Stage::parting:
+    case Stage::second_barrier:
       sweep();
       if (!barrier_.test()) return;
-      parting_took_ = Clock::now() - parting_since_;
+      second_barrier_took_ = Clock::now() - second_barrier_since_;
       // Step 5.
       inbox_.cancel();
       sweep();
@@ -313,15 +295,15 @@ void Family::step() {
   }
 }
 
-void Family::start_barrier() {
-  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (family.hpp).
+void Context::start_barrier() {
+  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (context.hpp).
   const auto word = std::make_shared<std::array<int, 2>>();
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Iallreduce(word->data(), word->data() + 1, 1, MPI_INT, MPI_MAX, comm().get(), &request), "parting");
+  check(MPI_Iallreduce(word->data(), word->data() + 1, 1, MPI_INT, MPI_MAX, comm().get(), &request), "disconnecting");
   barrier_ = Pending(request, word);
 }
 
-void Family::sweep() {
+void Context::sweep() {
   for (;;) {
     Found found;
     if (!found.look(comm(), MPI_ANY_SOURCE, MPI_ANY_TAG)) return;
@@ -334,13 +316,13 @@ void Family::sweep() {
   }
 }
 
-milliseconds Family::rest() const noexcept {
+milliseconds Context::rest() const noexcept {
   if (!has_other_hosts()) return milliseconds(0);
-  // Where ranks wait for cores, the others hear late that all have parted.
-  return std::clamp(std::chrono::duration_cast<milliseconds>(10 * parting_took_), shortest_rest, longest_rest);
+  // Where ranks wait for cores, the others hear late that the second barrier is through.
+  return std::clamp(std::chrono::duration_cast<milliseconds>(10 * second_barrier_took_), shortest_rest, longest_rest);
 }
 
-void Family::look_for_the_dead() {
+void Context::look_for_the_dead() {
   const auto hold = lock();
   const Clock::time_point now = Clock::now();
   if (now - looked_ < milliseconds(20)) return;
@@ -356,23 +338,23 @@ void Family::look_for_the_dead() {
   });
 }
 
-std::string Family::name_of(int rank) const {
+std::string Context::name_of(int rank) const {
   return ranks_.empty() ? fmt::format("rank {}", rank) : sync::name_of(ranks_[static_cast<std::size_t>(rank)]);
 }
 
-std::string Family::missing() const {
+std::string Context::missing() const {
   if (rank_ != 0) return sends_.empty() ? "the ranks that " + name_of(0) + " waits for" : name_of(0);
   constexpr int most = 8;
   std::string names;
   int count = 0;
   for (int rank = 1; rank < size_; ++rank)
-    if (!has_said_farewell_[static_cast<std::size_t>(rank)] && ++count <= most)
+    if (!has_disconnected_[static_cast<std::size_t>(rank)] && ++count <= most)
       names += (names.empty() ? "" : ", ") + name_of(rank);
   if (count > most) names += fmt::format(" and {} more", count - most);
   return names.empty() ? "the others" : names;
 }
 
-void Family::give_up_after(Clock::duration waited) noexcept {
+void Context::give_up_after(Clock::duration waited) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
   // Rank 0 knows more: its words come first.
@@ -382,7 +364,7 @@ void Family::give_up_after(Clock::duration waited) noexcept {
                       missing()));
 }
 
-void Family::warn_others(const std::string& why) {
+void Context::warn_others(const std::string& why) {
   if (failed_.exchange(true) || !may_call_mpi()) return;
   const Control notice = failure_notice(rank_, every_group, Error(ErrorKind::peer_lost, why));
   for (int other = 0; other < size_; ++other)
@@ -390,7 +372,7 @@ void Family::warn_others(const std::string& why) {
   flush(milliseconds(100));
 }
 
-void Family::give_up(const std::string& why) noexcept {
+void Context::give_up(const std::string& why) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
   try {

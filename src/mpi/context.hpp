@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Family: what a group made of a communicator and its duplicates have in common: the communicator, the small messages
+// Context: what a group made of a communicator and its duplicates have in common: the communicator, the small messages
 // between rounds (Control: who has failed, who has left, whether somebody moves), and how all of it ends.
 //
 // MPI wants every message to be received before it ends, and waits in MPI_Finalize for ranks that will never come. So a
-// family ends when its last group is gone, or when MPI_Finalize begins:
+// context ends when its last group is gone, or when MPI_Finalize begins:
 //  1. Control messages, but for those of failures, are sent such that they have finished only when they are received
 //     (MPI_Issend): who has none open has nothing on its way.
-//  2. Who has no group any more says farewell to rank 0.
-//  3. Rank 0, which knows who is missing, enters a barrier when all have said farewell; the others enter it at once.
+//  2. Who has no group any more tells rank 0 that it disconnects.
+//  3. Rank 0, which knows who is missing, enters a barrier when all have said so; the others enter it at once.
 //  4. When it is through, nobody asks anybody any more, and messages that have not been received are dropped. So what
 //     was sent meanwhile finishes; a second barrier says that all has.
 //  5. The receive that nobody will answer is taken back, what a failure left behind is dropped, the communicator is
@@ -17,14 +17,14 @@
 // itself waits, with a deadline: a callback that it makes before it does anything else (an attribute of MPI_COMM_SELF)
 // ends all groups that still are, and waits until all ranks' have (end_all).
 //
-// MPICH 4.0 over UCX and TCP has a race in MPI_Finalize: a rank takes leave of each other one that it has ever sent to
-// and waits for its answer, but one that has had all its own answers gives no more. Who takes leave too late, or of a
-// rank that need not take leave of it, is left waiting for ever: programs of ten lines hang at one end in three. Ranks
+// MPICH 4.0 over UCX and TCP has a race in MPI_Finalize: a rank asks each other one that it has ever sent to for a
+// disconnection and waits for its answer, but one that has had all its own answers gives no more. Who asks too late, or
+// asks a rank that has nothing to ask of it, waits for ever: programs of ten lines hang at one end in three. Ranks
 // answer whenever they call MPI. So where there are several hosts
 //  - whoever sends to a rank of another host is sent to by it, too: collective operations are those whose messages go
 //    both ways between two ranks;
-//  - when all have parted, all leave MPI alone for a while: the last one hears of it meanwhile, and when they go on
-//    nobody has answered a leave before taking his own.
+//  - after the second barrier all leave MPI alone for a while: the last one hears of it meanwhile, and when they go on
+//    nobody has answered before it has asked itself.
 
 #include <array>
 #include <atomic>
@@ -40,6 +40,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/base/written.hpp"
 #include "src/mpi/calls.hpp"
 #include "src/mpi/hosts.hpp"
 #include "src/sync/failing.hpp"
@@ -48,12 +49,12 @@
 namespace muster::mpi {
 
 enum class ControlKind : std::uint32_t {
-  failure = 1,   ///< the group has failed: why
-  left = 2,      ///< the sender has left the group
-  ask = 3,       ///< a rank that waits asks whether the receiver moves
-  answer = 4,    ///< to that
-  died = 6,      ///< the sender has seen that a rank of its host is dead
-  farewell = 5,  ///< the sender has no group of this communicator any more
+  failure = 1,     ///< the group has failed: why
+  left = 2,        ///< the sender has left the group
+  ask = 3,         ///< a rank that waits asks whether the receiver moves
+  answer = 4,      ///< to that
+  died = 6,        ///< the sender has seen that a rank of its host is dead
+  disconnect = 5,  ///< the sender has no group of this communicator any more
 };
 
 /// Instead of a group's number: all groups of the communicator.
@@ -69,43 +70,36 @@ struct Control {
   std::int32_t waits_for = -1;  ///< the rank that it waits for itself
   std::int32_t has_left = 0;    ///< the group that was asked about
   std::array<char, 48> phase{};
-  // Of a failure.
-  std::int32_t error_kind = 0;
-  std::int32_t error_rank = -1;
-  std::int32_t os_error = 0;
-  std::int32_t has_pid = 0;
-  std::int64_t pid = 0;
-  std::array<char, 128> host{};
-  std::array<char, 1792> text{};
+  WrittenError<1600> error = {};  ///< of a failure
 };
 static_assert(std::is_trivially_copyable_v<Control> && sizeof(Control) <= 2048);
 
+/// Of all groups, or of one.
 Control failure_notice(int from, int group, const Error& cause);
-Error to_error(const Control& notice);
 
 using sync::error_of;
 using sync::name_of;
 
 /// Which threads MPI may be called from.
 enum class MpiThreads : std::uint8_t {
-  one,   ///< the one that made the family (MPI_THREAD_SINGLE, FUNNELED)
+  one,   ///< the one that made the context (MPI_THREAD_SINGLE, FUNNELED)
   each,  ///< one at a time: whoever uses the group (MPI_THREAD_SERIALIZED)
   all,   ///< MPI_THREAD_MULTIPLE
 };
 
-/// A group of the family, as control messages reach it.
+/// A group of the context, as control messages reach it.
 class Listener {
  public:
   virtual ~Listener() = default;
-  /// Called with the family locked.
+  /// Called with the context locked.
   virtual void take(const Control& control) = 0;
   /// MPI ends: the group cannot be used any more. Tells others that this rank has left.
   virtual void end() noexcept = 0;
 };
 
-class Family : public std::enable_shared_from_this<Family> {
+class Context : public std::enable_shared_from_this<Context> {
  public:
-  Family(std::shared_ptr<Comm> comm, MpiThreads threads, std::chrono::milliseconds timeout);
+  Context(std::shared_ptr<Comm> comm, MpiThreads threads, std::chrono::milliseconds timeout);
 
   [[nodiscard]] const Comm& comm() const noexcept { return *comm_; }
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -127,13 +121,13 @@ class Family : public std::enable_shared_from_this<Family> {
   /// The same, for a number that another rank has given. False if it may have been given here: threads that make
   /// several groups at once do so in another order on each rank.
   [[nodiscard]] bool take_number(int number) noexcept;
-  void enroll(int number, Listener& group);
-  /// The last one begins the end of the family.
-  void resign(int number) noexcept;
+  void add_group(int number, Listener& group);
+  /// The last one begins the end of the context.
+  void remove_group(int number) noexcept;
   /// No group came to be.
   void retire() noexcept;
 
-  /// A send of a group, which may be gone before it has finished: MPI goes on with it whenever the family does.
+  /// A send of a group, which may be gone before it has finished: MPI goes on with it whenever the context does.
   void adopt(int to, Pending send);
   /// Sent at once where MPI may be called, else by the thread that may.
   void tell(int rank, const Control& control);
@@ -175,18 +169,18 @@ class Family : public std::enable_shared_from_this<Family> {
   /// Data of a route is under way: waits on this host let MPI go on more often while one of these lives.
   class UnderWay {
    public:
-    explicit UnderWay(Family& family) noexcept : family_(family) { family_.under_way_.fetch_add(1); }
-    ~UnderWay() { family_.under_way_.fetch_sub(1); }
+    explicit UnderWay(Context& context) noexcept : context_(context) { context_.under_way_.fetch_add(1); }
+    ~UnderWay() { context_.under_way_.fetch_sub(1); }
     UnderWay(const UnderWay&) = delete;
     UnderWay& operator=(const UnderWay&) = delete;
 
    private:
-    Family& family_;
+    Context& context_;
   };
   [[nodiscard]] bool is_under_way() const noexcept { return under_way_.load(std::memory_order_relaxed) != 0; }
 
  private:
-  enum class Stage : std::uint8_t { used, saying, meeting, settling, parting, closed, given_up };
+  enum class Stage : std::uint8_t { used, disconnecting, first_barrier, draining, second_barrier, closed, given_up };
 
   struct Sent {
     int to = 0;
@@ -217,8 +211,8 @@ class Family : public std::enable_shared_from_this<Family> {
   std::atomic<int> under_way_{0};
   std::atomic<bool> failed_{false};
   std::atomic<bool> has_other_hosts_{false};
-  std::chrono::steady_clock::time_point parting_since_{};
-  std::chrono::steady_clock::duration parting_took_{};
+  std::chrono::steady_clock::time_point second_barrier_since_{};
+  std::chrono::steady_clock::duration second_barrier_took_{};
   std::atomic<Stage> stage_{Stage::used};
   std::atomic<std::int64_t> pumped_{0};
 
@@ -235,17 +229,17 @@ class Family : public std::enable_shared_from_this<Family> {
   std::vector<RankInfo> ranks_;
   std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;  // that live, as far as is known
   std::vector<int> told_;                                                // on other hosts
-  std::vector<bool> has_said_farewell_;
-  int farewells_ = 0;
+  std::vector<bool> has_disconnected_;
+  int disconnected_ = 0;
   Pending barrier_;
   std::optional<std::chrono::steady_clock::time_point> death_seen_;
   int dead_ = -1;  // the first that was seen
   std::chrono::steady_clock::time_point looked_{};
 };
 
-// All families of this process (mpi_world.cpp).
+// All contexts of this process (mpi_world.cpp).
 
-/// Lets families without groups get on with their end. Never waits. Called by a thread that may call MPI now.
+/// Lets contexts without groups get on with their end. Never waits. Called by a thread that may call MPI now.
 void advance_endings() noexcept;
 /// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; 2 s if one has
 /// failed, or if a rank of this host is dead. Returns whether all have ended in order: then MPI_Finalize returns, if
