@@ -14,7 +14,7 @@
 #include <numeric>
 #include <string>
 
-#include "src/base/fixed_text.hpp"
+#include "src/base/written.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/collectives/packed_config.hpp"
 #include "src/merge/reduce.hpp"
