@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
-#include <map>
 #include <memory>
 #include <system_error>
 
@@ -30,7 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view model_prefix = "model";
-constexpr std::string_view shard_prefix = "rank";
 constexpr int deepest_folder = 32;
 constexpr std::size_t largest_config = std::size_t{64} << 20;
 constexpr std::size_t copy_piece = std::size_t{8} << 20;

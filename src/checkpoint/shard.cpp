@@ -80,17 +80,17 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   CarriedFiles carried = carried_files(model_dir, options.carry);
   const std::shared_ptr<SyncGroup> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);
-  std::vector<FileTarget> targets;
-  for (const FilePlan& file : assembly.files) targets.push_back(grow_file(output.partial(), file));
+  ProcessWork& work = assembly.processes.front();
+  for (const FilePlan& file : assembly.files) work.targets.push_back(grow_file(output.partial(), file));
   ProgressCounter counter(options.progress, assembly.bytes);
   std::uint64_t before = 0;
   std::function<void(std::uint64_t)> progress;
   if (options.progress) progress = [&](std::uint64_t bytes) { counter.add(bytes - std::exchange(before, bytes)); };
   assemble(
-      *group, assembly.processes.front(), *job.source, targets, {window_bytes},
+      *group, work, *job.source, {},
       [&](std::uint32_t file) {
-        add_piece_checksums(assembly.files[file], targets[file].place, [&] { go_on(*group); });
-        finish_file(assembly.files[file], targets[file]);
+        add_piece_checksums(assembly.files[file], work.targets[file].place, [&] { go_on(*group); });
+        finish_file(assembly.files[file], work.targets[file]);
       },
       progress);
   copy_carried_files(model_dir, output.partial(), carried.names, [&] { go_on(*group); });
@@ -200,16 +200,12 @@ int count_shards(const std::string& shards_dir, const std::string& job) {
     return workspace::choose_states(shards_dir, {.job = job}).world_size;
   std::set<int> sizes;
   std::set<int> found;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(shards_dir, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const auto name = parse_shard_file_name(entry->path().filename().string());
+  for (const std::string& file : files_in(shards_dir)) {
+    const auto name = parse_shard_file_name(file);
     if (!name) continue;
     sizes.insert(name->ranks);
     found.insert(name->rank);
   }
-  if (error)
-    throw file_error(ErrorKind::not_found, "reading the shards in", shards_dir, error.message(), error.value());
   if (sizes.empty())
     throw Error(ErrorKind::not_found,
                 fmt::format("{} has no shards (rank-00000-of-0000N.safetensors); muster shard makes some",
