@@ -116,23 +116,6 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
   }
 }
 
-/// Files that go again unless all is well.
-class Undo {
- public:
-  Undo() = default;
-  Undo(const Undo&) = delete;
-  Undo& operator=(const Undo&) = delete;
-  ~Undo() {
-    std::error_code error;
-    for (const std::string& path : paths_) std::filesystem::remove(path, error);
-  }
-  void add(std::string path) { paths_.push_back(std::move(path)); }
-  void forget() noexcept { paths_.clear(); }
-
- private:
-  std::vector<std::string> paths_;
-};
-
 // A model's shards as the states of a job in a workspace.
 //
 //  1. Files that are no weights are compared with those of the same names in the workspace.
@@ -148,32 +131,36 @@ void write_states(ShardJob& job, const std::string& model_dir, const std::string
   job.report.job = workspace::job_text(nonce);
   ProgressCounter progress(options.progress, job.report.bytes_written, options.stop);
   const int world_size = static_cast<int>(job.outputs.files.size());
-  Undo undo;
+  std::vector<std::string> made;  // goes again unless all is well
   workspace::sweep_dead(workspace);
-  for (int rank = 0; rank < world_size; ++rank) {
-    OutputFile& shard = job.outputs.files[static_cast<std::size_t>(rank)];
-    // States have checksums of their own.
-    shard.metadata.erase(std::string(piece_checksums_key));
-    const std::string name = workspace::file_name({.kind = workspace::NameKind::state,
-                                                   .job = job.report.job,
-                                                   .rank = rank,
-                                                   .world_size = world_size,
-                                                   .generation = 1});
-    const StateFileOptions state{
-        .info = {nonce, 1, rank, world_size}, .zstd_level = options.zstd_level, .temporary = workspace::growing_name()};
-    const std::string target = join_path(workspace, name);
-    // The directory may be what could not be synced: then the name is there, too.
-    undo.add(target);
-    const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
-    write_state_file(tensors, target, config_from_metadata(shard.metadata), state, progress);
-  }
-  for (const std::string& name : carried.names) {
+  try {
+    for (int rank = 0; rank < world_size; ++rank) {
+      OutputFile& shard = job.outputs.files[static_cast<std::size_t>(rank)];
+      // States have checksums of their own.
+      shard.metadata.erase(std::string(piece_checksums_key));
+      const std::string name = workspace::file_name({.kind = workspace::NameKind::state,
+                                                     .job = job.report.job,
+                                                     .rank = rank,
+                                                     .world_size = world_size,
+                                                     .generation = 1});
+      const StateFileOptions state{.info = {nonce, 1, rank, world_size},
+                                   .zstd_level = options.zstd_level,
+                                   .temporary = workspace::growing_name()};
+      // The directory may be what could not be synced: then the name is there, too.
+      made.push_back(join_path(workspace, name));
+      const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
+      write_state_file(tensors, made.back(), config_from_metadata(shard.metadata), state, progress);
+    }
+    for (const std::string& name : carried.names) {
+      std::error_code error;
+      if (!std::filesystem::exists(join_path(workspace, name), error)) made.push_back(join_path(workspace, name));
+    }
+    copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
+  } catch (...) {
     std::error_code error;
-    const std::string target = join_path(workspace, name);
-    if (!std::filesystem::exists(target, error)) undo.add(target);
+    for (const std::string& file : made) std::filesystem::remove(file, error);
+    throw;
   }
-  copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
-  undo.forget();
   job.report.left = std::move(carried.left);
 }
 

@@ -16,20 +16,28 @@
 namespace muster::inspect {
 namespace {
 
-/// "ranks 0-3: BF16 [32, 64]", or each shape if they differ.
+/// "rank 1", "ranks 0, 2-5".
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    out += (out.empty() ? "" : ", ") + fmt::to_string(ranks[i]);
+    if (end - i > 1) out += fmt::format("-{}", ranks[end - 1]);
+    i = end;
+  }
+  return fmt::format("rank{} {}", plural(ranks.size()), out);
+}
+
+/// "ranks 0-3 BF16 [32, 64]", or each shape if they differ.
 std::string sources_text(const AccountedTensor& tensor) {
   std::string text;
-  for (std::size_t begin = 0; begin < tensor.sources.size();) {
-    std::size_t end = begin + 1;
-    while (end < tensor.sources.size() && tensor.sources[end].spec == tensor.sources[begin].spec &&
-           tensor.sources[end].rank == tensor.sources[end - 1].rank + 1)
-      ++end;
-    const int first = tensor.sources[begin].rank;
-    const int last = tensor.sources[end - 1].rank;
-    text += fmt::format("{}{} {}", text.empty() ? "" : "; ",
-                        first == last ? fmt::format("rank {}", first) : fmt::format("ranks {}-{}", first, last),
-                        to_string(tensor.sources[begin].spec));
-    begin = end;
+  for (auto begin = tensor.sources.begin(); begin != tensor.sources.end();) {
+    const TensorSpec& spec = begin->spec;
+    std::vector<int> ranks;
+    for (; begin != tensor.sources.end() && begin->spec == spec; ++begin) ranks.push_back(begin->rank);
+    std::ranges::sort(ranks);
+    text += fmt::format("{}{} {}", text.empty() ? "" : "; ", ranks_text(ranks), to_string(spec));
   }
   return text;
 }
@@ -81,19 +89,6 @@ std::string_view kind_text(const SurveyEntry& entry) {
   return entry.name ? workspace::to_string(entry.name->kind) : "other";
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  // Runs of neighbours as "2-5".
-  std::string out;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    out += (out.empty() ? "" : ", ") + fmt::to_string(ranks[i]);
-    if (end - i > 1) out += fmt::format("-{}", ranks[end - 1]);
-    i = end;
-  }
-  return out;
-}
-
 std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& style) {
   const std::chrono::seconds age = age_of(job.changed, now);
   const std::string line = fmt::format("job {}: {}, {}, newest {}{}\n", job.nonce,
@@ -104,10 +99,7 @@ std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& st
            coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", *job.common_generation)) +
            "\n";
   if (!job.missing_ranks.empty())
-    return line +
-           coloured(style, Colour::bad,
-                    fmt::format("no complete state of rank{} {}", plural(job.missing_ranks.size()),
-                                ranks_text(job.missing_ranks))) +
+    return line + coloured(style, Colour::bad, fmt::format("no complete state of {}", ranks_text(job.missing_ranks))) +
            "\n";
   return line + coloured(style, Colour::warning, "no generation is complete on all ranks") + "\n";
 }
