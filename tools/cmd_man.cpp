@@ -102,8 +102,8 @@ std::string all_names(const Options& options) {
 
 /// bash: what completes a value.
 std::string bash_action(const CLI::Option& option) {
-  const std::string words = fmt::format("COMPREPLY{}=($(compgen -W '{}' -- \"$current\"))", is_path(option) ? "+" : "",
-                                        fmt::join(words_of(option), " "));
+  std::string words = fmt::format("COMPREPLY{}=($(compgen -W '{}' -- \"$current\"))", is_path(option) ? "+" : "",
+                                  fmt::join(words_of(option), " "));
   if (!is_path(option)) return words;
   return "_muster_paths \"$current\"" + (words_of(option).empty() ? "" : "; " + words);
 }

@@ -39,6 +39,7 @@ class Builder {
       groups[found->second].push_back(place);
     }
     std::vector<NameNode> out;
+    out.reserve(groups.size());
     for (const std::vector<std::size_t>& group : groups) out.push_back(node(group, begin, depth));
     if (folds_) fold(out);
     return out;
