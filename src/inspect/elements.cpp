@@ -118,6 +118,19 @@ void note(ValueDifference& difference, DType dtype, std::uint64_t x, std::uint64
   if (std::isinf(apart)) difference.relative = infinity;
 }
 
+/// Values whose bits are a Word.
+template <class Word>
+void compare(ValueDifference& difference, DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
+  for (std::size_t at = 0; at + sizeof(Word) <= std::min(a.size(), b.size()); at += sizeof(Word)) {
+    Word x{};
+    Word y{};
+    // Files of other hands need not be aligned.
+    std::memcpy(&x, a.data() + at, sizeof(Word));
+    std::memcpy(&y, b.data() + at, sizeof(Word));
+    note(difference, dtype, x, y);
+  }
+}
+
 }  // namespace
 
 DType value_dtype(DType dtype) noexcept {
@@ -290,16 +303,23 @@ void ValueDifference::add(const ValueDifference& other) noexcept {
 }
 
 ValueDifference compare_values(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
-  constexpr std::size_t run_bytes = 4096;
   ValueDifference difference;
-  for (std::size_t at = 0; at < a.size(); at += run_bytes) {
-    const std::span<const std::byte> x = a.subspan(at, std::min(run_bytes, a.size() - at));
-    const std::span<const std::byte> y = b.subspan(at, x.size());
-    // Where two models differ, most of them is the same.
-    if (std::memcmp(x.data(), y.data(), x.size()) == 0) continue;
-    const std::uint64_t values = values_in(dtype, x.size());
-    for (std::uint64_t i = 0; i < values; ++i)
-      note(difference, dtype, value_bits(dtype, x, i), value_bits(dtype, y, i));
+  switch (bits(value_dtype(dtype))) {
+    case 64:
+      compare<std::uint64_t>(difference, dtype, a, b);
+      break;
+    case 32:
+      compare<std::uint32_t>(difference, dtype, a, b);
+      break;
+    case 16:
+      compare<std::uint16_t>(difference, dtype, a, b);
+      break;
+    case 8:
+      compare<std::uint8_t>(difference, dtype, a, b);
+      break;
+    default:
+      for (std::uint64_t i = 0; i < values_in(dtype, std::min(a.size(), b.size())); ++i)
+        note(difference, dtype, value_bits(dtype, a, i), value_bits(dtype, b, i));
   }
   return difference;
 }
