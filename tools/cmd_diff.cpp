@@ -39,9 +39,9 @@ void add_diff_command(CLI::App& app, int& status) {
       "  muster diff shards/ model/ --plan auto\n"
       "  muster diff before.h5 workspace/ --rank 2");
   command->callback([arguments, &status] {
-    const inspect::DiffReport report = inspect::diff_models(arguments->a, arguments->b, arguments->source);
-    print(arguments->json ? inspect::json_report(inspect::diff_tree(report)) : inspect::diff_text(report));
-    status = report.is_same() ? 0 : 1;
+    const Config report = inspect::diff_models(arguments->a, arguments->b, arguments->source);
+    print(arguments->json ? inspect::json_report(report) : inspect::diff_text(report));
+    status = report.at("same").as_bool() ? 0 : 1;
   });
 }
 

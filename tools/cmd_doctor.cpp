@@ -418,13 +418,13 @@ std::string findings_text(const std::vector<Finding>& findings, const OutputStyl
 
 /// {"healthy", "checks": [{"name", "state", "value", "remedy"}]}.
 Config findings_tree(const std::vector<Finding>& findings, bool is_healthy) {
-  ConfigArray checks;
-  for (const Finding& finding : findings)
-    checks.push_back(Config::object({{"name", finding.name},
-                                     {"state", look_of(finding.health).word},
-                                     {"value", finding.value},
-                                     {"remedy", or_null(finding.remedy)}}));
-  return Config::object({{"healthy", is_healthy}, {"checks", std::move(checks)}});
+  const auto tree = [](const Finding& finding) {
+    return Config::object({{"name", finding.name},
+                           {"state", look_of(finding.health).word},
+                           {"value", finding.value},
+                           {"remedy", or_null(finding.remedy)}});
+  };
+  return Config::object({{"healthy", is_healthy}, {"checks", list_of(findings, tree)}});
 }
 
 /// Of a directory that is, or is to be, a workspace: a probe is made in it and removed.

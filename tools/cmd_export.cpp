@@ -59,10 +59,9 @@ std::string json_of(const ExportReport& report, Writers writers) {
                       {"windows", report.windows},
                       {"files_resumed", report.files_resumed},
                       {"seconds", report.seconds}});
-  ConfigArray left;
-  for (const LeftFile& file : report.left)
-    left.push_back(Config::object({{"file", file.name}, {"reason", file.reason}}));
-  json["not_carried"] = std::move(left);
+  json["not_carried"] = inspect::list_of(report.left, [](const LeftFile& file) {
+    return Config::object({{"file", file.name}, {"reason", file.reason}});
+  });
   return inspect::json_report(json);
 }
 

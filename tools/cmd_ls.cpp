@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/source.hpp"
@@ -29,12 +30,9 @@ struct ListArguments {
 bool is_for_survey(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return false;
-  if (workspace::is_workspace_directory(path)) return true;
-  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")) return false;
-  }
-  return true;
+  return workspace::is_workspace_directory(path) || std::ranges::none_of(files_in(path), [](const std::string& name) {
+           return is_weight_name(name) || is_index_name(name);
+         });
 }
 
 /// A workspace: its jobs, states and files.

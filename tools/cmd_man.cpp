@@ -21,21 +21,7 @@
 namespace muster::tools {
 namespace {
 
-struct OptionDescription {
-  std::vector<std::string> names;  ///< "-o", "--out"; none of a positional argument
-  std::string positional;          ///< its name
-  std::string type;                ///< "FILE|DIR"; empty for a flag
-  std::string help;
-  bool is_required = false;
-  bool takes_value = false;
-  bool is_repeated = false;
-
-  [[nodiscard]] bool is_positional() const noexcept { return !positional.empty(); }
-  /// The words of the type ("name|size"); what has capitals in it is a kind of values.
-  [[nodiscard]] std::vector<std::string> words() const;
-  /// Whether a path may stand there.
-  [[nodiscard]] bool is_path() const;
-};
+using Options = std::vector<const CLI::Option*>;
 
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -48,37 +34,53 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 /// Positional ones first, in their order.
-std::vector<OptionDescription> options_of(const CLI::App& app) {
-  std::vector<OptionDescription> options;
-  for (const CLI::Option* option : app.get_options()) {
-    OptionDescription& out = options.emplace_back();
-    for (const std::string& name : option->get_snames()) out.names.push_back("-" + name);
-    for (const std::string& name : option->get_lnames()) out.names.push_back("--" + name);
-    if (out.names.empty()) out.positional = option->get_name(true);
-    out.takes_value = option->get_type_size() != 0;
-    // Behind the colon CLI11 has what checks the value.
-    if (out.takes_value) out.type = split(option->get_type_name(), ':').front();
-    out.help = option->get_description();
-    out.is_required = option->get_required();
-    out.is_repeated = option->get_items_expected_max() > 1;
-    if (!option->get_default_str().empty() && out.takes_value) out.help += " [" + option->get_default_str() + "]";
-  }
+Options options_of(const CLI::App& app) {
+  Options options = app.get_options();
   std::stable_partition(options.begin(), options.end(),
-                        [](const OptionDescription& option) { return option.is_positional(); });
+                        [](const CLI::Option* option) { return option->get_positional(); });
   return options;
 }
 
-std::vector<std::string> OptionDescription::words() const {
-  std::vector<std::string> words = split(type, '|');
+/// "-o", "--out"; none of a positional argument.
+std::vector<std::string> names_of(const CLI::Option& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+bool takes_value(const CLI::Option& option) {
+  return option.get_type_size() != 0;
+}
+
+bool is_repeated(const CLI::Option& option) {
+  return option.get_items_expected_max() > 1;
+}
+
+/// "FILE|DIR"; empty for a flag.
+std::string type_of(const CLI::Option& option) {
+  // Behind the colon CLI11 has what checks the value.
+  return takes_value(option) ? split(option.get_type_name(), ':').front() : std::string();
+}
+
+std::string help_of(const CLI::Option& option) {
+  const std::string& otherwise = option.get_default_str();
+  return option.get_description() + (otherwise.empty() || !takes_value(option) ? "" : " [" + otherwise + "]");
+}
+
+/// The words of the type ("name|size"); what has capitals in it is a kind of values.
+std::vector<std::string> words_of(const CLI::Option& option) {
+  std::vector<std::string> words = split(type_of(option), '|');
   std::erase_if(words, [](const std::string& word) {
     return word.empty() || word.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != std::string::npos;
   });
   return words;
 }
 
-bool OptionDescription::is_path() const {
-  const std::vector<std::string> kinds = split(type, '|');
-  return std::any_of(kinds.begin(), kinds.end(), [](std::string_view kind) {
+/// Whether a path may stand there.
+bool is_path(const CLI::Option& option) {
+  const std::vector<std::string> kinds = split(type_of(option), '|');
+  return std::ranges::any_of(kinds, [](std::string_view kind) {
     return kind.find("FILE") != std::string_view::npos || kind.find("DIR") != std::string_view::npos ||
            kind.starts_with("WORKSPACE");
   });
@@ -91,19 +93,19 @@ std::vector<const CLI::App*> commands_of(const CLI::App& app) {
 
 // Completion.
 
-std::string all_names(const std::vector<OptionDescription>& options) {
+std::string all_names(const Options& options) {
   std::string out;
-  for (const OptionDescription& option : options)
-    for (const std::string& name : option.names) out += (out.empty() ? "" : " ") + name;
+  for (const CLI::Option* option : options)
+    for (const std::string& name : names_of(*option)) out += (out.empty() ? "" : " ") + name;
   return out;
 }
 
 /// bash: what completes a value.
-std::string bash_action(const OptionDescription& option) {
-  const std::string words = fmt::format("COMPREPLY{}=($(compgen -W '{}' -- \"$current\"))", option.is_path() ? "+" : "",
-                                        fmt::join(option.words(), " "));
-  if (!option.is_path()) return words;
-  return "_muster_paths \"$current\"" + (option.words().empty() ? "" : "; " + words);
+std::string bash_action(const CLI::Option& option) {
+  std::string words = fmt::format("COMPREPLY{}=($(compgen -W '{}' -- \"$current\"))", is_path(option) ? "+" : "",
+                                  fmt::join(words_of(option), " "));
+  if (!is_path(option)) return words;
+  return "_muster_paths \"$current\"" + (words_of(option).empty() ? "" : "; " + words);
 }
 
 std::string with_backslashes(const std::string& text, std::string_view characters) {
@@ -127,27 +129,28 @@ std::string zsh_quoted(const std::string& text) {
   return out + "'";
 }
 
-std::string zsh_action(const OptionDescription& option) {
-  const std::string words = fmt::format("({})", fmt::join(option.words(), " "));
-  if (!option.is_path()) return option.words().empty() ? " " : words;
-  return option.words().empty() ? "_files" : "_alternative \"words\\:word\\:" + words + "\" \"files\\:file\\:_files\"";
+std::string zsh_action(const CLI::Option& option) {
+  const std::string words = fmt::format("({})", fmt::join(words_of(option), " "));
+  if (!is_path(option)) return words_of(option).empty() ? " " : words;
+  return words_of(option).empty() ? "_files"
+                                  : "_alternative \"words\\:word\\:" + words + "\" \"files\\:file\\:_files\"";
 }
 
-void append_zsh_options(std::string& out, const std::vector<OptionDescription>& options, std::string_view indent) {
+void append_zsh_options(std::string& out, const Options& options, std::string_view indent) {
   std::size_t position = 0;
-  for (const OptionDescription& option : options) {
-    const std::string help = with_backslashes(option.help, "[]:\\");
-    const std::string message = with_backslashes(option.type.empty() ? option.positional : option.type, ":\\");
-    if (option.is_positional()) {
-      const std::string place = option.is_repeated ? "*" : fmt::to_string(++position);
+  for (const CLI::Option* option : options) {
+    const std::string help = with_backslashes(help_of(*option), "[]:\\");
+    const std::string message = with_backslashes(type_of(*option), ":\\");
+    if (option->get_positional()) {
+      const std::string place = is_repeated(*option) ? "*" : fmt::to_string(++position);
       fmt::format_to(std::back_inserter(out), "{}{} \\\n", indent,
-                     zsh_quoted(fmt::format("{}:{}:{}", place, message, zsh_action(option))));
+                     zsh_quoted(fmt::format("{}:{}:{}", place, message, zsh_action(*option))));
       continue;
     }
-    for (const std::string& name : option.names) {
+    for (const std::string& name : names_of(*option)) {
       // A long option's value may stand behind "=" or in the next word.
-      const std::string glue = option.takes_value && name.starts_with("--") ? "=" : "";
-      const std::string value = option.takes_value ? fmt::format(":{}:{}", message, zsh_action(option)) : "";
+      const std::string glue = takes_value(*option) && name.starts_with("--") ? "=" : "";
+      const std::string value = takes_value(*option) ? fmt::format(":{}:{}", message, zsh_action(*option)) : "";
       fmt::format_to(std::back_inserter(out), "{}{} \\\n", indent,
                      zsh_quoted(fmt::format("{}{}[{}]{}", name, glue, help, value)));
     }
@@ -178,21 +181,21 @@ std::string bash_completion(const CLI::App& app) {
   for (const CLI::App* command : commands_of(app)) {
     names += (names.empty() ? "" : " ") + command->get_name();
     fmt::format_to(std::back_inserter(out), "    {})\n      case $previous in\n", command->get_name());
-    const std::vector<OptionDescription> options = options_of(*command);
-    for (const OptionDescription& option : options) {
-      if (option.is_positional() || !option.takes_value) continue;
-      fmt::format_to(std::back_inserter(out), "        {}) {}; return ;;\n", fmt::join(option.names, " | "),
-                     bash_action(option));
+    const Options options = options_of(*command);
+    for (const CLI::Option* option : options) {
+      if (option->get_positional() || !takes_value(*option)) continue;
+      fmt::format_to(std::back_inserter(out), "        {}) {}; return ;;\n", fmt::join(names_of(*option), " | "),
+                     bash_action(*option));
     }
     fmt::format_to(std::back_inserter(out),
                    "      esac\n      case $current in\n"
                    "        -*) COMPREPLY=($(compgen -W '{}' -- \"$current\")) ;;\n",
                    all_names(options));
     // All positional arguments of a command are completed alike: as its first one that can be.
-    const OptionDescription* first = nullptr;
-    for (const OptionDescription& option : options)
-      if (first == nullptr && option.is_positional() && (option.is_path() || !option.words().empty())) first = &option;
-    if (first != nullptr) fmt::format_to(std::back_inserter(out), "        *) {} ;;\n", bash_action(*first));
+    const auto first = std::ranges::find_if(options, [](const CLI::Option* option) {
+      return option->get_positional() && (is_path(*option) || !words_of(*option).empty());
+    });
+    if (first != options.end()) fmt::format_to(std::back_inserter(out), "        *) {} ;;\n", bash_action(**first));
     out += "      esac ;;\n";
   }
   fmt::format_to(std::back_inserter(out),
@@ -263,21 +266,18 @@ std::string italic(std::string_view text) {
   return "\\fI" + roff(text) + "\\fR";
 }
 
-std::string usage_of(const OptionDescription& option) {
-  std::string type = italic(option.type);
-  if (option.is_repeated && !option.type.ends_with("...")) type += "...";
-  return option.is_required ? type : "[" + type + "]";
+std::string usage_of(const CLI::Option& option) {
+  std::string type = italic(type_of(option));
+  if (is_repeated(option) && !type_of(option).ends_with("...")) type += "...";
+  return option.get_required() ? type : "[" + type + "]";
 }
 
-void append_option(std::string& out, const OptionDescription& option) {
+void append_option(std::string& out, const CLI::Option& option) {
   out += ".TP\n";
   std::string head;
-  for (const std::string& name : option.names) head += (head.empty() ? "" : ", ") + bold(name);
-  if (option.is_positional())
-    head = italic(option.type);
-  else if (option.takes_value)
-    head += " " + italic(option.type);
-  fmt::format_to(std::back_inserter(out), "{}\n{}\n", head, roff(option.help));
+  for (const std::string& name : names_of(option)) head += (head.empty() ? "" : ", ") + bold(name);
+  if (takes_value(option)) head += (head.empty() ? "" : " ") + italic(type_of(option));
+  fmt::format_to(std::back_inserter(out), "{}\n{}\n", head, roff(help_of(option)));
 }
 
 /// Paragraphs are parted by empty lines; lines that are indented stay as they are.
@@ -316,19 +316,19 @@ std::string man_page(const CLI::App& app) {
                   app.get_name(), version(), roff(app.get_description()));
   for (const CLI::App* command : commands_of(app)) {
     std::string arguments;
-    for (const OptionDescription& option : options_of(*command))
-      if (option.is_positional()) arguments += " " + usage_of(option);
+    for (const CLI::Option* option : options_of(*command))
+      if (option->get_positional()) arguments += " " + usage_of(*option);
     fmt::format_to(std::back_inserter(out), "{} [{}]{}\n.br\n", bold(app.get_name() + " " + command->get_name()),
                    italic("OPTIONS"), arguments);
   }
   out += ".SH OPTIONS\n";
-  for (const OptionDescription& option : options_of(app)) append_option(out, option);
+  for (const CLI::Option* option : options_of(app)) append_option(out, *option);
   out += ".SH COMMANDS\n";
   for (const CLI::App* command : commands_of(app)) {
     fmt::format_to(std::back_inserter(out), ".SS {}\n{}.\n", roff(command->get_name()),
                    roff(command->get_description()));
-    for (const OptionDescription& option : options_of(*command))
-      if (std::ranges::count(option.names, "--help") == 0) append_option(out, option);
+    for (const CLI::Option* option : options_of(*command))
+      if (option != command->get_help_ptr()) append_option(out, *option);
     append_footer(out, command->get_footer());
   }
   out +=

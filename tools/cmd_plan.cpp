@@ -101,17 +101,16 @@ std::string trial_text(const Trial& trial, const inspect::OutputStyle& style) {
 }
 
 Config trial_tree(const MergePlan& plan, const Trial& trial) {
-  ConfigArray tensors;
-  for (const Trial::Taken& taken : trial.taken)
-    tensors.push_back(Config::object({{"name", taken.tensor.name},
-                                      {"origin", taken.origin},
-                                      {"rule", taken.rule->number},
-                                      {"action", action_name(taken.rule->action)}}));
-  ConfigArray unused;
-  for (const MergeRule* rule : trial.unused) unused.emplace_back(rule->number);
+  const auto taken_tree = [](const Trial::Taken& taken) {
+    return Config::object({{"name", taken.tensor.name},
+                           {"origin", taken.origin},
+                           {"rule", taken.rule->number},
+                           {"action", action_name(taken.rule->action)}});
+  };
+  const auto number = [](const MergeRule* rule) { return rule->number; };
   return Config::object({{"plan", plan.name()},
-                         {"tensors", std::move(tensors)},
-                         {"unused_rules", std::move(unused)},
+                         {"tensors", inspect::list_of(trial.taken, taken_tree)},
+                         {"unused_rules", inspect::list_of(trial.unused, number)},
                          {"problems", ConfigArray(trial.problems.begin(), trial.problems.end())}});
 }
 

@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>

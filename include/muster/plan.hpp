@@ -196,6 +196,8 @@ class MergePlan {
   [[nodiscard]] const Config& model_config() const noexcept { return model_config_; }
 
  private:
+  /// Without its name and config.json.
+  static MergePlan read(std::string_view json);
   std::string name_;
   std::string text_;
   std::vector<MergeRule> rules_;

@@ -3,22 +3,18 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <array>
-#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "src/sync/failing.hpp"
+#include "src/base/fixed_text.hpp"
 
 namespace muster {
 namespace {
 
 // Words longer than this are cut: a status is one record, not a conversation.
 struct Record {
-  std::uint8_t failed = 0;
-  std::uint8_t kind = 0;
-  std::uint16_t length = 0;
+  std::int32_t failed = 0;   // the kind of the failure, and 1; 0: there is none
   std::int32_t origin = -1;  // -1: whoever gives the record
   std::array<char, SyncGroup::max_record - 8> words{};
 };
@@ -27,12 +23,9 @@ static_assert(sizeof(Record) == SyncGroup::max_record);
 Record record_of(const std::optional<Error>& failure, Origin origin) {
   Record record;
   if (failure) {
-    const std::string_view words = failure->what();
-    record.failed = 1;
-    record.kind = static_cast<std::uint8_t>(failure->kind());
-    record.length = static_cast<std::uint16_t>(std::min(words.size(), record.words.size()));
+    record.failed = static_cast<std::int32_t>(failure->kind()) + 1;
     if (origin == Origin::named) record.origin = failure->rank().value_or(-1);
-    std::copy_n(words.begin(), record.length, record.words.begin());
+    put_text(record.words, failure->what());
   }
   return record;
 }
@@ -51,10 +44,10 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
       if (!details.rank) details.rank = rank;
       throw Error(failure->kind(), failure->what(), std::move(details));
     }
-    const std::string words(record.words.data(), std::min<std::size_t>(record.length, record.words.size()));
+    const std::string words = get_text(record.words);
     const bool is_named = record.origin >= 0 && record.origin < group.size();
     const RankInfo& info = group.info(is_named ? record.origin : rank);
-    throw sync::error_of(info, static_cast<ErrorKind>(record.kind),
+    throw sync::error_of(info, static_cast<ErrorKind>(record.failed - 1),
                          is_named ? words : fmt::format("rank {}: {}", rank, words));
   }
 }

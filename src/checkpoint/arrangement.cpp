@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <unordered_map>
 

@@ -146,17 +146,6 @@ std::string_view builtin_models();
 /// Sums of a few of them fit 63 bits.
 inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 
-/// A plan's JSON, read and checked.
-struct PlanContent {
-  std::string text;  ///< with the rules of the plan that it extends
-  std::vector<MergeRule> rules;
-  std::optional<Numbering> layers;
-  std::optional<Numbering> experts;
-};
-/// Throws Error(corrupt) on what is no JSON (with line and column) or no plan (with the rule and its line), and
-/// Error(version). Words do not say which plan it is.
-PlanContent parse_plan(std::string_view json);
-
 /// The globs that a glob with braces means, at least one. Throws Error(argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
 

@@ -5,12 +5,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -34,18 +32,12 @@ constexpr std::uint32_t files_behind = 2;
 
 constexpr std::uint64_t hashed_at_once = 1 << 20;
 
-[[noreturn]] void refuse_work() {
-  throw Error(ErrorKind::corrupt, "the work of a process is garbled");
-}
-
 TensorHash hash_of(const TensorSource& source, std::uint32_t set, const merge::Rectangle& part) {
   const auto tensor = static_cast<std::size_t>(part.source);
-  if (tensor >= source.tensors().size()) refuse_work();
   const std::uint64_t size = source.tensors()[tensor].bytes;
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
   const std::uint64_t end = part.bytes == 0 ? size : part.from + part.bytes;
-  if (part.from > end || end > size) refuse_work();
   std::vector<std::byte> memory(std::min(end - part.from, hashed_at_once));
   for (std::uint64_t at = part.from; at < end; at += hashed_at_once) {
     const std::span<std::byte> piece = std::span(memory).first(std::min(end - at, hashed_at_once));
@@ -60,13 +52,12 @@ TensorHash hash_of(const TensorSource& source, std::uint32_t set, const merge::R
 class AssemblyFiles {
  public:
   /// `on_stage` gets the number of files, from the first on, that this process has done with, when it grows.
-  AssemblyFiles(std::span<const FileTarget> targets, const ProcessWork& work, int process,
-                const WrittenCallback& on_written, std::function<void(std::uint32_t)> on_stage)
-      : targets_(targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(targets.size()) {
+  AssemblyFiles(const ProcessWork& work, int process, const WrittenCallback& on_written,
+                std::function<void(std::uint32_t)> on_stage)
+      : targets_(work.targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(work.targets.size()) {
     for (const Step& step : work.steps) {
       if (step.kind == StepKind::hash || static_cast<int>(step.writer) != process) continue;
-      if (step.file >= files_.size()) refuse_work();
-      ++files_[step.file].steps_left;
+      ++files_.at(step.file).steps_left;
     }
     raise_stage();
   }
@@ -135,24 +126,21 @@ class AssemblyFiles {
 
 class Assembling {
  public:
-  Assembling(SyncGroup& group, const ProcessWork& work, const TensorSource& source, std::span<const FileTarget> files,
-             const AssemblySettings& settings, const FinishFile& finish)
+  Assembling(SyncGroup& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
+             const FinishFile& finish)
       : group_(sync::inside(group)),
         work_(work),
         source_(source),
-        mail_(group, source, settings.window_bytes),
-        settings_(settings),
+        mail_(group, source, work.window_bytes),
         finish_(finish),
         others_(near_ranks(group)),
-        ring_(work.turns == 0 ? 0 : settings.depth, settings.window_bytes, others_.size()),
-        files_(files, work, group.rank(), settings.on_written,
-               [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
+        ring_(work.turns == 0 ? 0 : work.depth, work.window_bytes, others_.size()),
+        files_(work, group.rank(), on_written, [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
     for (int rank = 0; rank < group.size(); ++rank)
       if (group.host_of(rank) != group.host_of(0)) far_.emplace(rank, WindowMail::Stage{});
-    file_count_ = static_cast<std::uint32_t>(files.size());
+    file_count_ = static_cast<std::uint32_t>(work.targets.size());
     for (const Step& step : work.steps)
       if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
-    if (own_.size() != work.turns) refuse_work();
   }
 
   std::vector<TensorHash> run(const std::function<void(std::uint64_t)>& progress) {
@@ -252,7 +240,7 @@ class Assembling {
   }
 
   void write_directly(const Step& step, std::vector<std::byte>& buffer) {
-    buffer.resize(settings_.window_bytes);
+    buffer.resize(work_.window_bytes);
     if (step.has_gaps != 0) std::memset(buffer.data(), 0, step.bytes);
     for (const merge::Rectangle& copy : step.copies) read(copy, buffer);
     reduce(step, buffer);
@@ -300,8 +288,8 @@ class Assembling {
       reduce(*step, window);
       files_.write(*step, window.first(step->bytes));
       // What nobody will copy there is zero; a window that was never used is so already.
-      if (turn + settings_.depth < work_.turns && own_[turn + settings_.depth]->has_gaps != 0)
-        std::memset(window.data(), 0, own_[turn + settings_.depth]->bytes);
+      if (turn + work_.depth < work_.turns && own_[turn + work_.depth]->has_gaps != 0)
+        std::memset(window.data(), 0, own_[turn + work_.depth]->bytes);
       ring_.release(turn);
       done_with(*step);
     }
@@ -392,7 +380,6 @@ class Assembling {
   const ProcessWork& work_;
   const TensorSource& source_;
   WindowMail mail_;
-  AssemblySettings settings_;
   const FinishFile& finish_;
   std::vector<int> others_;  // that share memory with this one
   shm::WindowRing ring_;
@@ -432,9 +419,9 @@ void finish_file(const FilePlan& file, const FileTarget& target) {
 }
 
 std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, const TensorSource& source,
-                                 std::span<const FileTarget> files, const AssemblySettings& settings,
-                                 const FinishFile& finish, const std::function<void(std::uint64_t)>& progress) {
-  return Assembling(group, work, source, files, settings, finish).run(progress);
+                                 const WrittenCallback& on_written, const FinishFile& finish,
+                                 const std::function<void(std::uint64_t)>& progress) {
+  return Assembling(group, work, source, on_written, finish).run(progress);
 }
 
 }  // namespace muster

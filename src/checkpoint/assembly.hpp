@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,11 +60,21 @@ struct Step {
   std::vector<ReduceStep> reductions;  ///< the writer's
 };
 
+/// Where a file of the plan is while it grows, and what messages call it.
+struct FileTarget {
+  std::string name;
+  std::string place;
+};
+
 /// What one process does in all.
 struct ProcessWork {
   std::vector<Step> steps;
   std::uint32_t turns = 0;    ///< of its own windows
   std::uint64_t written = 0;  ///< bytes it writes
+  std::uint64_t window_bytes = 0;
+  std::uint32_t depth = 0;          ///< windows of each writer
+  std::string directory;            ///< of the files, which whoever makes them adds here
+  std::vector<FileTarget> targets;  ///< one a file of the plan; likewise
 };
 
 struct FilePlan {
@@ -78,7 +88,6 @@ struct FilePlan {
 struct AssemblyPlan {
   std::vector<FilePlan> files;
   std::vector<ProcessWork> processes;
-  std::uint64_t window_bytes = 0;
   std::uint64_t bytes = 0;  ///< of all tensors
 };
 
@@ -86,6 +95,7 @@ struct AssemblyShape {
   int processes = 1;
   Writers writers = Writers::owners;
   std::uint64_t window_bytes = 8 << 20;
+  std::uint32_t depth = 2;  ///< windows of each writer
   /// The host of each process; empty: one of all. Processes of one host share memory.
   std::vector<int> hosts = {};
   /// All of a file is written on one host: clients of a network file system that write to one file at a time may undo
@@ -98,10 +108,10 @@ struct AssemblyShape {
 /// Headers, places and lengths alone.
 std::vector<FilePlan> plan_files(std::span<const OutputFile> files);
 
-/// `equal`: sets of sources that must be bit for bit equal. `skip`: numbers of files that are there already.
+/// `equal`: sets of sources that must be bit for bit equal. `there`: names of files that are there already.
 AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const std::vector<SourceRef>> equal,
                            std::span<const RankSources> ranks, const AssemblyShape& shape,
-                           const std::vector<bool>& skip = {});
+                           const std::set<std::string>& there = {});
 
 std::vector<std::byte> encode_work(const ProcessWork& work);
 /// Throws Error(corrupt).
@@ -123,11 +133,6 @@ ProcessWork decode_work(std::span<const std::byte> bytes);
 // earlier step, or waits for the window to be free, which an earlier item has; the writer's thread waits for nothing
 // else. A writer takes in what other hosts send in its own steps, and hands the item to its thread after that.
 
-/// Where a file of the plan is while it grows, and what messages call it.
-struct FileTarget {
-  std::string name;
-  std::string place;
-};
 /// Makes a file of the plan in `directory`, at its full size and under a name that no reader takes for it.
 FileTarget grow_file(const std::string& directory, const FilePlan& file);
 /// All but the header is on the disk: the header, last because until then the file begins with zeros, which no reader
@@ -145,21 +150,15 @@ struct TensorHash {
 /// Called on any thread when this process has done with a file, before the others hear of it.
 using WrittenCallback = std::function<void(std::uint32_t file, const std::vector<WrittenPart>& parts)>;
 
-struct AssemblySettings {
-  std::uint64_t window_bytes = 0;
-  std::uint32_t depth = 2;
-  WrittenCallback on_written = {};  ///< with it, what is written is hashed
-};
-
 /// Called by the first process, in the order of the files, when all of a file but its header is on the disk.
 using FinishFile = std::function<void(std::uint32_t file)>;
 
 /// Collective over `group`, which is poisoned by whoever fails: make one for it. `source` has this process's tensors.
-/// `finish` and `progress` count on rank 0. Returns the hashes of this process's tensors that are to be compared.
-/// Throws the first failure of any rank.
+/// With `on_written`, what is written is hashed. `finish` and `progress` count on rank 0. Returns the hashes of this
+/// process's tensors that are to be compared. Throws the first failure of any rank.
 std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, const TensorSource& source,
-                                 std::span<const FileTarget> files, const AssemblySettings& settings,
-                                 const FinishFile& finish, const std::function<void(std::uint64_t bytes)>& progress);
+                                 const WrittenCallback& on_written, const FinishFile& finish,
+                                 const std::function<void(std::uint64_t bytes)>& progress);
 
 // Parts of windows from processes that share no memory with the writer: as messages of the group, whatever it is.
 //

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/checkpoint/assembly.hpp"
 
-#include <algorithm>
-#include <set>
 #include <type_traits>
 #include <unordered_map>
 
 #include "muster/error.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/merge/layout.hpp"
 
 namespace muster {
 namespace {
@@ -34,7 +31,12 @@ class Planning {
       : ranks_(ranks),
         shape_(shape),
         long_run_(std::min(longest_short_run, shape.window_bytes / 2)),
-        work_(static_cast<std::size_t>(shape.processes)) {}
+        work_(static_cast<std::size_t>(shape.processes)) {
+    for (ProcessWork& work : work_) {
+      work.window_bytes = shape.window_bytes;
+      work.depth = shape.depth;
+    }
+  }
 
   void add_comparison(std::uint32_t set, const std::vector<SourceRef>& sources) {
     if (!compared_.insert(set).second) return;
@@ -246,13 +248,13 @@ class Writing {
   void values(const T&... values) {
     (put(std::as_bytes(std::span(&values, 1))), ...);
   }
-  template <class T>
-  void count(const std::vector<T>& list, std::size_t /*least*/ = 1) {
+  template <class List>
+  void count(const List& list, std::size_t /*least*/ = 1) {
     values(static_cast<std::uint64_t>(list.size()));
   }
-  template <class T>
-  void all(const std::vector<T>& list) {
-    static_assert(std::is_trivially_copyable_v<T>);
+  template <class List>
+  void all(const List& list) {
+    static_assert(std::is_trivially_copyable_v<typename List::value_type>);
     count(list);
     put(std::as_bytes(std::span(list)));
   }
@@ -271,16 +273,16 @@ class Reading {
     (get(std::as_writable_bytes(std::span(&values, 1))), ...);
   }
   /// Each item is some bytes of the message: no count makes this allocate more than a multiple of it.
-  template <class T>
-  void count(std::vector<T>& list, std::size_t least = 1) {
+  template <class List>
+  void count(List& list, std::size_t least = 1) {
     std::uint64_t count = 0;
     values(count);
     if (count > bytes_.size() / least) refuse();
     list.resize(count);
   }
-  template <class T>
-  void all(std::vector<T>& list) {
-    count(list, sizeof(T));
+  template <class List>
+  void all(List& list) {
+    count(list, sizeof(typename List::value_type));
     get(std::as_writable_bytes(std::span(list)));
   }
   void end() const {
@@ -299,7 +301,13 @@ class Reading {
 
 template <class Archive, class Work>
 void describe(Archive& archive, Work& work) {
-  archive.values(work.turns, work.written);
+  archive.values(work.turns, work.written, work.window_bytes, work.depth);
+  archive.all(work.directory);
+  archive.count(work.targets);
+  for (auto& target : work.targets) {
+    archive.all(target.name);
+    archive.all(target.place);
+  }
   constexpr std::size_t least_step = 40;  // of its numbers and counts
   archive.count(work.steps, least_step);
   for (auto& step : work.steps) {
@@ -334,10 +342,9 @@ std::vector<FilePlan> plan_files(std::span<const OutputFile> files) {
 
 AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const std::vector<SourceRef>> equal,
                            std::span<const RankSources> ranks, const AssemblyShape& shape,
-                           const std::vector<bool>& skip) {
+                           const std::set<std::string>& there) {
   AssemblyPlan plan;
   plan.files = plan_files(files);
-  plan.window_bytes = shape.window_bytes;
   Planning planning(ranks, shape);
   for (std::size_t number = 0; number < files.size(); ++number) {
     std::unordered_map<std::string_view, const MergedTensor*> by_name;
@@ -347,7 +354,7 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
       in_order.push_back(by_name.at(entry.name));
       plan.bytes += entry.bytes;
     }
-    if (number < skip.size() && skip[number]) {
+    if (there.contains(files[number].name)) {
       // The file is there, but whoever wrote it may have been killed before anything was compared.
       for (const MergedTensor* tensor : in_order)
         for (const std::uint32_t set : tensor->equal) planning.add_comparison(set, equal[set]);

@@ -19,19 +19,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "muster/error.hpp"
 #include "muster/log.hpp"
-#include "muster/model_dir.hpp"
-#include "muster/state.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
@@ -162,7 +158,7 @@ class Export {
     hand_out_work();
     if (is_spread(group_))
       agree_on(group_, "export: looking at the output", [&] {
-        if (work_.written != 0) look_for_output(group_, partial_);
+        if (work_.written != 0) look_for_output(group_, work_.directory);
       });
     assemble_files();
     compare();
@@ -190,23 +186,25 @@ class Export {
     sources_ = sources_by_rank(counts, group_.size());
     const WindowShape windows =
         shape_windows(options_.memory_budget, group_.size(), options_.writers, is_spread(group_));
-    AssemblyShape shape{group_.size(), options_.writers, windows.bytes};
+    AssemblyShape shape{group_.size(), options_.writers, windows.bytes, windows.depth};
     for (int rank = 0; rank < group_.size(); ++rank) shape.hosts.push_back(group_.host_of(rank));
-    std::vector<bool> is_there = open_output();
+    open_output();
     shape.one_host_a_file = is_spread(group_) && os::file_system_of(output_->partial()).is_network;
-    assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, is_there);
-    depth_ = windows.depth;
+    assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
     check_memory();
-    for (std::size_t i = 0; i < assembly_.files.size(); ++i)
-      targets_.push_back(is_there[i] ? FileTarget{output_->partial() + "/" + assembly_.files[i].name, {}}
-                                     : grow_file(output_->partial(), assembly_.files[i]));
-    is_there_ = std::move(is_there);
+    const std::string& partial = output_->partial();
+    std::vector<FileTarget> targets;
+    for (const FilePlan& file : assembly_.files)
+      targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
+                                                   : grow_file(partial, file));
+    for (ProcessWork& work : assembly_.processes) {
+      work.directory = partial;
+      work.targets = targets;
+    }
   }
 
-  // Which files of the plan are there already.
-  std::vector<bool> open_output() {
-    std::vector<bool> is_there(job_->outputs.files.size(), false);
-    std::optional<JournalContents> journal;
+  void open_output() {
+    std::optional<FinishedFiles> journal;
     const auto is_useful = [&](const std::string& partial) {
       journal = read_journal(partial, job_->fingerprint);
       return journal.has_value();
@@ -218,48 +216,40 @@ class Export {
     const std::string& partial = output_->partial();
     if (options_.resume) output_->keep_on_failure();
     if (journal) {
-      verify_files(*journal, is_there);
-      std::erase_if(journal->finished, [&](const auto& file) {
-        const auto at = std::ranges::find(job_->outputs.files, file.first, &OutputFile::name);
-        return at == job_->outputs.files.end() || !is_there[static_cast<std::size_t>(at - job_->outputs.files.begin())];
-      });
-      rewrite_journal(partial, journal->finished);
+      verify_files(*journal);
+      std::erase_if(*journal, [&](const auto& file) { return !there_.contains(file.first); });
+      rewrite_journal(partial, *journal);
     } else {
       begin_journal(partial, job_->fingerprint);
     }
-    remove_unfinished(is_there);
-    return is_there;
+    remove_unfinished();
   }
 
-  void verify_files(const JournalContents& journal, std::vector<bool>& is_there) {
-    std::vector<FilePlan> files = plan_files(job_->outputs.files);
-    for (std::size_t i = 0; i < files.size(); ++i) {
-      FilePlan& file = files[i];
-      const auto finished = journal.finished.find(file.name);
-      if (finished == journal.finished.end()) continue;
+  void verify_files(const FinishedFiles& journal) {
+    for (FilePlan& file : plan_files(job_->outputs.files)) {
+      const auto finished = journal.find(file.name);
+      if (finished == journal.end()) continue;
       const std::string path = output_->partial() + "/" + file.name;
       std::error_code error;
       if (std::filesystem::file_size(path, error) == file.bytes)
         add_piece_checksums(file, path, [&] { go_on(group_); });
       const std::string wrong = verify_file(path, file.header, file.bytes, finished->second);
-      is_there[i] = wrong.empty();
       go_on(group_);
-      if (!is_there[i]) {
+      if (!wrong.empty()) {
         log(LogLevel::warning, fmt::format("{} is written again: {}", in_quotes(file.name), wrong));
         continue;
       }
+      there_.insert(file.name);
       ++report_.files_resumed;
       report_.bytes_resumed += file.bytes;
     }
   }
 
-  void remove_unfinished(const std::vector<bool>& is_there) const {
+  void remove_unfinished() const {
     std::vector<std::filesystem::path> others;
     for (const auto& entry : std::filesystem::directory_iterator(output_->partial())) {
-      bool keep = is_journal_name(entry.path().filename().string());
-      for (std::size_t i = 0; i < is_there.size() && !keep; ++i)
-        keep = is_there[i] && entry.path().filename() == job_->outputs.files[i].name;
-      if (!keep) others.push_back(entry.path());
+      const std::string name = entry.path().filename().string();
+      if (!is_journal_name(name) && !there_.contains(name)) others.push_back(entry.path());
     }
     for (const auto& other : others) std::filesystem::remove_all(other);
   }
@@ -268,7 +258,7 @@ class Export {
   void check_memory() const {
     std::vector<std::uint64_t> needed;
     for (const ProcessWork& work : assembly_.processes)
-      needed.push_back(work.turns != 0 ? depth_ * assembly_.window_bytes : 0);
+      needed.push_back(work.turns != 0 ? work.depth * work.window_bytes : 0);
     check_rooms(group_, rooms_, needed);
   }
 
@@ -276,31 +266,12 @@ class Export {
   void hand_out_work() {
     const WaitOptions wait{.phase = "export: handing out the work"};
     if (!is_first()) {
-      const Config facts = [&] {
-        const auto bytes = group_.receive(0, longest_message, wait, sync::Subject::exchange);
-        return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-      }();
-      partial_ = facts.at("partial").as_string();
-      assembly_.window_bytes = static_cast<std::uint64_t>(facts.at("window_bytes").as_int());
-      depth_ = static_cast<std::uint32_t>(facts.at("depth").as_int());
-      for (const Config& file : facts.at("files").as_array())
-        targets_.push_back({file.at(std::size_t{0}).as_string(), file.at(std::size_t{1}).as_string()});
       work_ = decode_work(group_.receive(0, longest_message, wait, sync::Subject::exchange));
       return;
     }
-    partial_ = output_->partial();
-    ConfigArray files;
-    for (const FileTarget& target : targets_) files.push_back(Config::array({target.name, target.place}));
-    const std::string facts =
-        to_json(Config::object({{"partial", partial_},
-                                {"window_bytes", static_cast<std::int64_t>(assembly_.window_bytes)},
-                                {"depth", static_cast<std::int64_t>(depth_)},
-                                {"files", std::move(files)}}));
-    for (int rank = 1; rank < group_.size(); ++rank) {
-      group_.send(rank, std::as_bytes(std::span(facts)), wait, sync::Subject::exchange);
+    for (int rank = 1; rank < group_.size(); ++rank)
       group_.send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait,
                   sync::Subject::exchange);
-    }
     for (const ProcessWork& work : assembly_.processes) {
       report_.bytes_written.push_back(work.written);
       report_.windows += work.turns;
@@ -315,18 +286,17 @@ class Export {
     const auto work = [&] {
       // Ranks that write nothing need not see the output at all.
       std::optional<Journal> journal;
-      if (is_first() || work_.written != 0) journal.emplace(partial_, group_.rank());
-      const AssemblySettings settings{
-          assembly_.window_bytes, depth_, [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
-            journal->add_parts(std::filesystem::path(targets_[file].name).filename().string(), parts);
-          }};
+      if (is_first() || work_.written != 0) journal.emplace(work_.directory, group_.rank());
+      const auto on_written = [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
+        journal->add_parts(std::filesystem::path(work_.targets[file].name).filename().string(), parts);
+      };
       const auto finish = [&](std::uint32_t file) { complete(file, *journal); };
       std::function<void(std::uint64_t)> progress;
       if (options_.progress && is_first())
         progress = [&](std::uint64_t bytes) {
           options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
         };
-      hashes_ = assemble(*assembling, work_, *shards_, targets_, settings, finish, progress);
+      hashes_ = assemble(*assembling, work_, *shards_, on_written, finish, progress);
     };
     std::optional<Error> failure = sync::attempt(group_, work);
     // Which rank it was; a failure that came from another has its name already.
@@ -337,11 +307,12 @@ class Export {
 
   // On rank 0.
   void complete(std::uint32_t number, Journal& journal) {
-    if (is_there_[number]) return;
-    add_piece_checksums(assembly_.files[number], targets_[number].place, [&] { go_on(group_); });
-    finish_file(assembly_.files[number], targets_[number]);
-    os::sync_directory(partial_);
-    journal.add_finished(assembly_.files[number].name);
+    FilePlan& file = assembly_.files[number];
+    if (there_.contains(file.name)) return;
+    add_piece_checksums(file, work_.targets[number].place, [&] { go_on(group_); });
+    finish_file(file, work_.targets[number]);
+    os::sync_directory(work_.directory);
+    journal.add_finished(file.name);
   }
 
   // Step 6.
@@ -371,10 +342,7 @@ class Export {
     const std::vector<SourceRef>& sources = job_->outputs.equal[set];
     const auto hash_of = [&](const SourceRef& ref) {
       const RankSources& at = sources_[static_cast<std::size_t>(ref.rank)];
-      const auto found = found_.find({static_cast<std::uint32_t>(set), at.process, at.first + ref.index});
-      if (found != found_.end()) return found->second;
-      throw Error(ErrorKind::corrupt, fmt::format("nobody has hashed the tensor {} of rank {}",
-                                                  in_quotes(job_->outputs.equal_names[set]), ref.rank));
+      return found_.at({static_cast<std::uint32_t>(set), at.process, at.first + ref.index});
     };
     const auto first = hash_of(sources.front());
     std::string differing;
@@ -391,15 +359,16 @@ class Export {
   // Step 7, on rank 0.
   void finish() {
     CarriedFiles carried = carried_files(shards_dir_, options_.carry);
-    copy_carried_files(shards_dir_, partial_, carried.names, [&] { go_on(group_); });
+    const std::string& partial = work_.directory;
+    copy_carried_files(shards_dir_, partial, carried.names, [&] { go_on(group_); });
     report_.left = std::move(carried.left);
-    if (!job_->outputs.index.empty()) write_file(partial_ + "/model.safetensors.index.json", job_->outputs.index);
+    if (!job_->outputs.index.empty()) write_file(partial + "/model.safetensors.index.json", job_->outputs.index);
     if (options_.checksums) add_checksums();
     output_->commit([&] {
       go_on(group_);
       is_written_ = true;
       // As late as can be: without it nothing of this can be gone on with.
-      remove_journal(partial_);
+      remove_journal(partial);
     });
     report_.account = std::move(job_->account);
   }
@@ -409,8 +378,8 @@ class Export {
     std::vector<SafetensorsFile> files;
     os::allow_open_files(job_->outputs.files.size());
     for (const OutputFile& output : job_->outputs.files)
-      files.push_back(SafetensorsFile::open(partial_ + "/" + output.name));
-    write_checksums(partial_, checksums_of(files, [&](std::uint64_t) { go_on(group_); }));
+      files.push_back(SafetensorsFile::open(work_.directory + "/" + output.name));
+    write_checksums(work_.directory, checksums_of(files, [&](std::uint64_t) { go_on(group_); }));
   }
 
   const std::string& shards_dir_;
@@ -422,18 +391,15 @@ class Export {
   const Clock::time_point begin_ = Clock::now();
   std::optional<ShardSet> shards_;
   ProcessWork work_;
-  AssemblyPlan assembly_;  // of other ranks: the size of windows alone
-  std::uint32_t depth_ = 0;
-  std::string partial_;
-  std::vector<FileTarget> targets_;
   std::vector<TensorHash> hashes_;
   ExportReport report_;
   // Rank 0's.
   std::vector<RankRoom> rooms_;
   std::optional<ExportJob> job_;
+  AssemblyPlan assembly_;
   std::vector<RankSources> sources_;
   std::optional<OutputDirectory> output_;
-  std::vector<bool> is_there_;
+  std::set<std::string> there_;  // names of files that are there already, and verified
   /// Hashes by set, process and place in its list.
   std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::pair<std::uint64_t, std::uint64_t>> found_;
 };

@@ -11,8 +11,6 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
-#include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
@@ -47,36 +45,6 @@ const merge::Piece* only_piece(const merge::Layout& layout) {
   return piece.begin == 0 && piece.count == layout.target_units && units == layout.target_units ? &piece : nullptr;
 }
 
-class Accounting {
- public:
-  explicit Accounting(std::span<const RankTensors> ranks) : ranks_(ranks) {
-    for (const RankTensors& rank : ranks) seen_.emplace_back(rank.tensors.size(), false);
-  }
-
-  void add(AccountedTensor& account, const SourceRef& ref) {
-    const NamedSpec& tensor = ranks_[static_cast<std::size_t>(ref.rank)].tensors[ref.index];
-    std::vector<bool>& seen = seen_[static_cast<std::size_t>(ref.rank)];
-    if (seen[ref.index]) return;
-    seen[ref.index] = true;
-    account.sources.push_back({ref.rank, tensor.name, tensor.spec});
-  }
-
-  void check() const {
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
-      for (std::size_t i = 0; i < seen_[rank].size(); ++i)
-        if (!seen_[rank][i])
-          throw Error(ErrorKind::corrupt,
-                      fmt::format("tensor {} of rank {} is in no file of the result; this is a defect of muster, and "
-                                  "nothing is written",
-                                  in_quotes(ranks_[rank].tensors[i].name), rank),
-                      {.rank = static_cast<int>(rank)});
-  }
-
- private:
-  std::span<const RankTensors> ranks_;
-  std::vector<std::vector<bool>> seen_;
-};
-
 /// `ranks`: what was arranged. Throws Error(corrupt) if a tensor of a rank is in no file of the result, which would be
 /// a bug of ours: better no checkpoint than one that lacks something.
 ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
@@ -95,7 +63,17 @@ ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, s
       if (!to) files.emplace(tensor.name, file.name);
     }
   }
-  Accounting accounting(ranks);
+  std::vector<std::vector<bool>> seen;
+  for (const RankTensors& rank : ranks) seen.emplace_back(rank.tensors.size(), false);
+  const auto add = [&](AccountedTensor& item, const std::vector<SourceRef>& refs) {
+    for (const SourceRef& ref : refs) {
+      const auto rank = static_cast<std::size_t>(ref.rank);
+      if (seen[rank][ref.index]) continue;
+      seen[rank][ref.index] = true;
+      const NamedSpec& tensor = ranks[rank].tensors[ref.index];
+      item.sources.push_back({ref.rank, tensor.name, tensor.spec});
+    }
+  };
   for (const ArrangedTensor& tensor : arrangement.tensors) {
     AccountedTensor& item = account.tensors.emplace_back(AccountedTensor{to ? tensor.origin : tensor.name,
                                                                          tensor.origin,
@@ -105,29 +83,32 @@ ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, s
                                                                          {},
                                                                          {}});
     if (const auto file = files.find(tensor.name); file != files.end()) item.file = file->second;
-    for (const SourceRef& ref : tensor.sources) accounting.add(item, ref);
-    for (const auto& set : tensor.equal)
-      for (const SourceRef& ref : set) accounting.add(item, ref);
-    for (const SourceRef& ref : tensor.unused) accounting.add(item, ref);
+    add(item, tensor.sources);
+    for (const auto& set : tensor.equal) add(item, set);
+    add(item, tensor.unused);
   }
   for (const DroppedTensor& tensor : arrangement.dropped) {
     AccountedTensor& item = account.dropped.emplace_back(AccountedTensor{
         {}, tensor.origin, tensor.rule->number, std::string(action_name(tensor.rule->action)), {}, {}, {}});
-    for (const SourceRef& ref : tensor.sources) accounting.add(item, ref);
+    add(item, tensor.sources);
     if (!item.sources.empty()) item.spec = item.sources.front().spec;
   }
-  accounting.check();
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    for (std::size_t i = 0; i < seen[rank].size(); ++i)
+      if (!seen[rank][i])
+        throw Error(ErrorKind::corrupt,
+                    fmt::format("tensor {} of rank {} is in no file of the result; this is a defect of muster, and "
+                                "nothing is written",
+                                in_quotes(ranks[rank].tensors[i].name), rank),
+                    {.rank = static_cast<int>(rank)});
   return account;
 }
 
 std::string fingerprint_of(const std::vector<ShardListing>& listings, const ExportOutputs& outputs) {
   std::string text = "muster export 1\n";
   for (const ShardListing& listing : listings) text += listing.identity + "\n";
+  for (const FilePlan& file : plan_files(outputs.files)) text += file.name + file.header;
   for (const OutputFile& file : outputs.files) {
-    std::vector<TensorEntry> entries;
-    for (const MergedTensor& tensor : file.tensors)
-      entries.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
-    text += file.name + make_safetensors_header(entries, file.metadata, file.name);
     for (const MergedTensor& tensor : file.tensors) {
       text += fmt::format("\n{} {} ", tensor.name, static_cast<int>(tensor.layout.combine));
       for (const merge::Piece& piece : tensor.layout.pieces) {

@@ -10,18 +10,14 @@
 #include <csignal>
 #include <cstring>
 #include <limits>
-#include <mutex>
-#include <span>
 #include <utility>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/reader_place.hpp"
 #include "src/core/quoted.hpp"
-#include "src/os/file.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
-#include "src/os/subprocess.hpp"
 
 namespace muster {
 namespace {
@@ -74,14 +70,13 @@ std::chrono::milliseconds usual_deadline() {
 ForeignHdf5::ForeignHdf5(const std::string& path, const ForeignHdf5Options& options)
     : file_(os::ReadableFile::open(path)),
       program_(options.reader.empty() ? hdf5_reader_program() : options.reader),
-      deadline_(options.deadline.value_or(usual_deadline())),
-      insists_on_seccomp_(options.insist_on_seccomp) {
+      deadline_(options.deadline.value_or(usual_deadline())) {
   if (!has_signature(file_)) fail(ErrorKind::corrupt, "it is no HDF5 file (HDF5's signature is nowhere in it)");
   if (program_.empty())
     fail(ErrorKind::unsupported,
          "the program muster-hdf5-reader, which reads HDF5 files of others, is not there: install it (it comes with "
          "Muster's HDF5 part), or name it by MUSTER_HDF5_READER");
-  list(std::max<std::uint64_t>(options.largest_expansion, 1));
+  list();
   for (const ForeignTensor& tensor : report_.tensors)
     entries_.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
 }
@@ -92,7 +87,7 @@ void ForeignHdf5::fail(ErrorKind kind, const std::string& words) const {
 
 std::vector<std::string> ForeignHdf5::command(const char* wanted) const {
   const auto seconds = std::chrono::ceil<std::chrono::seconds>(deadline_).count() + 1;
-  return {program_, std::to_string(seconds), insists_on_seccomp_ ? "insist" : "accept", wanted};
+  return {program_, std::to_string(seconds), wanted};
 }
 
 /// Elements of one question, from a process that waits or a new one.
@@ -142,36 +137,26 @@ void ForeignHdf5::ask(const ForeignTensor& tensor, std::uint64_t first, std::spa
   }
 }
 
-void ForeignHdf5::list(std::uint64_t largest_expansion) {
+void ForeignHdf5::list() {
   const os::SubprocessResult result = os::run_subprocess(command("list"), file_.descriptor(),
                                                          {deadline_, slower_by * deadline_, hdf5::most_report_bytes});
   cost_ = {result.wall, result.output.size(), result.peak_bytes, false};
   try {
-    report_ = parse_foreign_report(result.output, {file_.bytes(), largest_expansion});
+    report_ = parse_foreign_report(result.output, file_.bytes());
   } catch (const Error& error) {
     fail(error.kind(), error.what());
   }
   cost_.seccomp = (report_.fence & hdf5::fence_seccomp) != 0;
   if (report_.fatal) {
-    switch (report_.fatal->code) {
-      case hdf5::FatalCode::not_opened:
-        fail(ErrorKind::corrupt, "libhdf5 cannot open it: " + report_.fatal->words);
-        break;
-      case hdf5::FatalCode::no_fence:
-        fail(ErrorKind::unsupported, "this kernel or sandbox has no seccomp filters, and they are insisted on");
-        break;
-      case hdf5::FatalCode::no_memory:
-        fail(ErrorKind::no_space, "its listing needs more memory than muster-hdf5-reader may have");
-        break;
-      case hdf5::FatalCode::too_large:
-        // Texts are what may be missing; tensors may not.
-        if (!report_.is_listed)
-          fail(ErrorKind::no_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
-        report_.issues.push_back({"", "there is more text in it than is shown"});
-        break;
-      default:
-        fail(ErrorKind::io, "muster-hdf5-reader failed: " + report_.fatal->words);
-    }
+    const auto& [code, words] = *report_.fatal;
+    if (code == hdf5::FatalCode::not_opened) fail(ErrorKind::corrupt, "libhdf5 cannot open it: " + words);
+    if (code == hdf5::FatalCode::no_memory)
+      fail(ErrorKind::no_space, "its listing needs more memory than muster-hdf5-reader may have");
+    if (code != hdf5::FatalCode::too_large) fail(ErrorKind::io, "muster-hdf5-reader failed: " + words);
+    // Texts are what may be missing; tensors may not.
+    if (!report_.is_listed)
+      fail(ErrorKind::no_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
+    report_.issues.push_back({"", "there is more text in it than is shown"});
   } else if (!report_.is_listed) {
     if (result.end == os::SubprocessEnd::timed_out)
       fail(ErrorKind::timeout,

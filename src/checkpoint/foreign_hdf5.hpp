@@ -35,10 +35,6 @@ struct ForeignHdf5Options {
   /// long, if the machine is busy or the file on a slow server. It is killed then. None: MUSTER_HDF5_TIMEOUT, in
   /// seconds, or 2 s.
   std::optional<std::chrono::milliseconds> deadline = {};
-  /// Refuse to go on if the kernel offers no seccomp; else that is one of the issues, and limits alone have to do.
-  bool insist_on_seccomp = false;
-  /// A tensor of more than 64 MiB that claims more than this many times the file's length is refused.
-  std::uint64_t largest_expansion = 1024;
   /// The program; empty: that of MUSTER_HDF5_READER, or the one that was built or installed with this library.
   std::string reader = {};
 };
@@ -87,15 +83,11 @@ struct ForeignReport {
   bool is_whole = false;   ///< and all texts
 };
 
-struct ForeignReportLimits {
-  std::uint64_t file_bytes = 0;
-  std::uint64_t largest_expansion = 1024;
-};
-
-/// A listing may end anywhere: is_listed and is_whole say how far it came. Tensors come sorted by name, none with bytes
-/// outside the file or with those of another; such are issues. Throws Error(corrupt) on a listing that no reader of
-/// this build makes.
-ForeignReport parse_foreign_report(std::span<const std::byte> bytes, const ForeignReportLimits& limits);
+/// Of a file of `file_bytes`. A listing may end anywhere: is_listed and is_whole say how far it came. Tensors come
+/// sorted by name, none with bytes outside the file or with those of another, none of more than 64 MiB that claims more
+/// than 1024 times the file's length; such are issues. Throws Error(corrupt) on a listing that no reader of this build
+/// makes.
+ForeignReport parse_foreign_report(std::span<const std::byte> bytes, std::uint64_t file_bytes);
 
 /// Names of tensors are their paths without the leading slash, sorted. Elements are little endian, whatever the file
 /// has. Bytes that were never written read as the fill value. Immutable; thread-safe: threads that read at once have a
@@ -104,8 +96,8 @@ class ForeignHdf5 : public TensorSource {
  public:
   /// Lists a file. Throws Error(not_found | io); Error(argument) if it is no regular file; Error(corrupt) if it
   /// is no HDF5 file, or libhdf5 refuses it, crashes on it, or says what cannot be; Error(timeout) past the deadline;
-  /// Error(unsupported) if muster-hdf5-reader is not there, or seccomp is not and is insisted on; Error(no_space)
-  /// if the listing needs more memory than is allowed.
+  /// Error(unsupported) if muster-hdf5-reader is not there; Error(no_space) if the listing needs more memory than is
+  /// allowed.
   explicit ForeignHdf5(const std::string& path, const ForeignHdf5Options& options = {});
   static std::unique_ptr<ForeignHdf5> open(const std::string& path, const ForeignHdf5Options& options = {}) {
     return std::make_unique<ForeignHdf5>(path, options);
@@ -127,13 +119,12 @@ class ForeignHdf5 : public TensorSource {
  private:
   [[noreturn]] void fail(ErrorKind kind, const std::string& words) const;
   [[nodiscard]] std::vector<std::string> command(const char* wanted) const;
-  void list(std::uint64_t largest_expansion);
+  void list();
   void ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const;
 
   os::ReadableFile file_;
   std::string program_;
   std::chrono::milliseconds deadline_;
-  bool insists_on_seccomp_;
   ForeignReport report_;
   std::vector<TensorEntry> entries_;
   ForeignListingCost cost_;

@@ -21,6 +21,7 @@ using hdf5::ForeignRecord;
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;
 // Smaller tensors need no justification by the file's length.
 constexpr std::uint64_t least_suspicious = std::uint64_t{64} << 20;
+constexpr std::uint64_t largest_expansion = 1024;
 
 /// Throws Error(corrupt).
 [[noreturn]] void throw_report(const std::string& what) {
@@ -71,7 +72,7 @@ class ReportCursor {
 
 class Parser {
  public:
-  explicit Parser(const ForeignReportLimits& limits) : limits_(limits) {}
+  explicit Parser(std::uint64_t file_bytes) : file_bytes_(file_bytes) {}
 
   ForeignReport parse(std::span<const std::byte> bytes) {
     const std::string_view magic = hdf5::foreign_report_magic;
@@ -167,9 +168,9 @@ class Parser {
     tensor.offset = cursor.number();
     if (tensor.offset != 0 && tensor.stored_bytes != tensor.bytes)
       throw_report("elements of another size than the shape");
-    if (tensor.stored_bytes > limits_.file_bytes || tensor.offset > limits_.file_bytes - tensor.stored_bytes)
+    if (tensor.stored_bytes > file_bytes_ || tensor.offset > file_bytes_ - tensor.stored_bytes)
       hide(report_.tensors.size(), tensor,
-           fmt::format("a damaged dataset: elements past the file's end at {}", limits_.file_bytes));
+           fmt::format("a damaged dataset: elements past the file's end at {}", file_bytes_));
     // Numbers of later records count what was told, whatever becomes of it.
     report_.tensors.push_back(std::move(tensor));
   }
@@ -267,10 +268,10 @@ class Parser {
       ForeignTensor& tensor = report_.tensors[i];
       if (!is_utf8(tensor.name))
         hide(i, tensor, "its name is no UTF-8");
-      else if (tensor.bytes > least_suspicious && tensor.bytes / limits_.largest_expansion > limits_.file_bytes)
+      else if (tensor.bytes > least_suspicious && tensor.bytes / largest_expansion > file_bytes_)
         hide(i, tensor,
              fmt::format("claims {} bytes, more than {} times the {} of the file: refused", tensor.bytes,
-                         limits_.largest_expansion, limits_.file_bytes));
+                         largest_expansion, file_bytes_));
       else if (!shown.empty() && shown.back().name == tensor.name)
         hide(i, tensor, "a damaged group: two datasets have this name");
       if (!is_hidden_[i]) shown.push_back(std::move(tensor));
@@ -280,7 +281,7 @@ class Parser {
                      [](const ForeignIssue& a, const ForeignIssue& b) { return a.path < b.path; });
   }
 
-  ForeignReportLimits limits_;
+  std::uint64_t file_bytes_;
   ForeignReport report_;
   bool is_over_ = false;
   std::uint64_t texts_ = 0;
@@ -290,8 +291,8 @@ class Parser {
 
 }  // namespace
 
-ForeignReport parse_foreign_report(std::span<const std::byte> bytes, const ForeignReportLimits& limits) {
-  return Parser(limits).parse(bytes);
+ForeignReport parse_foreign_report(std::span<const std::byte> bytes, std::uint64_t file_bytes) {
+  return Parser(file_bytes).parse(bytes);
 }
 
 }  // namespace muster

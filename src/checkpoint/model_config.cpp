@@ -6,12 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <map>
 #include <set>
-#include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "muster/error.hpp"
 #include "src/core/quoted.hpp"

@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
-#include <map>
 #include <memory>
 #include <system_error>
 
@@ -30,7 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view model_prefix = "model";
-constexpr std::string_view shard_prefix = "rank";
 constexpr int deepest_folder = 32;
 constexpr std::size_t largest_config = std::size_t{64} << 20;
 constexpr std::size_t copy_piece = std::size_t{8} << 20;
@@ -151,16 +148,12 @@ class Carrying {
   CarriedFiles found_;
 };
 
-bool begins_file(std::uint64_t in_file, std::uint64_t bytes, std::uint64_t limit) {
-  return bytes > limit || in_file > limit - bytes;
-}
-
 /// Files of at most `limit` bytes, or of one larger tensor; the tensors of each.
 std::vector<std::vector<std::size_t>> fill_files(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
   std::vector<std::vector<std::size_t>> files(1);
   std::uint64_t in_file = 0;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (in_file != 0 && begins_file(in_file, sizes[i], limit)) {
+    if (in_file != 0 && (sizes[i] > limit || in_file > limit - sizes[i])) {
       files.emplace_back();
       in_file = 0;
     }

@@ -19,6 +19,7 @@ namespace muster {
 
 inline constexpr std::string_view model_file_name = "model.safetensors";
 inline constexpr std::string_view model_index_name = "model.safetensors.index.json";
+inline constexpr std::string_view shard_prefix = "rank";
 
 /// "PREFIX-00001-of-00003.safetensors": a file of a model ("model", from 1 on), or a rank's shard ("rank", from 0 on).
 struct NumberedName {

@@ -16,7 +16,6 @@
 #include <system_error>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "muster/error.hpp"
 #include "muster/log.hpp"
@@ -284,7 +283,7 @@ void begin_journal(const std::string& directory, const std::string& fingerprint)
              to_json(Config::object({{"muster_export", 1}, {"fingerprint", fingerprint}})) + "\n");
 }
 
-void rewrite_journal(const std::string& directory, const std::map<std::string, std::vector<WrittenPart>>& finished) {
+void rewrite_journal(const std::string& directory, const FinishedFiles& finished) {
   std::string text;
   for (const auto& [file, parts] : finished) text += parts_line(file, parts) + finished_line(file);
   write_file(directory + "/" + lines_name(0), text);
@@ -322,12 +321,12 @@ void Journal::add(const std::string& text) {
   length_ += text.size();
 }
 
-std::optional<JournalContents> read_journal(const std::string& directory, const std::string& fingerprint) {
+std::optional<FinishedFiles> read_journal(const std::string& directory, const std::string& fingerprint) {
   try {
     const Config begin = parse_json(read_text(directory + "/" + std::string(begin_name), longest_journal));
     if (begin.at("muster_export").as_int() != 1 || begin.at("fingerprint").as_string() != fingerprint)
       return std::nullopt;
-    std::map<std::string, std::vector<WrittenPart>> parts;
+    FinishedFiles parts;
     std::set<std::string> finished;
     for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
       const std::string name = entry.path().filename().string();
@@ -344,12 +343,12 @@ std::optional<JournalContents> read_journal(const std::string& directory, const 
         for (const WrittenPart& part : parse_parts(line.at("parts"))) known.push_back(part);
       }
     }
-    JournalContents contents;
+    FinishedFiles contents;
     for (const std::string& file : finished) {
       std::vector<WrittenPart>& all = parts[file];
       std::ranges::sort(all, {}, [](const WrittenPart& part) { return std::tie(part.offset, part.bytes, part.hash); });
       all.erase(std::unique(all.begin(), all.end()), all.end());
-      contents.finished.emplace(file, std::move(all));
+      contents.emplace(file, std::move(all));
     }
     return contents;
   } catch (const std::exception&) {

@@ -85,6 +85,9 @@ struct WrittenPart {
   friend bool operator==(const WrittenPart&, const WrittenPart&) = default;
 };
 
+/// By file name.
+using FinishedFiles = std::map<std::string, std::vector<WrittenPart>>;
+
 /// Whether a name in an output directory is the journal's.
 bool is_journal_name(std::string_view name) noexcept;
 
@@ -92,7 +95,7 @@ bool is_journal_name(std::string_view name) noexcept;
 void begin_journal(const std::string& directory, const std::string& fingerprint);
 /// A later export begins: the first process's lines become what is finished, in one step, and those of others go.
 /// Whoever is killed in between leaves some parts twice, which are read once. Throws Error(no_space | io).
-void rewrite_journal(const std::string& directory, const std::map<std::string, std::vector<WrittenPart>>& finished);
+void rewrite_journal(const std::string& directory, const FinishedFiles& finished);
 /// Step 4. Throws Error(io).
 void remove_journal(const std::string& directory);
 
@@ -112,11 +115,9 @@ class Journal {
   os::WritableFile file_;
 };
 
-/// What is known of a directory that somebody left: empty if there is no journal, or one of another job.
-struct JournalContents {
-  std::map<std::string, std::vector<WrittenPart>> finished;  ///< by file name
-};
-std::optional<JournalContents> read_journal(const std::string& directory, const std::string& fingerprint);
+/// Which files of a directory that somebody left are finished, and their parts: none if there is no journal, or one of
+/// another job.
+std::optional<FinishedFiles> read_journal(const std::string& directory, const std::string& fingerprint);
 
 /// What is wrong with a file that the journal calls finished; empty if nothing is: it is as long as it should be,
 /// has the header that it should have, and after it parts that cover all but zeros and hash to what was written.

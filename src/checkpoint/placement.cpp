@@ -5,40 +5,21 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
 #include <numeric>
-#include <optional>
 #include <unordered_map>
 
 #include "muster/error.hpp"
-#include "muster/parallel_layout.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {
 
-/// `count` numbers shared out in contiguous runs.
-class Shares {
- public:
-  Shares(std::int64_t count, int parts) : small_(count / parts), larger_(count % parts) {}
-  [[nodiscard]] int part_of(std::int64_t number) const {
-    const std::int64_t in_larger = larger_ * (small_ + 1);
-    if (number < in_larger) return static_cast<int>(number / (small_ + 1));
-    return static_cast<int>(larger_ + (number - in_larger) / small_);
-  }
-  [[nodiscard]] std::int64_t begin(int part) const { return part * small_ + std::min<std::int64_t>(part, larger_); }
-
- private:
-  std::int64_t small_;
-  std::int64_t larger_;
-};
-
-/// The numbers of layers or experts, and who has them.
+/// The numbers of layers or experts, shared out in contiguous runs.
 class Division {
  public:
   Division(const std::optional<Numbering>& numbering, int parts, std::span<const WholeTensor> wholes,
            std::string_view whose, std::string_view what)
-      : numbering_(numbering), shares_(0, 1) {
+      : numbering_(numbering) {
     if (parts == 1) return;
     std::int64_t count = 0;
     if (numbering)
@@ -47,7 +28,8 @@ class Division {
     if (count > 0 && count < parts)
       throw Error(ErrorKind::argument,
                   fmt::format("{} {} cannot share {} {}: some would have none", parts, whose, count, what));
-    shares_ = Shares(count, parts);
+    small_ = count / parts;
+    larger_ = count % parts;
     is_divided_ = true;
   }
 
@@ -56,17 +38,21 @@ class Division {
     if (!is_divided_ || !numbering_) return std::nullopt;
     const auto number = numbering_->pattern.find(name);
     if (!number) return std::nullopt;
-    return shares_.part_of(*number);
+    const std::int64_t in_larger = larger_ * (small_ + 1);
+    if (*number < in_larger) return static_cast<int>(*number / (small_ + 1));
+    return static_cast<int>(larger_ + (*number - in_larger) / small_);
   }
   [[nodiscard]] std::string local_name(std::string name) const {
     const auto part = part_of(name);
     if (!part || !numbering_->renumber) return name;
-    return numbering_->pattern.replace(name, *numbering_->pattern.find(name) - shares_.begin(*part));
+    const std::int64_t begin = *part * small_ + std::min<std::int64_t>(*part, larger_);
+    return numbering_->pattern.replace(name, *numbering_->pattern.find(name) - begin);
   }
 
  private:
   const std::optional<Numbering>& numbering_;
-  Shares shares_;
+  std::int64_t small_ = 0;   // numbers of a part
+  std::int64_t larger_ = 0;  // parts that have one more
   bool is_divided_ = false;
 };
 

@@ -312,11 +312,7 @@ std::span<const std::string_view> MergePlan::builtin_names() noexcept {
 MergePlan MergePlan::parse(std::string_view json, std::string name, const Config* model_config) {
   MergePlan plan;
   try {
-    PlanContent content = parse_plan(json);
-    plan.text_ = std::move(content.text);
-    plan.rules_ = std::move(content.rules);
-    plan.layers_ = std::move(content.layers);
-    plan.experts_ = std::move(content.experts);
+    plan = read(json);
   } catch (const Error& error) {
     throw error.with_context(fmt::format("plan {}", in_quotes(name)));
   }

@@ -292,15 +292,15 @@ Config extended(const ConfigObject& plan, const Config& by, Reach& reach) {
     refuse_plan(fmt::format("\"extends\" is {}, not one of {}", in_quotes(by.as_string()),
                             fmt::join(MergePlan::builtin_names(), ", ")));
   const Config base = parse_json(builtin->json);
-  const PlanContent content = parse_plan(builtin->json);
+  const MergePlan content = MergePlan::parse(builtin->json, std::string(builtin->name));
   Config whole = ConfigObject();
   for (const auto& [key, value] : plan)
     if (key != "extends") whole[key] = value;
   for (const std::string_view key : {"layers", "experts"})
     if (const Config* numbering = base.as_object().find(key); numbering != nullptr && plan.find(key) == nullptr)
       whole[key] = *numbering;
-  for (std::size_t i = 0; i < content.rules.size(); ++i)
-    if (reach.add(content.rules[i]).empty()) whole["rules"].push_back(base.at("rules").at(i));
+  for (std::size_t i = 0; i < content.rules().size(); ++i)
+    if (reach.add(content.rules()[i]).empty()) whole["rules"].push_back(base.at("rules").at(i));
   return whole;
 }
 
@@ -310,7 +310,7 @@ std::string_view action_name(const MergeAction& action) noexcept {
   return action_readers[action.index()].name;
 }
 
-PlanContent parse_plan(std::string_view json) {
+MergePlan MergePlan::read(std::string_view json) {
   std::vector<std::size_t> lines;
   const Config plan = core::parse_json_lines(json, "rules", lines);
   if (!plan.is_object()) refuse_plan(fmt::format("a plan is a JSON object, this is {}", to_string(plan.type())));
@@ -326,10 +326,13 @@ PlanContent parse_plan(std::string_view json) {
   if (list->size() > most_rules) refuse_plan(fmt::format("{} rules; at most {} are read", list->size(), most_rules));
 
   Reach reach;
-  PlanContent content{std::string(json), read_rules(*list, lines, reach), read_numbering(members, "layers"),
-                      read_numbering(members, "experts")};
+  MergePlan result;
+  result.text_ = json;
+  result.rules_ = read_rules(*list, lines, reach);
+  result.layers_ = read_numbering(members, "layers");
+  result.experts_ = read_numbering(members, "experts");
   const Config* base = members.find("extends");
-  return base == nullptr ? content : parse_plan(to_json(extended(members, *base, reach), 2) + "\n");
+  return base == nullptr ? result : MergePlan::read(to_json(extended(members, *base, reach), 2) + "\n");
 }
 
 }  // namespace muster

@@ -80,17 +80,17 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   CarriedFiles carried = carried_files(model_dir, options.carry);
   const std::shared_ptr<SyncGroup> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);
-  std::vector<FileTarget> targets;
-  for (const FilePlan& file : assembly.files) targets.push_back(grow_file(output.partial(), file));
+  ProcessWork& work = assembly.processes.front();
+  for (const FilePlan& file : assembly.files) work.targets.push_back(grow_file(output.partial(), file));
   ProgressCounter counter(options.progress, assembly.bytes);
   std::uint64_t before = 0;
   std::function<void(std::uint64_t)> progress;
   if (options.progress) progress = [&](std::uint64_t bytes) { counter.add(bytes - std::exchange(before, bytes)); };
   assemble(
-      *group, assembly.processes.front(), *job.source, targets, {window_bytes},
+      *group, work, *job.source, {},
       [&](std::uint32_t file) {
-        add_piece_checksums(assembly.files[file], targets[file].place, [&] { go_on(*group); });
-        finish_file(assembly.files[file], targets[file]);
+        add_piece_checksums(assembly.files[file], work.targets[file].place, [&] { go_on(*group); });
+        finish_file(assembly.files[file], work.targets[file]);
       },
       progress);
   copy_carried_files(model_dir, output.partial(), carried.names, [&] { go_on(*group); });
@@ -116,23 +116,6 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
   }
 }
 
-/// Files that go again unless all is well.
-class Undo {
- public:
-  Undo() = default;
-  Undo(const Undo&) = delete;
-  Undo& operator=(const Undo&) = delete;
-  ~Undo() {
-    std::error_code error;
-    for (const std::string& path : paths_) std::filesystem::remove(path, error);
-  }
-  void add(std::string path) { paths_.push_back(std::move(path)); }
-  void forget() noexcept { paths_.clear(); }
-
- private:
-  std::vector<std::string> paths_;
-};
-
 // A model's shards as the states of a job in a workspace.
 //
 //  1. Files that are no weights are compared with those of the same names in the workspace.
@@ -148,32 +131,36 @@ void write_states(ShardJob& job, const std::string& model_dir, const std::string
   job.report.job = workspace::job_text(nonce);
   ProgressCounter progress(options.progress, job.report.bytes_written, options.stop);
   const int world_size = static_cast<int>(job.outputs.files.size());
-  Undo undo;
+  std::vector<std::string> made;  // goes again unless all is well
   workspace::sweep_dead(workspace);
-  for (int rank = 0; rank < world_size; ++rank) {
-    OutputFile& shard = job.outputs.files[static_cast<std::size_t>(rank)];
-    // States have checksums of their own.
-    shard.metadata.erase(std::string(piece_checksums_key));
-    const std::string name = workspace::file_name({.kind = workspace::NameKind::state,
-                                                   .job = job.report.job,
-                                                   .rank = rank,
-                                                   .world_size = world_size,
-                                                   .generation = 1});
-    const StateFileOptions state{
-        .info = {nonce, 1, rank, world_size}, .zstd_level = options.zstd_level, .temporary = workspace::growing_name()};
-    const std::string target = join_path(workspace, name);
-    // The directory may be what could not be synced: then the name is there, too.
-    undo.add(target);
-    const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
-    write_state_file(tensors, target, config_from_metadata(shard.metadata), state, progress);
-  }
-  for (const std::string& name : carried.names) {
+  try {
+    for (int rank = 0; rank < world_size; ++rank) {
+      OutputFile& shard = job.outputs.files[static_cast<std::size_t>(rank)];
+      // States have checksums of their own.
+      shard.metadata.erase(std::string(piece_checksums_key));
+      const std::string name = workspace::file_name({.kind = workspace::NameKind::state,
+                                                     .job = job.report.job,
+                                                     .rank = rank,
+                                                     .world_size = world_size,
+                                                     .generation = 1});
+      const StateFileOptions state{.info = {nonce, 1, rank, world_size},
+                                   .zstd_level = options.zstd_level,
+                                   .temporary = workspace::growing_name()};
+      // The directory may be what could not be synced: then the name is there, too.
+      made.push_back(join_path(workspace, name));
+      const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
+      write_state_file(tensors, made.back(), config_from_metadata(shard.metadata), state, progress);
+    }
+    for (const std::string& name : carried.names) {
+      std::error_code error;
+      if (!std::filesystem::exists(join_path(workspace, name), error)) made.push_back(join_path(workspace, name));
+    }
+    copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
+  } catch (...) {
     std::error_code error;
-    const std::string target = join_path(workspace, name);
-    if (!std::filesystem::exists(target, error)) undo.add(target);
+    for (const std::string& file : made) std::filesystem::remove(file, error);
+    throw;
   }
-  copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
-  undo.forget();
   job.report.left = std::move(carried.left);
 }
 
@@ -200,16 +187,12 @@ int count_shards(const std::string& shards_dir, const std::string& job) {
     return workspace::choose_states(shards_dir, {.job = job}).world_size;
   std::set<int> sizes;
   std::set<int> found;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(shards_dir, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const auto name = parse_shard_file_name(entry->path().filename().string());
+  for (const std::string& file : files_in(shards_dir)) {
+    const auto name = parse_shard_file_name(file);
     if (!name) continue;
     sizes.insert(name->ranks);
     found.insert(name->rank);
   }
-  if (error)
-    throw file_error(ErrorKind::not_found, "reading the shards in", shards_dir, error.message(), error.value());
   if (sizes.empty())
     throw Error(ErrorKind::not_found,
                 fmt::format("{} has no shards (rank-00000-of-0000N.safetensors); muster shard makes some",

@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <filesystem>
 #include <iterator>
 #include <system_error>

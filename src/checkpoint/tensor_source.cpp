@@ -8,7 +8,6 @@
 #include <set>
 
 #include "muster/error.hpp"
-#include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
 #include "src/merge/reduce.hpp"
 
@@ -20,15 +19,14 @@ constexpr std::uint64_t written_at_once = 8 << 20;
 // Longer rows are worth a system call each.
 constexpr std::uint64_t long_row = 128 << 10;
 
-/// The rows from `begin` on, `stride` apart, must be within `size`.
+}  // namespace
+
 void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectangle& rows, std::uint64_t size) {
   std::uint64_t length = 0;
   if (rows.rows == 0 || __builtin_mul_overflow(rows.rows - 1, stride, &length) ||
       __builtin_add_overflow(length, rows.bytes, &length) || begin > size || length > size - begin)
     throw Error(ErrorKind::corrupt, "rows that are to be copied lie outside of their tensor or their window");
 }
-
-}  // namespace
 
 std::optional<std::size_t> TensorSource::find(std::string_view name) const noexcept {
   const auto found = std::ranges::find(tensors(), name, &TensorEntry::name);

@@ -49,6 +49,9 @@ class TensorSource {
                                         std::vector<std::byte>& memory) const;
 };
 
+/// Throws Error(corrupt) if rows from `begin` on, `stride` apart, are not within `size`, or there is none.
+void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectangle& rows, std::uint64_t size);
+
 /// Reads rows of a tensor, of which they are counted from the byte `begin` on, to their places in `target`. Throws
 /// Error(corrupt) if they are outside of either, and as the source.
 void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t begin, const merge::Rectangle& rows,

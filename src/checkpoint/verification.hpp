@@ -2,11 +2,12 @@
 #pragma once
 // The parts of a verification. Each adds what it finds and goes on; nothing here throws for what a file says.
 
+#include <fmt/core.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,28 +24,31 @@ struct OpenedFile {
   SafetensorsFile file;
 };
 
-/// A directory under verification.
-class Verification {
- public:
-  explicit Verification(VerifyReport& report) : report_(report) {}
+/// What is verified, and what has been found of it.
+struct Verification {
+  const std::string directory;  ///< of all files
+  const VerifyOptions& options;
+  VerifyReport& report;
 
-  void add(Defect defect, std::string file, std::string tensor, std::string words);
+  template <class... Values>
+  void add(Defect defect, std::string_view file, std::string_view tensor, fmt::format_string<Values...> words,
+           Values&&... values) {
+    constexpr std::size_t most_problems = 10'000;
+    if (report.problems.size() < most_problems)
+      report.problems.push_back(
+          {defect, std::string(file), std::string(tensor), fmt::format(words, std::forward<Values>(values)...)});
+    else
+      ++report.problems_left_out;
+  }
   /// A file that could be opened, and its tensors.
   template <class Tensor>
   void count(const std::vector<Tensor>& tensors) {
-    ++report_.files;
-    report_.tensors += tensors.size();
-    for (const Tensor& tensor : tensors) report_.bytes += tensor.bytes;
+    ++report.files;
+    report.tensors += tensors.size();
+    for (const Tensor& tensor : tensors) report.bytes += tensor.bytes;
   }
   /// Opens what it can of these names, in their order.
-  std::vector<OpenedFile> open_all(const std::string& directory, const std::vector<std::string>& names);
-  /// Tells each run of numbers from `first` to `last` that is not there; a count from a name is only believed as far as
-  /// there are files.
-  void find_holes(const std::set<std::uint64_t>& there, std::uint64_t first, std::uint64_t last, std::string_view what,
-                  const std::function<std::string(std::uint64_t)>& name_of);
-
- private:
-  VerifyReport& report_;
+  std::vector<OpenedFile> open_all(const std::vector<std::string>& names);
 };
 
 /// A tensor of an opened file whose bytes are looked at.
@@ -64,20 +68,16 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
 /// Where a name of a checkpoint is: file and place in it.
 using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size_t>>;
 
-/// Every name of the files once; a second place of one is told. The files must outlive the result.
-Places find_places(const std::vector<OpenedFile>& files, Verification& verification);
-
 /// The index against the files. `names`: of all *.safetensors in the directory, sorted; those that cannot be opened
 /// too.
-void verify_index(const std::string& directory, const std::string& index_name, const std::vector<std::string>& names,
+void verify_index(const std::string& index_name, const std::vector<std::string>& names,
                   const std::vector<OpenedFile>& files, const Places& places, Verification& verification);
 
-/// PREFIX-00002-of-00003.safetensors: all of one prefix are of one count, and all numbers from 1 on are there. True
-/// if there are such files.
+/// PREFIX-00002-of-00003.safetensors: all of one prefix are of one count, and all numbers are there, from 0 on of the
+/// shards of ranks, else from 1 on. True if there are such files.
 bool verify_numbering(const std::vector<std::string>& names, Verification& verification);
 
 /// rank-00002-of-00004.safetensors and nothing else.
-void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,
-                   VerifyReport& report, Verification& verification);
+void verify_shards(const std::vector<std::string>& names, Verification& verification);
 
 }  // namespace muster

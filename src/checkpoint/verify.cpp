@@ -29,25 +29,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t most_problems = 10'000;
-
-void verify_checksums(const std::string& directory, const Places& places, const VerifyOptions& options,
-                      VerifyReport& report, Verification& verification) {
+void verify_checksums(const Places& places, Verification& verification) {
+  VerifyReport& report = verification.report;
   const std::string file(checksums_file_name);
   std::optional<Checksums> checksums;
   try {
-    checksums = read_checksums(directory);
+    checksums = read_checksums(verification.directory);
   } catch (const Error& error) {
     report.has_checksums = true;
-    return verification.add(Defect::checksum, file, "", error.what());
+    return verification.add(Defect::checksum, file, "", "{}", error.what());
   }
   report.has_checksums = checksums.has_value();
   if (!checksums) return;
   for (const auto& [name, checksum] : *checksums) {
     if (!places.contains(name))
-      verification.add(
-          Defect::checksum, file, name,
-          fmt::format("{} has a checksum of the tensor {}, which is not there", in_quotes(file), in_quotes(name)));
+      verification.add(Defect::checksum, file, name, "{} has a checksum of the tensor {}, which is not there",
+                       in_quotes(file), in_quotes(name));
   }
   std::vector<ReadTensor> tensors;
   std::vector<std::uint64_t> sums;  // expected, of each
@@ -56,206 +53,181 @@ void verify_checksums(const std::string& directory, const Places& places, const 
       tensors.push_back({place.first, place.second});
       sums.push_back(sum->second);
     } else {
-      verification.add(Defect::checksum, file, std::string(name),
-                       fmt::format("{} has no checksum of the tensor {}", in_quotes(file), in_quotes(name)));
+      verification.add(Defect::checksum, file, name, "{} has no checksum of the tensor {}", in_quotes(file),
+                       in_quotes(name));
     }
   }
-  if (!options.checksums) return;
+  if (!verification.options.checksums) return;
   std::vector<std::uint64_t> found(tensors.size());
-  read_all(tensors, options.progress, [&](std::size_t i, const ReadProgress& add) {
+  read_all(tensors, verification.options.progress, [&](std::size_t i, const ReadProgress& add) {
     found[i] = checksum_of(tensors[i].file->file, tensors[i].index, add);
   });
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& in = tensors[i].file->name;
     const std::string& name = tensors[i].entry().name;
     if (!tensors[i].failure.empty()) {
-      verification.add(Defect::file, in, name, tensors[i].failure);
+      verification.add(Defect::file, in, name, "{}", tensors[i].failure);
       continue;
     }
     ++report.checked;
     if (found[i] == sums[i]) continue;
     verification.add(Defect::checksum, in, name,
-                     fmt::format("the tensor {} in {} has the checksum {}, not {}: its bytes have changed",
-                                 in_quotes(name), in_quotes(in), checksum_text(found[i]), checksum_text(sums[i])));
+                     "the tensor {} in {} has the checksum {}, not {}: its bytes have changed", in_quotes(name),
+                     in_quotes(in), checksum_text(found[i]), checksum_text(sums[i]));
   }
 }
 
 // What is wrong is a problem; nothing is thrown.
-void verify_checkpoint(const std::string& directory, const std::vector<std::string>& weights,
-                       const std::vector<std::string>& indexes, const std::vector<OpenedFile>& files,
-                       const Places& places, Verification& verification) {
+void verify_checkpoint(const std::vector<std::string>& weights, const std::vector<std::string>& indexes,
+                       const std::vector<OpenedFile>& files, const Places& places, Verification& verification) {
   const bool is_numbered = verify_numbering(weights, verification);
   if (indexes.empty()) {
     if (is_numbered)
-      verification.add(Defect::missing, std::string(model_index_name), "",
-                       fmt::format("there is no {}, so loaders do not find the numbered files", model_index_name));
+      verification.add(Defect::missing, model_index_name, "",
+                       "there is no {}, so loaders do not find the numbered files", model_index_name);
     else if (weights.size() > 1)
-      verification.add(
-          Defect::unindexed, weights[1], "",
-          fmt::format("{} safetensors files and no index: it cannot be told which are the model", weights.size()));
+      verification.add(Defect::unindexed, weights[1], "",
+                       "{} safetensors files and no index: it cannot be told which are the model", weights.size());
     return;
   }
   const bool has_usual = std::find(indexes.begin(), indexes.end(), model_index_name) != indexes.end();
   const std::string& index = has_usual ? std::string(model_index_name) : indexes.front();
   for (const std::string& other : indexes) {
     if (other != index)
-      verification.add(
-          Defect::twice, other, "",
-          fmt::format("{} and {} are both an index; the former was verified", in_quotes(index), in_quotes(other)));
+      verification.add(Defect::twice, other, "", "{} and {} are both an index; the former was verified",
+                       in_quotes(index), in_quotes(other));
   }
-  verify_index(directory, index, weights, files, places, verification);
+  verify_index(index, weights, files, places, verification);
 }
 
 // State files, one or those of a workspace.
 
-/// Opens and checks one file. `done` is told of what was read.
-void verify_one(const std::string& path, const std::string& name, bool with_checksums, const ProgressCallback& progress,
-                VerifyReport& report, Verification& verification) {
+/// Opens and checks one file of the directory.
+void verify_state(const std::string& name, const ProgressCallback& progress, Verification& verification) {
   try {
-    const StateFile file = StateFile::open(path);
+    const StateFile file = StateFile::open(join_path(verification.directory, name));
     verification.count(file.tensors());
-    if (!with_checksums) return;
+    if (!verification.options.checksums) return;
     for (const StateProblem& problem : file.check(progress))
-      verification.add(Defect::checksum, name, problem.tensor,
-                       problem.tensor.empty() ? fmt::format("{}: {}", in_quotes(name), problem.words)
-                                              : fmt::format("the tensor {} in {}: {}", in_quotes(problem.tensor),
-                                                            in_quotes(name), problem.words));
-    report.checked += file.tensors().size();
+      verification.add(Defect::checksum, name, problem.tensor, "{}{}: {}",
+                       problem.tensor.empty() ? "" : fmt::format("the tensor {} in ", in_quotes(problem.tensor)),
+                       in_quotes(name), problem.words);
+    verification.report.checked += file.tensors().size();
   } catch (const Error& error) {
     // What is not there, or of another version, was not verified.
     if (error.kind() == ErrorKind::version || error.kind() == ErrorKind::not_found) throw;
-    verification.add(Defect::file, name, "", error.what());
+    verification.add(Defect::file, name, "", "{}", error.what());
   }
 }
 
-/// The progress of one file after the other as one.
-class WholeProgress {
- public:
-  WholeProgress(const ProgressCallback& progress, std::uint64_t total) : counter_(progress, total) {}
-  ProgressCallback of_next_file() {
-    return [this, last = std::uint64_t{0}](const Progress& progress) mutable {
-      counter_.add(progress.bytes - last);
-      last = progress.bytes;
-    };
-  }
-
- private:
-  ProgressCounter counter_;
-};
-
-void verify_job(const std::string& directory, const workspace::SurveyJob& job, const VerifyOptions& options,
-                WholeProgress& progress, VerifyReport& report, Verification& verification) {
-  const auto verify_state = [&](const workspace::SurveyState& state) {
+void verify_workspace(Verification& verification) {
+  verification.report.kind = VerifiedKind::workspace;
+  verification.report.has_checksums = true;
+  const workspace::Survey survey = workspace::survey(verification.directory);
+  std::uint64_t total = 0;
+  for (const workspace::SurveyJob& job : survey.jobs)
+    for (const auto* states : {&job.states, &job.kept})
+      for (const workspace::SurveyState& state : *states) total += state.complete ? state.tensor_bytes : 0;
+  ProgressCounter counter(verification.options.progress, total);
+  const auto verify_if_complete = [&](const workspace::SurveyState& state) {
     const std::string& name = state.entry.file;
-    if (!state.complete) return verification.add(Defect::file, name, "", "the state is not complete: " + state.problem);
+    if (!state.complete)
+      return verification.add(Defect::file, name, "", "the state is not complete: {}", state.problem);
+    std::uint64_t before = 0;
+    const auto progress = [&](const Progress& now) { counter.add(now.bytes - std::exchange(before, now.bytes)); };
     try {
-      verify_one(join_path(directory, name), name, options.checksums,
-                 options.progress ? progress.of_next_file() : ProgressCallback(), report, verification);
+      verify_state(name, progress, verification);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found) throw;
       // A job that goes on replaces its older states.
     }
   };
-  for (const workspace::SurveyState& state : job.states) verify_state(state);
-  for (const workspace::SurveyState& state : job.kept) verify_state(state);
-  if (job.states.empty()) return;
-  for (const int rank : job.missing_ranks)
-    verification.add(Defect::missing, "", "",
-                     fmt::format("the job {} has no complete state of rank {}", job.nonce, rank));
-}
-
-VerifyReport verify_workspace(const std::string& path, const VerifyOptions& options) {
-  VerifyReport report{.path = path, .kind = VerifiedKind::workspace, .has_checksums = true};
-  Verification verification(report);
-  const workspace::Survey survey = workspace::survey(path);
-  std::uint64_t total = 0;
   for (const workspace::SurveyJob& job : survey.jobs) {
-    for (const workspace::SurveyState& state : job.states) total += state.complete ? state.tensor_bytes : 0;
-    for (const workspace::SurveyState& state : job.kept) total += state.complete ? state.tensor_bytes : 0;
+    for (const auto* states : {&job.states, &job.kept})
+      for (const workspace::SurveyState& state : *states) verify_if_complete(state);
+    if (job.states.empty()) continue;
+    for (const int rank : job.missing_ranks)
+      verification.add(Defect::missing, "", "", "the job {} has no complete state of rank {}", job.nonce, rank);
   }
-  WholeProgress progress(options.progress, total);
-  for (const workspace::SurveyJob& job : survey.jobs) verify_job(path, job, options, progress, report, verification);
   const auto find_left = [&](const workspace::SurveyEntry& entry) {
     if (entry.writer == os::Life::dead)
-      verification.add(
-          Defect::left, entry.file, "",
-          fmt::format("{} was left by a process that is gone; muster gc --yes {}", in_quotes(entry.file),
-                      entry.foreign.empty() ? "removes it" : "removes it when what is not Muster's is out of it"));
+      verification.add(Defect::left, entry.file, "", "{} was left by a process that is gone; muster gc --yes {}",
+                       in_quotes(entry.file),
+                       entry.foreign.empty() ? "removes it" : "removes it when what is not Muster's is out of it");
   };
   for (const workspace::SurveyEntry& entry : survey.foreign)
     if (const auto name = workspace::parse_name(entry.file))
-      verification.add(
-          Defect::file, entry.file, "",
-          fmt::format("{} has the name of a {}, and is none", in_quotes(entry.file), workspace::to_string(name->kind)));
+      verification.add(Defect::file, entry.file, "", "{} has the name of a {}, and is none", in_quotes(entry.file),
+                       workspace::to_string(name->kind));
   for (const workspace::SurveyEntry& entry : survey.temporary) find_left(entry);
   for (const workspace::SurveyJob& job : survey.jobs)
     for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);
-  return report;
 }
 
-VerifyReport verify_directory(const std::string& directory, const VerifyOptions& options) {
-  VerifyReport report{.path = directory};
+/// Every name of the files once; a second place of one is told. The files must outlive the result.
+Places find_places(const std::vector<OpenedFile>& files, Verification& verification) {
+  Places places;
+  for (const OpenedFile& file : files) {
+    const std::vector<TensorEntry>& tensors = file.file.tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto [place, is_new] = places.try_emplace(tensors[i].name, &file, i);
+      if (!is_new)
+        verification.add(Defect::twice, file.name, tensors[i].name, "the tensor {} is in {} and in {}",
+                         in_quotes(tensors[i].name), in_quotes(place->second.first->name), in_quotes(file.name));
+    }
+  }
+  return places;
+}
+
+void verify_directory(Verification& verification) {
   std::vector<std::string> weights;
   std::vector<std::string> indexes;
-  for (std::string& name : files_in(directory)) {
+  for (std::string& name : files_in(verification.directory)) {
     if (is_weight_name(name))
       weights.push_back(std::move(name));
     else if (is_index_name(name))
       indexes.push_back(std::move(name));
   }
-  if (weights.empty() && indexes.empty() && workspace::is_workspace_directory(directory))
-    return verify_workspace(directory, options);
-  if (weights.empty() && indexes.empty())
-    throw file_error(ErrorKind::not_found, "verifying", directory, "there is no *.safetensors in it");
-  Verification verification(report);
+  if (weights.empty() && indexes.empty()) {
+    if (workspace::is_workspace_directory(verification.directory)) return verify_workspace(verification);
+    throw file_error(ErrorKind::not_found, "verifying", verification.directory, "there is no *.safetensors in it");
+  }
   const bool has_model = !indexes.empty() || std::binary_search(weights.begin(), weights.end(), model_file_name);
   const bool has_shards = std::any_of(weights.begin(), weights.end(),
                                       [](const std::string& name) { return parse_shard_file_name(name).has_value(); });
   if (has_shards && !has_model) {
-    report.kind = VerifiedKind::shards;
-    verify_shards(directory, weights, options, report, verification);
-    return report;
+    verification.report.kind = VerifiedKind::shards;
+    return verify_shards(weights, verification);
   }
-  const std::vector<OpenedFile> files = verification.open_all(directory, weights);
+  const std::vector<OpenedFile> files = verification.open_all(weights);
   const Places places = find_places(files, verification);
-  verify_checkpoint(directory, weights, indexes, files, places, verification);
-  verify_checksums(directory, places, options, report, verification);
-  return report;
+  verify_checkpoint(weights, indexes, files, places, verification);
+  verify_checksums(places, verification);
 }
 
-VerifyReport verify_file(const std::string& path, const VerifyOptions& options) {
-  const fs::path whole(path);
-  const std::string name = whole.filename().string();
-  const bool is_state = StateFile::is_state_file(path);
-  VerifyReport report{
-      .path = path, .kind = is_state ? VerifiedKind::state : VerifiedKind::file, .has_checksums = is_state};
-  Verification verification(report);
-  if (is_state) {
-    verify_one(path, name, options.checksums, options.progress, report, verification);
-  } else if (is_hdf5_file(path)) {
-    try {
-      verification.count(ForeignHdf5(path).tensors());
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::unsupported) throw;
-      verification.add(Defect::file, name, "", error.what());
-    }
-  } else {
-    verification.open_all(whole.parent_path().string(), {name});
+void verify_file(const std::string& name, Verification& verification) {
+  const std::string path = join_path(verification.directory, name);
+  if (StateFile::is_state_file(path)) {
+    verification.report.kind = VerifiedKind::state;
+    verification.report.has_checksums = true;
+    return verify_state(name, verification.options.progress, verification);
   }
-  return report;
+  verification.report.kind = VerifiedKind::file;
+  if (!is_hdf5_file(path)) {
+    verification.open_all({name});
+    return;
+  }
+  try {
+    verification.count(ForeignHdf5(path).tensors());
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::unsupported) throw;
+    verification.add(Defect::file, name, "", "{}", error.what());
+  }
 }
 
 }  // namespace
 
-void Verification::add(Defect defect, std::string file, std::string tensor, std::string words) {
-  if (report_.problems.size() >= most_problems) {
-    ++report_.problems_left_out;
-    return;
-  }
-  report_.problems.push_back({defect, std::move(file), std::move(tensor), std::move(words)});
-}
-
-std::vector<OpenedFile> Verification::open_all(const std::string& directory, const std::vector<std::string>& names) {
+std::vector<OpenedFile> Verification::open_all(const std::vector<std::string>& names) {
   std::vector<OpenedFile> files;
   files.reserve(names.size());
   os::allow_open_files(names.size());
@@ -263,25 +235,12 @@ std::vector<OpenedFile> Verification::open_all(const std::string& directory, con
     try {
       files.push_back({name, SafetensorsFile::open(join_path(directory, name))});
     } catch (const Error& error) {
-      add(Defect::file, name, "", error.what());
+      add(Defect::file, name, "", "{}", error.what());
       continue;
     }
     count(files.back().file.tensors());
   }
   return files;
-}
-
-void Verification::find_holes(const std::set<std::uint64_t>& there, std::uint64_t first, std::uint64_t last,
-                              std::string_view what, const std::function<std::string(std::uint64_t)>& name_of) {
-  for (auto next = there.lower_bound(first); first <= last; ++first) {
-    const std::uint64_t end = next == there.end() || *next > last ? last + 1 : *next++;
-    if (first < end)
-      add(Defect::missing, name_of(first), "",
-          first + 1 == end
-              ? fmt::format("{} is not there", in_quotes(name_of(first)))
-              : fmt::format("{} and those up to {} {} are not there", in_quotes(name_of(first)), what, end - 1));
-    first = end;
-  }
 }
 
 void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress,
@@ -303,21 +262,6 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
   });
 }
 
-Places find_places(const std::vector<OpenedFile>& files, Verification& verification) {
-  Places places;
-  for (const OpenedFile& file : files) {
-    const std::vector<TensorEntry>& tensors = file.file.tensors();
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const auto [place, is_new] = places.try_emplace(tensors[i].name, &file, i);
-      if (!is_new)
-        verification.add(Defect::twice, file.name, tensors[i].name,
-                         fmt::format("the tensor {} is in {} and in {}", in_quotes(tensors[i].name),
-                                     in_quotes(place->second.first->name), in_quotes(file.name)));
-    }
-  }
-  return places;
-}
-
 std::string_view to_string(Defect defect) noexcept {
   constexpr std::array<std::string_view, 9> names = {"file",      "missing",  "unindexed", "twice",   "index",
                                                      "numbering", "disagree", "left",      "checksum"};
@@ -326,9 +270,17 @@ std::string_view to_string(Defect defect) noexcept {
 
 VerifyReport verify(const std::string& path, const VerifyOptions& options) {
   std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) throw file_error(ErrorKind::not_found, "verifying", path, "it is not there");
-  return std::filesystem::is_directory(status) ? verify_directory(path, options) : verify_file(path, options);
+  const auto status = fs::status(path, error);
+  if (!fs::exists(status)) throw file_error(ErrorKind::not_found, "verifying", path, "it is not there");
+  VerifyReport report{.path = path};
+  const bool is_directory = fs::is_directory(status);
+  const fs::path whole(path);
+  Verification verification{is_directory ? path : whole.parent_path().string(), options, report};
+  if (is_directory)
+    verify_directory(verification);
+  else
+    verify_file(whole.filename().string(), verification);
+  return report;
 }
 
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress) {

@@ -23,11 +23,11 @@
 namespace muster {
 namespace {
 
-std::optional<Config> read_json(const std::string& directory, const std::string& name, Verification& verification) {
+std::optional<Config> read_json(const std::string& name, Verification& verification) {
   try {
-    return parse_json(read_text(join_path(directory, name), longest_index));
+    return parse_json(read_text(join_path(verification.directory, name), longest_index));
   } catch (const Error& error) {
-    verification.add(Defect::index, name, "", fmt::format("the index {}: {}", in_quotes(name), error.what()));
+    verification.add(Defect::index, name, "", "the index {}: {}", in_quotes(name), error.what());
     return std::nullopt;
   }
 }
@@ -42,9 +42,8 @@ void verify_total(const Config& index, const std::string& name, const Places& pl
   // Some writers have it as a real number.
   const bool is_number = total->type() == Config::Type::integer || total->type() == Config::Type::real;
   if (!is_number || total->as_double() != static_cast<double>(bytes))
-    verification.add(Defect::index, name, "",
-                     fmt::format("the index {}: \"total_size\" is {}, and the tensors have {} bytes", in_quotes(name),
-                                 is_number ? to_json(*total) : "no number", bytes));
+    verification.add(Defect::index, name, "", "the index {}: \"total_size\" is {}, and the tensors have {} bytes",
+                     in_quotes(name), is_number ? to_json(*total) : "no number", bytes);
 }
 
 struct Shard {
@@ -59,61 +58,56 @@ void verify_facts(Shard& shard, int ranks, Verification& verification) {
   try {
     shard.facts = parse_shard_facts(shard.opened->file.metadata());
   } catch (const Error& error) {
-    return verification.add(Defect::file, name, "", fmt::format("{}: {}", in_quotes(name), error.what()));
+    return verification.add(Defect::file, name, "", "{}: {}", in_quotes(name), error.what());
   }
   if (!shard.facts) return;
   if (shard.facts->rank != shard.rank || shard.facts->ranks != ranks)
-    verification.add(
-        Defect::disagree, name, "",
-        fmt::format("{}: it says that it is rank {} of {}", in_quotes(name), shard.facts->rank, shard.facts->ranks));
+    verification.add(Defect::disagree, name, "", "{}: it says that it is rank {} of {}", in_quotes(name),
+                     shard.facts->rank, shard.facts->ranks);
   if (shard.facts->layout && shard.facts->layout->ranks() != ranks) {
-    verification.add(Defect::disagree, name, "",
-                     fmt::format("{}: it was cut for the layout {}, which has other than {} ranks", in_quotes(name),
-                                 to_string(*shard.facts->layout), ranks));
+    verification.add(Defect::disagree, name, "", "{}: it was cut for the layout {}, which has other than {} ranks",
+                     in_quotes(name), to_string(*shard.facts->layout), ranks);
     shard.facts->layout.reset();
   }
   for (const auto& [tensor, place] : shard.facts->padded) {
     const auto index = shard.opened->file.find(tensor);
     if (!index) {
-      verification.add(Defect::disagree, name, tensor,
-                       fmt::format("{}: it has padding of the tensor {}, which it does not have", in_quotes(name),
-                                   in_quotes(tensor)));
+      verification.add(Defect::disagree, name, tensor, "{}: it has padding of the tensor {}, which it does not have",
+                       in_quotes(name), in_quotes(tensor));
       continue;
     }
     const Shape& shape = shard.opened->file.tensors()[*index].shape;
     if (place.first >= shape.size())
-      verification.add(Defect::disagree, name, tensor,
-                       fmt::format("{}: the tensor {} of shape {} is padded along dimension {}", in_quotes(name),
-                                   in_quotes(tensor), to_string(shape), place.first));
+      verification.add(Defect::disagree, name, tensor, "{}: the tensor {} of shape {} is padded along dimension {}",
+                       in_quotes(name), in_quotes(tensor), to_string(shape), place.first);
   }
 }
 
 // Two ranks that hold parts of the same tensors.
 void compare(const Shard& first, const Shard& other, Verification& verification) {
-  const auto problem = [&](const std::string& tensor, const std::string& words) {
-    verification.add(Defect::disagree, other.opened->name, tensor, words);
+  const std::string& name = other.opened->name;
+  const std::string one = in_quotes(first.opened->name);
+  const std::string two = in_quotes(name);
+  const auto lacks = [&](const TensorEntry& entry, const std::string& has, const std::string& has_not) {
+    verification.add(Defect::disagree, name, entry.name, "the tensor {} is in {} and not in {}", in_quotes(entry.name),
+                     has, has_not);
   };
   for (const TensorEntry& entry : first.opened->file.tensors()) {
     const auto index = other.opened->file.find(entry.name);
     if (!index) {
-      problem(entry.name, fmt::format("the tensor {} is in {} and not in {}", in_quotes(entry.name),
-                                      in_quotes(first.opened->name), in_quotes(other.opened->name)));
+      lacks(entry, one, two);
       continue;
     }
     const TensorEntry& there = other.opened->file.tensors()[*index];
     if (there.dtype == entry.dtype && there.shape.size() == entry.shape.size()) continue;
-    problem(entry.name, fmt::format("the tensor {} is {} in {} and {} in {}", in_quotes(entry.name),
-                                    to_string(TensorSpec{entry.dtype, entry.shape}), in_quotes(first.opened->name),
-                                    to_string(TensorSpec{there.dtype, there.shape}), in_quotes(other.opened->name)));
+    verification.add(Defect::disagree, name, entry.name, "the tensor {} is {} in {} and {} in {}",
+                     in_quotes(entry.name), to_string(TensorSpec{entry.dtype, entry.shape}), one,
+                     to_string(TensorSpec{there.dtype, there.shape}), two);
   }
-  for (const TensorEntry& entry : other.opened->file.tensors()) {
-    if (first.opened->file.find(entry.name)) continue;
-    problem(entry.name, fmt::format("the tensor {} is in {} and not in {}", in_quotes(entry.name),
-                                    in_quotes(other.opened->name), in_quotes(first.opened->name)));
-  }
+  for (const TensorEntry& entry : other.opened->file.tensors())
+    if (!first.opened->file.find(entry.name)) lacks(entry, two, one);
   if (first.facts && other.facts && first.facts->padded != other.facts->padded)
-    problem("", fmt::format("{} and {} do not say the same of padding", in_quotes(first.opened->name),
-                            in_quotes(other.opened->name)));
+    verification.add(Defect::disagree, name, "", "{} and {} do not say the same of padding", one, two);
 }
 
 // Ranks of one group hold parts of the same tensors: those of one pipeline stage and one expert rank.
@@ -123,24 +117,21 @@ int group_of(const Shard& shard) {
 
 // Two ranks of one set, whatever they hold.
 void compare_facts(const Shard& first, const Shard& other, Verification& verification) {
-  const auto problem = [&](const std::string& words) {
-    verification.add(Defect::disagree, other.opened->name, "", words);
-  };
+  const std::string& name = other.opened->name;
   const auto words_of_layout = [](const Shard& shard) {
     return shard.facts->layout ? to_string(*shard.facts->layout) : std::string("(none)");
   };
-  if (first.facts.has_value() != other.facts.has_value()) {
-    problem(fmt::format("one of {} and {} says that it is a shard, the other does not; they are of different origin",
-                        in_quotes(first.opened->name), in_quotes(other.opened->name)));
-  } else if (first.facts && first.facts->layout != other.facts->layout) {
-    problem(fmt::format("{} was cut for the layout {}, {} for {}", in_quotes(first.opened->name),
-                        words_of_layout(first), in_quotes(other.opened->name), words_of_layout(other)));
-  }
+  if (first.facts.has_value() != other.facts.has_value())
+    verification.add(Defect::disagree, name, "",
+                     "one of {} and {} says that it is a shard, the other does not; they are of different origin",
+                     in_quotes(first.opened->name), in_quotes(name));
+  else if (first.facts && first.facts->layout != other.facts->layout)
+    verification.add(Defect::disagree, name, "", "{} was cut for the layout {}, {} for {}",
+                     in_quotes(first.opened->name), words_of_layout(first), in_quotes(name), words_of_layout(other));
 }
 
 // What shards say of their own bytes.
-void verify_pieces(const std::vector<OpenedFile>& files, const VerifyOptions& options, VerifyReport& report,
-                   Verification& verification) {
+void verify_pieces(const std::vector<OpenedFile>& files, Verification& verification) {
   std::vector<ReadTensor> all;
   std::vector<std::shared_ptr<const CheckedTensor>> tensors;  // of each
   for (const OpenedFile& opened : files) {
@@ -152,12 +143,12 @@ void verify_pieces(const std::vector<OpenedFile>& files, const VerifyOptions& op
           tensors.push_back(std::move(tensor));
         }
     } catch (const Error& error) {
-      verification.add(Defect::file, opened.name, "", error.what());
+      verification.add(Defect::file, opened.name, "", "{}", error.what());
     }
   }
-  report.has_checksums = !all.empty();
-  if (!options.checksums) return;
-  read_all(all, options.progress, [&](std::size_t place, const ReadProgress& progress) {
+  verification.report.has_checksums = !all.empty();
+  if (!verification.options.checksums) return;
+  read_all(all, verification.options.progress, [&](std::size_t place, const ReadProgress& progress) {
     const std::uint64_t bytes = all[place].entry().bytes;
     std::vector<std::byte> memory(std::min(bytes, checked_piece_bytes));
     for (std::uint64_t at = 0; at < bytes; at += memory.size()) {
@@ -166,20 +157,36 @@ void verify_pieces(const std::vector<OpenedFile>& files, const VerifyOptions& op
       progress(memory.size());
     }
   });
-  report.checked += all.size();
+  verification.report.checked += all.size();
   for (const ReadTensor& read : all)
-    if (!read.failure.empty()) verification.add(Defect::checksum, read.file->name, read.entry().name, read.failure);
+    if (!read.failure.empty())
+      verification.add(Defect::checksum, read.file->name, read.entry().name, "{}", read.failure);
+}
+
+/// Tells each run of numbers from `first` to `last` that is not there; a count from a name is only believed as far as
+/// there are files.
+void find_holes(const std::set<std::uint64_t>& there, std::uint64_t first, std::uint64_t last, std::string_view what,
+                const std::function<std::string(std::uint64_t)>& name_of, Verification& verification) {
+  for (auto next = there.lower_bound(first); first <= last; ++first) {
+    const std::uint64_t end = next == there.end() || *next > last ? last + 1 : *next++;
+    const std::string name = name_of(first);
+    if (first + 1 == end)
+      verification.add(Defect::missing, name, "", "{} is not there", in_quotes(name));
+    else if (first < end)
+      verification.add(Defect::missing, name, "", "{} and those up to {} {} are not there", in_quotes(name), what,
+                       end - 1);
+    first = end;
+  }
 }
 
 }  // namespace
 
-void verify_index(const std::string& directory, const std::string& index_name, const std::vector<std::string>& names,
+void verify_index(const std::string& index_name, const std::vector<std::string>& names,
                   const std::vector<OpenedFile>& files, const Places& places, Verification& verification) {
-  const std::optional<Config> index = read_json(directory, index_name, verification);
+  const std::optional<Config> index = read_json(index_name, verification);
   if (!index) return;
-  const auto problem = [&](Defect defect, const std::string& file, const std::string& tensor,
-                           const std::string& words) {
-    verification.add(defect, file, tensor, fmt::format("the index {}: {}", in_quotes(index_name), words));
+  const auto problem = [&](Defect defect, std::string_view file, std::string_view tensor, const std::string& words) {
+    verification.add(defect, file, tensor, "the index {}: {}", in_quotes(index_name), words);
   };
   const Config* map = index->is_object() ? index->as_object().find("weight_map") : nullptr;
   if (map == nullptr || !map->is_object())
@@ -217,7 +224,7 @@ void verify_index(const std::string& directory, const std::string& index_name, c
       problem(Defect::unindexed, name, "", fmt::format("it does not name {}", in_quotes(name)));
   for (const auto& [tensor, place] : places) {
     if (indexed.contains(tensor) || !named.contains(place.first->name)) continue;
-    problem(Defect::unindexed, place.first->name, std::string(tensor),
+    problem(Defect::unindexed, place.first->name, tensor,
             fmt::format("it lacks the tensor {}, which {} has", in_quotes(tensor), in_quotes(place.first->name)));
   }
 }
@@ -236,54 +243,40 @@ bool verify_numbering(const std::vector<std::string>& names, Verification& verif
     if (set.first.empty()) set.first = name;
   }
   for (const auto& [prefix, counts] : sets) {
+    const bool is_rank = prefix == shard_prefix;
     if (counts.size() > 1) {
       std::string list;
       for (const auto& [count, set] : counts)
         list += fmt::format("{}{}", list.empty() ? "" : ", ", in_quotes(set.first));
-      verification.add(Defect::numbering, counts.begin()->second.first, "",
-                       fmt::format("files of sets of different sizes: {}", list));
+      verification.add(Defect::numbering, counts.begin()->second.first, "", "{} of sets of different sizes: {}",
+                       is_rank ? "shards" : "files", list);
     }
     for (const auto& [count, set] : counts) {
       const auto name_of = [&, prefix = prefix, count = count](std::uint64_t number) {
         return numbered_name(prefix, number, count);
       };
+      const std::uint64_t first = is_rank ? 0 : 1;
+      const std::uint64_t last = count + first - 1;
       for (const std::uint64_t number : set.numbers)
-        if (number < 1 || number > count)
-          verification.add(Defect::numbering, name_of(number), "",
-                           fmt::format("{} is no number from 1 to {}", in_quotes(name_of(number)), count));
-      verification.find_holes(set.numbers, 1, count, "number", name_of);
+        if (number < first || number > last)
+          verification.add(Defect::numbering, name_of(number), "", "{} is no number from {} to {}",
+                           in_quotes(name_of(number)), first, last);
+      find_holes(set.numbers, first, last, is_rank ? "rank" : "number", name_of, verification);
     }
   }
   return !sets.empty();
 }
 
-void verify_shards(const std::string& directory, const std::vector<std::string>& names, const VerifyOptions& options,
-                   VerifyReport& report, Verification& verification) {
-  std::map<int, std::set<std::uint64_t>> sets;  // by the number of ranks
+void verify_shards(const std::vector<std::string>& names, Verification& verification) {
   std::vector<std::string> shard_names;
   for (const std::string& name : names) {
-    if (const auto parsed = parse_shard_file_name(name)) {
-      sets[parsed->ranks].insert(static_cast<std::uint64_t>(parsed->rank));
+    if (parse_shard_file_name(name))
       shard_names.push_back(name);
-    } else {
-      verification.add(Defect::numbering, name, "",
-                       fmt::format("{} is no shard's name, among shards", in_quotes(name)));
-    }
+    else
+      verification.add(Defect::numbering, name, "", "{} is no shard's name, among shards", in_quotes(name));
   }
-  if (sets.size() > 1) {
-    std::string list;
-    std::vector<std::string> firsts;
-    firsts.reserve(sets.size());
-    for (const auto& [ranks, there] : sets) firsts.push_back(shard_file_name(static_cast<int>(*there.begin()), ranks));
-    for (const std::string& name : firsts) list += (list.empty() ? "" : ", ") + in_quotes(name);
-    verification.add(Defect::numbering, firsts.front(), "", fmt::format("shards of sets of different sizes: {}", list));
-  }
-  for (const auto& [ranks, there] : sets)
-    verification.find_holes(
-        there, 0, static_cast<std::uint64_t>(ranks) - 1, "rank",
-        [ranks = ranks](std::uint64_t rank) { return shard_file_name(static_cast<int>(rank), ranks); });
-
-  const std::vector<OpenedFile> files = verification.open_all(directory, shard_names);
+  verify_numbering(shard_names, verification);
+  const std::vector<OpenedFile> files = verification.open_all(shard_names);
   std::map<int, Shard> first;                           // of each set
   std::map<std::pair<int, int>, Shard> first_of_group;  // of each set and group
   for (const OpenedFile& file : files) {
@@ -295,7 +288,7 @@ void verify_shards(const std::string& directory, const std::vector<std::string>&
     if (const auto [other, is_first] = first.try_emplace(parsed->ranks, shard); !is_first)
       compare_facts(other->second, shard, verification);
   }
-  verify_pieces(files, options, report, verification);
+  verify_pieces(files, verification);
 }
 
 }  // namespace muster

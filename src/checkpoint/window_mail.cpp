@@ -3,7 +3,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "muster/error.hpp"
@@ -20,14 +19,6 @@ struct MailHead {
   std::uint64_t bytes = 0;  // of a stage
   std::uint32_t is_last = 0;
   std::uint32_t reserved = 0;
-};
-
-/// Begins the rows of one copy in a message; they follow one after another.
-struct RowsHead {
-  std::uint64_t to = 0;
-  std::uint64_t to_stride = 0;
-  std::uint64_t bytes = 0;  // of a row
-  std::uint64_t rows = 0;
 };
 
 template <class T>
@@ -54,22 +45,16 @@ MailHead take_head(std::span<const std::byte> message, MailKind kind, int from) 
   return head;
 }
 
-/// Puts the rows of a message into a window.
-void place_rows(std::span<const std::byte> rows, std::span<std::byte> window, int from) {
-  while (!rows.empty()) {
-    const auto head = head_of<RowsHead>(rows);
-    rows = rows.subspan(sizeof head);
-    std::uint64_t length = 0;
-    std::uint64_t extent = 0;
-    if (head.rows == 0 || __builtin_mul_overflow(head.rows, head.bytes, &length) || length > rows.size() ||
-        __builtin_mul_overflow(head.rows - 1, head.to_stride, &extent) ||
-        __builtin_add_overflow(extent, head.bytes, &extent) || head.to > window.size() ||
-        extent > window.size() - head.to)
-      refuse_mail(from);
-    std::byte* to = window.data() + head.to;
-    for (std::uint64_t row = 0; row < head.rows; ++row, to += head.to_stride)
-      std::memcpy(to, rows.data() + row * head.bytes, head.bytes);
-    rows = rows.subspan(length);
+/// Puts the rows of a message into a window. A rectangle begins those of one copy; they follow one after another.
+void place_rows(std::span<const std::byte> message, std::span<std::byte> window) {
+  while (!message.empty()) {
+    const auto rows = head_of<merge::Rectangle>(message);
+    message = message.subspan(sizeof rows);
+    check_extent(0, rows.bytes, rows, message.size());
+    check_extent(rows.to, rows.to_stride, rows, window.size());
+    for (std::uint64_t row = 0; row < rows.rows; ++row)
+      std::memcpy(window.data() + rows.to + row * rows.to_stride, message.data() + row * rows.bytes, rows.bytes);
+    message = message.subspan(rows.rows * rows.bytes);
   }
 }
 
@@ -122,7 +107,9 @@ void WindowMail::pack(const merge::Rectangle& copy, std::uint32_t turn, int writ
       part.bytes = std::min(copy.bytes - inside, longest);
       part.to_stride = part.bytes;
       part.rows = at_once;
-      const RowsHead head{copy.to + row * copy.to_stride + inside, copy.to_stride, part.bytes, part.rows};
+      merge::Rectangle head = part;
+      head.to = copy.to + row * copy.to_stride + inside;
+      head.to_stride = copy.to_stride;
       const std::uint64_t length = part.bytes * part.rows;
       if (piece_.size() > sizeof(MailHead) && piece_.size() + sizeof head + length > sizeof(MailHead) + longest)
         send_piece(turn, writer, false);
@@ -147,12 +134,12 @@ void WindowMail::send_piece(std::uint32_t turn, int writer, bool is_last) {
 }
 
 bool WindowMail::take_piece(int from, std::uint32_t turn, std::span<std::byte> window) {
-  const std::uint64_t most = sizeof(MailHead) + sizeof(RowsHead) + piece_bytes_;
+  const std::uint64_t most = sizeof(MailHead) + sizeof(merge::Rectangle) + piece_bytes_;
   const auto message =
       group_.receive(from, most, {.phase = "export: waiting for parts of a window"}, sync::Subject::exchange);
   const MailHead head = take_head(message, MailKind::rows, from);
   if (head.turn != turn) refuse_mail(from);
-  place_rows(std::span(message).subspan(sizeof head), window, from);
+  place_rows(std::span(message).subspan(sizeof head), window);
   group_.progress();
   return head.is_last != 0;
 }

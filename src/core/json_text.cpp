@@ -15,8 +15,6 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstddef>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <variant>
@@ -25,6 +23,7 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/core/json_text.hpp"
+#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {
@@ -197,6 +196,7 @@ class Reader {
   explicit Reader(std::string_view text) : text_(text), read_(text.data()) {}
   Reader(std::string_view text, std::string_view key, std::vector<std::size_t>& lines)
       : text_(text), read_(text.data()), key_(key), lines_(&lines), counted_(text.data()) {}
+  Reader(std::string_view text, const core::MemberVisit& visit) : text_(text), read_(text.data()), visit_(&visit) {}
 
   Config whole() {
     // The parser takes a NUL for the end of the text and would not look at what follows.
@@ -228,14 +228,14 @@ class Reader {
   bool key(std::string& name) {
     Frame& frame = frames_.back();
     if (std::get<ConfigObject>(frame.container).find(name) != nullptr)
-      defect("the key '" + name.substr(0, 80) + "' is there twice");
+      defect("the key " + in_quotes(name) + " is there twice");
     frame.key = std::move(name);
     return true;
   }
   bool end_object() {
     ConfigObject object = std::move(std::get<ConfigObject>(frames_.back().container));
     frames_.pop_back();
-    const std::size_t dollars = core::reserved_dollars(object, core::float_word);
+    const std::size_t dollars = visit_ == nullptr ? core::reserved_dollars(object, core::float_word) : 0;
     if (dollars == 0) return add(std::move(object));
     if (dollars == 1) return add(special_float(object.begin()->second));
     ConfigObject own;
@@ -309,6 +309,8 @@ class Reader {
     Frame& frame = frames_.back();
     if (auto* items = std::get_if<ConfigArray>(&frame.container))
       items->push_back(std::move(value));
+    else if (visit_ != nullptr && frames_.size() == 1)
+      (*visit_)(frame.key, value);
     else
       std::get<ConfigObject>(frame.container).insert(std::move(frame.key), std::move(value));
     return true;
@@ -335,6 +337,7 @@ class Reader {
   std::vector<std::size_t>* lines_ = nullptr;
   const char* counted_ = nullptr;
   std::size_t line_ = 1;
+  const core::MemberVisit* visit_ = nullptr;  // of the members of the outermost object, if it is not to be built
 };
 
 }  // namespace
@@ -347,6 +350,10 @@ std::string to_json(const Config& config, int indent) {
 
 Config parse_json(std::string_view text) {
   return Reader(text).whole();
+}
+
+void core::visit_members(std::string_view text, const MemberVisit& visit) {
+  Reader(text, visit).whole();
 }
 
 Config core::parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines) {

@@ -6,6 +6,8 @@
 // like one is told from it by one more "$", on the way out put before the key and on the way in taken off.
 
 #include <cstddef>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,5 +30,11 @@ inline std::size_t reserved_dollars(const ConfigObject& object, std::string_view
 /// As parse_json. `lines` gets one number an item: the line, from 1 on, where that item of the array `key` begins,
 /// which is a member of the outermost object. Local. It stays empty if there is no such array.
 Config parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines);
+
+/// Calls visit(key, value) with each member of the object that a text is, when it has been read: no more than one
+/// member is in memory. Keys that are there twice are visited twice, and objects that look like a word are no word.
+/// Throws as parse_json, and what `visit` throws.
+using MemberVisit = std::function<void(std::string& key, Config& value)>;
+void visit_members(std::string_view text, const MemberVisit& visit);
 
 }  // namespace muster::core

@@ -68,10 +68,7 @@ class Splitter {
   Config array(const ConfigArray& items, int depth) {
     ConfigArray result;
     result.reserve(items.size());
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      const bool is_plain = items[i].size() == 0 && !items[i].is_tensor();
-      result.push_back(is_plain ? value(items[i], depth + 1) : inside(std::to_string(i), items[i], depth));
-    }
+    for (std::size_t i = 0; i < items.size(); ++i) result.push_back(inside(std::to_string(i), items[i], depth));
     return result;
   }
 

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <vector>
 
 #include "muster/error.hpp"
 #include "src/core/element_range.hpp"

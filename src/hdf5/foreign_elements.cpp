@@ -7,15 +7,12 @@
 
 #include <array>
 #include <cerrno>
-#include <cstddef>
 #include <memory>
 #include <new>
 #include <span>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include "src/hdf5/foreign_reader.hpp"
 #include "src/hdf5/ids.hpp"
 
 // What H5Zregister calls, which itself refuses filters that libhdf5 brings along.

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/hdf5/foreign_listing.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <exception>
 #include <limits>
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>

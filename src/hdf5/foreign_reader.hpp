@@ -50,7 +50,6 @@ enum FenceFlag : std::uint8_t {
 
 enum class FatalCode : std::uint8_t {
   not_opened = 1,  ///< libhdf5 refuses the file
-  no_fence,        ///< it was insisted on
   no_memory,
   too_large,  ///< the report
   io,

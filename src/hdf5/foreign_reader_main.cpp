@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster-hdf5-reader: lists one HDF5 file or reads elements of it. It gets the file as descriptor 3 and talks over the
-// socket 4. Not for people. Arguments: how many seconds of CPU time it may take; whether it must go without seccomp
-// ("insist" or "accept"); what is wanted ("list" or "read").
+// socket 4. Not for people. Arguments: how many seconds of CPU time it may take; what is wanted ("list" or "read").
 //
 // 1. It gives up what it inherited.
 // 2. It lets libhdf5 start: that reads the environment, and makes what it needs from then on.
@@ -216,11 +215,9 @@ RecordBytes list(int input, std::uint64_t bytes, ReportWriter& report) {
 int main(int count, char** arguments) {
   FenceOptions fence;
   char* end = nullptr;
-  if (count == 4) fence.cpu_seconds = std::strtoull(arguments[1], &end, 10);
-  const std::string_view mode = count == 4 ? arguments[2] : "";
-  const std::string_view wanted = count == 4 ? arguments[3] : "";
-  if (end == nullptr || *end != 0 || fence.cpu_seconds == 0 || (mode != "insist" && mode != "accept") ||
-      (wanted != "list" && wanted != "read")) {
+  if (count == 3) fence.cpu_seconds = std::strtoull(arguments[1], &end, 10);
+  const std::string_view wanted = count == 3 ? arguments[2] : "";
+  if (end == nullptr || *end != 0 || fence.cpu_seconds == 0 || (wanted != "list" && wanted != "read")) {
     std::fputs("muster-hdf5-reader is started by libmuster, which gives it a file and asks for what is in it\n",
                stderr);
     return not_for_people;
@@ -236,12 +233,11 @@ int main(int count, char** arguments) {
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
   if (wanted == "read") fence.address_bytes = answer_memory(bytes);
   const std::uint8_t flags = raise_fence(fence);
-  const bool is_refused = (flags & fence_seccomp) == 0 && mode == "insist";
-  if (wanted == "read" && !is_refused) read(fence.input, bytes, fence.socket);
+  if (wanted == "read") read(fence.input, bytes, fence.socket);
   RecordBytes last;
   try {
     report.record(RecordBytes(ForeignRecord::fence).number(flags));
-    last = is_refused ? fatal(FatalCode::no_fence, "seccomp") : list(fence.input, bytes, report);
+    last = list(fence.input, bytes, report);
   } catch (const ReportFull&) {
     last = fatal(FatalCode::too_large, "");
   } catch (const std::bad_alloc&) {

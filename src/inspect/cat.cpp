@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <optional>
-#include <vector>
 
 #include "muster/error.hpp"
 #include "src/core/quoted.hpp"
@@ -19,7 +17,6 @@ namespace {
 constexpr std::int64_t edge_items = 3;
 constexpr std::int64_t most_in_full = 1000;
 constexpr std::size_t most_dims = 64;
-constexpr std::size_t flushed_at = std::size_t{64} << 10;
 constexpr std::uint64_t window_bytes = std::uint64_t{64} << 10;
 // Less would decode the same chunk many times.
 constexpr std::uint64_t compressed_window_bytes = std::uint64_t{4} << 20;
@@ -62,24 +59,6 @@ class ValueReader {
   std::uint64_t begin_ = 0;
   std::span<const std::byte> piece_;
   std::vector<std::byte> memory_;
-};
-
-/// Collects what is printed and hands it on in larger pieces.
-class Output {
- public:
-  explicit Output(const Sink& sink) : sink_(sink) {}
-  void add(std::string_view text) {
-    text_ += text;
-    if (text_.size() >= flushed_at) flush();
-  }
-  void flush() {
-    if (!text_.empty()) sink_(text_);
-    text_.clear();
-  }
-
- private:
-  const Sink& sink_;
-  std::string text_;
 };
 
 /// A selected part of a tensor, dimension by dimension.
@@ -128,7 +107,6 @@ class Printer {
         print_raw();
         break;
     }
-    out_.flush();
   }
 
  private:
@@ -150,12 +128,14 @@ class Printer {
 
   [[nodiscard]] bool is_cut(std::int64_t count) const noexcept { return is_shortened_ && count > 2 * edge_items; }
 
+  [[nodiscard]] bool is_json() const noexcept { return options_.format == CatFormat::json; }
+
   std::string label() const { return printable(entry_.name) + (slice_.empty() ? "" : "[" + printable(slice_) + "]"); }
 
   // ---- text ----
 
   void print_text() {
-    out_.add(fmt::format("{}: {} {}\n", label(), to_string(entry_.dtype), to_string(selection_.shape())));
+    out_(fmt::format("{}: {} {}\n", label(), to_string(entry_.dtype), to_string(selection_.shape())));
     const std::uint64_t parts = values_per_element(entry_.dtype);
     std::vector<ArrayFormat> formats(parts, ArrayFormat(entry_.dtype));
     auto note = [&](std::int64_t element) {
@@ -180,34 +160,37 @@ class Printer {
     if (kept_.empty()) {
       const std::string text = text_of(base_);
       const std::size_t begin = text.find_first_not_of(' ');
-      out_.add(text.substr(begin, text.find_last_not_of(' ') + 1 - begin));
+      out_(text.substr(begin, text.find_last_not_of(' ') + 1 - begin));
     } else if (elements_ == 0) {
-      out_.add("[]");
+      out_("[]");
     } else {
       print_rows(0, base_, text_of);
     }
-    out_.add("\n");
+    out_("\n");
   }
+
+  // ---- text and JSON ----
 
   template <class TextOf>
   void print_rows(std::size_t dim, std::int64_t element, const TextOf& text_of) {
     const auto [count, stride] = kept_[dim];
-    out_.add("[");
+    out_("[");
     if (dim + 1 == kept_.size()) {
       print_row(dim, element, text_of);
     } else {
-      const std::string between = std::string(kept_.size() - dim - 1, '\n') + std::string(dim + 1, ' ');
+      const std::string between =
+          is_json() ? "," : std::string(kept_.size() - dim - 1, '\n') + std::string(dim + 1, ' ');
       for (std::int64_t i = 0; i < count; ++i) {
-        if (i != 0) out_.add(between);
+        if (i != 0) out_(between);
         if (is_cut(count) && i == edge_items) {
-          out_.add("...");
-          out_.add(between);
+          out_("...");
+          out_(between);
           i = count - edge_items;
         }
         print_rows(dim + 1, element + i * stride, text_of);
       }
     }
-    out_.add("]");
+    out_("]");
   }
 
   template <class TextOf>
@@ -218,14 +201,14 @@ class Printer {
     std::size_t column = dim + 1;
     const auto put = [&](const std::string& text, bool is_first) {
       // Brackets follow the last one, as many as there are dimensions.
-      if (!is_first && column + 1 + text.size() + kept_.size() > width) {
-        out_.add("\n" + std::string(dim + 1, ' '));
+      if (!is_first && !is_json() && column + 1 + text.size() + kept_.size() > width) {
+        out_("\n" + std::string(dim + 1, ' '));
         column = dim + 1;
       } else if (!is_first) {
-        out_.add(" ");
+        out_(is_json() ? "," : " ");
         ++column;
       }
-      out_.add(text);
+      out_(text);
       column += text.size();
     };
     for (std::int64_t i = 0; i < count; ++i) {
@@ -253,27 +236,17 @@ class Printer {
                                         {"shape", extents_of(selection_.shape())},
                                         {"slice", or_null(slice_)}});
     const std::string text = json_report(head, -1);
-    out_.add(text.substr(0, text.rfind('}')) + ",\"values\":");
-    print_json_rows(0, base_);
-    out_.add("}\n");
-  }
-
-  void print_json_rows(std::size_t dim, std::int64_t element) {
-    const auto value = static_cast<std::uint64_t>(element);
-    if (dim == kept_.size()) {
-      if (values_per_element(entry_.dtype) == 2)
-        out_.add("[" + json_value(value * 2) + "," + json_value(value * 2 + 1) + "]");
-      else
-        out_.add(json_value(value));
-      return;
-    }
-    out_.add("[");
-    const auto [count, stride] = kept_[dim];
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (i != 0) out_.add(",");
-      print_json_rows(dim + 1, element + i * stride);
-    }
-    out_.add("]");
+    out_(text.substr(0, text.rfind('}')) + ",\"values\":");
+    const auto text_of = [&](std::int64_t element) {
+      const auto value = static_cast<std::uint64_t>(element);
+      if (values_per_element(entry_.dtype) == 1) return json_value(value);
+      return "[" + json_value(value * 2) + "," + json_value(value * 2 + 1) + "]";
+    };
+    if (kept_.empty())
+      out_(text_of(base_));
+    else
+      print_rows(0, base_, text_of);
+    out_("}\n");
   }
 
   // ---- raw ----
@@ -288,12 +261,12 @@ class Printer {
       for (std::uint64_t part = 0; part < parts; ++part) {
         const std::uint64_t word = reader_.bits(static_cast<std::uint64_t>(element) * parts + part);
         if (size != 0) {
-          out_.add({reinterpret_cast<const char*>(&word), size});
+          out_({reinterpret_cast<const char*>(&word), size});
         } else if (!low) {
           low = static_cast<unsigned>(word);
         } else {
           const char byte = static_cast<char>(*low | static_cast<unsigned>(word) << 4);
-          out_.add({&byte, 1});
+          out_({&byte, 1});
           low.reset();
         }
       }
@@ -301,14 +274,14 @@ class Printer {
     for_each(0, base_, add);
     if (!low) return;
     const char byte = static_cast<char>(*low);
-    out_.add({&byte, 1});
+    out_({&byte, 1});
   }
 
   void print_whole() {
     std::vector<std::byte> memory;
     for (std::uint64_t at = 0; at < entry_.bytes; at += compressed_window_bytes) {
       const auto piece = source_.read_piece(place_, at, std::min(compressed_window_bytes, entry_.bytes - at), memory);
-      out_.add({reinterpret_cast<const char*>(piece.data()), piece.size()});
+      out_({reinterpret_cast<const char*>(piece.data()), piece.size()});
     }
   }
 
@@ -319,7 +292,7 @@ class Printer {
   Selection selection_;
   ValueReader reader_;
   const CatOptions& options_;
-  Output out_;
+  const Sink& out_;
   std::vector<std::int64_t> strides_;
   std::vector<Dim> kept_;
   std::int64_t base_ = 0;

@@ -9,7 +9,6 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
-#include "muster/safetensors.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/core/parallel.hpp"
 
@@ -128,7 +127,7 @@ LlamaSizes llama_sizes(std::uint64_t megabytes) {
   return sizes;
 }
 
-void fill_demo_tensor(const DemoModel::Part& part, std::span<std::byte> target) {
+void fill_demo_tensor(const TensorEntry& part, std::span<std::byte> target) {
   Random random(seed_of(part.name));
   // Norms scale by about one: a model of zeros around it would hide a lost one.
   const float base = part.name.ends_with("norm.weight") || part.name.ends_with("LayerNorm.weight") ? 1.0F : 0.0F;
@@ -150,21 +149,15 @@ void fill_demo_tensor(const DemoModel::Part& part, std::span<std::byte> target) 
 
 std::uint64_t write_demo_model(const DemoModel& model, const std::string& directory, std::uint64_t max_shard_size) {
   OutputDirectory output(directory);
-  std::vector<TensorEntry> entries;
-  entries.reserve(model.tensors.size());
   std::uint64_t bytes = 0;
-  for (const DemoModel::Part& part : model.tensors) {
-    entries.push_back({part.name, part.dtype, part.shape});
-    bytes += byte_size(part.dtype, part.shape);
-  }
-  const ShardLayout layout = plan_shards(entries, max_shard_size);
+  for (const TensorEntry& part : model.tensors) bytes += byte_size(part.dtype, part.shape);
+  const ShardLayout layout = plan_shards(model.tensors, max_shard_size);
   for (const ShardFile& file : layout.files) {
     std::vector<TensorEntry> in_file;
-    in_file.reserve(file.tensors.size());
-    for (const std::size_t index : file.tensors) in_file.push_back(entries[index]);
+    for (const std::size_t index : file.tensors) in_file.push_back(model.tensors[index]);
     SafetensorsWriter writer(output.partial() + "/" + file.name, std::move(in_file), {{"format", "pt"}});
     parallel_for(file.tensors.size(), copy_workers(), [&](std::size_t i, std::size_t) {
-      const DemoModel::Part& part = model.tensors[file.tensors[i]];
+      const TensorEntry& part = model.tensors[file.tensors[i]];
       Tensor tensor = Tensor::allocate(part.dtype, part.shape);
       fill_demo_tensor(part, {tensor.mutable_data(), tensor.nbytes()});
       writer.write(part.name, 0, tensor.bytes());

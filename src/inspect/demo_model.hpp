@@ -8,19 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "muster/tensor.hpp"
+#include "muster/safetensors.hpp"
 
 namespace muster::inspect {
 
 /// What such a model is made of.
 struct DemoModel {
-  struct Part {
-    std::string name;
-    DType dtype = DType::bf16;
-    Shape shape;
-  };
   std::string config;  ///< config.json
-  std::vector<Part> tensors;
+  std::vector<TensorEntry> tensors;
 };
 
 struct LlamaSizes {
@@ -39,7 +34,7 @@ LlamaSizes llama_sizes(std::uint64_t megabytes);
 
 /// Values of one tensor: floats near a normal distribution of deviation 0.02, integers counting up. A function of the
 /// name and the size only.
-void fill_demo_tensor(const DemoModel::Part& part, std::span<std::byte> target);
+void fill_demo_tensor(const TensorEntry& part, std::span<std::byte> target);
 
 /// Writes the model in HuggingFace's layout; `directory` must not exist. Returns the bytes of its tensors.
 std::uint64_t write_demo_model(const DemoModel& model, const std::string& directory, std::uint64_t max_shard_size);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -19,6 +20,7 @@
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/parallel.hpp"
+#include "src/inspect/elements.hpp"
 #include "src/inspect/output.hpp"
 #include "src/os/file.hpp"
 
@@ -28,6 +30,12 @@ namespace {
 // Large enough that a call per piece costs nothing, small enough that two threads share one large tensor.
 constexpr std::uint64_t compared_at_once = std::uint64_t{8} << 20;
 constexpr std::uint64_t longest_json = std::uint64_t{256} << 20;
+
+// How a tensor or a file differs.
+constexpr std::string_view only_in_a = "only in A";
+constexpr std::string_view only_in_b = "only in B";
+constexpr std::string_view other_type = "type";
+constexpr std::string_view other_values = "values";
 
 struct Pair {
   std::size_t a = 0;
@@ -73,34 +81,60 @@ std::unordered_map<std::string_view, std::size_t> places_in(const TensorSource& 
   return places;
 }
 
-void diff_tensors(const TensorSource& a, const TensorSource& b, DiffReport& report) {
+std::string type_of(const TensorEntry& entry) {
+  return to_string(TensorSpec{entry.dtype, entry.shape});
+}
+
+/// Differences of one kind of things, as in the report, and what was compared to find them.
+struct Differences {
+  ConfigArray found = {};
+  std::uint64_t compared = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// Not in b or of another type, other values, not in a.
+Differences diff_tensors(const TensorSource& a, const TensorSource& b) {
+  Differences out;
   std::vector<Pair> pairs;
   const auto in_b = places_in(b);
   for (std::size_t i = 0; i < a.tensors().size(); ++i) {
     const TensorEntry& left = a.tensors()[i];
     const auto place = in_b.find(left.name);
     if (place == in_b.end()) {
-      report.tensor_diffs.push_back({.name = left.name, .kind = only_in_a, .a = left});
+      out.found.push_back(Config::object({{"name", left.name}, {"kind", only_in_a}, {"a", type_of(left)}}));
       continue;
     }
     const TensorEntry& right = b.tensors()[place->second];
     if (left.dtype != right.dtype || left.shape != right.shape) {
-      report.tensor_diffs.push_back({.name = left.name, .kind = other_type, .a = left, .b = right});
+      out.found.push_back(
+          Config::object({{"name", left.name}, {"kind", other_type}, {"a", type_of(left)}, {"b", type_of(right)}}));
       continue;
     }
     pairs.push_back({i, place->second});
-    ++report.tensors;
-    report.bytes += left.bytes;
+    ++out.compared;
+    out.bytes += left.bytes;
   }
   compare_pairs(a, b, pairs);
   for (const Pair& pair : pairs) {
     if (pair.values.elements == 0) continue;
-    const TensorEntry& left = a.tensors()[pair.a];
-    report.tensor_diffs.push_back({.name = left.name, .a = left, .b = b.tensors()[pair.b], .values = pair.values});
+    const TensorEntry& entry = a.tensors()[pair.a];
+    const std::uint64_t values =
+        static_cast<std::uint64_t>(element_count(entry.shape)) * values_per_element(entry.dtype);
+    out.found.push_back(Config::object({{"name", entry.name},
+                                        {"kind", other_values},
+                                        {"a", type_of(entry)},
+                                        {"b", type_of(entry)},
+                                        {"values", values},
+                                        {"elements", pair.values.elements},
+                                        {"nans", pair.values.nans},
+                                        {"absolute", json_number(pair.values.absolute)},
+                                        {"relative", json_number(pair.values.relative)}}));
   }
   const auto in_a = places_in(a);
   for (const TensorEntry& right : b.tensors())
-    if (!in_a.contains(right.name)) report.tensor_diffs.push_back({.name = right.name, .kind = only_in_b, .b = right});
+    if (!in_a.contains(right.name))
+      out.found.push_back(Config::object({{"name", right.name}, {"kind", only_in_b}, {"b", type_of(right)}}));
+  return out;
 }
 
 std::string excerpt(const Config& value) {
@@ -117,33 +151,35 @@ std::string excerpt(const Config& value) {
 }
 
 /// "PLACE: A / B".
-std::string words_of(const ConfigDiff& diff) {
-  const auto text = [](const std::string& side) { return side.empty() ? std::string("nothing") : side; };
-  return fmt::format("{}: {} / {}", diff.place.empty() ? "the whole" : diff.place, text(diff.a), text(diff.b));
+std::string place_words(const Config& diff) {
+  const auto side = [&](const char* key) { return diff.at(key).is_null() ? "nothing" : diff.at(key).as_string(); };
+  const std::string& place = diff.at("place").as_string();
+  return fmt::format("{}: {} / {}", place.empty() ? "the whole" : place, side("a"), side("b"));
 }
 
 constexpr std::size_t most_places = 3;
 constexpr std::size_t most_config_diffs = 1000;
 
-/// Places where two trees differ, the first `most` of them; returns how many there are.
+/// Places where two trees differ, the first `most` of them; returns how many there are. A side that is null is not
+/// there.
 std::uint64_t find_places(const Config& a, const Config& b, const std::string& path, std::size_t most,
-                          std::vector<ConfigDiff>& out) {
+                          ConfigArray& out) {
   std::uint64_t count = 0;
-  const auto note = [&](const std::string& where, const std::string& left, const std::string& right) {
+  const auto note = [&](const std::string& where, const Config& left, const Config& right) {
     ++count;
-    if (out.size() < most) out.push_back({where, left, right});
+    if (out.size() < most) out.push_back(Config::object({{"place", where}, {"a", left}, {"b", right}}));
   };
   if (a.is_object() && b.is_object()) {
     const std::string below = path.empty() ? "" : path + ".";
     for (const auto& [key, value] : a.as_object()) {
       const Config* other = b.as_object().find(key);
       if (other == nullptr)
-        note(below + key, excerpt(value), "");
+        note(below + key, excerpt(value), {});
       else
         count += find_places(value, *other, below + key, most, out);
     }
     for (const auto& [key, value] : b.as_object()) {
-      if (a.as_object().find(key) == nullptr) note(below + key, "", excerpt(value));
+      if (a.as_object().find(key) == nullptr) note(below + key, {}, excerpt(value));
     }
   } else if (a.is_array() && b.is_array() && a.size() == b.size()) {
     for (std::size_t i = 0; i < a.size(); ++i)
@@ -163,152 +199,137 @@ std::optional<Config> parse(std::span<const std::byte> bytes) {
   }
 }
 
-void diff_file(const std::string& name, const DiffReport& whole, std::vector<FileDiff>& out) {
-  const auto a = os::MappedFile::open(join_path(whole.a, name));
-  const auto b = os::MappedFile::open(join_path(whole.b, name));
-  const std::span<const std::byte> x = a->bytes();
-  const std::span<const std::byte> y = b->bytes();
-  if (x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size()) == 0)) return;
-  if (name.ends_with(".json")) {
-    const std::optional<Config> left = parse(x);
-    const std::optional<Config> right = left ? parse(y) : std::nullopt;
-    if (right) {
-      std::vector<ConfigDiff> places;
-      const std::uint64_t count = find_places(*left, *right, "", most_places, places);
-      std::string words;
-      for (const ConfigDiff& place : places) words += (words.empty() ? "" : ", ") + words_of(place);
-      if (count > most_places) words += fmt::format(" and {} more", count - most_places);
-      if (count != 0) out.push_back({.name = name, .detail = std::move(words)});
-      return;
-    }
+/// Where two files of this name differ, and what is there on both sides; none if they do not. JSON is compared as
+/// values: order of members and white space do not count.
+std::optional<std::string> file_difference(const std::string& a, const std::string& b, const std::string& name) {
+  const auto left_file = os::MappedFile::open(join_path(a, name));
+  const auto right_file = os::MappedFile::open(join_path(b, name));
+  const std::span<const std::byte> x = left_file->bytes();
+  const std::span<const std::byte> y = right_file->bytes();
+  if (x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size()) == 0)) return std::nullopt;
+  const std::optional<Config> left = name.ends_with(".json") ? parse(x) : std::nullopt;
+  if (const std::optional<Config> right = left ? parse(y) : std::nullopt) {
+    ConfigArray places;
+    const std::uint64_t count = find_places(*left, *right, "", most_places, places);
+    std::string words;
+    for (const Config& place : places) words += (words.empty() ? "" : ", ") + place_words(place);
+    if (count > most_places) words += fmt::format(" and {} more", count - most_places);
+    return count == 0 ? std::nullopt : std::optional(words);
   }
-  if (x.size() != y.size()) {
-    out.push_back({.name = name, .detail = fmt::format("{} bytes / {} bytes", x.size(), y.size())});
-    return;
-  }
+  if (x.size() != y.size()) return fmt::format("{} bytes / {} bytes", x.size(), y.size());
   const auto place = std::mismatch(x.begin(), x.end(), y.begin()).first - x.begin();
-  out.push_back({.name = name, .detail = fmt::format("other bytes from {} on", place)});
+  return fmt::format("other bytes from {} on", place);
 }
 
-void diff_files(DiffReport& report) {
-  const std::vector<std::string> a = carried_files(report.a, "all").names;
-  const std::vector<std::string> b = carried_files(report.b, "all").names;
-  std::set<std::string> names(a.begin(), a.end());
-  names.insert(b.begin(), b.end());
+/// Of the files that are carried along, by name.
+Differences diff_files(const std::string& a, const std::string& b) {
+  Differences out;
+  const std::vector<std::string> left = carried_files(a, "all").names;
+  const std::vector<std::string> right = carried_files(b, "all").names;
+  std::set<std::string> names(left.begin(), left.end());
+  names.insert(right.begin(), right.end());
+  const auto add = [&](const std::string& name, std::string_view kind, const std::string& detail) {
+    out.found.push_back(Config::object({{"name", name}, {"kind", kind}, {"detail", detail}}));
+  };
   for (const std::string& name : names) {
-    const bool in_a = std::binary_search(a.begin(), a.end(), name);
-    const bool in_b = std::binary_search(b.begin(), b.end(), name);
-    if (in_a && in_b) {
-      ++report.files;
-      diff_file(name, report, report.file_diffs);
+    if (!std::ranges::binary_search(right, name)) {
+      add(name, only_in_a, "");
+    } else if (!std::ranges::binary_search(left, name)) {
+      add(name, only_in_b, "");
     } else {
-      report.file_diffs.push_back({.name = name, .kind = in_a ? only_in_a : only_in_b});
+      ++out.compared;
+      if (const auto detail = file_difference(a, b, name)) add(name, other_values, *detail);
     }
   }
+  return out;
 }
 
-/// Where a state is among them, whose config is compared with what stands for one in the other.
-void diff_configs(const Source& a, const Source& b, DiffReport& report) {
-  const auto is_state = [](const Source& source) { return !source.states.empty(); };
+/// If a state is among them: its config is compared with what stands for one in the other. None if there are no two.
+std::optional<Differences> diff_configs(const Source& a, const Source& b) {
   const auto config_of = [](const Source& source) -> std::optional<Config> {
     if (source.kind == "safetensors" || source.kind == "hdf5") return config_from_metadata(source.metadata);
     return source.config();
   };
-  if (!is_state(a) && !is_state(b)) return;
+  if (a.states.empty() && b.states.empty()) return std::nullopt;
   const std::optional<Config> left = config_of(a);
   const std::optional<Config> right = left ? config_of(b) : std::nullopt;
-  if (!right) return;
-  report.has_configs = true;
-  report.config_differences = find_places(*left, *right, "", most_config_diffs, report.config_diffs);
+  if (!right) return std::nullopt;
+  Differences out;
+  out.compared = find_places(*left, *right, "", most_config_diffs, out.found);
+  return out;
 }
 
-std::string type_of(const TensorEntry& entry) {
-  return fmt::format("{} {}", to_string(entry.dtype), to_string(entry.shape));
-}
-
-std::string words_of(const TensorDiff& diff) {
-  if (diff.kind == only_in_a) return fmt::format("{}: {}", diff.kind, type_of(diff.a));
-  if (diff.kind == only_in_b) return fmt::format("{}: {}", diff.kind, type_of(diff.b));
-  if (diff.kind == other_type) return fmt::format("{} / {}", type_of(diff.a), type_of(diff.b));
-  const ValueDifference& values = diff.values;
-  return fmt::format(
-      "{}: {} of {} values differ, by at most {:.6g} ({:.3g} relative){}", type_of(diff.a), values.elements,
-      static_cast<std::uint64_t>(element_count(diff.a.shape)) * values_per_element(diff.a.dtype), values.absolute,
-      values.relative, values.nans == 0 ? "" : fmt::format(", {} NaN on one side", values.nans));
+std::string tensor_words(const Config& diff) {
+  const std::string& kind = diff.at("kind").as_string();
+  if (kind == only_in_a) return fmt::format("{}: {}", kind, diff.at("a").as_string());
+  if (kind == only_in_b) return fmt::format("{}: {}", kind, diff.at("b").as_string());
+  if (kind == other_type) return fmt::format("{} / {}", diff.at("a").as_string(), diff.at("b").as_string());
+  const auto distance = [&](const char* key) {
+    return diff.at(key).is_string() ? std::numeric_limits<double>::infinity() : diff.at(key).as_double();
+  };
+  const std::uint64_t nans = diff.at("nans").as_uint();
+  return fmt::format("{}: {} of {} values differ, by at most {:.6g} ({:.3g} relative){}", diff.at("a").as_string(),
+                     diff.at("elements").as_uint(), diff.at("values").as_uint(), distance("absolute"),
+                     distance("relative"), nans == 0 ? "" : fmt::format(", {} NaN on one side", nans));
 }
 
 }  // namespace
 
-DiffReport diff_models(const std::string& a, const std::string& b, const SourceOptions& options) {
-  DiffReport report{.a = a, .b = b};
+Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options) {
   const Source left = open_source(a, options);
   const Source right = open_source(b, options);
-  diff_tensors(*left.tensors, *right.tensors, report);
-  diff_configs(left, right, report);
-  report.metadata_differs = !report.has_configs && left.metadata != right.metadata;
+  Differences tensors = diff_tensors(*left.tensors, *right.tensors);
+  std::optional<Differences> configs = diff_configs(left, right);
+  const bool has_configs = configs.has_value();
+  if (!configs) configs.emplace();
   std::error_code error;
-  if (std::filesystem::is_directory(a, error) && std::filesystem::is_directory(b, error)) diff_files(report);
-  return report;
+  const bool has_files = std::filesystem::is_directory(a, error) && std::filesystem::is_directory(b, error);
+  Differences files = has_files ? diff_files(a, b) : Differences();
+  return Config::object({{"same", tensors.found.empty() && files.found.empty() && configs->found.empty()},
+                         {"a", a},
+                         {"b", b},
+                         {"tensors", tensors.compared},
+                         {"bytes", tensors.bytes},
+                         {"files", files.compared},
+                         {"config", has_configs},
+                         {"metadata_differs", !has_configs && left.metadata != right.metadata},
+                         {"tensor_differences", std::move(tensors.found)},
+                         {"file_differences", std::move(files.found)},
+                         {"config_differences", std::move(configs->found)},
+                         {"config_differences_in_all", configs->compared}});
 }
 
-std::string diff_text(const DiffReport& report) {
+std::string diff_text(const Config& report) {
   std::string out;
   const auto add = [&out]<class... Words>(fmt::format_string<Words...> text, Words&&... words) {
     fmt::format_to(std::back_inserter(out), text, std::forward<Words>(words)...);
   };
-  for (const TensorDiff& diff : report.tensor_diffs) add("tensor {}: {}\n", printable(diff.name), words_of(diff));
-  for (const FileDiff& diff : report.file_diffs)
-    add("file {}: {}\n", printable(diff.name), diff.kind == other_values ? escaped(diff.detail) : diff.kind);
-  for (const ConfigDiff& diff : report.config_diffs) add("config {}\n", escaped(words_of(diff)));
-  if (report.config_differences > report.config_diffs.size())
-    add("and {} more places of the config\n", report.config_differences - report.config_diffs.size());
-  if (report.metadata_differs) add("note: the headers have different metadata (muster show), which is no difference\n");
-  const std::string compared = fmt::format("{}, {}{}{}", counted(report.tensors, "tensor"), human_bytes(report.bytes),
-                                           report.has_configs ? ", the config" : "",
-                                           report.files == 0 ? "" : ", " + counted(report.files, "other file"));
-  if (report.is_same())
+  const ConfigArray& tensors = report.at("tensor_differences").as_array();
+  const ConfigArray& files = report.at("file_differences").as_array();
+  const ConfigArray& places = report.at("config_differences").as_array();
+  const std::uint64_t all_places = report.at("config_differences_in_all").as_uint();
+  for (const Config& diff : tensors) add("tensor {}: {}\n", printable(diff.at("name").as_string()), tensor_words(diff));
+  for (const Config& diff : files) {
+    const std::string& kind = diff.at("kind").as_string();
+    add("file {}: {}\n", printable(diff.at("name").as_string()),
+        kind == other_values ? escaped(diff.at("detail").as_string()) : kind);
+  }
+  for (const Config& diff : places) add("config {}\n", escaped(place_words(diff)));
+  if (all_places > places.size()) add("and {} more places of the config\n", all_places - places.size());
+  if (report.at("metadata_differs").as_bool())
+    add("note: the headers have different metadata (muster show), which is no difference\n");
+  const std::uint64_t compared_files = report.at("files").as_uint();
+  const std::string compared =
+      fmt::format("{}, {}{}{}", counted(report.at("tensors").as_uint(), "tensor"),
+                  human_bytes(report.at("bytes").as_uint()), report.at("config").as_bool() ? ", the config" : "",
+                  compared_files == 0 ? "" : ", " + counted(compared_files, "other file"));
+  if (report.at("same").as_bool())
     add("same: {}\n", compared);
   else
-    add("different: {} and {}{} (compared: {})\n", counted(report.tensor_diffs.size(), "tensor"),
-        counted(report.file_diffs.size(), "other file"),
-        report.config_differences == 0 ? ""
-                                       : fmt::format(", {} of the config", counted(report.config_differences, "place")),
-        compared);
+    add("different: {} and {}{} (compared: {})\n", counted(tensors.size(), "tensor"),
+        counted(files.size(), "other file"),
+        all_places == 0 ? "" : fmt::format(", {} of the config", counted(all_places, "place")), compared);
   return out;
-}
-
-Config diff_tree(const DiffReport& report) {
-  ConfigArray tensors;
-  for (const TensorDiff& diff : report.tensor_diffs) {
-    Config item = Config::object({{"name", diff.name}, {"kind", diff.kind}});
-    if (diff.kind != only_in_b) item["a"] = type_of(diff.a);
-    if (diff.kind != only_in_a) item["b"] = type_of(diff.b);
-    if (diff.kind == other_values) {
-      item["elements"] = diff.values.elements;
-      item["nans"] = diff.values.nans;
-      item["absolute"] = json_number(diff.values.absolute);
-      item["relative"] = json_number(diff.values.relative);
-    }
-    tensors.push_back(std::move(item));
-  }
-  ConfigArray files;
-  for (const FileDiff& diff : report.file_diffs)
-    files.push_back(Config::object({{"name", diff.name}, {"kind", diff.kind}, {"detail", diff.detail}}));
-  ConfigArray places;
-  for (const ConfigDiff& diff : report.config_diffs)
-    places.push_back(Config::object({{"place", diff.place}, {"a", or_null(diff.a)}, {"b", or_null(diff.b)}}));
-  return Config::object({{"same", report.is_same()},
-                         {"a", report.a},
-                         {"b", report.b},
-                         {"tensors", report.tensors},
-                         {"bytes", report.bytes},
-                         {"files", report.files},
-                         {"config", report.has_configs},
-                         {"metadata_differs", report.metadata_differs},
-                         {"tensor_differences", std::move(tensors)},
-                         {"file_differences", std::move(files)},
-                         {"config_differences", std::move(places)},
-                         {"config_differences_in_all", report.config_differences}});
 }
 
 }  // namespace muster::inspect

@@ -35,7 +35,14 @@ std::string printable(std::string_view text);
 /// A report for programs: JSON and a line break. Text that is no UTF-8 stands there as on a terminal.
 std::string json_report(const Config& tree, int indent = 2);
 
-/// For reports: a text, null if there is none; the extents of a shape.
+/// For reports: a list of what make(item) gives of each item.
+template <class Items, class Make>
+ConfigArray list_of(const Items& items, const Make& make) {
+  ConfigArray list;
+  for (const auto& item : items) list.push_back(make(item));
+  return list;
+}
+/// Likewise a text, null if there is none; the extents of a shape.
 Config or_null(const std::string& text);
 Config extents_of(const Shape& shape);
 

@@ -8,7 +8,6 @@
 #include <array>
 #include <charconv>
 #include <iterator>
-#include <vector>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
@@ -17,43 +16,49 @@
 namespace muster::inspect {
 namespace {
 
-/// "ranks 0-3: BF16 [32, 64]", or each shape if they differ.
+/// "rank 1", "ranks 0, 2-5".
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    out += (out.empty() ? "" : ", ") + fmt::to_string(ranks[i]);
+    if (end - i > 1) out += fmt::format("-{}", ranks[end - 1]);
+    i = end;
+  }
+  return fmt::format("rank{} {}", plural(ranks.size()), out);
+}
+
+/// "ranks 0-3 BF16 [32, 64]", or each shape if they differ.
 std::string sources_text(const AccountedTensor& tensor) {
   std::string text;
-  for (std::size_t begin = 0; begin < tensor.sources.size();) {
-    std::size_t end = begin + 1;
-    while (end < tensor.sources.size() && tensor.sources[end].spec == tensor.sources[begin].spec &&
-           tensor.sources[end].rank == tensor.sources[end - 1].rank + 1)
-      ++end;
-    const int first = tensor.sources[begin].rank;
-    const int last = tensor.sources[end - 1].rank;
-    text += fmt::format("{}{} {}", text.empty() ? "" : "; ",
-                        first == last ? fmt::format("rank {}", first) : fmt::format("ranks {}-{}", first, last),
-                        to_string(tensor.sources[begin].spec));
-    begin = end;
+  for (auto begin = tensor.sources.begin(); begin != tensor.sources.end();) {
+    const TensorSpec& spec = begin->spec;
+    std::vector<int> ranks;
+    for (; begin != tensor.sources.end() && begin->spec == spec; ++begin) ranks.push_back(begin->rank);
+    std::ranges::sort(ranks);
+    text += fmt::format("{}{} {}", text.empty() ? "" : "; ", ranks_text(ranks), to_string(spec));
   }
   return text;
 }
 
-Config tensors_tree(const std::vector<AccountedTensor>& tensors) {
-  ConfigArray list;
-  for (const AccountedTensor& tensor : tensors) {
-    ConfigArray sources;
-    for (const AccountedSource& source : tensor.sources)
-      sources.push_back(Config::object({{"rank", source.rank},
-                                        {"name", source.name},
-                                        {"dtype", to_string(source.spec.dtype)},
-                                        {"shape", extents_of(source.spec.shape)}}));
-    Config& item = list.emplace_back(Config::object({{"origin", tensor.origin},
-                                                     {"rule", tensor.rule},
-                                                     {"action", tensor.action},
-                                                     {"dtype", to_string(tensor.spec.dtype)},
-                                                     {"shape", extents_of(tensor.spec.shape)}}));
+ConfigArray tensors_tree(const std::vector<AccountedTensor>& tensors) {
+  return list_of(tensors, [](const AccountedTensor& tensor) {
+    Config item = Config::object({{"origin", tensor.origin},
+                                  {"rule", tensor.rule},
+                                  {"action", tensor.action},
+                                  {"dtype", to_string(tensor.spec.dtype)},
+                                  {"shape", extents_of(tensor.spec.shape)}});
     if (!tensor.name.empty()) item["name"] = tensor.name;
     if (!tensor.file.empty()) item["file"] = tensor.file;
-    item["sources"] = std::move(sources);
-  }
-  return list;
+    item["sources"] = list_of(tensor.sources, [](const AccountedSource& source) {
+      return Config::object({{"rank", source.rank},
+                             {"name", source.name},
+                             {"dtype", to_string(source.spec.dtype)},
+                             {"shape", extents_of(source.spec.shape)}});
+    });
+    return item;
+  });
 }
 
 std::string_view kind_name(VerifiedKind kind) noexcept {
@@ -84,19 +89,6 @@ std::string_view kind_text(const SurveyEntry& entry) {
   return entry.name ? workspace::to_string(entry.name->kind) : "other";
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  // Runs of neighbours as "2-5".
-  std::string out;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    out += (out.empty() ? "" : ", ") + fmt::to_string(ranks[i]);
-    if (end - i > 1) out += fmt::format("-{}", ranks[end - 1]);
-    i = end;
-  }
-  return out;
-}
-
 std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& style) {
   const std::chrono::seconds age = age_of(job.changed, now);
   const std::string line = fmt::format("job {}: {}, {}, newest {}{}\n", job.nonce,
@@ -107,10 +99,7 @@ std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& st
            coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", *job.common_generation)) +
            "\n";
   if (!job.missing_ranks.empty())
-    return line +
-           coloured(style, Colour::bad,
-                    fmt::format("no complete state of rank{} {}", plural(job.missing_ranks.size()),
-                                ranks_text(job.missing_ranks))) +
+    return line + coloured(style, Colour::bad, fmt::format("no complete state of {}", ranks_text(job.missing_ranks))) +
            "\n";
   return line + coloured(style, Colour::warning, "no generation is complete on all ranks") + "\n";
 }
@@ -154,37 +143,6 @@ void append_entries(std::string& out, const std::vector<SurveyEntry>& entries, s
     table.add({printable(entry.file), std::string(kind_text(entry)), human_bytes(entry.bytes),
                age_text(age_of(entry.changed, now)), std::string(life_text(entry))});
   table.append_to(out, style);
-}
-
-Config entry_tree(const SurveyEntry& entry, TimePoint now) {
-  return Config::object({{"file", entry.file},
-                         {"kind", kind_text(entry)},
-                         {"bytes", entry.bytes},
-                         {"files", entry.files},
-                         {"age_seconds", age_of(entry.changed, now).count()},
-                         {"writer", life_text(entry)}});
-}
-
-Config state_tree(const SurveyState& state, TimePoint now) {
-  return Config::object({{"file", state.entry.file},
-                         {"rank", state.rank},
-                         {"world_size", state.world_size},
-                         {"generation", state.generation},
-                         {"complete", state.complete},
-                         {"problem", or_null(state.problem)},
-                         {"tensors", state.tensors},
-                         {"tensor_bytes", state.tensor_bytes},
-                         {"compressed", state.compressed},
-                         {"bytes", state.entry.bytes},
-                         {"age_seconds", age_of(state.entry.changed, now).count()}});
-}
-
-template <class Items, class Json>
-ConfigArray array_of(const Items& items, TimePoint now, Json&& json) {
-  ConfigArray out;
-  out.reserve(items.size());
-  for (const auto& item : items) out.push_back(json(item, now));
-  return out;
 }
 
 std::string_view marked_text(Marked marked) {
@@ -271,15 +229,13 @@ std::string verify_text(const VerifyReport& report) {
 }
 
 Config verify_tree(const VerifyReport& report) {
-  ConfigArray problems;
-  problems.reserve(report.problems.size());
-  for (const VerifyProblem& problem : report.problems) {
+  const auto problem_tree = [](const VerifyProblem& problem) {
     Config item = Config::object({{"defect", to_string(problem.defect)}});
     if (!problem.file.empty()) item["file"] = problem.file;
     if (!problem.tensor.empty()) item["tensor"] = problem.tensor;
     item["words"] = problem.words;
-    problems.push_back(std::move(item));
-  }
+    return item;
+  };
   return Config::object({{"good", report.is_good()},
                          {"path", report.path},
                          {"kind", kind_name(report.kind)},
@@ -288,7 +244,7 @@ Config verify_tree(const VerifyReport& report) {
                          {"bytes", report.bytes},
                          {"has_checksums", report.has_checksums},
                          {"checked", report.checked},
-                         {"problems", std::move(problems)},
+                         {"problems", list_of(report.problems, problem_tree)},
                          {"problems_left_out", report.problems_left_out}});
 }
 
@@ -330,26 +286,46 @@ std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& 
 }
 
 Config survey_tree(const Survey& survey, TimePoint now) {
-  ConfigArray jobs;
-  for (const SurveyJob& job : survey.jobs)
-    jobs.push_back(
-        Config::object({{"job", job.nonce},
-                        {"world_size", job.world_size},
-                        {"bytes", job.bytes},
-                        {"age_seconds", age_of(job.changed, now).count()},
-                        {"common_generation", job.common_generation ? Config(*job.common_generation) : Config()},
-                        {"missing_ranks", ConfigArray(job.missing_ranks.begin(), job.missing_ranks.end())},
-                        {"states", array_of(job.states, now, state_tree)},
-                        {"kept", array_of(job.kept, now, state_tree)},
-                        {"passing", array_of(job.passing, now, entry_tree)}}));
+  const auto entry_tree = [&](const SurveyEntry& entry) {
+    return Config::object({{"file", entry.file},
+                           {"kind", kind_text(entry)},
+                           {"bytes", entry.bytes},
+                           {"files", entry.files},
+                           {"age_seconds", age_of(entry.changed, now).count()},
+                           {"writer", life_text(entry)}});
+  };
+  const auto state_tree = [&](const SurveyState& state) {
+    return Config::object({{"file", state.entry.file},
+                           {"rank", state.rank},
+                           {"world_size", state.world_size},
+                           {"generation", state.generation},
+                           {"complete", state.complete},
+                           {"problem", or_null(state.problem)},
+                           {"tensors", state.tensors},
+                           {"tensor_bytes", state.tensor_bytes},
+                           {"compressed", state.compressed},
+                           {"bytes", state.entry.bytes},
+                           {"age_seconds", age_of(state.entry.changed, now).count()}});
+  };
+  const auto job_tree = [&](const SurveyJob& job) {
+    return Config::object({{"job", job.nonce},
+                           {"world_size", job.world_size},
+                           {"bytes", job.bytes},
+                           {"age_seconds", age_of(job.changed, now).count()},
+                           {"common_generation", job.common_generation ? Config(*job.common_generation) : Config()},
+                           {"missing_ranks", ConfigArray(job.missing_ranks.begin(), job.missing_ranks.end())},
+                           {"states", list_of(job.states, state_tree)},
+                           {"kept", list_of(job.kept, state_tree)},
+                           {"passing", list_of(job.passing, entry_tree)}});
+  };
   return Config::object({{"path", survey.path},
                          {"kind", "workspace"},
                          {"marked", marked_text(survey.marked)},
                          {"files", survey.files},
                          {"bytes", survey.bytes},
-                         {"jobs", std::move(jobs)},
-                         {"temporary", array_of(survey.temporary, now, entry_tree)},
-                         {"foreign", array_of(survey.foreign, now, entry_tree)}});
+                         {"jobs", list_of(survey.jobs, job_tree)},
+                         {"temporary", list_of(survey.temporary, entry_tree)},
+                         {"foreign", list_of(survey.foreign, entry_tree)}});
 }
 
 std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& style) {
@@ -390,19 +366,19 @@ std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& 
 }
 
 Config gc_tree(const GcReport& report, bool is_dry_run) {
-  ConfigArray items;
-  for (const GcItem& item : report.items)
-    items.push_back(Config::object({{"file", item.file},
-                                    {"kind", workspace::to_string(item.kind)},
-                                    {"bytes", item.bytes},
-                                    {"files", item.files},
-                                    {"age_seconds", item.age.count()},
-                                    {"verdict", verdict_text(item.verdict)},
-                                    {"reason", item.reason}}));
+  const auto item_tree = [](const GcItem& item) {
+    return Config::object({{"file", item.file},
+                           {"kind", workspace::to_string(item.kind)},
+                           {"bytes", item.bytes},
+                           {"files", item.files},
+                           {"age_seconds", item.age.count()},
+                           {"verdict", verdict_text(item.verdict)},
+                           {"reason", item.reason}});
+  };
   return Config::object({{"dry_run", is_dry_run},
                          {"removed_files", report.removed_files},
                          {"removed_bytes", report.removed_bytes},
-                         {"items", std::move(items)}});
+                         {"items", list_of(report.items, item_tree)}});
 }
 
 }  // namespace muster::inspect

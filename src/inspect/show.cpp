@@ -24,68 +24,60 @@ namespace {
 // Names from files may consist of dots: below this depth a label has all that is left.
 constexpr int deepest = 32;
 
-/// A node while it grows.
-struct Growing {
-  std::size_t begin = 0;  // of its label in the name of `owner`
-  std::size_t end = 0;
-  std::size_t owner = 0;  // place of the entry that it was first seen in
-  std::optional<std::size_t> tensor = {};
-  std::vector<std::size_t> children = {};
-  std::unordered_map<std::string_view, std::size_t> by_label = {};
-};
-
 class Builder {
  public:
-  Builder(const std::vector<TensorEntry>& entries, bool folds) : entries_(entries), folds_(folds) {
-    nodes_.emplace_back();
-  }
+  Builder(const std::vector<TensorEntry>& entries, bool folds) : entries_(entries), folds_(folds) {}
 
-  void add(std::size_t place) {
-    const std::string_view name = entries_[place].name;
-    std::size_t node = 0;
-    std::size_t begin = 0;
-    for (int depth = 0;; ++depth) {
-      const std::size_t end = depth == deepest ? name.size() : std::min(name.find_first_of("./", begin), name.size());
-      node = child(node, place, begin, end);
-      if (end == name.size()) break;
-      begin = end + 1;
+  /// `places`: of entries whose names are the same before `begin`, where a part of each begins.
+  [[nodiscard]] std::vector<NameNode> nodes(const std::vector<std::size_t>& places, std::size_t begin,
+                                            int depth) const {
+    std::vector<std::vector<std::size_t>> groups;
+    std::unordered_map<std::string_view, std::size_t> by_label;
+    for (const std::size_t place : places) {
+      const auto [found, is_new] = by_label.try_emplace(label(place, begin, depth), groups.size());
+      if (is_new) groups.emplace_back();
+      groups[found->second].push_back(place);
     }
-    nodes_[node].tensor = place;
+    std::vector<NameNode> out;
+    out.reserve(groups.size());
+    for (const std::vector<std::size_t>& group : groups) out.push_back(node(group, begin, depth));
+    if (folds_) fold(out);
+    return out;
   }
 
-  NameNode finish(std::size_t number = 0) {
-    Growing& growing = nodes_[number];
-    const std::size_t begin = growing.begin;
-    // What does not branch is one label.
-    std::size_t last = number;
-    while (number != 0 && !nodes_[last].tensor && nodes_[last].children.size() == 1)
-      last = nodes_[last].children.front();
-    NameNode node;
-    node.label = std::string_view(entries_[nodes_[last].owner].name).substr(begin, nodes_[last].end - begin);
-    node.tensor = nodes_[last].tensor;
-    for (const std::size_t child : nodes_[last].children) node.children.push_back(finish(child));
+ private:
+  [[nodiscard]] std::string_view label(std::size_t place, std::size_t begin, int depth) const {
+    const std::string_view rest = std::string_view(entries_[place].name).substr(begin);
+    return depth == deepest ? rest : rest.substr(0, rest.find_first_of("./"));
+  }
+
+  /// Of entries whose names have the same part there.
+  [[nodiscard]] NameNode node(const std::vector<std::size_t>& places, std::size_t begin, int depth) const {
+    NameNode node{.label = label(places.front(), begin, depth)};
+    const std::size_t next = begin + node.label.size() + 1;
+    std::vector<std::size_t> longer;
+    for (const std::size_t place : places) {
+      if (entries_[place].name.size() < next)
+        node.tensor = place;
+      else
+        longer.push_back(place);
+    }
+    if (!longer.empty()) node.children = nodes(longer, next, depth + 1);
+    if (!node.tensor && node.children.size() == 1 && node.children.front().alike == 1) {
+      // What does not branch is one label.
+      NameNode only = std::move(node.children.front());
+      only.label = {only.label.data() - (next - begin), only.label.size() + next - begin};
+      return only;
+    }
     if (node.tensor) {
       node.tensors = 1;
       node.bytes = entries_[*node.tensor].bytes;
     }
     for (const NameNode& child : node.children) {
-      node.tensors += child.tensors;
-      node.bytes += child.bytes;
+      node.tensors += child.alike * child.tensors;
+      node.bytes += child.alike * child.bytes;
     }
-    if (folds_) fold(node.children);
     return node;
-  }
-
- private:
-  std::size_t child(std::size_t parent, std::size_t place, std::size_t begin, std::size_t end) {
-    const std::string_view label = std::string_view(entries_[place].name).substr(begin, end - begin);
-    const auto [found, is_new] = nodes_[parent].by_label.try_emplace(label, nodes_.size());
-    const std::size_t number = found->second;
-    if (is_new) {
-      nodes_[parent].children.push_back(number);
-      nodes_.push_back({begin, end, place});
-    }
-    return number;
   }
 
   [[nodiscard]] bool are_alike(const NameNode& a, const NameNode& b) const {
@@ -136,15 +128,13 @@ class Builder {
 
   const std::vector<TensorEntry>& entries_;
   bool folds_;
-  std::vector<Growing> nodes_;
 };
 
 }  // namespace
 
-NameNode name_tree(const std::vector<TensorEntry>& entries, const std::vector<std::size_t>& places, bool folds) {
-  Builder builder(entries, folds);
-  for (const std::size_t place : places) builder.add(place);
-  return builder.finish();
+std::vector<NameNode> name_tree(const std::vector<TensorEntry>& entries, const std::vector<std::size_t>& places,
+                                bool folds) {
+  return Builder(entries, folds).nodes(places, 0, 0);
 }
 
 namespace {
@@ -275,7 +265,7 @@ class TreeRows {
 void append_rows(std::string& out, const Listing& listing, const ShowOptions& options) {
   std::vector<NameNode> nodes;
   if (options.view == ShowView::tree)
-    nodes = name_tree(listing.tensors, listing.chosen, !options.is_unfolded).children;
+    nodes = name_tree(listing.tensors, listing.chosen, !options.is_unfolded);
   else
     for (const std::size_t i : listing.chosen) nodes.push_back({.label = listing.tensors[i].name, .tensor = i});
   TextTable table(columns_of(listing), {0});
@@ -289,13 +279,6 @@ std::string fact_text(const Config& value) {
 
 Config total_tree(const Total& total) {
   return Config::object({{"tensors", total.tensors}, {"bytes", total.bytes}, {"stored_bytes", total.stored_bytes}});
-}
-
-Config issues_tree(const std::vector<SourceIssue>& issues) {
-  ConfigArray out;
-  for (const SourceIssue& issue : issues)
-    out.push_back(Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"words", issue.words}}));
-  return out;
 }
 
 /// An item of the list "tensors", indented as it stands there.
@@ -389,9 +372,12 @@ std::string show_text(const Source& source, const ShowOptions& options) {
 
 void show_json(const Source& source, const ShowOptions& options, const Sink& sink) {
   const Listing listing(source, options);
-  ConfigArray files;
-  for (const SourceFile& file : source.files)
-    files.push_back(Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}}));
+  const auto file_tree = [](const SourceFile& file) {
+    return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
+  };
+  const auto issue_tree = [](const SourceIssue& issue) {
+    return Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"words", issue.words}});
+  };
   ConfigObject metadata;
   metadata.reserve(source.metadata.size());
   for (const auto& [key, value] : source.metadata) metadata.insert(is_utf8(key) ? key : printable(key), value);
@@ -403,11 +389,11 @@ void show_json(const Source& source, const ShowOptions& options, const Sink& sin
   Config out = Config::object({{"path", source.path},
                                {"kind", source.kind},
                                {"facts", std::move(facts)},
-                               {"files", std::move(files)},
+                               {"files", list_of(source.files, file_tree)},
                                {"metadata", std::move(metadata)},
                                {"tensors", ConfigArray()},
                                {"totals", std::move(totals)}});
-  if (options.has_issues) out["issues"] = issues_tree(find_issues(source));
+  if (options.has_issues) out["issues"] = list_of(find_issues(source), issue_tree);
   const std::string text = json_report(out);
   // A tree of all tensors takes some kilobytes each: they are written one by one, into this list.
   constexpr std::string_view mark = "\n  \"tensors\": [";

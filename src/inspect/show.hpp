@@ -113,6 +113,7 @@ struct NameNode {
 };
 
 /// `places`: of the entries, in the order that the tree is to have. Neighbours are put together if `folds`.
-NameNode name_tree(const std::vector<TensorEntry>& entries, const std::vector<std::size_t>& places, bool folds);
+std::vector<NameNode> name_tree(const std::vector<TensorEntry>& entries, const std::vector<std::size_t>& places,
+                                bool folds);
 
 }  // namespace muster::inspect

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <type_traits>
@@ -207,15 +208,9 @@ void finish_counts(TensorStatistics& out, const std::vector<PatternCount>& count
 }
 
 std::vector<PatternCount> sorted_counts(DType dtype, std::span<const std::byte> bytes, std::uint64_t values) {
-  std::vector<std::uint32_t> patterns(values);
-  for (std::uint64_t i = 0; i < values; ++i) patterns[i] = static_cast<std::uint32_t>(value_bits(dtype, bytes, i));
-  std::sort(patterns.begin(), patterns.end());
-  std::vector<PatternCount> counts;
-  for (const std::uint32_t pattern : patterns) {
-    if (counts.empty() || counts.back().first != pattern) counts.emplace_back(pattern, 0);
-    ++counts.back().second;
-  }
-  return counts;
+  std::map<std::uint32_t, std::uint64_t> counts;
+  for (std::uint64_t i = 0; i < values; ++i) ++counts[static_cast<std::uint32_t>(value_bits(dtype, bytes, i))];
+  return {counts.begin(), counts.end()};
 }
 
 std::vector<PatternCount> taken_from(const std::vector<std::uint64_t>& table) {
@@ -246,40 +241,6 @@ void count_patterns(DType dtype, std::span<const std::byte> bytes, std::uint64_t
     for (std::uint64_t i = 0; i < values; ++i) ++table[value_bits(dtype, bytes, i)];
   }
 }
-
-/// Counts of tensors, whose pieces several threads count at once.
-class PatternCounting {
- public:
-  /// `pieces`: how many each tensor of `out` has that will be counted. `out` is filled when all of a tensor's are.
-  PatternCounting(std::vector<TensorStatistics>& out, std::vector<std::size_t> pieces, std::size_t bins)
-      : out_(out), bins_(bins), left_(std::move(pieces)), shared_(out.size()) {}
-
-  /// One piece of the tensor at `place`, and how many values are in it. Any thread.
-  void count(std::size_t place, std::span<const std::byte> bytes, std::uint64_t values) {
-    TensorStatistics& out = out_[place];
-    const DType dtype = out.tensor.dtype;
-    if (values == out.values && values < least_counted)
-      return finish_counts(out, sorted_counts(dtype, bytes, values), bins_);
-    std::vector<std::uint64_t> table(std::size_t{1} << bits(dtype));  // by pattern
-    count_patterns(dtype, bytes, values, table);
-    {
-      const std::lock_guard lock(mutex_);
-      std::vector<std::uint64_t>& shared = shared_[place];
-      for (std::size_t i = 0; i < shared.size(); ++i) table[i] += shared[i];
-      shared = std::move(table);
-      if (--left_[place] != 0) return;
-      table = std::exchange(shared, {});
-    }
-    finish_counts(out, taken_from(table), bins_);
-  }
-
- private:
-  std::vector<TensorStatistics>& out_;
-  std::size_t bins_;
-  std::mutex mutex_;
-  std::vector<std::size_t> left_;
-  std::vector<std::vector<std::uint64_t>> shared_;  // of tensors that are not done
-};
 
 class Work {
  public:
@@ -318,13 +279,30 @@ class Work {
     });
   }
 
+  // Several threads count the pieces of one tensor.
   void count_narrow() {
-    std::vector<std::size_t> pieces(out_.size());
-    for (const CountedPiece& piece : narrow_) ++pieces[piece.place];
-    PatternCounting counting(out_, std::move(pieces), bins_);
+    std::vector<std::size_t> left(out_.size());  // pieces of each tensor that are to be counted
+    for (const CountedPiece& piece : narrow_) ++left[piece.place];
+    std::vector<std::vector<std::uint64_t>> shared(out_.size());  // by pattern, of tensors that are not done
+    std::mutex mutex;
     for_each(narrow_, [&](std::size_t index, std::span<const std::byte> bytes) {
       const CountedPiece& piece = narrow_[index];
-      counting.count(piece.place, bytes, values_of(out_[piece.place].tensor, piece));
+      TensorStatistics& out = out_[piece.place];
+      const DType dtype = out.tensor.dtype;
+      const std::uint64_t values = values_of(out.tensor, piece);
+      if (values == out.values && values < least_counted)
+        return finish_counts(out, sorted_counts(dtype, bytes, values), bins_);
+      std::vector<std::uint64_t> table(std::size_t{1} << bits(dtype));
+      count_patterns(dtype, bytes, values, table);
+      {
+        const std::lock_guard lock(mutex);
+        std::vector<std::uint64_t>& before = shared[piece.place];
+        for (std::size_t i = 0; i < before.size(); ++i) table[i] += before[i];
+        before = std::move(table);
+        if (--left[piece.place] != 0) return;
+        table = std::exchange(before, {});
+      }
+      finish_counts(out, taken_from(table), bins_);
     });
   }
 

@@ -147,17 +147,14 @@ std::string stats_text(const Source& source, const StatsOptions& options) {
 }
 
 Config stats_tree(const Source& source, const StatsOptions& options) {
-  const std::vector<TensorStatistics> all = of_chosen(source, options);
-  ConfigArray tensors;
-  tensors.reserve(all.size());
   const auto number = [](const Config& value) {
     return value.type() == Config::Type::real ? json_number(value.as_double()) : value;
   };
-  for (const TensorStatistics& tensor : all) {
+  const auto tensor_tree = [&](const TensorStatistics& tensor) {
     const Histogram& histogram = tensor.histogram;
     const bool has_numbers = tensor.finite() != 0;
     const auto if_any = [&](double value) { return has_numbers ? json_number(value) : Config(); };
-    tensors.push_back(Config::object(
+    return Config::object(
         {{"name", tensor.tensor.name},
          {"dtype", to_string(tensor.tensor.dtype)},
          {"shape", extents_of(tensor.tensor.shape)},
@@ -172,9 +169,9 @@ Config stats_tree(const Source& source, const StatsOptions& options) {
          {"deviation", if_any(tensor.deviation)},
          {"histogram", Config::object({{"low", if_any(histogram.low)},
                                        {"high", if_any(histogram.high)},
-                                       {"counts", ConfigArray(histogram.counts.begin(), histogram.counts.end())}})}}));
-  }
-  return Config::object({{"tensors", std::move(tensors)}});
+                                       {"counts", ConfigArray(histogram.counts.begin(), histogram.counts.end())}})}});
+  };
+  return Config::object({{"tensors", list_of(of_chosen(source, options), tensor_tree)}});
 }
 
 }  // namespace muster::inspect

@@ -67,12 +67,6 @@ std::string signal_name(int signal) {
   return name != nullptr ? "SIG" + std::string(name) : "signal " + std::to_string(signal);
 }
 
-os::Fd open_nothing() {
-  os::Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!nothing) throw os::errno_error("starting a job: opening /dev/null");
-  return nothing;
-}
-
 class Job {
  public:
   Job(const std::vector<std::string>& command, const LaunchOptions& options)
@@ -124,7 +118,8 @@ class Job {
   }
 
   void start() {
-    const os::Fd nothing = open_nothing();
+    const os::Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!nothing) throw os::errno_error("starting a job: opening /dev/null");
     ranks_.reserve(static_cast<std::size_t>(options_.ranks));
     for (int rank = 0; rank < options_.ranks; ++rank) {
       launch::StandardStreams streams;

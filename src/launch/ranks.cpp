@@ -5,7 +5,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -22,9 +21,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string_view>
-#include <thread>
 
 #include "src/os/process.hpp"
 #include "src/sync/start.hpp"

@@ -94,7 +94,7 @@ class Committing {
     make_structures();
     write_around_data();
     if (state_.options.durable) state_.file.sync_data();
-    write_mark();
+    state_.file.write_at(0, encode_user_block(block_));
     state_.file.commit(state_.options.durable ? os::Durability::synced : os::Durability::unsynced);
   }
 
@@ -213,8 +213,6 @@ class Committing {
     sum.add(tail);
     return sum.value();
   }
-
-  void write_mark() { state_.file.write_at(0, encode_user_block(block_)); }
 
   WriterState& state_;
   Catalogue& catalogue_;

@@ -5,11 +5,7 @@
 #include <fmt/core.h>
 #include <xxhash.h>
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cerrno>
-#include <optional>
-#include <span>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"

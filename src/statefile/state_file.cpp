@@ -7,8 +7,6 @@
 #include <array>
 #include <mutex>
 #include <numeric>
-#include <optional>
-#include <vector>
 
 #include "muster/error.hpp"
 #include "src/core/checksum.hpp"
@@ -194,26 +192,22 @@ class Checking {
   void check_metadata() {
     TensorChecksum sum;
     std::vector<std::byte> buffer;
-    const auto take = [&](std::uint64_t begin, std::uint64_t end) {
+    const auto take = [&](std::uint64_t begin, std::uint64_t end, TensorChecksum& into) {
       for (; begin < end; begin += buffer.size()) {
         buffer.resize(std::min(checked_piece, end - begin));
         file_.read_at(begin, buffer);
-        sum.add(buffer);
+        into.add(buffer);
       }
     };
     std::uint64_t end = statefile::user_block_bytes;
     for (const Extent& stored : statefile::stored_extents(catalogue_)) {
-      take(end, stored.offset);
+      take(end, stored.offset, sum);
       end = stored.end();
     }
-    take(end, block_.file_bytes);
+    take(end, block_.file_bytes, sum);
     if (sum.value() == block_.metadata_checksum) return;
     TensorChecksum config;
-    for (std::uint64_t at = 0; at < block_.config.bytes; at += buffer.size()) {
-      buffer.resize(std::min(checked_piece, block_.config.bytes - at));
-      file_.read_at(block_.config.offset + at, buffer);
-      config.add(buffer);
-    }
+    take(block_.config.offset, block_.config.end(), config);
     add("", config.value() == block_.config_checksum
                 ? "HDF5's structures, or gaps between tensors, are not what was written (checksum)"
                 : "the config is not what was written (checksum)");

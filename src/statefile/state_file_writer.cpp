@@ -36,25 +36,22 @@ constexpr std::uint64_t most_chunks = std::uint64_t{1} << 32;
 }
 
 /// What a state file shall hold, checked, and where each uncompressed tensor will lie.
-struct Placement {
-  Catalogue catalogue;         ///< checksums, and all of compressed tensors but their chunks' number, still missing
-  std::uint64_t data_end = 0;  ///< compressed chunks, then everything else, come from here on
-};
-
 class Placing {
  public:
-  Placing(const StateFileOptions& options, const std::string& path) : options_(options), path_(path) {}
+  /// Fills `catalogue`: checksums, and all of compressed tensors but their chunks' number, are still missing.
+  Placing(const StateFileOptions& options, const std::string& path, Catalogue& catalogue)
+      : options_(options), path_(path), catalogue_(catalogue) {}
 
-  Placement place(std::vector<StateFileWriter::Entry> entries) {
+  /// Where the data ends: compressed chunks, then everything else, come from there on.
+  std::uint64_t place(std::vector<StateFileWriter::Entry> entries) {
     check_options();
     for (StateFileWriter::Entry& entry : entries) add(std::move(entry));
     NameIndex names;
-    if (const std::optional<std::size_t> twice = names.build(result_.catalogue.tensors))
-      refuse(fmt::format("two tensors are called {}", in_quotes(result_.catalogue.tensors[*twice].name)));
+    if (const std::optional<std::size_t> twice = names.build(catalogue_.tensors))
+      refuse(fmt::format("two tensors are called {}", in_quotes(catalogue_.tensors[*twice].name)));
     if (chunks_ > most_chunks) refuse(fmt::format("it would have {} chunks; take larger ones", chunks_));
-    result_.catalogue.chunks.resize(chunks_);
-    result_.data_end = end_;
-    return std::move(result_);
+    catalogue_.chunks.resize(chunks_);
+    return end_;
   }
 
  private:
@@ -89,8 +86,8 @@ class Placing {
       tensor.stored_bytes = tensor.bytes;
       if (tensor.bytes != 0) tensor.offset = take(tensor);
     }
-    result_.catalogue.tensors.push_back(std::move(tensor));
-    result_.catalogue.chunking.push_back(chunking);
+    catalogue_.tensors.push_back(std::move(tensor));
+    catalogue_.chunking.push_back(chunking);
   }
 
   std::uint64_t bytes_of(const StateTensor& tensor) const {
@@ -113,7 +110,7 @@ class Placing {
 
   const StateFileOptions& options_;
   const std::string& path_;
-  Placement result_;
+  Catalogue& catalogue_;
   std::uint64_t end_ = head_bytes;
   std::uint64_t chunks_ = 0;
 };
@@ -167,9 +164,7 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
     : options(wanted),
       config_text(to_json(config)),
       file([&] {
-        Placement placement = Placing(options, path).place(std::move(entries));
-        catalogue = std::move(placement.catalogue);
-        data_end = placement.data_end;
+        data_end = Placing(options, path, catalogue).place(std::move(entries));
         require_hdf5();
         return os::OutputFile(path, options.temporary);
       }()),

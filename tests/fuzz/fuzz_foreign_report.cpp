@@ -28,7 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::string bytes(hdf5::foreign_report_magic);
   bytes.append(reinterpret_cast<const char*>(data), size);
   try {
-    const ForeignReport report = parse_foreign_report(std::as_bytes(std::span(bytes)), {file_bytes, 1024});
+    const ForeignReport report = parse_foreign_report(std::as_bytes(std::span(bytes)), file_bytes);
     require(std::is_sorted(report.tensors.begin(), report.tensors.end(),
                            [](const ForeignTensor& a, const ForeignTensor& b) { return a.name < b.name; }));
     for (const ForeignTensor& tensor : report.tensors) {

@@ -241,7 +241,7 @@ TEST_CASE("threads read at once, and longer than one process may") {
   make("chunks", folder);
   // Processes with a second of CPU time each.
   const std::string reader = folder / "reader";
-  write_text(reader, fmt::format("#!/bin/sh\n[ $3 = list ] || set -- 1 $2 $3\nexec '{}' \"$@\"\n",
+  write_text(reader, fmt::format("#!/bin/sh\n[ $2 = list ] || set -- 1 $2 $3\nexec '{}' \"$@\"\n",
                                  std::getenv("MUSTER_HDF5_READER")));
   std::filesystem::permissions(reader, std::filesystem::perms::owner_all);
   const auto file = ForeignHdf5::open(folder / "new.h5", {.deadline = std::chrono::seconds(20), .reader = reader});
@@ -342,7 +342,7 @@ TEST_CASE("a reader that is missing, no program, silent, or of another build is 
   const std::string reader = std::getenv("MUSTER_HDF5_READER");
   const auto read_with = [&](std::string_view name, std::string_view text) {
     ForeignHdf5Options options;
-    options.reader = script(name, fmt::format("[ $3 = list ] && exec '{}' \"$@\"\n{}", reader, text));
+    options.reader = script(name, fmt::format("[ $2 = list ] && exec '{}' \"$@\"\n{}", reader, text));
     options.deadline = std::chrono::milliseconds(300);
     std::vector<std::byte> memory;
     (void)ForeignHdf5::open(samples / "old.h5", options)->read_piece(0, 0, 1, memory);

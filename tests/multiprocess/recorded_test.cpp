@@ -111,7 +111,7 @@ TEST_CASE("shards and checkpoints of 0.1.0 are read, and their checksums hold") 
   const inspect::DemoModel model = inspect::llama_model(sizes);
   const auto exported = tensors_of(recorded + "exported");
   REQUIRE(exported.size() == model.tensors.size());
-  for (const inspect::DemoModel::Part& part : model.tensors) {
+  for (const TensorEntry& part : model.tensors) {
     Tensor expected = Tensor::allocate(part.dtype, part.shape);
     inspect::fill_demo_tensor(part, {expected.mutable_data(), expected.nbytes()});
     CHECK(bitwise_equal(exported.at(part.name), expected));

@@ -56,7 +56,7 @@ inspect::DemoModel grouped_heads(bool fused) {
                                                    .vocabulary = 96,
                                                    .biases = !fused});
   if (fused)
-    for (inspect::DemoModel::Part& part : model.tensors)
+    for (TensorEntry& part : model.tensors)
       if (const std::size_t at = part.name.find("q_proj.weight"); at != std::string::npos)
         part = {part.name.substr(0, at) + "qkv_proj.weight", part.dtype, {96, 64}};
   if (fused)

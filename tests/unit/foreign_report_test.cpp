@@ -45,7 +45,7 @@ class Report {
   Report& end() { return add(RecordBytes(ForeignRecord::end)); }
   [[nodiscard]] std::span<const std::byte> bytes() const { return std::as_bytes(std::span(text_)); }
   [[nodiscard]] ForeignReport parse(std::uint64_t file_bytes = 10'000) const {
-    return parse_foreign_report(bytes(), {file_bytes, 1024});
+    return parse_foreign_report(bytes(), file_bytes);
   }
 
  private:
@@ -126,7 +126,7 @@ TEST_CASE("reports that no reader makes are refused") {
   CHECK(has(words(Report().add(RecordBytes(ForeignRecord::text).text(std::string(5000, 'x')))), "text before"));
   CHECK(has(words(Report().listed().add(RecordBytes(ForeignRecord::shape).number(0))), "the tensor 0"));
   const std::string other(40, 'x');
-  CHECK(has(words_of(ErrorKind::version, [&] { (void)parse_foreign_report(std::as_bytes(std::span(other)), {}); }),
+  CHECK(has(words_of(ErrorKind::version, [&] { (void)parse_foreign_report(std::as_bytes(std::span(other)), 0); }),
             "another build"));
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("reports that are cut off or changed anywhere are read as far as they 
 
   const Bytes bytes(report.bytes().begin(), report.bytes().end());
   for (std::size_t length = 0; length < bytes.size(); ++length) {
-    const ForeignReport cut = parse_foreign_report(std::span(bytes).first(length), {10'000, 1024});
+    const ForeignReport cut = parse_foreign_report(std::span(bytes).first(length), 10'000);
     CHECK_FALSE(cut.is_whole);
     CHECK(cut.tensors.size() <= 3);
   }
@@ -158,7 +158,7 @@ TEST_CASE("reports that are cut off or changed anywhere are read as far as they 
       Bytes changed = bytes;
       changed[at] = static_cast<std::byte>(value);
       try {
-        const ForeignReport parsed = parse_foreign_report(changed, {10'000, 1024});
+        const ForeignReport parsed = parse_foreign_report(changed, 10'000);
         for (const ForeignTensor& tensor : parsed.tensors)
           CHECK((tensor.offset == 0 || tensor.offset + tensor.bytes <= 10'000));
       } catch (const Error& error) {

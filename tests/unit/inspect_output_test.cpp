@@ -25,12 +25,12 @@ std::vector<TensorEntry> entries_of(const std::vector<std::string>& names) {
   return entries;
 }
 
-std::string text_of(const NameNode& node, int depth = 0) {
+std::string text_of(const std::vector<NameNode>& nodes, int depth = 0) {
   std::string out;
-  for (const NameNode& child : node.children) {
+  for (const NameNode& child : nodes) {
     out += std::string(static_cast<std::size_t>(depth), ' ') + std::string(child.label);
     if (child.alike > 1) out += " to " + std::string(child.last);
-    out += (child.tensor ? "" : "/") + std::string("\n") + text_of(child, depth + 1);
+    out += (child.tensor ? "" : "/") + std::string("\n") + text_of(child.children, depth + 1);
   }
   return out;
 }
