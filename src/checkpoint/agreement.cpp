@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/base/fixed_text.hpp"
+#include "src/base/written.hpp"
 
 namespace muster {
 namespace {

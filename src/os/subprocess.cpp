@@ -55,6 +55,8 @@ class SpawnSettings {
   posix_spawnattr_t attributes{};
 };
 
+}  // namespace
+
 /// A child that is killed and taken at the end, whatever happens.
 class RunningChild {
  public:
@@ -100,6 +102,8 @@ class RunningChild {
   pid_t pid_;
   Fd process_;
 };
+
+namespace {
 
 /// A copy out of the way of the numbers that the program shall find.
 Fd moved_up(int fd) {
@@ -148,6 +152,8 @@ pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& 
   return pid;
 }
 
+}  // namespace
+
 /// When a program has had its time.
 class Deadline {
  public:
@@ -185,6 +191,8 @@ class Deadline {
   Clock::time_point end_;
   Clock::time_point next_;
 };
+
+namespace {
 
 struct SocketPair {
   Fd near_end;

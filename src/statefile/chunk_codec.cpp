@@ -107,12 +107,12 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
 namespace {
 
 // Elements of a block: its bytes stay in the first-level cache while one after the other of their columns is taken.
-constexpr std::size_t block = 512;
+constexpr std::size_t at_once = 512;
 
 template <std::size_t Item>
 void shuffle_from(std::size_t first, const std::byte* source, std::size_t count, std::byte* target) noexcept {
-  for (std::size_t begin = first; begin < count; begin += block) {
-    const std::size_t end = begin + block < count ? begin + block : count;
+  for (std::size_t begin = first; begin < count; begin += at_once) {
+    const std::size_t end = begin + at_once < count ? begin + at_once : count;
     for (std::size_t byte = 0; byte < Item; ++byte)
       for (std::size_t i = begin; i < end; ++i) target[byte * count + i] = source[i * Item + byte];
   }
@@ -121,8 +121,8 @@ void shuffle_from(std::size_t first, const std::byte* source, std::size_t count,
 template <std::size_t Item>
 void unshuffle_from(std::size_t first, const std::byte* source, std::size_t count, std::size_t wanted,
                     std::byte* target) noexcept {
-  for (std::size_t begin = first; begin < wanted; begin += block) {
-    const std::size_t end = begin + block < wanted ? begin + block : wanted;
+  for (std::size_t begin = first; begin < wanted; begin += at_once) {
+    const std::size_t end = begin + at_once < wanted ? begin + at_once : wanted;
     for (std::size_t byte = 0; byte < Item; ++byte)
       for (std::size_t i = begin; i < end; ++i) target[i * Item + byte] = source[byte * count + i];
   }
