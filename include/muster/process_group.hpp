@@ -95,6 +95,8 @@ class ProcessGroup {
                                        ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
   /// All tensors, one behind the other along `dim` in the order of the ranks.
   [[nodiscard]] Tensor all_gather(const TensorView& tensor, int dim = 0, const CollectiveOptions& options = {});
+  /// Along dimension 0, into `out`: contiguous, writable, of that shape.
+  void all_gather_into(const Tensor& out, const TensorView& tensor, const CollectiveOptions& options = {});
   /// The same on root; nothing on the others.
   [[nodiscard]] std::optional<Tensor> gather(const TensorView& tensor, int root, int dim = 0,
                                              const CollectiveOptions& options = {});

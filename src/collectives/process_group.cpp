@@ -228,7 +228,9 @@ class Engine {
   }
 
   /// The result is of no rank but `what.root`, if that is one. `what.slices`, if given: all ranks' extents.
-  std::optional<Tensor> gather(What what, const TensorView& tensor, int dim, const CollectiveOptions& options) {
+  /// `into`, if given, has room for it.
+  std::optional<Tensor> gather(What what, const TensorView& tensor, int dim, const CollectiveOptions& options,
+                               const Tensor* into = nullptr) {
     std::size_t along = 0;
     Contiguous in;
     Tensor parts;
@@ -244,6 +246,15 @@ class Engine {
           card = {.bytes = in.bytes().size(), .largest = in.bytes().size(), .extent = tensor.shape()[along]};
           card.wants = !what.root || *what.root == rank() ? 1 : 0;
           what.dim = along;
+          if (into != nullptr) {
+            Shape shape = tensor.shape();
+            shape[along] *= size();
+            if (into->dtype() != tensor.dtype() || into->shape() != shape)
+              throw Error(ErrorKind::argument,
+                          fmt::format("the result is {} {}, not {} {}", to_string(into->dtype()),
+                                      to_string(into->shape()), to_string(tensor.dtype()), to_string(shape)));
+            (void)room_of(*into);
+          }
           const std::span<const std::int64_t> extents = what.slices;
           if (!extents.empty() &&
               (extents.size() != ins_.size() || extents[static_cast<std::size_t>(rank())] != tensor.shape()[along]))
@@ -261,7 +272,7 @@ class Engine {
               shape[along] += card.extent;
               sizes.push_back(card.bytes);
             }
-            parts = Tensor::allocate(tensor.dtype(), std::move(shape));
+            parts = into != nullptr ? *into : Tensor::allocate(tensor.dtype(), std::move(shape));
             place(parts, sizes);
           };
           backend_->all_gather(call.card, call.opened, in.bytes(), outs_, call.waits);
@@ -629,6 +640,10 @@ Tensor ProcessGroup::reduce_scatterv(const TensorView& tensor, std::span<const s
 
 Tensor ProcessGroup::all_gather(const TensorView& tensor, int dim, const CollectiveOptions& options) {
   return *engine_->gather({"all_gather"}, tensor, dim, options);
+}
+
+void ProcessGroup::all_gather_into(const Tensor& out, const TensorView& tensor, const CollectiveOptions& options) {
+  (void)engine_->gather({"all_gather"}, tensor, 0, options, &out);
 }
 
 Tensor ProcessGroup::all_gatherv(const TensorView& tensor, int dim, std::span<const std::int64_t> sizes,

@@ -231,6 +231,13 @@ class RandomProgram {
         break;
       }
       case 6:
+        if (along == 0) {
+          Shape whole = shape;
+          whole[0] *= n;
+          const Tensor out = Tensor::allocate(dtype, whole);
+          group_.all_gather_into(out, strided(of(self, shape), keep));
+          SAME(out, joined(all(equal), 0));
+        }
         SAME(group_.all_gather(strided(of(self, shape), keep), given), joined(all(equal), along));
         break;
       case 7:
