@@ -188,7 +188,7 @@ class Engine {
     const What what{"barrier"};
     run(
         what, options, [](Card&) {},
-        [&](Call& call) { backend_->all_gather(call.card, call.opened, {}, outs_, call.waits); });
+        [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, {}, outs_, call.waits); });
   }
 
   void all_reduce(const What& what, const Tensor& out, const TensorView& tensor, const CollectiveOptions& options) {
@@ -206,9 +206,8 @@ class Engine {
           in = Contiguous(tensor);
           card.bytes = in.bytes().size();
         },
-        [&](Call& call) {
-          backend_->all_reduce(call.card, call.opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room,
-                               call.waits);
+        [&](Call& call, const Opened& opened) {
+          backend_->all_reduce(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room, call.waits);
         });
   }
 
@@ -224,7 +223,7 @@ class Engine {
           in = tensor.bytes();
           card = {.bytes = in.size(), .largest = in.size(), .wants = 0};
         },
-        [&](Call& call) { backend_->all_gather(call.card, call.opened, in, outs_, call.waits); });
+        [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, in, outs_, call.waits); });
   }
 
   /// The result is of no rank but `what.root`, if that is one. `what.slices`, if given: all ranks' extents.
@@ -263,8 +262,8 @@ class Engine {
                 fmt::format("{} sizes for {} ranks, of which this rank's must be {}, its extent of dimension {}",
                             extents.size(), ins_.size(), tensor.shape()[along], along));
         },
-        [&](Call& call) {
-          call.then = [&](std::span<const Card> cards) {
+        [&](Call& call, const Opened& opened) {
+          const auto then = [&](std::span<const Card> cards) {
             if (call.card.wants == 0) return;
             Shape shape = tensor.shape();
             shape[along] = 0;
@@ -275,7 +274,8 @@ class Engine {
             parts = into != nullptr ? *into : Tensor::allocate(tensor.dtype(), std::move(shape));
             place(parts, sizes);
           };
-          backend_->all_gather(call.card, call.opened, in.bytes(), outs_, call.waits);
+          call.then.emplace(then);
+          backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
         });
     if (what.root && *what.root != rank()) return std::nullopt;
     return joined(parts, sizes, rows_before(parts.shape(), along));
@@ -310,8 +310,8 @@ class Engine {
           shape[along] = extents[static_cast<std::size_t>(rank())];
           out = Tensor::allocate(tensor.dtype(), std::move(shape));
         },
-        [&](Call& call) {
-          backend_->reduce_scatter(call.card, call.opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds,
+        [&](Call& call, const Opened& opened) {
+          backend_->reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds,
                                    {out.nbytes() == 0 ? nullptr : out.mutable_data(), out.nbytes()}, call.waits);
         });
     return out;
@@ -335,7 +335,7 @@ class Engine {
           }
           card.largest = out.nbytes();
         },
-        [&](Call& call) { backend_->all_to_all(call.card, call.opened, ins_, outs_, call.waits); });
+        [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
   }
 
   Tensor all_to_all(const TensorView& tensor, std::optional<std::span<const std::int64_t>> rows,
@@ -368,7 +368,7 @@ class Engine {
               outs_[i] = std::as_writable_bytes(std::span(&theirs[i], 1));
             }
           },
-          [&](Call& call) { backend_->all_to_all(call.card, call.opened, ins_, outs_, call.waits); });
+          [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
     Tensor out;
     run(
         what, options,
@@ -391,7 +391,7 @@ class Engine {
             card.largest = std::max<std::uint64_t>(card.largest, ins_[i].size());
           }
         },
-        [&](Call& call) { backend_->all_to_all(call.card, call.opened, ins_, outs_, call.waits); });
+        [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
     if (received != nullptr) *received = std::move(theirs);
     return out;
   }
@@ -411,15 +411,16 @@ class Engine {
           card.bytes = card.largest = in.nbytes();
           card.wants = gets ? 1 : 0;
         },
-        [&](Call& call) {
-          call.then = [&](std::span<const Card> cards) {
+        [&](Call& call, const Opened& opened) {
+          const auto then = [&](std::span<const Card> cards) {
             if (!gets) return;
             std::uint64_t bytes = 0;
             for (const Card& card : cards) bytes += sizes.emplace_back(card.bytes);
             all = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
             place(all, sizes);
           };
-          backend_->all_gather(call.card, call.opened, in.bytes(), outs_, call.waits);
+          call.then.emplace(then);
+          backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
         });
     std::vector<Config> received;
     std::uint64_t at = 0;
@@ -470,12 +471,10 @@ class Engine {
     Tensor bytes;
   };
   struct Call {
-    const What& what;
     WaitOptions waits;
     Card card = {};
     std::optional<Error> trouble = {};  // of this rank's arguments
-    Opened then = {};                   // once all ranks agree; what it fails with is the failure of the group
-    Opened opened = {};
+    std::optional<Opened> then = {};    // once all ranks agree; what it fails with is the failure of the group
   };
 
   [[nodiscard]] sync::Group& inside() const noexcept { return sync::inside(*group_); }
@@ -490,7 +489,7 @@ class Engine {
   template <class Prepare, class Move>
   void run(const What& what, const CollectiveOptions& options, const Prepare& prepare, const Move& move) {
     const sync::Use use(*group_);
-    Call call{what, waits(options, what.name)};
+    Call call{waits(options, what.name)};
     std::ranges::fill(ins_, Bytes{});
     std::ranges::fill(outs_, Room{});
     call.trouble = sync::attempt(*group_, [&] {
@@ -500,14 +499,14 @@ class Engine {
     });
     call.card.status = call.trouble ? 1 : 0;
     if (!call.trouble) call.card.agreed = what.hash();
-    call.opened = [this, &call](std::span<const Card> cards) {
+    const auto opened = [&](std::span<const Card> cards) {
       for (const Card& card : cards)
         if (card.status != 0) inside().agree(call.trouble, call.waits);
       for (const Card& card : cards)
-        if (card.agreed != cards.front().agreed) disagree(call.what, cards, call.waits);
-      if (call.then) sync::or_fail(*group_, [&] { call.then(cards); });
+        if (card.agreed != cards.front().agreed) disagree(what, cards, call.waits);
+      if (call.then) sync::or_fail(*group_, [&] { (*call.then)(cards); });
     };
-    sync::unless_out_of_memory(*group_, [&] { move(call); });
+    sync::unless_out_of_memory(*group_, [&] { move(call, opened); });
   }
 
   [[noreturn]] void disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const {

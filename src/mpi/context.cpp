@@ -205,7 +205,7 @@ void Context::flush(milliseconds longest) {
 }
 
 void Context::take(const Control& control) {
-  if (control.from < 0 || control.from >= size_) return;
+  if (control.from < 0 || control.from >= size_ || control.kind == ControlKind::heard) return;
   if (control.kind == ControlKind::disconnect) {
     const auto from = static_cast<std::size_t>(control.from);
     if (!has_disconnected_[from]) ++disconnected_;
@@ -226,7 +226,10 @@ void Context::take(const Control& control) {
       warn_others(why);
     return;
   }
-  if (control.kind == ControlKind::failure) has_failed();
+  if (control.kind == ControlKind::failure) {
+    has_failed();
+    tell(control.from, {.kind = ControlKind::heard, .from = rank_});
+  }
   if (const auto found = groups_.find(control.group); found != groups_.end()) {
     found->second->take(control);
     return;

@@ -55,6 +55,7 @@ enum class ControlKind : std::uint32_t {
   answer = 4,      ///< to that
   died = 6,        ///< the sender has seen that a rank of its host is dead
   disconnect = 5,  ///< the sender has no group of this communicator any more
+  heard = 7,       ///< to a failure, so that whoever sends to a rank is sent to by it
 };
 
 /// Instead of a group's number: all groups of the communicator.

@@ -65,9 +65,8 @@ class Health {
   static constexpr std::chrono::milliseconds settling{200};
   static constexpr std::chrono::milliseconds lead{100};
 
-  /// `parent`: of a companion.
-  Health(const std::shared_ptr<SyncGroup>& local, std::shared_ptr<Health> parent)
-      : parent(std::move(parent)), local_(local) {}
+  /// `of`: the parent of a companion.
+  Health(const std::shared_ptr<SyncGroup>& local, std::shared_ptr<Health> of) : parent(std::move(of)), local_(local) {}
   /// What a host has found; its first proposal stays.
   void propose(int host, const Error& cause);
   /// Since when this rank knows of a failure; none where it does not.

@@ -103,6 +103,7 @@ void MpiGroup::take(const Control& control) {
       break;
     case ControlKind::died:
     case ControlKind::disconnect:
+    case ControlKind::heard:
       break;
   }
 }
