@@ -69,7 +69,7 @@ class SharedBackend final : public Backend {
     const Step first = next_;
     const auto part = [&](std::uint64_t step) { return piece_of(in.size(), chunk_bytes, step); };
     if (in.size() <= all_reduce_alone(ranks())) {
-      open(card, opened, options, [&] { std::memcpy(chunk(self(), first), in.data(), in.size()); });
+      open(card, opened, options, [&] { write(chunk(self(), first), in); });
       if (card.wants != 0) reduce(combine, dtype, out, [&](std::size_t rank) { return chunk(rank, first); });
       return end(first + 1);
     }
@@ -78,8 +78,8 @@ class SharedBackend final : public Backend {
       const Bytes from = part_of(in, part(at));
       const std::uint64_t begin = slice_begin(from.size(), ranks(), self());
       const std::uint64_t end = slice_begin(from.size(), ranks(), self() + 1);
-      std::memcpy(chunk(self(), step), from.data(), begin);
-      std::memcpy(chunk(self(), step) + end, from.data() + end, from.size() - end);
+      write(chunk(self(), step), from.first(begin));
+      write(chunk(self(), step) + end, from.subspan(end));
     };
     open(card, opened, options, [&] { fill(first, 0); });
     const auto make = [&](Step step, std::uint64_t at) {
@@ -109,7 +109,7 @@ class SharedBackend final : public Backend {
       for (std::size_t rank = 0; rank < ranks(); ++rank) {
         if (rank == self()) continue;
         const Bytes from = part_of(slice(rank), piece_of(slice(rank).size(), room, at));
-        std::memcpy(chunk(self(), step) + rank * room, from.data(), from.size());
+        write(chunk(self(), step) + rank * room, from);
       }
     };
     open(card, opened, options, [&] { fill(next_, 0); });
@@ -126,7 +126,7 @@ class SharedBackend final : public Backend {
                   const WaitOptions& options) override {
     const auto fill = [&](Step step, std::uint64_t at) {
       const Bytes from = part_of(in, piece_of(in.size(), chunk_bytes, at));
-      std::memcpy(chunk(self(), step), from.data(), from.size());
+      write(chunk(self(), step), from);
     };
     open(card, opened, options, [&] { fill(next_, 0); });
     std::uint64_t all = 0;
@@ -152,7 +152,7 @@ class SharedBackend final : public Backend {
       for (std::size_t rank = 0; rank < ranks(); ++rank) {
         if (rank == self()) continue;
         const Bytes from = part_of(ins[rank], piece_of(ins[rank].size(), room, at));
-        std::memcpy(chunk(self(), step) + rank * room, from.data(), from.size());
+        write(chunk(self(), step) + rank * room, from);
       }
     };
     open(card, opened, options, [&] { fill(next_, 0); });
@@ -206,6 +206,9 @@ class SharedBackend final : public Backend {
   void reduce(merge::Combine combine, DType dtype, Room target, const At& at) {
     for (std::size_t rank = 0; rank < ranks(); ++rank) sources_[rank] = at(rank);
     merge::reduce(combine, dtype, target, sources_);
+  }
+  static void write(std::byte* to, Bytes from) noexcept {
+    if (!from.empty()) std::memcpy(to, from.data(), from.size());
   }
   /// `all`: how much the operation writes on each rank. If that of all ranks is more than the cache of all cores holds,
   /// it is not kept there.
