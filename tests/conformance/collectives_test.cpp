@@ -355,11 +355,12 @@ int operations() {
 TEST_CASE("random programs of all calls are as the model has them") {
   for (const int size : sizes) {
     CAPTURE(size);
-    run_ranks(size, [&](SyncGroup& group) {
+    const auto body = [&](SyncGroup& group) {
       ProcessGroup ranks(group);
       RandomProgram program(ranks, 2026 + static_cast<std::uint64_t>(size));
       for (int i = 0; i < operations() / (size == 4 ? 1 : 4); ++i) program.step();
-    });
+    };
+    check_ended(try_ranks(size, body, std::chrono::seconds(60 + operations() / 10)));
   }
 }
 
