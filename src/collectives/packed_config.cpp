@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "src/core/descriptor.hpp"
 
 namespace muster::collectives {
