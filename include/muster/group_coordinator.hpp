@@ -5,7 +5,6 @@
 // open or has it wrong this one is right: negative ranks are errors, any dimension can be scattered, a group of one
 // does what a larger group does, in memory of its own, and objects are Configs (no pickle).
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

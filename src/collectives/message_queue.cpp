@@ -157,15 +157,7 @@ class MessageQueue::Ring {
 
   template <class Done>
   void await(std::size_t which, int rank, const WaitOptions& options, const Done& done) {
-    if (os::comes_soon(done, turns_)) return;
-    collectives::Word& awaited = word(which);
-    std::uint32_t seen = 0;
-    const auto is_done = [&] {
-      seen = awaited.value.load(std::memory_order_seq_cst);
-      return done();
-    };
-    group_->wait_until(
-        is_done, [&](std::chrono::nanoseconds longest) { awaited.sleep(seen, longest); }, std::span(&rank, 1), options);
+    collectives::wait_on(inside(), word(which), std::span(&rank, 1), turns_, options, done);
   }
 
   std::shared_ptr<SyncGroup> group_;

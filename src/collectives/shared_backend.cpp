@@ -228,14 +228,7 @@ class SharedBackend final : public Backend {
         if (rank != self() && !(head(rank).*word).has_reached(count)) late_.push_back(static_cast<int>(rank));
       if (late_.empty()) return;
       Word& first = head(static_cast<std::size_t>(late_.front())).*word;
-      if (os::comes_soon([&] { return first.has_reached(count); }, turns_)) continue;
-      std::uint32_t seen = 0;
-      const auto is_done = [&] {
-        seen = first.value.load(std::memory_order_seq_cst);
-        return first.has_reached(count);
-      };
-      group_.wait_until(
-          is_done, [&](std::chrono::nanoseconds longest) { first.sleep(seen, longest); }, late_, options);
+      wait_on(group_, first, late_, turns_, options, [&] { return first.has_reached(count); });
     }
   }
   [[nodiscard]] bool all_have(Word BlockHead::*word, std::uint32_t count) const noexcept {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "src/os/futex.hpp"
@@ -38,6 +39,21 @@ struct alignas(line) Word {
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 };
+
+/// Waits until done(), which looks at `word` and becomes true by what is published there; `ranks`: who publishes.
+/// `turns`: os::turns_on_core. Throws as SyncGroup::wait_until.
+template <class Done>
+void wait_on(sync::Group& group, Word& word, std::span<const int> ranks, int turns, const WaitOptions& options,
+             const Done& done) {
+  if (os::comes_soon(done, turns)) return;
+  std::uint32_t seen = 0;
+  const auto is_done = [&] {
+    seen = word.value.load(std::memory_order_seq_cst);
+    return done();
+  };
+  group.wait_until(
+      is_done, [&](std::chrono::nanoseconds longest) { word.sleep(seen, longest); }, ranks, options);
+}
 
 class SharedBlocks {
  public:
