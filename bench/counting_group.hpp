@@ -59,6 +59,18 @@ class CountingGroup final : public muster::sync::Group {
                      std::span<const int> on, const muster::WaitOptions& options) override {
     inner_->wait_until(done, sleep, on, options);
   }
+  bool do_try_send(int to, const muster::sync::LetterHead& head, std::span<const std::byte> letter) override {
+    if (!inner_->try_send(to, head, letter)) return false;
+    told_.by_messages += letter.size();
+    return true;
+  }
+  bool do_try_receive(int from, const muster::sync::LetterPlace& place) override {
+    return inner_->try_receive(from, place);
+  }
+  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                           const muster::WaitOptions& options) override {
+    inner_->wait_for_letters(done, on, options);
+  }
   std::shared_ptr<Group> make_part(const Part& part, Tie tie, const muster::WaitOptions& options) override {
     if (tie == Tie::companion) return inner_->companion(options);
     return std::static_pointer_cast<Group>(inner_->split(part.members, options));

@@ -6,16 +6,20 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <stop_token>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "muster/config.hpp"
 #include "muster/sync_group.hpp"
 #include "muster/tensor.hpp"
+#include "muster/work.hpp"
 
 namespace muster {
 
@@ -28,6 +32,22 @@ struct CollectiveOptions {
   /// The longest wait without progress of the ranks waited for; none: the group's own.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};
+};
+
+/// Instead of a rank or a tag to receive from: whatever comes first. No number of a rank or a tag.
+inline constexpr int any_rank = std::numeric_limits<int>::min();
+inline constexpr int any_tag = std::numeric_limits<int>::min();
+
+/// A message that has come.
+struct MessageInfo {
+  int from = 0;
+  int tag = 0;
+  std::uint64_t bytes = 0;  ///< of its tensors
+};
+struct ReceivedConfig {
+  int from = 0;
+  int tag = 0;
+  Config config = {};
 };
 
 namespace collectives {
@@ -93,19 +113,32 @@ class ProcessGroup {
   /// Likewise; `sizes`: the extent of each rank's slice, the same on all ranks, whose sum is the tensor's extent.
   [[nodiscard]] Tensor reduce_scatterv(const TensorView& tensor, std::span<const std::int64_t> sizes, int dim = 0,
                                        ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
+  /// Along dimension 0, into `out`: contiguous, writable, of that slice's shape.
+  void reduce_scatter_into(const Tensor& out, const TensorView& tensor, ReduceOp op = ReduceOp::sum,
+                           const CollectiveOptions& options = {});
   /// All tensors, one behind the other along `dim` in the order of the ranks.
   [[nodiscard]] Tensor all_gather(const TensorView& tensor, int dim = 0, const CollectiveOptions& options = {});
   /// Along dimension 0, into `out`: contiguous, writable, of that shape.
   void all_gather_into(const Tensor& out, const TensorView& tensor, const CollectiveOptions& options = {});
+  /// Into tensors of their own, one for each rank in their order, contiguous and writable. Their extents of dimension 0
+  /// may differ, and are the same on all ranks.
+  void all_gather_into(std::span<const Tensor> outs, const TensorView& tensor, const CollectiveOptions& options = {});
   /// The same on root; nothing on the others.
   [[nodiscard]] std::optional<Tensor> gather(const TensorView& tensor, int root, int dim = 0,
                                              const CollectiveOptions& options = {});
+  /// Along dimension 0, into root's `out`: contiguous, writable, of that shape; the others' is not looked at.
+  void gather_into(const Tensor& out, const TensorView& tensor, int root, const CollectiveOptions& options = {});
+  /// Into root's tensors, one of that shape for each rank; `outs` of the others is empty.
+  void gather_into(std::span<const Tensor> outs, const TensorView& tensor, int root,
+                   const CollectiveOptions& options = {});
   /// This rank's of root's tensors comes into `out`, contiguous and writable. `parts`: on root one for each rank, of
   /// its dtype and shape; empty on the others.
   void scatter(const Tensor& out, std::span<const TensorView> parts, int root, const CollectiveOptions& options = {});
   /// Cut along dimension 0 into size() equal slices, of which each rank gets one of each rank, in the order of the
   /// ranks.
   [[nodiscard]] Tensor all_to_all(const TensorView& tensor, const CollectiveOptions& options = {});
+  /// Into `out`: contiguous, writable, of the tensor's shape, and not its memory.
+  void all_to_all_into(const Tensor& out, const TensorView& tensor, const CollectiveOptions& options = {});
 
   // The same dtype, and shapes that differ in one extent at most.
 
@@ -131,20 +164,58 @@ class ProcessGroup {
                                                   const CollectiveOptions& options = {});
 
   // Messages from one rank to another, by tag (0 or more): those of one tag come in the order that they were sent in.
-  // 256 KiB may be under way to a rank; beyond that send() returns when the receiver has come for the rest, so two
-  // ranks that both send much first wait for each other.
+  // `from` may be any_rank, `tag` of what is received any_tag. Up to 64 KiB are with the receiver at once; of more the
+  // receiver takes each byte when it receives it. So two ranks that both send much first wait for each other; isend()
+  // does not wait.
 
   /// Throws Error(argument) if `to` is this rank or none, or the tag is negative; as SyncGroup::send.
   void send(const TensorView& tensor, int to, int tag = 0, const CollectiveOptions& options = {});
   void send_config(const Config& config, int to, int tag = 0, const CollectiveOptions& options = {});
-  /// Into `out`, contiguous and writable. Throws Error(rank_mismatch), and the group has not failed, if what has come
-  /// is of another dtype or shape: it is gone then.
-  void recv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
+  /// Into `out`, contiguous and writable; returns its sender. Throws Error(rank_mismatch), and the group has not
+  /// failed, if what has come is of another dtype or shape: it is gone then. A wait for any_rank ends if any rank dies
+  /// or leaves.
+  int recv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
   [[nodiscard]] Config recv_config(int from, int tag = 0, const CollectiveOptions& options = {});
+  /// The same, with what it was.
+  [[nodiscard]] ReceivedConfig recv_message(int from, int tag = any_tag, const CollectiveOptions& options = {});
+  /// The oldest message that such a receive would get, if one has come. Never waits.
+  [[nodiscard]] std::optional<MessageInfo> probe(int from, int tag = any_tag);
+
+  // The same without waiting. What has been begun moves whenever this rank is in a call for messages of this group, or
+  // asks or waits for such a Work (by the thread that uses the group). Work::get() waits for as long as `options` say
+  // and throws as the calls above. A tensor is kept until it has been sent or received, a borrowed one by the caller;
+  // what nobody waits for is lost if the group is destroyed before it has gone.
+
+  [[nodiscard]] Work<void> isend(Tensor tensor, int to, int tag = 0, const CollectiveOptions& options = {});
+  [[nodiscard]] Work<void> isend_config(const Config& config, int to, int tag = 0,
+                                        const CollectiveOptions& options = {});
+  [[nodiscard]] Work<int> irecv(Tensor out, int from, int tag = 0, const CollectiveOptions& options = {});
+  [[nodiscard]] Work<ReceivedConfig> irecv_config(int from, int tag = 0, const CollectiveOptions& options = {});
+
+  // Calls that run while the caller goes on.
+
+  /// Collective. Runs call(group) on a thread of its own, on a duplicate of this group, while the caller goes on:
+  /// `group.start([=](ProcessGroup& own) { own.all_reduce(gradient); })`. What is started runs in that order, one after
+  /// another, as if this group's own calls were not there; all ranks start the same in the same order. The first one
+  /// makes the duplicate. What the call reads and writes has to stay until the Work is done; what it returns is the
+  /// Work's result. Its errors come out of Work::get(); what fails the duplicate fails this group, too. With MPI it
+  /// needs MPI_THREAD_MULTIPLE. Destroying the group waits for what is under way.
+  template <class Call>
+  auto start(Call call) {
+    auto task = detail::task_of<ProcessGroup>(std::move(call), [](ProcessGroup& own) { own.pass_on_failure(); });
+    add_task(std::move(task.run));
+    return std::move(task.work);
+  }
 
  private:
   explicit ProcessGroup(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
-  std::unique_ptr<collectives::Engine> engine_;
+  void add_task(std::function<void(ProcessGroup&)> task);
+  void pass_on_failure() noexcept;
+
+  struct Async;
+  std::shared_ptr<collectives::Engine> engine_;
+  std::shared_ptr<Async> async_;  // where what is started runs
+  Async* runs_in_ = nullptr;      // of a duplicate for that
 };
 
 }  // namespace muster

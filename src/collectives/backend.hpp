@@ -17,6 +17,7 @@
 
 #include "muster/dtype.hpp"
 #include "muster/sync_group.hpp"
+#include "src/base/function_ref.hpp"
 #include "src/merge/layout.hpp"
 #include "src/sync/group.hpp"
 
@@ -30,19 +31,8 @@ struct Card {
   std::uint32_t status = 0;   // 0: this rank's arguments can be
   std::uint32_t wants = 1;    // 0: all_reduce and all_gather have nothing for this rank
 };
-/// Called with all cards: a reference to what somebody else keeps, so that no call takes memory for it.
-class Opened {
- public:
-  template <class Call>
-  Opened(const Call& call) noexcept
-      : object_(&call),
-        call_([](const void* object, std::span<const Card> cards) { (*static_cast<const Call*>(object))(cards); }) {}
-  void operator()(std::span<const Card> cards) const { call_(object_, cards); }
-
- private:
-  const void* object_;
-  void (*call_)(const void*, std::span<const Card>);
-};
+/// Called with all cards.
+using Opened = FunctionRef<void(std::span<const Card>)>;
 
 using Bytes = std::span<const std::byte>;
 using Room = std::span<std::byte>;
@@ -70,8 +60,9 @@ class Backend {
                           std::span<const Room> outs, const WaitOptions& options) = 0;
 };
 
-/// The messages of a group of any kind. Local.
-std::unique_ptr<Backend> message_backend(sync::Group& group);
+class Mail;
+/// The messages of a group of any kind; `mail` is that group's. Local.
+std::unique_ptr<Backend> message_backend(sync::Group& group, Mail& mail);
 
 /// Rings in the ranks' shared memory. Collective; null on all ranks if some do not share it. Throws as
 /// SyncGroup::all_gather, and Error(no_space) on all ranks.

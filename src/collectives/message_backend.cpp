@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives by a group's rounds and messages: for ranks that share no memory, over whatever the group runs on.
+// Collectives by a group's rounds and mail: for ranks that share no memory, over whatever the group runs on.
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "src/collectives/backend.hpp"
+#include "src/collectives/mail.hpp"
 #include "src/collectives/slices.hpp"
 #include "src/merge/reduce.hpp"
 
 namespace muster::collectives {
 namespace {
 
-// Half of what may be under way from one rank to another: a rank sends its next piece while the one before is read.
-constexpr std::size_t piece_bytes = 128 << 10;
-
 class MessageBackend final : public Backend {
  public:
-  explicit MessageBackend(sync::Group& group) : group_(group), cards_(static_cast<std::size_t>(group.size())) {}
+  MessageBackend(sync::Group& group, Mail& mail)
+      : group_(group), mail_(mail), cards_(static_cast<std::size_t>(group.size())) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return "messages"; }
 
@@ -81,39 +81,35 @@ class MessageBackend final : public Backend {
     merge::reduce(combine, dtype, slice, sources);
   }
 
-  /// Every rank sends to the next one and receives from the one before, then two apart, and so on. In each step all
-  /// send a piece before they receive one, and two pieces may be under way to a rank: nobody waits in a circle.
+  /// To and from all ranks at once.
   void exchange(std::span<const Bytes> ins, std::span<const Room> outs, const WaitOptions& options) {
     if (ins[self()].data() != outs[self()].data()) std::ranges::copy(ins[self()], outs[self()].begin());
+    std::vector<std::shared_ptr<Mail::Receiving>> coming;
+    std::vector<std::shared_ptr<Mail::Sending>> going;
+    for (std::size_t apart = 1; apart < ranks(); ++apart) {
+      const std::size_t from = (self() + ranks() - apart) % ranks();
+      const Room room = outs[from];
+      if (!room.empty())
+        coming.push_back(mail_.receive(
+            {.from = static_cast<int>(from), .tag = own_tag, .place = [room](const auto&) { return room; }}));
+    }
     for (std::size_t apart = 1; apart < ranks(); ++apart) {
       const std::size_t to = (self() + apart) % ranks();
-      const std::size_t from = (self() + ranks() - apart) % ranks();
-      Bytes out = ins[to];
-      Room in = outs[from];
-      while (!out.empty() || !in.empty()) {
-        if (!out.empty()) {
-          const Bytes piece = out.first(std::min(out.size(), piece_bytes));
-          group_.send(static_cast<int>(to), piece, options, sync::Subject::exchange);
-          out = out.subspan(piece.size());
-        }
-        if (!in.empty()) {
-          const std::vector<std::byte> piece = group_.receive(static_cast<int>(from), std::min(in.size(), piece_bytes),
-                                                              options, sync::Subject::exchange);
-          std::ranges::copy(piece, in.begin());
-          in = in.subspan(piece.size());
-        }
-      }
+      if (!ins[to].empty()) going.push_back(mail_.send({.to = static_cast<int>(to), .tag = own_tag, .body = ins[to]}));
     }
+    for (const auto& each : coming) mail_.wait([&] { return each->is_done; }, each->from, options);
+    for (const auto& each : going) mail_.wait([&] { return each->is_done; }, each->to, options);
   }
 
   sync::Group& group_;
+  Mail& mail_;
   std::vector<Card> cards_;  // of the call
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> message_backend(sync::Group& group) {
-  return std::make_unique<MessageBackend>(group);
+std::unique_ptr<Backend> message_backend(sync::Group& group, Mail& mail) {
+  return std::make_unique<MessageBackend>(group, mail);
 }
 
 }  // namespace muster::collectives

@@ -182,7 +182,7 @@ void MessageQueue::put(std::span<const std::byte> message, const CollectiveOptio
 }
 
 void MessageQueue::put_config(const Config& config, const CollectiveOptions& options) {
-  ring_->put(collectives::packed(config).bytes(), options);
+  ring_->put(collectives::packed_whole(config).bytes(), options);
 }
 
 std::vector<std::byte> MessageQueue::get(const CollectiveOptions& options) {
@@ -193,7 +193,7 @@ Config MessageQueue::get_config(const CollectiveOptions& options) {
   const std::vector<std::byte> message = ring_->get(options);
   const Tensor bytes = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(message.size())});
   if (!message.empty()) std::memcpy(bytes.mutable_data(), message.data(), message.size());
-  return collectives::unpacked(bytes, 0, bytes.nbytes());
+  return collectives::unpacked_whole(bytes, 0, bytes.nbytes());
 }
 
 bool MessageQueue::has_message() const noexcept {

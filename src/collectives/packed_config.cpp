@@ -3,62 +3,111 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
-#include <vector>
+#include <optional>
+#include <utility>
 
 #include "muster/error.hpp"
 #include "src/core/descriptor.hpp"
 
 namespace muster::collectives {
-// A Config as bytes: the length of its descriptor, the descriptor, then its tensors where SlotLayout puts them, from
-// the next place that is aligned.
-
 namespace {
 
+/// In one piece: the length of the descriptor, the descriptor, then the tensors from the next place that is aligned.
 std::uint64_t tensors_begin(std::uint64_t descriptor) {
   core::SlotLayout layout;
   (void)layout.place(sizeof(std::uint64_t) + descriptor);
   return layout.place(0);
 }
 
+Error torn() {
+  return {ErrorKind::corrupt, "a Config that another rank sent is cut off"};
+}
+
+/// Where the tensors of a Config go.
+struct Plan {
+  std::vector<std::byte> descriptor;
+  std::vector<Tensor> tensors;
+  std::vector<std::uint64_t> places;
+  std::uint64_t bytes = 0;
+
+  explicit Plan(const Config& config) {
+    core::SlotLayout layout;
+    descriptor = core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<core::Place> {
+      (void)tensor.view().host_data();
+      tensors.push_back(tensor);
+      places.push_back(layout.place(tensor.nbytes()));
+      return std::nullopt;
+    });
+    bytes = layout.size();
+  }
+  void copy_to(std::byte* target) const {
+    for (std::size_t i = 0; i < tensors.size(); ++i) copy_contiguous(tensors[i].view(), target + places[i]);
+  }
+};
+
+Tensor bytes_of(std::uint64_t count) {
+  return Tensor::allocate(DType::u8, {static_cast<std::int64_t>(count)});
+}
+
+/// Tensors from `begin` on, of `bytes`.
+Config decoded(std::span<const std::byte> descriptor, const Tensor& all, std::uint64_t begin, std::uint64_t bytes) {
+  return core::decode_descriptor(
+      descriptor, [&](DType dtype, const Shape& shape, std::uint64_t nbytes, core::Place place) {
+        if (place.segment != 0 || place.offset > bytes || nbytes > bytes - place.offset) throw torn();
+        std::byte* const data = nbytes == 0 ? nullptr : all.mutable_data() + begin + place.offset;
+        return Tensor(TensorView(dtype, shape, data), all.owner(), data);
+      });
+}
+
 }  // namespace
 
-Tensor packed(const Config& config) {
-  std::vector<Tensor> tensors;
-  core::SlotLayout layout;
-  std::vector<std::uint64_t> places;
-  const std::vector<std::byte> descriptor =
-      core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<core::Place> {
-        (void)tensor.view().host_data();
-        tensors.push_back(tensor);
-        places.push_back(layout.place(tensor.nbytes()));
-        return std::nullopt;
+PackedConfig packed(const Config& config) {
+  Plan plan(config);
+  PackedConfig packed{std::move(plan.descriptor), {}};
+  if (plan.tensors.size() == 1 && plan.tensors[0].view().is_contiguous() && plan.bytes == plan.tensors[0].nbytes()) {
+    packed.tensors = plan.tensors[0];
+    return packed;
+  }
+  packed.tensors = bytes_of(plan.bytes);
+  if (plan.bytes != 0) plan.copy_to(packed.tensors.mutable_data());
+  return packed;
+}
+
+Config unpacked(std::span<const std::byte> descriptor, const Tensor& tensors) {
+  return decoded(descriptor, tensors, 0, tensors.nbytes());
+}
+
+std::optional<TensorSpec> tensor_of(std::span<const std::byte> descriptor) {
+  TensorSpec spec;
+  const Config config =
+      core::decode_descriptor(descriptor, [&](DType dtype, const Shape& shape, std::uint64_t, core::Place) {
+        spec = {dtype, shape};
+        return Tensor();
       });
-  const std::uint64_t begin = tensors_begin(descriptor.size());
-  const Tensor bytes = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(begin + layout.size())});
+  return config.is_tensor() ? std::optional(std::move(spec)) : std::nullopt;
+}
+
+Tensor packed_whole(const Config& config) {
+  const Plan plan(config);
+  const std::uint64_t begin = tensors_begin(plan.descriptor.size());
+  const Tensor bytes = bytes_of(begin + plan.bytes);
   std::byte* const data = bytes.mutable_data();
-  const std::uint64_t length = descriptor.size();
+  const std::uint64_t length = plan.descriptor.size();
   std::memset(data, 0, begin);
   std::memcpy(data, &length, sizeof length);
-  std::ranges::copy(descriptor, data + sizeof length);
-  for (std::size_t i = 0; i < tensors.size(); ++i) copy_contiguous(tensors[i].view(), data + begin + places[i]);
+  std::ranges::copy(plan.descriptor, data + sizeof length);
+  plan.copy_to(data + begin);
   return bytes;
 }
 
-Config unpacked(const Tensor& all, std::uint64_t offset, std::uint64_t bytes) {
-  const auto torn = [] { return Error(ErrorKind::corrupt, "a Config that another rank sent is cut off"); };
+Config unpacked_whole(const Tensor& all, std::uint64_t offset, std::uint64_t bytes) {
   const std::span<const std::byte> message = all.bytes().subspan(offset, bytes);
   std::uint64_t length = 0;
   if (message.size() < sizeof length) throw torn();
   std::memcpy(&length, message.data(), sizeof length);
   if (length > message.size() - sizeof length || tensors_begin(length) > message.size()) throw torn();
-  const std::span<const std::byte> tensors = message.subspan(tensors_begin(length));
-  return core::decode_descriptor(message.subspan(sizeof length, length), [&](DType dtype, const Shape& shape,
-                                                                             std::uint64_t nbytes, core::Place place) {
-    if (place.segment != 0 || place.offset > tensors.size() || nbytes > tensors.size() - place.offset) throw torn();
-    std::byte* const data = all.mutable_data() + (tensors.data() - all.data()) + place.offset;
-    return Tensor(TensorView(dtype, shape, data), all.owner(), data);
-  });
+  const std::uint64_t begin = tensors_begin(length);
+  return decoded(message.subspan(sizeof length, length), all, offset + begin, bytes - begin);
 }
 
 }  // namespace muster::collectives

@@ -1,17 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A Config as bytes for another rank: the length of its descriptor, the descriptor, then its tensors where SlotLayout
-// puts them, from the next place that is aligned.
+// A Config as bytes: a descriptor, and its tensors, where SlotLayout puts them.
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "muster/config.hpp"
+#include "muster/tensor.hpp"
 
 namespace muster::collectives {
 
-/// Throws Error(argument) if it has tensors on devices.
-Tensor packed(const Config& config);
-/// Its tensors look at [offset, offset + bytes) of `all`, and keep it. Throws Error(corrupt).
-Config unpacked(const Tensor& all, std::uint64_t offset, std::uint64_t bytes);
+struct PackedConfig {
+  std::vector<std::byte> descriptor;
+  Tensor tensors;  // their bytes; of one contiguous tensor itself
+};
+/// Throws Error(unsupported) on a tensor on a device.
+PackedConfig packed(const Config& config);
+
+/// Back; its tensors look at `tensors`, and keep it. Throws Error(corrupt).
+Config unpacked(std::span<const std::byte> descriptor, const Tensor& tensors);
+
+/// Of a descriptor of one tensor; none if it is of something else.
+std::optional<TensorSpec> tensor_of(std::span<const std::byte> descriptor);
+
+/// Both in one piece.
+Tensor packed_whole(const Config& config);
+/// Of these bytes of `all`, which its tensors keep.
+Config unpacked_whole(const Tensor& all, std::uint64_t offset, std::uint64_t bytes);
 
 }  // namespace muster::collectives

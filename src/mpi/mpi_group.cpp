@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int tags_a_group = 8;
+constexpr int tags_a_group = 16;
 // What waits within a host sleep at most while data of a route comes from another.
 constexpr std::chrono::microseconds busy_slice{200};
 
@@ -236,14 +236,19 @@ std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t m
     Found found;
     const std::array<int, 1> on{from};
     wait([&] { return found.look(comm(), number_of(from), tag); }, {}, on, options, grace);
-    const std::size_t length = found.bytes();
-    if (length > most) sync::fail_on_message(*this, from, length, most);
-    const auto bytes = std::make_shared<std::vector<std::byte>>(length);
-    Pending pending = found.receive(*bytes, bytes);
-    // Its sender may have left the group since: the rest comes when he calls MPI the next time.
-    wait([&] { return pending.test(); }, {}, on, options, grace, true);
-    return std::move(*bytes);
+    return take_found(found, from, most, options, grace);
   });
+}
+
+std::vector<std::byte> MpiGroup::take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
+                                            milliseconds grace) {
+  const std::size_t length = found.bytes();
+  if (length > most) sync::fail_on_message(*this, from, length, most);
+  const auto bytes = std::make_shared<std::vector<std::byte>>(length);
+  Pending pending = found.receive(*bytes, bytes);
+  // Its sender may have left the group since: the rest comes when he calls MPI the next time.
+  wait([&] { return pending.test(); }, {}, std::span(&from, 1), options, grace, true);
+  return std::move(*bytes);
 }
 
 void MpiGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
@@ -255,8 +260,7 @@ void MpiGroup::do_send(int to, sync::Subject subject, std::span<const std::byte>
   const MessageHead head{message.size()};
   const std::array<int, 1> on{to};
   const int tag = tag_of(subject);
-  std::shared_ptr<std::atomic<std::uint64_t>>& untaken = untaken_[{to, tag}];
-  if (!untaken) untaken = std::make_shared<std::atomic<std::uint64_t>>(0);
+  const auto untaken = this->untaken(to, tag);
   // An exchange's messages are always received. To know when they are UCX needs more of a first contact, for which a
   // rank that tells that it has no memory may have none.
   const Finished finished = subject == sync::Subject::caller ? Finished::taken : Finished::sent;
@@ -296,6 +300,55 @@ std::vector<std::byte> MpiGroup::do_receive(int from, sync::Subject subject, std
     progress();
   }
   return bytes;
+}
+
+std::shared_ptr<std::atomic<std::uint64_t>> MpiGroup::untaken(int to, int tag) {
+  std::shared_ptr<std::atomic<std::uint64_t>>& count = untaken_[{to, tag}];
+  if (!count) count = std::make_shared<std::atomic<std::uint64_t>>(0);
+  return count;
+}
+
+bool MpiGroup::do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) {
+  if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, letter); });
+  const int tag = this->tag(Tag::mail);
+  const auto untaken = this->untaken(to, tag);
+  if (untaken->load() > most_untaken - longest_letter()) return false;
+  auto copy = std::make_shared<Untaken>(head.size(), letter.size(), untaken);
+  std::ranges::copy(head, copy->bytes.begin());
+  std::ranges::copy(letter, copy->bytes.begin() + head.size());
+  towards(to, [&] { post(to, tag, copy->bytes, copy, Finished::taken); });
+  progress();
+  return true;
+}
+
+bool MpiGroup::do_try_receive(int from, const sync::LetterPlace& place) {
+  if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
+  const std::uint64_t most = sizeof(sync::LetterHead) + longest_letter();
+  const WaitOptions options{.timeout = {}, .stop = {}, .phase = phase_.load()};
+  return or_fail(from, options, [&] {
+    Found found;
+    if (!found.look(comm(), number_of(from), tag(Tag::mail))) return false;
+    const std::vector<std::byte> bytes = take_found(found, from, most, options, milliseconds(0));
+    sync::LetterHead head;
+    if (bytes.size() < head.size()) sync::fail_on_message(*this, from, bytes.size(), most);
+    std::copy_n(bytes.begin(), head.size(), head.begin());
+    const std::span<const std::byte> letter = std::span(bytes).subspan(head.size());
+    std::ranges::copy(letter, place(head, letter.size()).begin());
+    progress();
+    return true;
+  });
+}
+
+void MpiGroup::do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                                   const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  if (!std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+    wait(done, {}, on, options, milliseconds(0));
+    return;
+  }
+  std::vector<int> places;
+  for (const int rank : on) places.push_back(place_of(rank));
+  locally(on.empty() ? -1 : on.front(), [&] { local().wait_for_letters(done, places, later(options)); });
 }
 
 int MpiGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {

@@ -141,6 +141,10 @@ class MpiGroup final : public sync::Group, private Listener {
                                     const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
+  bool do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) override;
+  bool do_try_receive(int from, const sync::LetterPlace& place) override;
+  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                           const WaitOptions& options) override;
   std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
@@ -163,7 +167,7 @@ class MpiGroup final : public sync::Group, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
-  enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4 };
+  enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4, mail = 8 };
   [[nodiscard]] int tag(Tag kind) const noexcept;
   /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
@@ -175,6 +179,9 @@ class MpiGroup final : public sync::Group, private Listener {
   int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
+  /// What has been found. Throws as take_message.
+  std::vector<std::byte> take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
+                                    std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
   void tell_other_hosts(const Error& cause) noexcept;
   /// Another host's failure.
@@ -198,6 +205,8 @@ class MpiGroup final : public sync::Group, private Listener {
   [[nodiscard]] int awaited() const;
   /// Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
   void look_around();
+  /// Bytes of messages with that tag that a rank of another host has not taken yet.
+  std::shared_ptr<std::atomic<std::uint64_t>> untaken(int to, int tag);
   /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
   template <class Call>
   auto locally(int on, const Call& call);

@@ -36,14 +36,16 @@ struct Extent {
   std::uint64_t at = 0;
   std::uint64_t bytes = 0;
 };
-// Of a pair's three rings, a page more than is promised for what stands before messages. A round's are received at
+// Of a pair's rings, a page more than is promised for what stands before messages. A round's are received at
 // once.
 constexpr std::uint64_t ring_bytes = 256 * 1024 + page;
 constexpr std::uint64_t round_ring_bytes = 64 * 1024 + page;
-constexpr std::array<Extent, 3> rings_of_pair{
-    {{0, ring_bytes}, {ring_bytes, ring_bytes}, {2 * ring_bytes, round_ring_bytes}}};
-constexpr std::uint64_t pair_bytes = 2 * ring_bytes + round_ring_bytes;
-static_assert(static_cast<std::size_t>(Subject::round) + 1 == rings_of_pair.size());
+constexpr std::array<Extent, 4> rings_of_pair{{{0, ring_bytes},
+                                               {ring_bytes, ring_bytes},
+                                               {2 * ring_bytes, round_ring_bytes},
+                                               {2 * ring_bytes + round_ring_bytes, ring_bytes}}};
+constexpr std::uint64_t pair_bytes = 3 * ring_bytes + round_ring_bytes;
+static_assert(static_cast<std::size_t>(Subject::mail) + 1 == rings_of_pair.size());
 
 Extent ring_extent(int size, int from, int to, Subject subject) {
   const int pair = from * (size - 1) + (to < from ? to : to - 1);
@@ -228,10 +230,7 @@ Ring ControlBlock::map_ring(int from, int to, Subject subject) const {
 void ControlBlock::poison(const Error& cause) noexcept {
   if (!put(header().failure, cause)) return;
   os::futex_wake_all(header().round);
-  for (int rank = 0; rank < size_; ++rank) {
-    os::futex_wake_all(this->cell(rank).mail.word);
-    os::futex_wake_all(this->cell(rank).room.word);
-  }
+  for (int rank = 0; rank < size_; ++rank) os::futex_wake_all(this->cell(rank).bell.word);
 }
 
 std::optional<Error> ControlBlock::failure() const {

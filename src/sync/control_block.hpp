@@ -37,8 +37,7 @@ struct alignas(64) RankCell {
   std::atomic<std::uint32_t> waits_for;  // the rank that this one waits for in a companion group, and 1; 0: for none
   std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: what the rank is in
   std::array<std::atomic<std::uint32_t>, 2> record_length;    // of the record of an odd and an even round
-  alignas(64) Bell mail;                                      // rings when a rank has written to this one,
-  alignas(64) Bell room;                                      // and when one has read what this one wrote
+  alignas(64) Bell bell;  // rings when a rank has written to this one, or has read what this one wrote
 };
 
 /// The first failure: claimed once, written, then published.
@@ -72,7 +71,7 @@ class Ring {
   /// the first bytes of it, and that they are read.
   void peek(std::span<std::byte> bytes) const noexcept;
   void take(std::uint64_t bytes) noexcept;
-  [[nodiscard]] bool has_room() const noexcept { return filled() != capacity(); }
+  [[nodiscard]] std::uint64_t room() const noexcept { return capacity() - filled(); }
 
  private:
   struct Head {

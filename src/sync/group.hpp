@@ -3,16 +3,22 @@
 // Group: what all kinds of groups have in common, and what the library does with a group beyond what programs do:
 // messages of its own, state of higher layers, companions, memory of other ranks.
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "muster/sync_group.hpp"
+#include "src/base/function_ref.hpp"
 
 namespace muster::sync {
 
@@ -23,7 +29,13 @@ enum class Subject : std::uint32_t {
   caller,    ///< of programs: all that they send
   exchange,  ///< of gathers, merges, streams and exports
   round,     ///< of the groups' own rounds
+  mail,      ///< of collectives: letters
 };
+
+/// What begins a letter: whatever its sender means by it.
+using LetterHead = std::array<std::byte, 32>;
+/// Called with what a letter begins with and how long the rest is; returns room of just that length.
+using LetterPlace = FunctionRef<std::span<std::byte>(const LetterHead& head, std::size_t bytes)>;
 
 /// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back.
 class PeerLiveness {
@@ -58,6 +70,18 @@ class Group : public SyncGroup {
                   std::span<const int> on, const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) final;
+  // Letters: messages that no call waits for. Those from one rank to another come in order, whole. Both calls are made
+  // by the thread that uses the group; `to` and `from` are other ranks.
+
+  /// How long one can be, without its head.
+  [[nodiscard]] virtual std::size_t longest_letter() const noexcept { return 64 << 10; }
+  /// Sends one, if there is room for it; false if there is not. Throws as send().
+  bool try_send(int to, const LetterHead& head, std::span<const std::byte> letter);
+  /// Takes the next one, if it has come; false if not. What `place` throws is the failure of the group.
+  bool try_receive(int from, const LetterPlace& place);
+  /// Waits until done(), which makes those calls for ranks of `on`: they are who it depends on. Throws as wait_until.
+  void wait_for_letters(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
+
   /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
   /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
   /// wait of the companion ends if any rank is dead, waited for or not.
@@ -102,6 +126,10 @@ class Group : public SyncGroup {
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
+  virtual bool do_try_send(int to, const LetterHead& head, std::span<const std::byte> letter) = 0;
+  virtual bool do_try_receive(int from, const LetterPlace& place) = 0;
+  virtual void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                                   const WaitOptions& options) = 0;
   enum class Tie : std::uint8_t { none, companion };
   /// Some ranks of this group that become one. Several such parts are made at the same time.
   struct Part {

@@ -128,66 +128,119 @@ void LocalGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
                 mine.size());
 }
 
-void LocalGroup::write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options) {
-  while (!bytes.empty()) {
-    await(control_->cell(rank()).room, to, options, [&] { return ring.has_room(); });
-    bytes = bytes.subspan(or_fail(*this, [&] { return ring.write(bytes); }));
-    control_->cell(to).mail.ring();
-    progress();
-  }
-}
-
-void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
-  const auto phase = in_phase(options);
+Ring& LocalGroup::outgoing(int to, Subject subject) {
   auto ring = outgoing_.find({to, subject});
   if (ring == outgoing_.end())
     or_fail(*this, [&] {
       ring = outgoing_.try_emplace({to, subject}, control_->make_ring(rank(), to, subject)).first;
     });
-  const std::uint64_t length = message.size();
-  write(ring->second, to, std::as_bytes(std::span(&length, 1)), options);
-  write(ring->second, to, message, options);
+  return ring->second;
+}
+
+Ring* LocalGroup::incoming(int from, Subject subject) {
+  auto ring = incoming_.find({from, subject});
+  if (ring == incoming_.end()) {
+    if (!control_->has_ring(from, rank(), subject)) return nullptr;
+    or_fail(*this, [&] {
+      ring = incoming_.try_emplace({from, subject}, control_->map_ring(from, rank(), subject)).first;
+    });
+  }
+  return &ring->second;
+}
+
+void LocalGroup::take(Ring& ring, int from, std::uint64_t bytes) {
+  ring.take(bytes);
+  control_->cell(from).bell.ring();
+  progress();
 }
 
 template <class Done>
-void LocalGroup::await(Bell& bell, int other, const WaitOptions& options, const Done& done) {
-  const auto is_other = [other](int rank) { return rank == other; };
-  if (!done()) wait_on(bell.word, bell.waiting, options, done, is_other, is_other);
+void LocalGroup::await(std::span<const int> on, const WaitOptions& options, const Done& done) {
+  const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  Bell& bell = control_->cell(rank()).bell;
+  if (!done()) wait_on(bell.word, bell.waiting, options, done, is_awaited, is_awaited);
+}
+
+void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  Ring& ring = outgoing(to, subject);
+  const auto write = [&](std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      await(std::span(&to, 1), options, [&] { return ring.room() != 0; });
+      bytes = bytes.subspan(or_fail(*this, [&] { return ring.write(bytes); }));
+      control_->cell(to).bell.ring();
+      progress();
+    }
+  };
+  const std::uint64_t length = message.size();
+  write(std::as_bytes(std::span(&length, 1)));
+  write(message);
 }
 
 std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::uint64_t most,
                                               const WaitOptions& options) {
   const auto phase = in_phase(options);
-  auto found = incoming_.find({from, subject});
-  const auto await_mail = [&](const auto& is_there) { await(control_->cell(rank()).mail, from, options, is_there); };
-  if (found == incoming_.end()) {
-    await_mail([&] { return control_->has_ring(from, rank(), subject); });
-    or_fail(*this, [&] {
-      found = incoming_.try_emplace({from, subject}, control_->map_ring(from, rank(), subject)).first;
-    });
-  }
-  Ring& ring = found->second;
+  const auto await_from = [&](const auto& is_there) { await(std::span(&from, 1), options, is_there); };
+  Ring* there = nullptr;
   std::uint64_t length = 0;
-  await_mail([&] { return ring.filled() >= sizeof length; });
+  await_from([&] {
+    there = incoming(from, subject);
+    return there != nullptr && there->filled() >= sizeof length;
+  });
+  Ring& ring = *there;
   ring.peek(std::as_writable_bytes(std::span(&length, 1)));
   // What follows in the ring could not be told from lengths any more.
   if (length > most) fail_on_message(*this, from, length, most);
   // Before anything is taken: if there is no memory for it, the message stays.
   std::vector<std::byte> message(length);
-  const auto take = [&](std::uint64_t bytes) {
-    ring.take(bytes);
-    control_->cell(from).room.ring();
-    progress();
-  };
-  take(sizeof length);
+  take(ring, from, sizeof length);
   for (std::span<std::byte> left(message); !left.empty();) {
-    await_mail([&] { return ring.filled() != 0; });
+    await_from([&] { return ring.filled() != 0; });
     const std::span<std::byte> piece = left.first(std::min<std::uint64_t>(left.size(), ring.filled()));
     ring.peek(piece);
-    take(piece.size());
+    take(ring, from, piece.size());
     left = left.subspan(piece.size());
   }
   return message;
+}
+
+namespace {
+/// Stands before a letter in its ring.
+struct LetterBegin {
+  std::uint64_t bytes = 0;
+  LetterHead head{};
+};
+}  // namespace
+
+bool LocalGroup::do_try_send(int to, const LetterHead& head, std::span<const std::byte> letter) {
+  Ring& ring = outgoing(to, Subject::mail);
+  const LetterBegin begin{letter.size(), head};
+  if (ring.room() < sizeof begin + letter.size()) return false;
+  ring.write(std::as_bytes(std::span(&begin, 1)));
+  if (!letter.empty()) ring.write(letter);
+  control_->cell(to).bell.ring();
+  progress();
+  return true;
+}
+
+bool LocalGroup::do_try_receive(int from, const LetterPlace& place) {
+  Ring* const ring = incoming(from, Subject::mail);
+  LetterBegin begin;
+  if (ring == nullptr || ring->filled() < sizeof begin) return false;
+  ring->peek(std::as_writable_bytes(std::span(&begin, 1)));
+  if (begin.bytes > longest_letter()) fail_on_message(*this, from, begin.bytes, longest_letter());
+  if (ring->filled() < sizeof begin + begin.bytes) return false;
+  const std::span<std::byte> room = place(begin.head, begin.bytes);
+  ring->take(sizeof begin);
+  ring->peek(room);
+  take(*ring, from, begin.bytes);
+  return true;
+}
+
+void LocalGroup::do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                                     const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  await(on, options, done);
 }
 
 void LocalGroup::do_wait_until(const std::function<bool()>& done,

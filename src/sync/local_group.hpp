@@ -79,6 +79,10 @@ class LocalGroup final : public Group {
   std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
+  bool do_try_send(int to, const LetterHead& head, std::span<const std::byte> letter) override;
+  bool do_try_receive(int from, const LetterPlace& place) override;
+  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                           const WaitOptions& options) override;
   std::shared_ptr<Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
@@ -92,10 +96,13 @@ class LocalGroup final : public Group {
   template <class Done, class Needed, class Awaited>
   void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
                const Done& done, const Needed& needed, const Awaited& awaited);
-  void write(Ring& ring, int to, std::span<const std::byte> bytes, const WaitOptions& options);
-  /// Waits for what that rank does, and rings this one's bell for.
+  Ring& outgoing(int to, Subject subject);
+  /// Null if that rank has sent nothing yet.
+  Ring* incoming(int from, Subject subject);
+  void take(Ring& ring, int from, std::uint64_t bytes);
+  /// Waits for what those ranks do, and ring this one's bell for.
   template <class Done>
-  void await(Bell& bell, int other, const WaitOptions& options, const Done& done);
+  void await(std::span<const int> on, const WaitOptions& options, const Done& done);
 
   std::shared_ptr<Peers> peers_;  // not changed once the group is made
   std::shared_ptr<ControlBlock> control_;

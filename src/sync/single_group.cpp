@@ -50,6 +50,13 @@ class SingleGroup final : public sync::Group {
   // Messages go to other ranks: Group has refused the call already, because there is none.
   void do_send(int, sync::Subject, std::span<const std::byte>, const WaitOptions&) override {}
   std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
+  bool do_try_send(int, const sync::LetterHead&, std::span<const std::byte>) override { return false; }
+  bool do_try_receive(int, const sync::LetterPlace&) override { return false; }
+  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                           const WaitOptions& options) override {
+    do_wait_until(
+        done, [](std::chrono::nanoseconds longest) { std::this_thread::sleep_for(longest); }, on, options);
+  }
   // Nobody else could make it come true but a thread of this process.
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int>, const WaitOptions& options) override {

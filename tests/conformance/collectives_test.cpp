@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "doctest/doctest.h"
 #include "muster/process_group.hpp"
@@ -478,6 +481,119 @@ TEST_CASE("what cannot be on one rank, or differs, is everyone's error, and the 
       ranks.recv(good, 0);
       SAME(good, tensor_of(0, 1, DType::f32, {8, 4}));
     }
+  });
+}
+
+TEST_CASE("messages that nobody waits for cross, long and short, and come from whoever is first") {
+  run_ranks(4, [](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    const int self = group.rank();
+    const auto of = [](int from, int to, int tag) {
+      const std::int64_t rows = tag == 0 ? 3 : 70000;
+      return pattern(DType::f32, {rows, 5}, seed_of(from, static_cast<std::uint64_t>(4 * to + tag)));
+    };
+    const auto others = [&](const auto& call) {
+      for (int rank = 0; rank < 4; ++rank)
+        if (rank != self) call(rank);
+    };
+    std::vector<Work<void>> sends;
+    others([&](int to) {
+      for (int tag = 0; tag < 2; ++tag) sends.push_back(ranks.isend(of(self, to, tag), to, tag));
+    });
+    // The collectives of a group go on beside its messages.
+    const Tensor sum = Tensor::take(std::vector<std::int32_t>(100000, self));
+    ranks.all_reduce(sum);
+    RANK_CHECK(sum.values<std::int32_t>()[99999] == 6);
+    struct Coming {
+      int from;
+      int tag;
+      Tensor out;
+      Work<int> work;
+    };
+    std::vector<Coming> receives;
+    others([&](int from) {
+      for (int tag = 1; tag >= 0; --tag) {
+        Tensor out = Tensor::allocate(DType::f32, of(from, self, tag).shape());
+        receives.push_back({from, tag, out, ranks.irecv(out, from, tag)});
+      }
+    });
+    for (auto each = receives.rbegin(); each != receives.rend(); ++each) {
+      RANK_CHECK(each->work.get() == each->from);
+      SAME(each->out, of(each->from, self, each->tag));
+    }
+    for (Work<void>& each : sends) each.get();
+
+    // Of any rank and tag; what a strided tensor is, and a Config, and an empty tensor.
+    const Tensor square = pattern(DType::i64, {7, 7}, seed_of(self, 9));
+    if (self == 0) {
+      std::vector<int> from;
+      for (int i = 0; i < 6; ++i) {
+        ReceivedConfig got = ranks.recv_message(any_rank);
+        from.push_back(got.from);
+        if (got.tag == 5)
+          SAME(got.config["square"].as_tensor(),
+               Tensor::copy_of(pattern(DType::i64, {7, 7}, seed_of(got.from, 9)).view().transposed()));
+        else
+          RANK_CHECK(got.config.as_tensor().shape() == Shape({0, 4}));
+      }
+      std::ranges::sort(from);
+      RANK_CHECK(from == std::vector<int>({1, 1, 2, 2, 3, 3}));
+      RANK_CHECK(!ranks.probe(any_rank));
+    } else {
+      Config config;
+      config["square"] = Tensor::copy_of(square.view().transposed());
+      ranks.send_config(config, 0, 5);
+      ranks.send(Tensor::allocate(DType::u8, {0, 4}), 0, 6);
+    }
+    group.barrier();
+    // Asked for, before it is received.
+    if (self == 1) ranks.send(of(1, 2, 1), 2, 8);
+    if (self == 2) {
+      std::optional<MessageInfo> seen;
+      while (!(seen = ranks.probe(1, 8))) continue;
+      RANK_CHECK((seen->from == 1 && seen->tag == 8 && seen->bytes == 70000 * 20));
+      const Tensor out = Tensor::allocate(DType::f32, {70000, 5});
+      Work<int> work = ranks.irecv(out, any_rank, any_tag);
+      while (!work.is_done()) continue;
+      RANK_CHECK(work.get() == 1);
+      SAME(out, of(1, 2, 1));
+      error_of(ErrorKind::argument, {"has been taken"}, [&] { (void)work.get(); });
+    }
+    // One that cannot be taken in is gone, and both go on.
+    if (self == 0) ranks.isend(of(0, 3, 1), 3).get();
+    if (self == 3) {
+      const Tensor small = Tensor::allocate(DType::f32, {3, 5});
+      auto work = ranks.irecv(small, 0);
+      error_of(ErrorKind::rank_mismatch, {"F32 [70000, 5]", "F32 [3, 5]"}, [&] { (void)work.get(); });
+    }
+    group.barrier();
+  });
+}
+
+TEST_CASE("calls that are started run in their order while the group goes on") {
+  run_ranks(3, [](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    std::vector<Tensor> gradients;
+    std::vector<Work<void>> works;
+    for (int i = 0; i < 8; ++i) {
+      gradients.push_back(Tensor::take(std::vector<float>(static_cast<std::size_t>(1 + i * 9999), 1.0F)));
+      works.push_back(ranks.start([tensor = gradients.back()](ProcessGroup& own) { own.all_reduce(tensor); }));
+    }
+    auto all = ranks.start([rank = group.rank()](ProcessGroup& own) {
+      return own.all_gather(Tensor::take(std::vector<std::int32_t>{rank}));
+    });
+    const Tensor own = Tensor::take(std::vector<std::int32_t>(70000, group.rank()));
+    for (int i = 0; i < 5; ++i) {
+      ranks.broadcast(own, i % 3);
+      RANK_CHECK(own.values<std::int32_t>()[69999] == 0);
+    }
+    for (Work<void>& work : works) work.get();
+    for (const Tensor& gradient : gradients)
+      for (const float value : gradient.values<float>()) RANK_CHECK(value == 3.0F);
+    SAME(all.get(), Tensor::take(std::vector<std::int32_t>{0, 1, 2}));
+    auto bad = ranks.start([&](ProcessGroup& lent) { lent.broadcast(own, 3); });
+    error_of(ErrorKind::argument, {"root 3"}, [&] { bad.get(); });
+    ranks.barrier();
   });
 }
 

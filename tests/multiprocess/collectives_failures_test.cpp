@@ -32,6 +32,18 @@ const Named calls[] = {
     {"all_to_all", [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) { (void)g.all_to_all(t, o); }},
     {"all_gather_config",
      [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) { (void)g.all_gather_config(t, o); }},
+    {"irecv",
+     [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) {
+       std::vector<Work<void>> sends;
+       for (int to = 0; to < size && g.rank() == victim; ++to)
+         if (to != victim) sends.push_back(g.isend(t, to, 0, o));
+       if (g.rank() != victim) (void)g.irecv(t, g.rank() == 0 ? any_rank : victim, 0, o).get();
+       for (auto& each : sends) each.get();
+     }},
+    {"all_reduce",
+     [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) {
+       g.start([&](ProcessGroup& own) { own.all_reduce(t, ReduceOp::sum, o); }).get();
+     }},
 };
 
 const bool over_shared_memory = std::getenv("MUSTER_TEST_GROUP") == nullptr;

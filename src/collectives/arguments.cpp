@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/collectives/arguments.hpp"
+
+#include <fmt/core.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "src/merge/reduce.hpp"
+
+namespace muster::collectives {
+
+merge::Combine combine_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return merge::Combine::sum;
+    case ReduceOp::product:
+      return merge::Combine::product;
+    case ReduceOp::min:
+      return merge::Combine::min;
+    case ReduceOp::max:
+      return merge::Combine::max;
+    case ReduceOp::average:
+      return merge::Combine::average;
+  }
+  throw Error(ErrorKind::argument, "an operation of that number is none of ReduceOp");
+}
+
+std::uint64_t What::hash() const {
+  const auto number = [](const auto& value) { return value ? static_cast<std::uint64_t>(*value) + 1 : 0; };
+  const std::array facts{XXH3_64bits(name, std::strlen(name)), number(op),  number(root),
+                         static_cast<std::uint64_t>(dtype),    number(dim), std::uint64_t{slices.size()}};
+  std::uint64_t hash = XXH3_64bits(facts.data(), sizeof facts);
+  const auto add = [&](std::span<const std::int64_t> numbers) {
+    hash = XXH3_64bits_withSeed(numbers.data(), numbers.size_bytes(), hash);
+  };
+  if (shape == nullptr) return hash;
+  const std::span<const std::int64_t> all(*shape);
+  add(all.first(varies ? *dim : all.size()));
+  if (varies) add(all.subspan(*dim + 1));
+  if (!slices.empty()) add(slices);
+  return hash;
+}
+
+std::string What::words() const {
+  std::string text = name;
+  if (op) text += fmt::format("({})", merge::name_of(combine_of(*op)));
+  if (root) text += fmt::format(", root {}", *root);
+  if (shape != nullptr) text += fmt::format(" of {} {}", to_string(dtype), to_string(*shape));
+  if (dim) text += fmt::format(" along dimension {}", *dim);
+  if (!slices.empty()) text += fmt::format(" in slices {}", to_string(Shape(slices.begin(), slices.end())));
+  return text;
+}
+
+std::size_t dimension(const Shape& shape, int dim) {
+  const auto dims = static_cast<int>(shape.size());
+  if (dim < -dims || dim >= dims)
+    throw Error(ErrorKind::argument, fmt::format("a tensor of shape {} has no dimension {}", to_string(shape), dim));
+  return static_cast<std::size_t>(dim < 0 ? dim + dims : dim);
+}
+
+std::uint64_t rows_before(const Shape& shape, std::size_t dim) {
+  return static_cast<std::uint64_t>(std::accumulate(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(dim),
+                                                    std::int64_t{1}, std::multiplies{}));
+}
+
+void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim) {
+  if (!is_packed(dtype)) return;
+  std::int64_t row = 1;
+  for (std::size_t i = dim; i < shape.size(); ++i) row *= shape[i];
+  if (row % 2 != 0)
+    throw Error(ErrorKind::argument, fmt::format("{} cannot be joined or cut along dimension {}: its rows end within a "
+                                                 "byte",
+                                                 to_string(TensorSpec{dtype, shape}), dim));
+}
+
+std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::size_t ranks,
+                                    std::optional<std::span<const std::int64_t>> sizes) {
+  const std::int64_t extent = shape[dim];
+  const auto count = static_cast<std::int64_t>(ranks);
+  if (!sizes) {
+    if (extent % count != 0)
+      throw Error(ErrorKind::argument, fmt::format("dimension {} of a tensor of shape {} is not a multiple of {} ranks",
+                                                   dim, to_string(shape), ranks));
+    return std::vector<std::int64_t>(ranks, extent / count);
+  }
+  bool fits = sizes->size() == ranks;
+  std::int64_t left = extent;
+  for (const std::int64_t size : *sizes) {
+    fits = fits && size >= 0 && size <= left;
+    if (fits) left -= size;
+  }
+  if (!fits || left != 0)
+    throw Error(ErrorKind::argument,
+                fmt::format("{} slices do not make up dimension {} of a tensor of shape {} for {} ranks: one a rank, "
+                            "none negative, together its extent",
+                            sizes->size(), dim, to_string(shape), ranks));
+  return {sizes->begin(), sizes->end()};
+}
+
+Room room_of(const Tensor& tensor) {
+  if (!tensor.view().is_contiguous()) throw Error(ErrorKind::argument, "a result must be contiguous");
+  (void)tensor.view().host_data();
+  if (tensor.nbytes() == 0) return {};
+  return {tensor.mutable_data(), tensor.nbytes()};
+}
+
+Tensor result_of(const Tensor* into, DType dtype, Shape shape) {
+  if (into == nullptr) return Tensor::allocate(dtype, std::move(shape));
+  if (into->dtype() != dtype || into->shape() != shape)
+    throw Error(ErrorKind::argument,
+                fmt::format("the result is {}, not {}", to_string(TensorSpec{into->dtype(), into->shape()}),
+                            to_string(TensorSpec{dtype, std::move(shape)})));
+  (void)room_of(*into);
+  return *into;
+}
+
+void check_same(const TensorView& tensor, const TensorView& other, const char* which) {
+  if (tensor.dtype() == other.dtype() && tensor.shape() == other.shape()) return;
+  throw Error(ErrorKind::argument,
+              fmt::format("{} is {} {}, the tensor {} {}", which, to_string(tensor.dtype()), to_string(tensor.shape()),
+                          to_string(other.dtype()), to_string(other.shape())));
+}
+
+Contiguous::Contiguous(const TensorView& tensor) {
+  (void)tensor.host_data();
+  if (!tensor.is_contiguous()) copy_ = Tensor::copy_of(tensor);
+  bytes_ = tensor.is_contiguous() ? tensor.bytes() : copy_.bytes();
+}
+
+Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents) {
+  (void)tensor.host_data();
+  if (rows_before(tensor.shape(), dim) <= 1) {
+    *this = Contiguous(tensor);
+    return;
+  }
+  copy_ = Tensor::allocate(tensor.dtype(), tensor.shape());
+  std::byte* to = copy_.mutable_data();
+  std::int64_t begin = 0;
+  for (const std::int64_t extent : extents) {
+    const TensorView slice = tensor.slice(dim, begin, begin + extent);
+    copy_contiguous(slice, to);
+    to += slice.nbytes();
+    begin += extent;
+  }
+  bytes_ = copy_.bytes();
+}
+
+Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows) {
+  if (rows <= 1 || parts.nbytes() == 0) return parts;
+  const Tensor whole = Tensor::allocate(parts.dtype(), parts.shape());
+  const std::uint64_t stride = parts.nbytes() / rows;
+  const std::byte* from = parts.data();
+  std::byte* begin = whole.mutable_data();
+  for (const std::uint64_t size : sizes) {
+    const std::uint64_t bytes = size / rows;
+    for (std::uint64_t row = 0; row < rows && bytes != 0; ++row, from += bytes)
+      std::memcpy(begin + row * stride, from, bytes);
+    begin += bytes;
+  }
+  return whole;
+}
+
+}  // namespace muster::collectives

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Arguments of collectives: what ranks have to agree about, and what becomes of tensors before and after bytes move.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/process_group.hpp"
+#include "muster/tensor.hpp"
+#include "src/collectives/backend.hpp"
+
+namespace muster::collectives {
+
+merge::Combine combine_of(ReduceOp op);
+
+/// What the ranks have to agree about.
+struct What {
+  const char* name;
+  std::optional<ReduceOp> op = {};
+  std::optional<int> root = {};
+  DType dtype = DType::u8;
+  const Shape* shape = nullptr;  // of Configs: none
+  std::optional<std::size_t> dim = {};
+  bool varies = false;  // the extent of that dimension may differ
+  std::span<const std::int64_t> slices = {};
+
+  [[nodiscard]] std::uint64_t hash() const;
+  /// "all_reduce(sum) of F32 [4, 8]".
+  [[nodiscard]] std::string words() const;
+};
+
+/// The dimension that a caller's number means.
+std::size_t dimension(const Shape& shape, int dim);
+/// How many rows a tensor has that is cut along `dim`: what is joined or cut there lies together in each.
+std::uint64_t rows_before(const Shape& shape, std::size_t dim);
+/// Elements of packed types share bytes: a row must not end within one.
+void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim);
+/// The extents of the slices of so many ranks: even ones, or `sizes`.
+std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::size_t ranks,
+                                    std::optional<std::span<const std::int64_t>> sizes);
+/// Of a result.
+Room room_of(const Tensor& tensor);
+/// `into`, which must be of that kind, or a new one if it is null.
+Tensor result_of(const Tensor* into, DType dtype, Shape shape);
+void check_same(const TensorView& tensor, const TensorView& other, const char* which);
+
+/// The elements of a tensor without gaps: its own, or a copy.
+class Contiguous {
+ public:
+  Contiguous() = default;
+  explicit Contiguous(const TensorView& tensor);
+  /// Slices along a dimension, one behind the other.
+  Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents);
+  [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+
+ private:
+  Tensor copy_;
+  Bytes bytes_;
+};
+
+/// Parts that lie one behind the other, each of so many rows, as the rows of one tensor.
+Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows);
+
+}  // namespace muster::collectives

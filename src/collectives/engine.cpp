@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/collectives/engine.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "src/base/written.hpp"
+#include "src/collectives/packed_config.hpp"
+#include "src/merge/reduce.hpp"
+#include "src/sync/failing.hpp"
+
+namespace muster::collectives {
+
+Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options)
+    : group_(std::move(group)), mail_(sync::inside(*group_)) {
+  const sync::Use use(*group_);
+  if (size() > 1) backend_ = shared_backend(sync::inside(*group_), waits(options, "process group"));
+  if (!backend_) backend_ = message_backend(sync::inside(*group_), mail_);
+  ins_.resize(static_cast<std::size_t>(size()));
+  outs_.resize(ins_.size());
+}
+
+struct Engine::Call {
+  WaitOptions waits;
+  Card card = {};
+  std::optional<Error> trouble = {};  // of this rank's arguments
+  std::optional<Opened> then = {};    // once all ranks agree; what it fails with is the failure of the group
+};
+
+template <class Prepare, class Move>
+void Engine::run(const What& what, const CollectiveOptions& options, const Prepare& prepare, const Move& move) {
+  const sync::Use use(*group_);
+  Call call{waits(options, what.name)};
+  std::ranges::fill(ins_, Bytes{});
+  std::ranges::fill(outs_, Room{});
+  call.trouble = sync::attempt(*group_, [&] {
+    if (what.root && (*what.root < 0 || *what.root >= size()))
+      throw Error(ErrorKind::argument, fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
+    prepare(call.card);
+  });
+  call.card.status = call.trouble ? 1 : 0;
+  if (!call.trouble) call.card.agreed = what.hash();
+  const auto opened = [&](std::span<const Card> cards) {
+    for (const Card& card : cards)
+      if (card.status != 0) sync::inside(*group_).agree(call.trouble, call.waits);
+    for (const Card& card : cards)
+      if (card.agreed != cards.front().agreed) disagree(what, cards, call.waits);
+    if (call.then) sync::or_fail(*group_, [&] { (*call.then)(cards); });
+  };
+  sync::unless_out_of_memory(*group_, [&] { move(call, opened); });
+}
+
+void Engine::disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const {
+  using Words = std::array<char, 512>;
+  Words mine;
+  put_text(mine, what.words());
+  std::vector<Words> all(cards.size());
+  group_->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), options);
+  const auto other = std::ranges::find_if(cards, [&](const Card& card) { return card.agreed != cards[0].agreed; });
+  const auto rank = static_cast<std::size_t>(other - cards.begin());
+  throw sync::error_of(group_->info(static_cast<int>(rank)), ErrorKind::rank_mismatch,
+                       fmt::format("{} calls {}, {} {}: all ranks of a group make the same calls in the same order",
+                                   sync::name_of(group_->info(0)), get_text(all[0]),
+                                   sync::name_of(group_->info(static_cast<int>(rank))), get_text(all[rank])));
+}
+
+void Engine::place(const Tensor& all, std::span<const std::uint64_t> sizes) {
+  std::uint64_t at = 0;
+  for (std::size_t rank = 0; rank < outs_.size(); ++rank) {
+    outs_[rank] = sizes[rank] == 0 ? Room{} : Room{all.mutable_data() + at, sizes[rank]};
+    at += sizes[rank];
+  }
+}
+
+void Engine::barrier(const CollectiveOptions& options) {
+  const What what{"barrier"};
+  run(
+      what, options, [](Card&) {},
+      [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, {}, outs_, call.waits); });
+}
+
+void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& tensor,
+                        const CollectiveOptions& options) {
+  Contiguous in;
+  Room room;
+  run(
+      what, options,
+      [&](Card& card) {
+        merge::check_reducible(combine_of(*what.op), tensor.dtype());
+        card.wants = !what.root || *what.root == rank() ? 1 : 0;
+        if (card.wants != 0) {
+          check_same(out, tensor, "the result");
+          room = room_of(out);
+        }
+        in = Contiguous(tensor);
+        card.bytes = in.bytes().size();
+      },
+      [&](Call& call, const Opened& opened) {
+        backend_->all_reduce(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room, call.waits);
+      });
+}
+
+void Engine::broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options) {
+  Bytes in;
+  run(
+      what, options,
+      [&](Card& card) {
+        if (what.root != rank()) {
+          outs_[static_cast<std::size_t>(*what.root)] = room_of(tensor);
+          return;
+        }
+        in = tensor.bytes();
+        card = {.bytes = in.size(), .largest = in.size(), .wants = 0};
+      },
+      [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, in, outs_, call.waits); });
+}
+
+std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int dim, const CollectiveOptions& options,
+                                     const Tensor* into) {
+  std::size_t along = 0;
+  Contiguous in;
+  Tensor parts;
+  std::vector<std::uint64_t> sizes;
+  what.dtype = tensor.dtype();
+  what.shape = &tensor.shape();
+  run(
+      what, options,
+      [&](Card& card) {
+        along = dimension(tensor.shape(), dim);
+        check_whole_bytes(tensor.dtype(), tensor.shape(), along);
+        in = Contiguous(tensor);
+        card = {.bytes = in.bytes().size(), .largest = in.bytes().size(), .extent = tensor.shape()[along]};
+        card.wants = !what.root || *what.root == rank() ? 1 : 0;
+        what.dim = along;
+        if (into != nullptr) {
+          Shape shape = tensor.shape();
+          shape[along] *= size();
+          (void)result_of(into, tensor.dtype(), std::move(shape));
+        }
+        const std::span<const std::int64_t> extents = what.slices;
+        if (!extents.empty() && (extents.size() != ins_.size() || extents[self()] != tensor.shape()[along]))
+          throw Error(ErrorKind::argument,
+                      fmt::format("{} sizes for {} ranks, of which this rank's must be {}, its extent of dimension {}",
+                                  extents.size(), ins_.size(), tensor.shape()[along], along));
+      },
+      [&](Call& call, const Opened& opened) {
+        const auto then = [&](std::span<const Card> cards) {
+          if (call.card.wants == 0) return;
+          Shape shape = tensor.shape();
+          shape[along] = 0;
+          for (const Card& card : cards) {
+            shape[along] += card.extent;
+            sizes.push_back(card.bytes);
+          }
+          parts = result_of(into, tensor.dtype(), std::move(shape));
+          place(parts, sizes);
+        };
+        call.then.emplace(then);
+        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
+      });
+  if (what.root && *what.root != rank()) return std::nullopt;
+  return joined(parts, sizes, rows_before(parts.shape(), along));
+}
+
+void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorView& tensor,
+                         const CollectiveOptions& options) {
+  Contiguous in;
+  std::vector<std::int64_t> extents;
+  what.dtype = tensor.dtype();
+  what.shape = &tensor.shape();
+  run(
+      what, options,
+      [&](Card& card) {
+        card.wants = !what.root || *what.root == rank() ? 1 : 0;
+        const std::size_t wanted = card.wants != 0 ? ins_.size() : 0;
+        if (outs.size() != wanted)
+          throw Error(ErrorKind::argument, fmt::format("{} wants {} tensors of this rank (one for each rank where the "
+                                                       "result comes to, else none), not {}",
+                                                       what.name, wanted, outs.size()));
+        for (std::size_t i = 0; i < outs.size(); ++i) {
+          if (what.varies && i != self()) {
+            Shape shape = tensor.shape();
+            if (!shape.empty() && !outs[i].shape().empty()) shape[0] = outs[i].shape()[0];
+            (void)result_of(&outs[i], tensor.dtype(), std::move(shape));
+          } else {
+            check_same(outs[i], tensor, "a result");
+          }
+          outs_[i] = room_of(outs[i]);
+          if (what.varies && !tensor.shape().empty()) extents.push_back(outs[i].shape()[0]);
+        }
+        // All ranks know them all.
+        what.slices = extents;
+        if (what.varies && !extents.empty())
+          what.dim = 0;
+        else
+          what.varies = false;
+        in = Contiguous(tensor);
+        card.bytes = card.largest = in.bytes().size();
+      },
+      [&](Call& call, const Opened& opened) {
+        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
+      });
+}
+
+Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional<std::span<const std::int64_t>> sizes,
+                              int dim, const CollectiveOptions& options, const Tensor* into) {
+  Contiguous in;
+  Tensor out;
+  std::vector<std::int64_t> extents;
+  std::vector<std::uint64_t> bounds(static_cast<std::size_t>(size()) + 1);
+  what.dtype = tensor.dtype();
+  what.shape = &tensor.shape();
+  run(
+      what, options,
+      [&](Card& card) {
+        const merge::Combine combine = combine_of(*what.op);
+        merge::check_reducible(combine, tensor.dtype());
+        const std::size_t along = dimension(tensor.shape(), dim);
+        extents = slices_of(tensor.shape(), along, ins_.size(), sizes);
+        what.dim = along;
+        what.slices = extents;
+        in = Contiguous(tensor, along, extents);
+        Shape shape = tensor.shape();
+        for (std::size_t i = 0; i < extents.size(); ++i) {
+          shape[along] = extents[i];
+          const std::uint64_t bytes = byte_size(tensor.dtype(), shape);
+          bounds[i + 1] = bounds[i] + bytes;
+          card.largest = std::max(card.largest, bytes);
+        }
+        card.bytes = in.bytes().size();
+        shape[along] = extents[self()];
+        out = result_of(into, tensor.dtype(), std::move(shape));
+      },
+      [&](Call& call, const Opened& opened) {
+        backend_->reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds,
+                                 room_of(out), call.waits);
+      });
+  return out;
+}
+
+void Engine::scatter(const What& what, const Tensor& out, std::span<const TensorView> parts,
+                     const CollectiveOptions& options) {
+  std::vector<Contiguous> given;
+  run(
+      what, options,
+      [&](Card& card) {
+        outs_[static_cast<std::size_t>(*what.root)] = room_of(out);
+        const std::size_t wanted = what.root == rank() ? ins_.size() : 0;
+        if (parts.size() != wanted)
+          throw Error(ErrorKind::argument, fmt::format("scatter wants {} tensors of this rank (root {} gives one for "
+                                                       "each rank, the others none), not {}",
+                                                       wanted, *what.root, parts.size()));
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          check_same(parts[i], out, "a part");
+          ins_[i] = given.emplace_back(parts[i]).bytes();
+        }
+        card.largest = out.nbytes();
+      },
+      [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+}
+
+Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<const std::int64_t>> rows,
+                          std::vector<std::int64_t>* received, const CollectiveOptions& options, const Tensor* into) {
+  What what{rows ? "all_to_allv" : "all_to_all", {}, {}, tensor.dtype(), &tensor.shape()};
+  Contiguous in;
+  std::vector<std::int64_t> mine;
+  std::vector<std::int64_t> theirs(ins_.size());
+  std::uint64_t row_bytes = 0;
+  const auto describe = [&] {
+    (void)dimension(tensor.shape(), 0);
+    mine = slices_of(tensor.shape(), 0, ins_.size(), rows);
+    what.dim = 0;
+    what.varies = rows.has_value();
+    Shape row = tensor.shape();
+    row[0] = 1;
+    check_whole_bytes(tensor.dtype(), row, 0);
+    row_bytes = byte_size(tensor.dtype(), row);
+    in = Contiguous(tensor);
+  };
+  if (rows)
+    // How many rows come from each.
+    run(
+        what, options,
+        [&](Card& card) {
+          describe();
+          card.largest = sizeof(std::int64_t);
+          for (std::size_t i = 0; i < ins_.size(); ++i) {
+            ins_[i] = std::as_bytes(std::span(&mine[i], 1));
+            outs_[i] = std::as_writable_bytes(std::span(&theirs[i], 1));
+          }
+        },
+        [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+  Tensor out;
+  run(
+      what, options,
+      [&](Card& card) {
+        if (!rows) {
+          describe();
+          theirs = mine;
+        }
+        Shape shape = tensor.shape();
+        shape[0] = std::accumulate(theirs.begin(), theirs.end(), std::int64_t{0});
+        out = result_of(into, tensor.dtype(), std::move(shape));
+        std::uint64_t at = 0;
+        std::uint64_t to = 0;
+        for (std::size_t i = 0; i < ins_.size(); ++i) {
+          ins_[i] = in.bytes().subspan(at, static_cast<std::uint64_t>(mine[i]) * row_bytes);
+          at += ins_[i].size();
+          const std::uint64_t bytes = static_cast<std::uint64_t>(theirs[i]) * row_bytes;
+          outs_[i] = bytes == 0 ? Room{} : Room{out.mutable_data() + to, bytes};
+          to += bytes;
+          card.largest = std::max<std::uint64_t>(card.largest, ins_[i].size());
+        }
+      },
+      [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+  if (received != nullptr) *received = std::move(theirs);
+  return out;
+}
+
+std::vector<Config> Engine::configs(const What& what, const Config& config, bool only_root_gives, bool only_root_gets,
+                                    const CollectiveOptions& options) {
+  const bool gives = !only_root_gives || what.root == rank();
+  const bool gets = only_root_gives ? what.root != rank() : !only_root_gets || what.root == rank();
+  Tensor in;
+  Tensor all;
+  std::vector<std::uint64_t> sizes;
+  run(
+      what, options,
+      [&](Card& card) {
+        if (gives) in = packed_whole(config);
+        card.bytes = card.largest = in.nbytes();
+        card.wants = gets ? 1 : 0;
+      },
+      [&](Call& call, const Opened& opened) {
+        const auto then = [&](std::span<const Card> cards) {
+          if (!gets) return;
+          std::uint64_t bytes = 0;
+          for (const Card& card : cards) bytes += sizes.emplace_back(card.bytes);
+          all = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
+          place(all, sizes);
+        };
+        call.then.emplace(then);
+        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
+      });
+  std::vector<Config> received;
+  std::uint64_t at = 0;
+  for (const std::uint64_t size : sizes) {
+    if (size != 0) received.push_back(unpacked_whole(all, at, size));
+    at += size;
+  }
+  return received;
+}
+
+}  // namespace muster::collectives
