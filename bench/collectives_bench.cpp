@@ -13,6 +13,7 @@
 #include "bench/ours.hpp"
 #include "muster/message_queue.hpp"
 #include "muster/process_group.hpp"
+#include "muster/shared_arena.hpp"
 
 namespace {
 
@@ -20,6 +21,7 @@ struct Settings {
   int ranks = 4;
   std::string operation = "all_reduce";
   std::string dtype = "F32";
+  bool in_arena = false;
   double milliseconds = 200;
   std::vector<std::size_t> sizes = {64, 1024, 16384, 65536, 262144, 1U << 20, 16U << 20};
 };
@@ -39,7 +41,9 @@ void run(bench::Meeting& meeting, const Settings& settings) {
   const muster::DType dtype = muster::dtype_from_string(settings.dtype).value();
   const auto n = static_cast<std::size_t>(ranks.size());
   const std::size_t most = settings.sizes.empty() ? 0 : *std::max_element(settings.sizes.begin(), settings.sizes.end());
-  char* const in = bench::buffer(most + 4096);
+  muster::SharedArena arena(most + (1 << 20));
+  const Tensor placed = arena.allocate(muster::DType::u8, {static_cast<std::int64_t>(most + 4096)});
+  char* const in = settings.in_arena ? reinterpret_cast<char*>(placed.mutable_data()) : bench::buffer(most + 4096);
   char* const out = bench::buffer(most + 4096);
   const auto tensor = [&](char* at, std::size_t bytes) {
     const TensorView view(dtype, {static_cast<std::int64_t>(bytes / muster::itemsize(dtype))}, at);
@@ -60,6 +64,10 @@ void run(bench::Meeting& meeting, const Settings& settings) {
     double took = 0;
     if (settings.operation == "all_reduce") {
       took = loop.time(seconds, in, bytes, [&] { ranks.all_reduce_into(result, whole); });
+    } else if (settings.operation == "all_reduce_shared") {
+      took = loop.time(seconds, in, bytes, [&] { (void)ranks.all_reduce_shared(whole); });
+    } else if (settings.operation == "all_gather_shared") {
+      took = loop.time(seconds, in, bytes / n, [&] { (void)ranks.all_gather_shared(part); });
     } else if (settings.operation == "all_gather") {
       took = loop.time(seconds, in, bytes / n, [&] { ranks.all_gather_into(gathered, part); });
     } else if (settings.operation == "reduce_scatter") {
@@ -87,7 +95,9 @@ int main(int argc, char** argv) {
   CLI::App app("Collectives of the library");
   app.add_option("--ranks", settings.ranks)->check(CLI::Range(1, 64));
   app.add_option("--operation", settings.operation)
-      ->check(CLI::IsMember({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "queue"}));
+      ->check(CLI::IsMember({"all_reduce", "all_reduce_shared", "all_gather", "all_gather_shared", "reduce_scatter",
+                             "broadcast", "queue"}));
+  app.add_flag("--arena", settings.in_arena, "inputs in a SharedArena");
   app.add_option("--dtype", settings.dtype);
   app.add_option("--milliseconds", settings.milliseconds, "for each size");
   app.add_option("--sizes", settings.sizes, "in bytes");

@@ -66,6 +66,7 @@ class Engine;
 ///   and in each later call, as those of SyncGroup. What the results have in them then is not told.
 /// - Tensors are in host memory; inputs may be strided, results are contiguous. An input is the caller's again when the
 ///   call returns. A result must not overlap another rank's or call's input.
+/// - Ranks that share memory read inputs in a SharedArena where they lie, from 8 KiB on: those are not copied.
 /// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup never meet those of the
 ///   SyncGroup that it was made of.
 class ProcessGroup {
@@ -102,6 +103,12 @@ class ProcessGroup {
   /// `out`: contiguous, writable, of the input's dtype and shape, and not its memory.
   void all_reduce_into(const Tensor& out, const TensorView& tensor, ReduceOp op = ReduceOp::sum,
                        const CollectiveOptions& options = {});
+  /// One result for all ranks: each has it mapped, and may only read it. It stays until the last of them has dropped
+  /// it, whoever has died by then. In their own memory instead if they share none.
+  [[nodiscard]] Tensor all_reduce_shared(const TensorView& tensor, ReduceOp op = ReduceOp::sum,
+                                         const CollectiveOptions& options = {});
+  /// Likewise; along dimension 0.
+  [[nodiscard]] Tensor all_gather_shared(const TensorView& tensor, const CollectiveOptions& options = {});
   /// The result is in root's tensor; the others' stay as they are.
   void reduce(const Tensor& tensor, int root, ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
   /// Root's elements come into all tensors. Contiguous, and writable on all ranks but root.

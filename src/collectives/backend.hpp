@@ -23,6 +23,21 @@
 
 namespace muster::collectives {
 
+/// Where an input lies in its rank's shared memory.
+struct InputPlace {
+  std::uint64_t arena = 0;  // 0: nowhere
+  std::uint64_t offset = 0;
+};
+/// Memory of rank 0 for a result of all.
+struct ResultOffer {
+  std::uint64_t place = 0;
+  std::uint64_t first_stamp = 0;
+};
+struct HeldResult {
+  std::byte* data = nullptr;
+  std::shared_ptr<const void> keeper = {};
+};
+
 struct Card {
   std::uint64_t agreed = 0;   // the same on all ranks
   std::uint64_t bytes = 0;    // of what this rank gives
@@ -30,6 +45,9 @@ struct Card {
   std::int64_t extent = 0;    // of all_gather, where it is not agreed
   std::uint32_t status = 0;   // 0: this rank's arguments can be
   std::uint32_t wants = 1;    // 0: all_reduce and all_gather have nothing for this rank
+  // Of backends that share memory.
+  InputPlace input = {};
+  ResultOffer result = {};
 };
 /// Called with all cards.
 using Opened = FunctionRef<void(std::span<const Card>)>;
@@ -55,6 +73,12 @@ class Backend {
   /// Where a rank's own room is what it gives, nothing is copied; nothing else may overlap.
   virtual void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                           const WaitOptions& options) = 0;
+  /// The same, with one result for all ranks if they share memory: each holds it, and reads it only. `in` of all_gather
+  /// has the same size on all ranks.
+  virtual HeldResult all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype,
+                                       Bytes in, const WaitOptions& options) = 0;
+  virtual HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in,
+                                       const WaitOptions& options) = 0;
   /// ins[p] comes to rank p's outs[this rank], which is as large.
   virtual void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins,
                           std::span<const Room> outs, const WaitOptions& options) = 0;

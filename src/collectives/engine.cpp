@@ -105,6 +105,44 @@ void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& t
       });
 }
 
+Tensor Engine::all_reduce_shared(const What& what, const TensorView& tensor, const CollectiveOptions& options) {
+  Contiguous in;
+  HeldResult result;
+  run(
+      what, options,
+      [&](Card& card) {
+        merge::check_reducible(combine_of(*what.op), tensor.dtype());
+        in = Contiguous(tensor);
+        card.bytes = in.bytes().size();
+      },
+      [&](Call& call, const Opened& opened) {
+        result = backend_->all_reduce_shared(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(),
+                                             call.waits);
+      });
+  return {TensorView(tensor.dtype(), tensor.shape(), result.data), std::move(result.keeper)};
+}
+
+Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const CollectiveOptions& options) {
+  Contiguous in;
+  HeldResult result;
+  what.dtype = tensor.dtype();
+  what.shape = &tensor.shape();
+  run(
+      what, options,
+      [&](Card& card) {
+        what.dim = dimension(tensor.shape(), 0);
+        check_whole_bytes(tensor.dtype(), tensor.shape(), 0);
+        in = Contiguous(tensor);
+        card.bytes = card.largest = in.bytes().size();
+      },
+      [&](Call& call, const Opened& opened) {
+        result = backend_->all_gather_shared(call.card, opened, in.bytes(), call.waits);
+      });
+  Shape shape = tensor.shape();
+  shape[0] *= size();
+  return {TensorView(tensor.dtype(), std::move(shape), result.data), std::move(result.keeper)};
+}
+
 void Engine::broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options) {
   Bytes in;
   run(

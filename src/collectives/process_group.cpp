@@ -61,6 +61,14 @@ void ProcessGroup::all_reduce_into(const Tensor& out, const TensorView& tensor, 
   engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, out, tensor, options);
 }
 
+Tensor ProcessGroup::all_reduce_shared(const TensorView& tensor, ReduceOp op, const CollectiveOptions& options) {
+  return engine_->all_reduce_shared({"all_reduce_shared", op, {}, tensor.dtype(), &tensor.shape()}, tensor, options);
+}
+
+Tensor ProcessGroup::all_gather_shared(const TensorView& tensor, const CollectiveOptions& options) {
+  return engine_->all_gather_shared({"all_gather_shared"}, tensor, options);
+}
+
 void ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op, const CollectiveOptions& options) {
   engine_->all_reduce({"reduce", op, root, tensor.dtype(), &tensor.shape()}, tensor, tensor.view(), options);
 }

@@ -10,6 +10,9 @@
 //  - A reduction of more than a little has a stage between: of each chunk each rank reduces one slice, of all ranks'
 //    chunks at once, into its own ring; then all ranks take the slices.
 //
+// An input that lies in its rank's arena is read there: its rank fills no chunks. A result that all ranks share is
+// reduced or written into its own memory, and no rank takes it from the rings.
+//
 // Words and cards have one writer. Whoever is killed leaves nothing locked; the waits are the group's.
 
 #include <algorithm>
@@ -19,11 +22,13 @@
 
 #include "src/collectives/backend.hpp"
 #include "src/collectives/shared_blocks.hpp"
+#include "src/collectives/shared_results.hpp"
 #include "src/collectives/slices.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/stream_copy.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::collectives {
 namespace {
@@ -31,6 +36,8 @@ namespace {
 // Smaller chunks cost more turns, fewer of them leave ranks to wait for each other.
 constexpr std::uint64_t chunk_bytes = 128 << 10;
 constexpr std::uint32_t depth = 8;
+// Below, copying an input costs less than telling that it has been read.
+constexpr std::uint64_t least_placed = 8 << 10;
 
 /// The begin of a block. Steps are told as how many are done.
 struct BlockHead {
@@ -57,8 +64,11 @@ class SharedBackend final : public Backend {
   SharedBackend(sync::Group& group, const WaitOptions& options)
       : group_(group),
         blocks_(group, block_bytes, options),
+        inputs_(group),
+        results_(group),
         cards_(static_cast<std::size_t>(group.size())),
-        sources_(cards_.size()) {
+        sources_(cards_.size()),
+        placed_(cards_.size()) {
     late_.reserve(ranks());
   }
 
@@ -67,68 +77,61 @@ class SharedBackend final : public Backend {
   void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
                   const WaitOptions& options) override {
     const Step first = next_;
-    const auto part = [&](std::uint64_t step) { return piece_of(in.size(), chunk_bytes, step); };
     if (in.size() <= all_reduce_alone(ranks())) {
       open(card, opened, options, [&] { write(chunk(self(), first), in); });
       if (card.wants != 0) reduce(combine, dtype, out, [&](std::size_t rank) { return chunk(rank, first); });
       return end(first + 1);
     }
-    // What this rank reduces itself nobody else reads: of that its own part is taken from its own memory.
-    const auto fill = [&](Step step, std::uint64_t at) {
-      const Bytes from = part_of(in, part(at));
-      const std::uint64_t begin = slice_begin(from.size(), ranks(), self());
-      const std::uint64_t end = slice_begin(from.size(), ranks(), self() + 1);
-      write(chunk(self(), step), from.first(begin));
-      write(chunk(self(), step) + end, from.subspan(end));
+    reduce_slices(with_input(card, in), opened, combine, dtype, in, out, Result::each, options);
+  }
+
+  HeldResult all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                               const WaitOptions& options) override {
+    HeldResult held;
+    Room out;
+    const auto then = [&](std::span<const Card> cards) {
+      opened(cards);
+      held = take_result(in.size());
+      out = {held.data, in.size()};
     };
-    open(card, opened, options, [&] { fill(first, 0); });
-    const auto make = [&](Step step, std::uint64_t at) {
-      const Bytes from = part_of(in, part(at));
-      const std::uint64_t begin = slice_begin(from.size(), ranks(), self());
-      const std::uint64_t end = slice_begin(from.size(), ranks(), self() + 1);
-      reduce(combine, dtype, {chunk(self(), step) + begin, end - begin},
-             [&](std::size_t rank) { return (rank == self() ? from.data() : chunk(rank, step)) + begin; });
-    };
-    const auto take = [&](Step step, std::uint64_t at) {
-      if (card.wants == 0) return;
-      const Room to = out.subspan(part(at).begin, part(at).bytes);
-      for_each_rank([&](std::size_t rank) {
-        const std::uint64_t begin = slice_begin(to.size(), ranks(), rank);
-        const std::uint64_t end = slice_begin(to.size(), ranks(), rank + 1);
-        put(to.data() + begin, chunk(rank, step) + begin, end - begin, out.size());
-      });
-    };
-    run(pieces(in.size(), chunk_bytes), fill, make, take, options);
+    reduce_slices(with_result(with_input(card, in), in.size()), then, combine, dtype, in, out, Result::shared, options);
+    return held;
   }
 
   void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                       std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
     const std::uint64_t room = share();
+    const Card mine = with_input(card, in);
     const auto slice = [&](std::size_t rank) { return in.subspan(bounds[rank], bounds[rank + 1] - bounds[rank]); };
     const auto fill = [&](Step step, std::uint64_t at) {
+      if (mine.input.arena != 0) return;
       for (std::size_t rank = 0; rank < ranks(); ++rank) {
         if (rank == self()) continue;
         const Bytes from = part_of(slice(rank), piece_of(slice(rank).size(), room, at));
         write(chunk(self(), step) + rank * room, from);
       }
     };
-    open(card, opened, options, [&] { fill(next_, 0); });
+    open(mine, opened, options, [&] { fill(next_, 0); });
     const auto take = [&](Step step, std::uint64_t at) {
       const Part part = piece_of(out.size(), room, at);
       reduce(combine, dtype, out.subspan(part.begin, part.bytes), [&](std::size_t rank) {
-        return rank == self() ? slice(self()).data() + part.begin : chunk(rank, step) + self() * room;
+        if (rank == self()) return slice(self()).data() + part.begin;
+        return placed_[rank] != nullptr ? placed_[rank] + bounds[self()] + part.begin
+                                        : chunk(rank, step) + self() * room;
       });
     };
     run(pieces(largest(), room), fill, nullptr, take, options);
+    until_read(mine, options);
   }
 
   void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override {
+    const Card mine = with_input(card, in);
     const auto fill = [&](Step step, std::uint64_t at) {
       const Bytes from = part_of(in, piece_of(in.size(), chunk_bytes, at));
-      write(chunk(self(), step), from);
+      if (mine.input.arena == 0) write(chunk(self(), step), from);
     };
-    open(card, opened, options, [&] { fill(next_, 0); });
+    open(mine, opened, options, [&] { fill(next_, 0); });
     std::uint64_t all = 0;
     for (const Card& each : cards_) all += each.bytes;
     const auto take = [&](Step step, std::uint64_t at) {
@@ -137,12 +140,29 @@ class SharedBackend final : public Backend {
         const Part part = piece_of(cards_[rank].bytes, chunk_bytes, at);
         std::byte* const to = outs[rank].data() + part.begin;
         if (rank != self())
-          put(to, chunk(rank, step), part.bytes, all);
+          put(to, placed_[rank] != nullptr ? placed_[rank] + part.begin : chunk(rank, step), part.bytes, all);
         else if (to != in.data() + part.begin)
           put(to, in.data() + part.begin, part.bytes, all);
       });
     };
     run(pieces(largest(), chunk_bytes), fill, nullptr, take, options);
+    until_read(mine, options);
+  }
+
+  HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in, const WaitOptions& options) override {
+    const std::uint64_t all = in.size() * ranks();
+    HeldResult held;
+    const auto then = [&](std::span<const Card> cards) {
+      opened(cards);
+      held = take_result(all);
+    };
+    open(with_result(card, all), then, options, [] {});
+    put(held.data + self() * in.size(), in.data(), in.size(), all);
+    shm::publish_fence();
+    head(self()).reduced.publish(begun_ + 1);
+    await(&BlockHead::reduced, begun_ + 1, options);
+    end(begun_ + 1);
+    return held;
   }
 
   void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
@@ -220,6 +240,70 @@ class SharedBackend final : public Backend {
       std::memcpy(to, from, bytes);
   }
 
+  /// An input that is worth it is read where it lies.
+  [[nodiscard]] Card with_input(Card card, Bytes in) const {
+    if (in.size() >= least_placed && card.status == 0) card.input = SharedInputs::place_of(in);
+    return card;
+  }
+  /// Rank 0 has room for a result of so many bytes.
+  [[nodiscard]] Card with_result(Card card, std::uint64_t bytes) {
+    if (self() == 0 && card.status == 0) card.result = sync::or_fail(group_, [&] { return results_.offer(bytes); });
+    return card;
+  }
+  HeldResult take_result(std::uint64_t bytes) {
+    return sync::or_fail(group_, [&] { return results_.take(cards_[0].result, bytes); });
+  }
+  /// Others have read what lies in this rank's arena: it is the caller's again.
+  void until_read(const Card& mine, const WaitOptions& options) {
+    if (mine.input.arena != 0) await(&BlockHead::read, next_, options);
+  }
+
+  enum class Result : std::uint8_t { each, shared };
+
+  /// Each rank reduces a slice of each part, of all ranks' inputs at once: into its ring, from where all take it, or
+  /// into the result of all. `out`: known once the operation is open.
+  void reduce_slices(const Card& mine, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                     const Room& out, Result result, const WaitOptions& options) {
+    const bool is_shared = result == Result::shared;
+    std::uint64_t each = chunk_bytes;
+    const auto part = [&](std::uint64_t step) { return piece_of(in.size(), each, step); };
+    const auto bounds = [&](std::uint64_t bytes, std::size_t rank) {
+      return Part{slice_begin(bytes, ranks(), rank),
+                  slice_begin(bytes, ranks(), rank + 1) - slice_begin(bytes, ranks(), rank)};
+    };
+    // What this rank reduces itself nobody else reads: of that its own part is taken from its own memory.
+    const auto fill = [&](Step step, std::uint64_t at) {
+      if (mine.input.arena != 0) return;
+      const Bytes from = part_of(in, part(at));
+      const Part own = bounds(from.size(), self());
+      write(chunk(self(), step), from.first(own.begin));
+      write(chunk(self(), step) + own.begin + own.bytes, from.subspan(own.begin + own.bytes));
+    };
+    open(mine, opened, options, [&] { fill(next_, 0); });
+    // Nothing comes or goes by the rings.
+    if (is_shared && std::ranges::all_of(cards_, [](const Card& card) { return card.input.arena != 0; }))
+      each = std::max<std::uint64_t>(in.size(), 1);
+    const auto make = [&](Step step, std::uint64_t at) {
+      const Part whole = part(at);
+      const Part own = bounds(whole.bytes, self());
+      const std::uint64_t begin = whole.begin + own.begin;
+      const Room target = is_shared ? out.subspan(begin, own.bytes) : Room{chunk(self(), step) + own.begin, own.bytes};
+      reduce(combine, dtype, target, [&](std::size_t rank) {
+        if (rank == self()) return in.data() + begin;
+        return placed_[rank] != nullptr ? placed_[rank] + begin : chunk(rank, step) + own.begin;
+      });
+    };
+    const auto take = [&](Step step, std::uint64_t at) {
+      if (mine.wants == 0 || is_shared) return;
+      const Room to = out.subspan(part(at).begin, part(at).bytes);
+      for_each_rank([&](std::size_t rank) {
+        const Part from = bounds(to.size(), rank);
+        put(to.data() + from.begin, chunk(rank, step) + from.begin, from.bytes, out.size());
+      });
+    };
+    run(pieces(in.size(), each), fill, make, take, options);
+  }
+
   /// Waits until this word of all ranks has come so far.
   void await(Word BlockHead::*word, std::uint32_t count, const WaitOptions& options) {
     for (;;) {
@@ -254,6 +338,12 @@ class SharedBackend final : public Backend {
     begun_ = next_;
     try {
       opened(cards_);
+      for (std::size_t rank = 0; rank < ranks(); ++rank) {
+        const Card& its = cards_[rank];
+        placed_[rank] = nullptr;
+        if (rank != self() && its.input.arena != 0)
+          placed_[rank] = sync::or_fail(group_, [&] { return inputs_.map(rank, its.input, its.bytes); });
+      }
     } catch (...) {
       // On all ranks: the first step has been taken, whatever it was.
       end(begun_ + 1);
@@ -281,6 +371,9 @@ class SharedBackend final : public Backend {
     if (steps == 1 && !has_make) {
       take(begin, 0);
       shm::publish_fence();
+      // Whose inputs were read where they lie waits for it.
+      if (std::ranges::any_of(placed_, [](const std::byte* place) { return place != nullptr; }))
+        mine.read.publish(end_step);
       end(end_step);
       return;
     }
@@ -314,6 +407,8 @@ class SharedBackend final : public Backend {
 
   sync::Group& group_;
   SharedBlocks blocks_;
+  SharedInputs inputs_;
+  SharedResults results_;
   std::uint64_t cache_bytes_ = os::last_level_cache();
   int turns_ = os::turns_on_core(group_.size());
   std::uint32_t operation_ = 0;
@@ -322,6 +417,7 @@ class SharedBackend final : public Backend {
   // Of the call.
   std::vector<Card> cards_;
   std::vector<const std::byte*> sources_;
+  std::vector<const std::byte*> placed_;  // inputs in arenas; null: the rank fills chunks
   std::vector<int> late_;
 };
 

@@ -13,6 +13,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/process_group.hpp"
+#include "muster/shared_arena.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/random_config.hpp"
@@ -82,8 +83,8 @@ const std::vector<DType> reducible = {DType::u8,  DType::i8,  DType::u16,       
                                       DType::i32, DType::u64, DType::i64,       DType::f16,    DType::bf16,
                                       DType::f32, DType::f64, DType::f8_e4m3fn, DType::f8_e5m2};
 
-Tensor tensor_of(int rank, std::uint64_t operation, DType dtype, const Shape& shape) {
-  Tensor tensor = Tensor::allocate(dtype, shape);
+Tensor tensor_of(int rank, std::uint64_t operation, DType dtype, const Shape& shape, SharedArena* arena = nullptr) {
+  const Tensor tensor = arena != nullptr ? arena->allocate(dtype, shape) : Tensor::allocate(dtype, shape);
   const std::int64_t count = element_count(shape);
   for (std::int64_t i = 0; i < count; ++i)
     encode(dtype, tensor.mutable_data(), i, value_of(rank, operation, i, has_sign(dtype)));
@@ -169,7 +170,11 @@ class RandomProgram {
     const auto along = static_cast<std::size_t>(dim);
     const int given = below(2) == 0 ? dim : dim - static_cast<int>(shape.size());
     Tensor keep;
-    const auto of = [&](int rank, const Shape& its) { return tensor_of(rank, operation_, dtype, its); };
+    // Some ranks' inputs lie in an arena, others' do not.
+    const auto of = [&](int rank, const Shape& its) {
+      return tensor_of(rank, operation_, dtype, its,
+                       rank == self && (operation_ + static_cast<std::uint64_t>(rank)) % 3 == 0 ? &arena_ : nullptr);
+    };
     const auto unequal = [&](int rank) {
       Shape its = shape;
       its[along] = (static_cast<std::int64_t>(operation_) + rank) % 3 * (shape[along] / 2);
@@ -181,7 +186,7 @@ class RandomProgram {
       return parts;
     };
     const auto equal = [&](int) { return shape; };
-    switch (below(14)) {
+    switch (below(16)) {
       case 0: {
         const Tensor mine = of(self, shape);
         group_.all_reduce(mine, op);
@@ -300,6 +305,14 @@ class RandomProgram {
         RANK_CHECK(received == wanted);
         break;
       }
+      case 13: {
+        Tensor mine = of(self, shape);
+        keep_shared(group_.all_reduce_shared(strided(mine, keep), op), reduced(n, operation_, dtype, shape, op));
+        break;
+      }
+      case 14:
+        keep_shared(group_.all_gather_shared(strided(of(self, shape), keep)), joined(all(equal), 0));
+        break;
       default:
         configs(root);
     }
@@ -308,6 +321,14 @@ class RandomProgram {
   }
 
  private:
+  /// Shared results stay as they are while others are made.
+  void keep_shared(Tensor got, Tensor wanted) {
+    RANK_CHECK(!got.is_writable() || got.nbytes() == 0);
+    shared_.emplace_back(std::move(got), std::move(wanted));
+    for (const auto& [kept, its] : shared_) SAME(kept, its);
+    if (shared_.size() > 5) shared_.erase(shared_.begin() + below(5));
+  }
+
   int below(int end) { return static_cast<int>(random_() % static_cast<std::uint64_t>(end)); }
 
   void configs(int root) {
@@ -346,6 +367,8 @@ class RandomProgram {
   ProcessGroup& group_;
   std::mt19937_64 random_;
   std::uint64_t operation_ = 0;
+  SharedArena arena_{64 << 20};
+  std::vector<std::pair<Tensor, Tensor>> shared_;
 };
 
 int operations() {
