@@ -73,12 +73,12 @@ class Backend {
   /// Where a rank's own room is what it gives, nothing is copied; nothing else may overlap.
   virtual void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                           const WaitOptions& options) = 0;
-  /// The same, with one result for all ranks if they share memory: each holds it, and reads it only. `in` of all_gather
-  /// has the same size on all ranks.
+  /// The same, with one result for all ranks if they share memory: each holds it, and reads it only; else each has its
+  /// own. `in` of all_gather has the same size on all of so many ranks.
   virtual HeldResult all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype,
-                                       Bytes in, const WaitOptions& options) = 0;
-  virtual HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in,
-                                       const WaitOptions& options) = 0;
+                                       Bytes in, const WaitOptions& options);
+  virtual HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in, std::size_t ranks,
+                                       const WaitOptions& options);
   /// ins[p] comes to rank p's outs[this rank], which is as large.
   virtual void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins,
                           std::span<const Room> outs, const WaitOptions& options) = 0;
@@ -91,5 +91,9 @@ std::unique_ptr<Backend> message_backend(sync::Group& group, Mail& mail);
 /// Rings in the ranks' shared memory. Collective; null on all ranks if some do not share it. Throws as
 /// SyncGroup::all_gather, and Error(no_space) on all ranks.
 std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& options);
+
+/// Between hosts that have as many ranks each: rings inside, messages across. Collective; null on all ranks if it
+/// cannot be, or there is nothing to gain. Throws as shared_backend().
+std::unique_ptr<Backend> hosts_backend(sync::Group& group, Mail& mail, const WaitOptions& options);
 
 }  // namespace muster::collectives

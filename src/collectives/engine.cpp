@@ -20,6 +20,7 @@ Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& option
     : group_(std::move(group)), mail_(sync::inside(*group_)) {
   const sync::Use use(*group_);
   if (size() > 1) backend_ = shared_backend(sync::inside(*group_), waits(options, "process group"));
+  if (!backend_) backend_ = hosts_backend(sync::inside(*group_), mail_, waits(options, "process group"));
   if (!backend_) backend_ = message_backend(sync::inside(*group_), mail_);
   ins_.resize(static_cast<std::size_t>(size()));
   outs_.resize(ins_.size());
@@ -136,7 +137,7 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
         card.bytes = card.largest = in.bytes().size();
       },
       [&](Call& call, const Opened& opened) {
-        result = backend_->all_gather_shared(call.card, opened, in.bytes(), call.waits);
+        result = backend_->all_gather_shared(call.card, opened, in.bytes(), ins_.size(), call.waits);
       });
   Shape shape = tensor.shape();
   shape[0] *= size();

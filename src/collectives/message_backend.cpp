@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "muster/tensor.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/collectives/mail.hpp"
 #include "src/collectives/slices.hpp"
@@ -51,22 +50,6 @@ class MessageBackend final : public Backend {
     exchange(ins, outs, options);
   }
 
-  HeldResult all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
-                               const WaitOptions& options) override {
-    const Own own(in.size());
-    all_reduce(card, opened, combine, dtype, in, own.room, options);
-    return own.held;
-  }
-
-  HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in, const WaitOptions& options) override {
-    const Own own(in.size() * ranks());
-    std::vector<Room> outs(ranks());
-    for (std::size_t rank = 0; rank < ranks() && !in.empty(); ++rank)
-      outs[rank] = own.room.subspan(rank * in.size(), in.size());
-    all_gather(card, opened, in, outs, options);
-    return own.held;
-  }
-
   void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
                   const WaitOptions& options) override {
     open(card, opened, options);
@@ -74,17 +57,6 @@ class MessageBackend final : public Backend {
   }
 
  private:
-  /// A result of this rank's own.
-  struct Own {
-    explicit Own(std::uint64_t bytes) {
-      const Tensor memory = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
-      held = {bytes == 0 ? nullptr : memory.mutable_data(), memory.owner()};
-      room = {held.data, bytes};
-    }
-    HeldResult held;
-    Room room;
-  };
-
   [[nodiscard]] std::size_t ranks() const noexcept { return cards_.size(); }
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(group_.rank()); }
 

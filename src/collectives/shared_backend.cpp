@@ -149,8 +149,9 @@ class SharedBackend final : public Backend {
     until_read(mine, options);
   }
 
-  HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in, const WaitOptions& options) override {
-    const std::uint64_t all = in.size() * ranks();
+  HeldResult all_gather_shared(const Card& card, const Opened& opened, Bytes in, std::size_t count,
+                               const WaitOptions& options) override {
+    const std::uint64_t all = in.size() * count;
     HeldResult held;
     const auto then = [&](std::span<const Card> cards) {
       opened(cards);

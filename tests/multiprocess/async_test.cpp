@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/async.hpp"
+#include "muster/process_group.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -188,5 +189,32 @@ TEST_CASE("a child forked while works run ends without them") {
     int status = -1;
     RANK_CHECK(::waitpid(child, &status, 0) == child && status == 0);
     RANK_CHECK(work.get().layers == 50);
+  });
+}
+
+TEST_CASE("calls that are started run in their order while the group goes on") {
+  run_ranks(3, [](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    std::vector<Tensor> gradients;
+    std::vector<Work<void>> works;
+    for (int i = 0; i < 8; ++i) {
+      gradients.push_back(Tensor::take(std::vector<float>(static_cast<std::size_t>(1 + i * 9999), 1.0F)));
+      works.push_back(ranks.start([tensor = gradients.back()](ProcessGroup& own) { own.all_reduce(tensor); }));
+    }
+    auto all = ranks.start([rank = group.rank()](ProcessGroup& own) {
+      return own.all_gather(Tensor::take(std::vector<std::int32_t>{rank}));
+    });
+    const Tensor own = Tensor::take(std::vector<std::int32_t>(70000, group.rank()));
+    for (int i = 0; i < 5; ++i) {
+      ranks.broadcast(own, i % 3);
+      RANK_CHECK(own.values<std::int32_t>()[69999] == 0);
+    }
+    for (Work<void>& work : works) work.get();
+    for (const Tensor& gradient : gradients)
+      for (const float value : gradient.values<float>()) RANK_CHECK(value == 3.0F);
+    RANK_CHECK(bitwise_equal(all.get(), Tensor::take(std::vector<std::int32_t>{0, 1, 2})));
+    auto bad = ranks.start([&](ProcessGroup& lent) { lent.broadcast(own, 3); });
+    error_of(ErrorKind::argument, {"root 3"}, [&] { bad.get(); });
+    ranks.barrier();
   });
 }

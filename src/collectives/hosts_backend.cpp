@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of several hosts that have as many ranks each, two or more. Between hosts each byte goes once for all
+// ranks of a host:
+//  - all_reduce: each host reduces, a slice a rank; each slice is reduced across the hosts; each host gathers its
+//  slices.
+//  - reduce_scatter: each host reduces what goes to the ranks of each host; what goes to a rank is reduced across.
+//  - all_gather: each rank gathers from those at its place on the other hosts; each host gathers what its ranks have.
+// So a sum is of the hosts' sums, in their order; its bits are the same on all ranks. Floats narrower than 32 bits
+// would be rounded in between: those go from each rank to each, as all_to_all does.
+//
+// The ranks of a host have a group of their own, and those at the same place on all hosts. What fails in one of them
+// fails all groups of that rank, and by them all ranks.
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "src/collectives/backend.hpp"
+#include "src/collectives/mail.hpp"
+#include "src/collectives/slices.hpp"
+#include "src/sync/failing.hpp"
+#include "src/sync/settings.hpp"
+
+namespace muster::collectives {
+namespace {
+
+/// The ranks of each host, hosts in the order of their first rank.
+std::vector<std::vector<int>> ranks_of_hosts(const sync::Group& group) {
+  std::vector<int> hosts;
+  std::vector<std::vector<int>> ranks;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto found = std::ranges::find(hosts, group.host_of(rank));
+    const auto at = static_cast<std::size_t>(found - hosts.begin());
+    if (found == hosts.end()) {
+      hosts.push_back(group.host_of(rank));
+      ranks.emplace_back();
+    }
+    ranks[at].push_back(rank);
+  }
+  return ranks;
+}
+
+bool is_narrow(DType dtype) {
+  return itemsize(dtype) < 4 && dtype >= DType::f16;
+}
+
+class HostsBackend final : public Backend {
+ public:
+  HostsBackend(sync::Group& group, Mail& mail, std::vector<std::vector<int>> hosts, const WaitOptions& options)
+      : group_(group), flat_(message_backend(group, mail)), ranks_(std::move(hosts)), cards_(group.all().size()) {
+    for (std::size_t host = 0; host < ranks_.size(); ++host)
+      if (const auto found = std::ranges::find(ranks_[host], group.rank()); found != ranks_[host].end()) {
+        host_ = host;
+        place_ = static_cast<std::size_t>(found - ranks_[host].begin());
+      }
+    std::vector<int> across;
+    for (const std::vector<int>& host : ranks_) across.push_back(host[place_]);
+    near_ = group.split(ranks_[host_], options);
+    far_ = group.split(across, options);
+    far_mail_.emplace(sync::inside(*far_));
+    inside_ = shared_backend(sync::inside(*near_), options);
+    if (!inside_) throw Error(ErrorKind::unsupported, "the ranks of a host share no memory");
+    across_ = message_backend(sync::inside(*far_), *far_mail_);
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "shared memory, and messages between hosts"; }
+
+  void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
+                  const WaitOptions& options) override {
+    if (is_narrow(dtype)) return flat_->all_reduce(card, opened, combine, dtype, in, out, options);
+    open(card, opened, options);
+    const std::vector<std::uint64_t> bounds = even_slices(in.size(), places());
+    slice_.resize(bounds[place_ + 1] - bounds[place_]);
+    stage(options, [&](const WaitOptions& waits) {
+      inside_->reduce_scatter(card_of(in.size(), largest(bounds)), agreed, combine, dtype, in, bounds, slice_, waits);
+    });
+    const bool host_wants = wants(host_);
+    stage(options, [&](const WaitOptions& waits) {
+      Card mine = card_of(slice_.size(), slice_.size());
+      mine.wants = host_wants ? 1 : 0;
+      across_->all_reduce(mine, agreed, combine, dtype, slice_, host_wants ? Room(slice_) : Room(), waits);
+    });
+    if (!host_wants) return;
+    std::vector<Room> outs(places());
+    for (std::size_t place = 0; place < places() && card.wants != 0; ++place)
+      outs[place] = out.subspan(bounds[place], bounds[place + 1] - bounds[place]);
+    gather_here(slice_, outs, card.wants != 0, options);
+  }
+
+  void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
+                      std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
+    if (is_narrow(dtype) || !has_rows_of_ranks())
+      return flat_->reduce_scatter(card, opened, combine, dtype, in, bounds, out, options);
+    open(card, opened, options);
+    // Of what goes to the ranks at this place.
+    std::vector<std::uint64_t> parts(ranks_.size() + 1);
+    for (std::size_t host = 0; host < ranks_.size(); ++host)
+      parts[host + 1] = parts[host] + bytes_of(bounds, host, place_);
+    slice_.resize(parts.back());
+    for (std::size_t host = 0; host < ranks_.size(); ++host) {
+      const auto first = static_cast<std::size_t>(ranks_[host].front());
+      std::vector<std::uint64_t> theirs(places() + 1);
+      for (std::size_t place = 0; place < places(); ++place)
+        theirs[place + 1] = theirs[place] + bytes_of(bounds, host, place);
+      stage(options, [&](const WaitOptions& waits) {
+        inside_->reduce_scatter(card_of(theirs.back(), largest(theirs)), agreed, combine, dtype,
+                                in.subspan(bounds[first], theirs.back()), theirs,
+                                Room(slice_).subspan(parts[host], parts[host + 1] - parts[host]), waits);
+      });
+    }
+    stage(options, [&](const WaitOptions& waits) {
+      across_->reduce_scatter(card_of(slice_.size(), largest(parts)), agreed, combine, dtype, slice_, parts, out,
+                              waits);
+    });
+  }
+
+  void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
+                  const WaitOptions& options) override {
+    open(card, opened, options);
+    const bool host_wants = wants(host_);
+    // Straight into their places, if this rank wants them.
+    std::vector<Room> come(ranks_.size());
+    std::uint64_t all = 0;
+    for (std::size_t host = 0; host < ranks_.size(); ++host) all += card_at(host, place_).bytes;
+    if (card.wants == 0 && host_wants) slice_.resize(all);
+    std::uint64_t at = 0;
+    for (std::size_t host = 0; host < ranks_.size() && host_wants; ++host) {
+      const std::uint64_t bytes = card_at(host, place_).bytes;
+      come[host] = card.wants != 0 ? outs[rank_at(host, place_)] : Room(slice_).subspan(at, bytes);
+      at += bytes;
+    }
+    stage(options, [&](const WaitOptions& waits) {
+      Card mine = card_of(in.size(), in.size());
+      mine.wants = host_wants ? 1 : 0;
+      across_->all_gather(mine, agreed, in, come, waits);
+    });
+    if (!host_wants) return;
+    for (std::size_t host = 0; host < ranks_.size(); ++host) {
+      std::vector<Room> theirs(places());
+      for (std::size_t place = 0; place < places() && card.wants != 0; ++place)
+        theirs[place] = outs[rank_at(host, place)];
+      gather_here(come[host], theirs, card.wants != 0, options);
+    }
+  }
+
+  void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
+                  const WaitOptions& options) override {
+    flat_->all_to_all(card, opened, ins, outs, options);
+  }
+
+ private:
+  static constexpr auto agreed = [](std::span<const Card>) {};  // about the whole call, before
+  static Card card_of(std::uint64_t bytes, std::uint64_t largest) { return {.bytes = bytes, .largest = largest}; }
+  static std::uint64_t largest(std::span<const std::uint64_t> bounds) {
+    std::uint64_t most = 0;
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) most = std::max(most, bounds[i + 1] - bounds[i]);
+    return most;
+  }
+  [[nodiscard]] std::size_t places() const noexcept { return ranks_.front().size(); }
+  [[nodiscard]] std::size_t rank_at(std::size_t host, std::size_t place) const {
+    return static_cast<std::size_t>(ranks_[host][place]);
+  }
+  [[nodiscard]] const Card& card_at(std::size_t host, std::size_t place) const { return cards_[rank_at(host, place)]; }
+  [[nodiscard]] std::uint64_t bytes_of(std::span<const std::uint64_t> bounds, std::size_t host,
+                                       std::size_t place) const {
+    return bounds[rank_at(host, place) + 1] - bounds[rank_at(host, place)];
+  }
+  /// Any rank of that host.
+  [[nodiscard]] bool wants(std::size_t host) const {
+    return std::ranges::any_of(ranks_[host],
+                               [&](int rank) { return cards_[static_cast<std::size_t>(rank)].wants != 0; });
+  }
+  /// The ranks of each host have numbers one after another.
+  [[nodiscard]] bool has_rows_of_ranks() const {
+    return std::ranges::all_of(ranks_, [](const std::vector<int>& host) {
+      return host.back() - host.front() + 1 == static_cast<int>(host.size());
+    });
+  }
+
+  void open(const Card& card, const Opened& opened, const WaitOptions& options) {
+    group_.all_gather(std::as_bytes(std::span(&card, 1)), std::as_writable_bytes(std::span(cards_)), options);
+    opened(cards_);
+  }
+
+  /// Every rank of this host gives `in`, and those that want it get all.
+  void gather_here(Bytes in, std::span<const Room> outs, bool wants, const WaitOptions& options) {
+    stage(options, [&](const WaitOptions& waits) {
+      Card mine = card_of(in.size(), in.size());
+      mine.wants = wants ? 1 : 0;
+      inside_->all_gather(mine, agreed, in, outs, waits);
+    });
+  }
+
+  /// Runs a call of one of the groups.
+  template <class Call>
+  void stage(const WaitOptions& options, const Call& call) {
+    WaitOptions waits = options;
+    waits.timeout = sync::timeout_of(options, group_);
+    try {
+      call(waits);
+    } catch (const Error& error) {
+      // Ranks that wait in the other groups hear of it, too.
+      near_->poison(error);
+      far_->poison(error);
+      sync::fail(group_, sync::in_own_name(group_, error));
+    }
+    group_.progress();
+  }
+
+  sync::Group& group_;
+  std::unique_ptr<Backend> flat_;
+  std::vector<std::vector<int>> ranks_;  // of each host
+  std::size_t host_ = 0;                 // this rank's,
+  std::size_t place_ = 0;                // and where it is among its ranks
+  std::shared_ptr<SyncGroup> near_;
+  std::shared_ptr<SyncGroup> far_;
+  std::optional<Mail> far_mail_;
+  std::unique_ptr<Backend> inside_;
+  std::unique_ptr<Backend> across_;
+  // Of the call.
+  std::vector<Card> cards_;
+  std::vector<std::byte> slice_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> hosts_backend(sync::Group& group, Mail& mail, const WaitOptions& options) {
+  std::vector<std::vector<int>> hosts = ranks_of_hosts(group);
+  const std::size_t each = hosts.front().size();
+  const bool is_even = std::ranges::all_of(hosts, [each](const auto& host) { return host.size() == each; });
+  if (hosts.size() < 2 || each < 2 || !is_even) return nullptr;
+  return std::make_unique<HostsBackend>(group, mail, std::move(hosts), options);
+}
+
+}  // namespace muster::collectives
