@@ -13,6 +13,7 @@
 #include <string>
 
 #include "src/sync/local_group.hpp"
+#include "src/sync/settings.hpp"
 
 namespace muster::pmpi {
 namespace {
@@ -66,7 +67,7 @@ std::unique_ptr<ProcessGroup> meet(const std::string& key, int rank, int size) {
   auto group = std::make_unique<ProcessGroup>(
       *local_group({.key = key, .rank = rank, .size = size, .timeout = meeting_timeout, .numbers = {}}));
   SyncGroup& ranks = group->group();
-  if (std::getenv("MUSTER_TIMEOUT") == nullptr) ranks.set_timeout(waiting_timeout);
+  ranks.set_timeout(std::getenv("MUSTER_TIMEOUT") == nullptr ? waiting_timeout : sync::default_timeout());
   static_cast<sync::LocalGroup&>(sync::inside(ranks)).while_waiting(let_mpi_go_on);
   return group;
 }

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "muster/process_group.hpp"
@@ -39,18 +38,17 @@ class Elements {
   [[nodiscard]] bool is_plain() const noexcept {
     return type_ != nullptr && count_ >= 0 && (data_ != nullptr || count_ == 0);
   }
-  [[nodiscard]] const Type* type() const noexcept { return type_; }
   [[nodiscard]] const std::byte* data() const noexcept { return static_cast<const std::byte*>(data_); }
   [[nodiscard]] std::int64_t bytes() const noexcept {
     return is_plain() ? count_ * static_cast<std::int64_t>(itemsize(type_->dtype)) : -1;
   }
-  /// As many more, behind `times` times as many.
+  /// As many elements further on, behind `times` times as many.
   [[nodiscard]] Elements behind(int times) const noexcept {
     Elements other = *this;
     if (bytes() > 0) other.data_ = data() + bytes() * times;
     return other;
   }
-  /// So many times as many, from the same address on.
+  /// So many times as many elements, from the same address on.
   [[nodiscard]] Elements times(int times) const noexcept {
     Elements all = *this;
     all.count_ *= times;
@@ -76,7 +74,7 @@ inline void put(const Elements& to, const TensorView& from) noexcept {
   if (from.nbytes() != 0) std::memcpy(const_cast<std::byte*>(to.data()), from.data(), from.nbytes());
 }
 
-/// The same for both, which MPI forbids.
+/// Whether both are the same memory, which MPI forbids.
 inline bool is_one_buffer(const Elements& a, const Elements& b) noexcept {
   return a.data() == b.data() && a.bytes() > 0 && b.bytes() > 0;
 }

@@ -8,7 +8,6 @@
 //  3. What cannot be is an error on all ranks alike, and nothing has moved: then all of them take MPI's way.
 //  4. A failure of the group is MPI's error, by the communicator's error handler.
 
-#include <fmt/core.h>
 #include <mpi.h>
 
 #include <cstdio>
@@ -38,6 +37,12 @@ int through_mpi(Function function, const Theirs& theirs) {
   return theirs();
 }
 
+/// Whether it is an error of all ranks alike, and nothing has moved.
+bool is_refusal(const ProcessGroup& group, const Error& error) {
+  return !group.group().failure() && (error.kind() == ErrorKind::argument || error.kind() == ErrorKind::unsupported ||
+                                      error.kind() == ErrorKind::rank_mismatch);
+}
+
 /// `ours` makes the group's call; it returns false, and has made none, if this rank's arguments are not plain.
 template <class Ours, class Theirs>
 int run(Function function, MPI_Comm comm, const Ours& ours, const Theirs& theirs) {
@@ -48,14 +53,16 @@ int run(Function function, MPI_Comm comm, const Ours& ours, const Theirs& theirs
     if (!ours(*group)) group->broadcast({}, no_rank);
     count(function, Way::muster);
     return MPI_SUCCESS;
-  } catch (const Error& error) {
-    if (group->group().failure()) return fail(function, comm, MPI_ERR_OTHER, error.what());
   } catch (const OtherSize&) {
     return fail(function, comm, MPI_ERR_TRUNCATE, "the ranks' counts do not fit each other");
+  } catch (const Error& error) {
+    if (is_refusal(*group, error)) return through_mpi(function, theirs);
+    group->group().poison(error);  // perhaps this rank's alone
+    return fail(function, comm, error.kind() == ErrorKind::no_space ? MPI_ERR_NO_MEM : MPI_ERR_OTHER, error.what());
   } catch (const std::bad_alloc&) {
+    group->group().poison(Error(ErrorKind::no_space, "out of memory"));
     return fail(function, comm, MPI_ERR_NO_MEM, "out of memory");
   }
-  return through_mpi(function, theirs);
 }
 
 /// What this rank gives: `out`, or a part of it, by MPI_IN_PLACE.

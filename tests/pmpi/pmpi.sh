@@ -34,8 +34,8 @@ else
     check "the report is told on stderr" test "$(grep -c 'through Muster' said)" = 14
   else
     # mpiexec may end them before all have spoken.
-    timeout 60 "$launch" -disable-auto-cleanup -n "$ranks" "${preloaded[@]}" \
-      sh -c 'trap "" USR1; exec "$0" --die' "$MUSTER_PMPI_PROGRAM" >said 2>&1 || true
+    timeout 60 "$launch" -disable-auto-cleanup -n "$ranks" sh -c 'trap "" USR1; exec "$@"' sh "${preloaded[@]}" \
+      "$MUSTER_PMPI_PROGRAM" --die >said 2>&1 || true
     check "a death is an error of MPI, in words" grep -q "muster-pmpi: MPI_Allreduce: .*rank $((ranks - 1)) .*died" said
     check "a death is an error that MPI's handler returns" grep -q "has an error" said
   fi
