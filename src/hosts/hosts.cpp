@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/mpi/hosts.hpp"
+#include "src/hosts/hosts.hpp"
 
 #include <fmt/core.h>
 #include <sys/stat.h>
@@ -19,36 +19,12 @@
 #include "src/os/process.hpp"
 #include "src/workspace/names.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 std::uint64_t network_namespace() noexcept {
   struct stat status {};
   return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
-}
-
-/// What every rank says, in rank order. All have come: the communicator's duplicate tells (Comm::duplicate).
-std::vector<std::byte> tell_all(const Comm& comm, std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
-  const auto size = static_cast<std::size_t>(comm.size());
-  // What others say is zeros here. Messages of this operation go both ways between ranks, which an all-gather's would
-  // not (context.hpp).
-  struct Said {
-    std::vector<std::byte> mine;
-    std::vector<std::byte> all;
-  };
-  const auto said = std::make_shared<Said>();
-  said->mine.resize(mine.size() * size);
-  said->all.resize(mine.size() * size);
-  std::ranges::copy(mine, said->mine.begin() + static_cast<std::ptrdiff_t>(mine.size()) * comm.rank());
-  MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Iallreduce(said->mine.data(), said->all.data(), static_cast<int>(said->all.size()), MPI_BYTE, MPI_BOR,
-                       comm.get(), &request),
-        "telling all ranks");
-  Pending(request, said)
-      .wait(timeout, fmt::format("mpi_group: rank {} waited {:.1f} s for all ranks of the communicator to meet: look "
-                                 "what the others do",
-                                 comm.rank(), std::chrono::duration<double>(timeout).count()));
-  return said->all;
 }
 
 /// Step 1's conclusion: ranks that could meet have a key in common, which is the first of them.
@@ -135,11 +111,11 @@ void check_versions(std::span<const Card> cards) {
   }
 }
 
-Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
-  const int self = comm.rank();
+Met meet(Transport& transport, std::chrono::milliseconds timeout) {
+  const int self = transport.rank();
   const Card mine = own_card();
-  const std::vector<std::byte> bytes = tell_all(comm, std::as_bytes(std::span(&mine, 1)), timeout);
-  std::vector<Card> cards(static_cast<std::size_t>(comm.size()));
+  const std::vector<std::byte> bytes = transport.tell_all(std::as_bytes(std::span(&mine, 1)), timeout);
+  std::vector<Card> cards(static_cast<std::size_t>(transport.size()));
   std::memcpy(cards.data(), bytes.data(), bytes.size());
   check_versions(cards);
   Met met;
@@ -154,20 +130,22 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
   std::byte has_met{1};
   if (here.size() > 1) {
     try {
-      local = local_group({.key = "mpi " + workspace::job_text(met.nonce) + " " + std::to_string(here.front()),
-                           .rank = hosts.place_of[static_cast<std::size_t>(self)],
-                           .size = static_cast<int>(here.size()),
-                           .timeout = timeout,
-                           .numbers = here});
+      local =
+          local_group({.key = fmt::format("{} {} {}", transport.kind(), workspace::job_text(met.nonce), here.front()),
+                       .rank = hosts.place_of[static_cast<std::size_t>(self)],
+                       .size = static_cast<int>(here.size()),
+                       .timeout = timeout,
+                       .numbers = here});
     } catch (const std::exception& error) {
       has_met = std::byte{0};
       log(LogLevel::warning,
-          fmt::format("rank {}: the ranks of this host do not meet in shared memory and go by MPI: {}", self,
-                      error.what()));
+          fmt::format("rank {}: the ranks of this host do not meet in shared memory and go by {}: {}", self,
+                      transport.name(), error.what()));
     }
   }
   // A meeting that fails takes its deadline: the others wait somewhat longer.
-  const std::vector<std::byte> met_there = tell_all(comm, std::span(&has_met, 1), timeout + std::chrono::seconds(2));
+  const std::vector<std::byte> met_there =
+      transport.tell_all(std::span(&has_met, 1), timeout + std::chrono::seconds(2));
   for (const std::vector<int>& host : hosts.members) {
     const bool all_met =
         std::ranges::all_of(host, [&](int rank) { return met_there[static_cast<std::size_t>(rank)] == std::byte{1}; });
@@ -180,4 +158,4 @@ Met meet(const Comm& comm, std::chrono::milliseconds timeout) {
   return met;
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sender's side; the numbers are those of mpi_link.hpp.
+// A sender's side; the numbers are those of link.hpp.
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <thread>
 
-#include "src/mpi/mpi_link.hpp"
+#include "src/hosts/link.hpp"
 #include "src/sync/failing.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 using std::chrono::milliseconds;
 
-// MPI moves all pieces that it has at once, and they end together: eight of 4 MiB take so long at 3 GB/s. Slower links
-// keep busy from the kernel's buffers while this rank naps.
+// A transport may move all pieces that it has at once, and they end together: eight of 4 MiB take so long at 3 GB/s.
+// Slower links keep busy from the kernel's buffers while this rank naps.
 constexpr milliseconds eager_for{10};
 // Others ask meanwhile whether this rank moves: the group has to look at its own messages, too.
 constexpr milliseconds longest_look{20};
@@ -34,7 +34,7 @@ bool Eagerness::again(bool has_moved) noexcept {
   return true;
 }
 
-Sender::Sender(const gather::Call& call, MpiGroup& group)
+Sender::Sender(const gather::Call& call, HostsGroup& group)
     : call_(call), first_(call.first()), group_(group), waits_(&group) {}
 
 template <class Done>
@@ -50,8 +50,8 @@ void Sender::wait(const Done& done, const WaitOptions& options) {
 void Sender::take_words() {
   while (!has_last_) {
     if (!words_.is_open())
-      words_ = start_receive(group_.comm(), group_.number_of(first_), group_.data_tag() + word_tag,
-                             std::as_writable_bytes(std::span(word_.get(), 1)), word_);
+      words_ = group_.transport().receive(group_.number_of(first_), group_.data_tag() + word_tag,
+                                          std::as_writable_bytes(std::span(word_.get(), 1)), word_);
     if (!group_.towards(first_, [&] { return words_.test(); })) return;
     credits_ += word_->credits;
     granted_ += word_->grants;
@@ -171,7 +171,8 @@ void Sender::start(std::span<const std::byte> bytes, std::shared_ptr<const void>
                    int tag) {
   drain(pieces_under_way - 1, options);
   under_way_.push_back(group_.towards(first_, [&] {
-    return start_send(group_.comm(), group_.number_of(first_), group_.data_tag() + tag, bytes, std::move(keeper));
+    return group_.transport().send(group_.number_of(first_), group_.data_tag() + tag, bytes, std::move(keeper),
+                                   Finished::sent);
   }));
   eagerness_.note();
 }
@@ -197,13 +198,15 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
         },
         std::span(&first_, 1), options);
   } catch (const Error& error) {
-    // A receiver that lives takes in what it has been promised, if both let MPI go on: then views are the caller's
-    // again. Else MPI may read them until the process ends, and the group's failure says so.
+    // A receiver that lives takes in what it has been promised, if both let the transport go on: then views are the
+    // caller's again. Else MPI may read them until the process ends, and the group's failure says so.
     const auto until =
         Eagerness::Clock::now() + (error.rank() == group_.number_of(first_) ? milliseconds(0) : longest_last_sends);
     for (;;) {
       std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
-      if (std::ranges::none_of(under_way_, &Pending::borrows) || must_rest() || Eagerness::Clock::now() >= until) break;
+      if (std::ranges::none_of(under_way_, &Pending::borrows) || group_.transport().must_rest() ||
+          Eagerness::Clock::now() >= until)
+        break;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     throw;
@@ -212,7 +215,7 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
 
 // Step 6.
 void Sender::settle(SyncGroup& group, const WaitOptions& options) {
-  waits_ = &MpiGroup::of(group);
+  waits_ = &HostsGroup::of(group);
   send_head({.is_last = 1}, {}, options);
   wait([&] { return has_last_; }, options);
   if (granted_ == asked_ && next_piece_ < pieces_.size()) {
@@ -225,4 +228,4 @@ void Sender::settle(SyncGroup& group, const WaitOptions& options) {
   drain(0, options);
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

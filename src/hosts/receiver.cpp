@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first rank's side; the numbers are those of mpi_link.hpp.
+// The first rank's side; the numbers are those of link.hpp.
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "src/mpi/mpi_link.hpp"
+#include "src/hosts/link.hpp"
 #include "src/sync/failing.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 // Of the attendant, where nothing moves: short against a part's time on any link.
@@ -26,7 +26,7 @@ bool is_whole(const Receiver::Part& part) {
 
 }  // namespace
 
-Receiver::Receiver(const gather::Call& call, MpiGroup& group, std::vector<Source> sources, Open open)
+Receiver::Receiver(const gather::Call& call, HostsGroup& group, std::vector<Source> sources, Open open)
     : call_(call), group_(group), under_way_(group.context()), pool_(buffer_pool_of(group)), open_(std::move(open)) {
   for (const Source& source : sources) lanes_.push_back({.rank = source.rank, .most = source.most});
   if (lanes_.empty()) return;
@@ -46,7 +46,7 @@ Receiver::Lane& Receiver::lane(int rank) {
 }
 
 template <class Done>
-void Receiver::wait(MpiGroup& group, std::span<const int> on, const Done& done, const WaitOptions& options) {
+void Receiver::wait(HostsGroup& group, std::span<const int> on, const Done& done, const WaitOptions& options) {
   Eagerness eagerness;
   group.wait_for(
       [&] {
@@ -120,7 +120,7 @@ std::vector<std::byte> Receiver::take_header(int rank, const WaitOptions& option
   wait(
       group_, std::span(&rank, 1),
       [&] { return trouble_ || from.parts.size() > from.headers_taken || from.has_said_bye; }, options);
-  // Whoever else lets MPI go on in this process may be adding a part.
+  // Whoever else lets the transport go on in this process may be adding a part.
   const std::lock_guard lock(mutex_);
   if (trouble_) std::rethrow_exception(trouble_);
   if (from.parts.size() <= from.headers_taken)
@@ -142,7 +142,7 @@ std::optional<Config> Receiver::take_part(int rank, const WaitOptions& options) 
 }
 
 void Receiver::set_unattended(bool unattended) {
-  if (lanes_.empty() || !group_.context().is_for_all_threads()) return;
+  if (lanes_.empty() || !group_.transport().is_for_all_threads()) return;
   {
     const std::lock_guard lock(mutex_);
     is_unattended_ = unattended;
@@ -205,8 +205,7 @@ void Receiver::open_pieces(const Lane& from, Part& part) {
   for (std::size_t next = part.whole + part.open.size(); next < part.pieces; ++next) {
     const std::span<std::byte> place = part.place(next);
     if (place.empty()) return;
-    part.open.push_back(
-        start_receive(group_.comm(), group_.number_of(from.rank), group_.data_tag(), place, part.keeper));
+    part.open.push_back(group_.transport().receive(group_.number_of(from.rank), group_.data_tag(), place, part.keeper));
   }
 }
 
@@ -214,10 +213,11 @@ void Receiver::open_pieces(const Lane& from, Part& part) {
 bool Receiver::take_head(Lane& from) {
   if (from.has_said_bye) return false;
   if (!from.head.is_open()) {
-    Found found;
-    if (!found.look(group_.comm(), group_.number_of(from.rank), group_.data_tag() + head_tag)) return false;
-    from.head_bytes = std::make_shared<std::vector<std::byte>>(found.bytes());
-    from.head = found.receive(*from.head_bytes, from.head_bytes);
+    const std::unique_ptr<Found> found =
+        group_.transport().find(group_.number_of(from.rank), group_.data_tag() + head_tag);
+    if (!found) return false;
+    from.head_bytes = std::make_shared<std::vector<std::byte>>(found->bytes());
+    from.head = found->receive(*from.head_bytes, from.head_bytes);
   }
   if (!from.head.test()) return false;
   const auto message = std::move(from.head_bytes);
@@ -286,7 +286,7 @@ void Receiver::tell(Lane& to, const PartWord& word) {
 
 // Step 6.
 void Receiver::settle(SyncGroup& group, const WaitOptions& options) {
-  MpiGroup& waits = MpiGroup::of(group);
+  HostsGroup& waits = HostsGroup::of(group);
   {
     const std::lock_guard lock(mutex_);
     failure_ = nullptr;
@@ -299,4 +299,4 @@ void Receiver::settle(SyncGroup& group, const WaitOptions& options) {
         options);
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// MpiGroup: ranks on several hosts. On each host they meet in shared memory (a local group); the first rank of each
-// host, its leader, speaks for them by MPI.
+// HostsGroup: ranks on several hosts. On each host they meet in shared memory (a local group); the first rank of each
+// host, its leader, speaks for them over a transport.
 //
 // A round (barrier, all-gather):
 //  1. The ranks of a host give their records to each other in a round of the local group.
@@ -11,11 +11,11 @@
 //  4. Each leader gives them to the ranks of its host, by messages of the local group.
 // With one host it is the local group's round and nothing else.
 //
-// Parts and duplicates of a group use the same communicator. A rank's number there is what messages call it
-// (RankInfo::rank): numbers are what MPI and other ranks hear, ranks are places in the group.
+// Parts and duplicates of a group use the same transport. A rank's number there is what messages call it
+// (RankInfo::rank): numbers are what the transport and other ranks hear, ranks are places in the group.
 //
-// A message between ranks of two hosts is one MPI message (more beyond 1 GiB); on one host it goes the local group's
-// way.
+// A message between ranks of two hosts is one of the transport (more beyond 1 GiB); on one host it goes the local
+// group's way.
 //
 // Failures: who finds one tells ranks of each other host, all of them where they are few; the local groups tell the
 // rest. The dead are found by those who share their host, and told by them; a host that is silent as a whole, by the
@@ -33,8 +33,8 @@
 #include <string>
 #include <vector>
 
-#include "src/mpi/context.hpp"
-#include "src/mpi/hosts.hpp"
+#include "src/hosts/context.hpp"
+#include "src/hosts/hosts.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/watchdog.hpp"
 
@@ -42,7 +42,7 @@ namespace muster::sync {
 class LocalGroup;
 }
 
-namespace muster::mpi {
+namespace muster::hosts {
 
 /// How a group is on this rank: whether it gets on, and what it has failed with. A companion asks this of its group,
 /// which may be gone before it, and which owns it where it has streams: so it holds no more of it than this. Any
@@ -88,18 +88,17 @@ class Health {
   std::optional<Error> decided_;
 };
 
-class MpiGroup final : public sync::Group, private Listener {
+class HostsGroup final : public sync::Group, private Listener {
  public:
   /// `number`: of the group, in its context; `rank`: this process's in the group.
-  MpiGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
-           std::shared_ptr<Health> parent = nullptr);
-  ~MpiGroup() override;
+  HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
+             std::shared_ptr<Health> parent = nullptr);
+  ~HostsGroup() override;
 
-  /// Only groups of this class are of this kind.
-  static constexpr std::string_view kind_name = "mpi";
-  static MpiGroup& of(SyncGroup& group) { return static_cast<MpiGroup&>(group); }
+  /// Of a group that is known to be of this class, by its kind.
+  static HostsGroup& of(SyncGroup& group) { return static_cast<HostsGroup&>(group); }
 
-  [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
+  [[nodiscard]] std::string_view kind() const noexcept override { return transport().kind(); }
   [[nodiscard]] bool shares_memory(int rank) const override;
   [[nodiscard]] int host_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<sync::Region> region_of(int rank) const override;
@@ -108,9 +107,9 @@ class MpiGroup final : public sync::Group, private Listener {
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
 
-  [[nodiscard]] const Comm& comm() const noexcept { return context_->comm(); }
+  [[nodiscard]] Transport& transport() const noexcept { return context_->transport(); }
   [[nodiscard]] Context& context() const noexcept { return *context_; }
-  /// A rank's in the communicator.
+  /// A rank's in the transport.
   [[nodiscard]] int number_of(int rank) const { return info(rank).rank; }
   /// This tag and the three after it are the routes' own.
   [[nodiscard]] int data_tag() const noexcept;
@@ -123,11 +122,11 @@ class MpiGroup final : public sync::Group, private Listener {
   /// Sends `bytes`, which `keeper` keeps. The group may go before that has finished.
   void post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
             Finished finished = Finished::sent);
-  /// Waits for something that ranks of other hosts do, as wait_until; for routes. MPI goes on while it waits.
+  /// Waits for something that ranks of other hosts do, as wait_until; for routes. The transport goes on while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
-  /// Runs a call of MPI between this rank and another one. What MPI fails with is thrown as Error(peer_lost): it cannot
-  /// reach that rank any more.
+  /// Runs a call of the transport between this rank and another one. What it fails with is thrown as Error(peer_lost):
+  /// that rank cannot be reached any more.
   template <class Call>
   auto towards(int other, const Call& call, const char* phase = "moving tensors") const;
   /// Likewise, of a rank of this host: its death is seen at once. Those of other hosts are the group's waits' to find.
@@ -147,7 +146,7 @@ class MpiGroup final : public sync::Group, private Listener {
   class Awaiting;
   class Others;
   class OthersPulse;
-  /// A call of the group. Throws if the thread may not call MPI.
+  /// A call of the group. Throws if the thread may not call the transport.
   [[nodiscard]] auto in_phase(const WaitOptions& options);
   /// What is known of a rank of another host.
   struct View {
@@ -169,7 +168,7 @@ class MpiGroup final : public sync::Group, private Listener {
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
   [[nodiscard]] int tag_of(sync::Subject subject) const noexcept;
-  /// The rank with that number in the communicator; -1 if it is not in this group.
+  /// The rank with that number in the transport; -1 if it is not in this group.
   [[nodiscard]] int rank_of(int number) const noexcept;
   /// A number for a new group of some of these ranks: the same on all of them, and new on each. `words`: one a rank.
   int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
@@ -235,10 +234,14 @@ class MpiGroup final : public sync::Group, private Listener {
   std::atomic<bool> has_passed_on_{false};
 };
 
+/// Collective. The group of all ranks of a new context, which is kept from now on. `phase`: what this is, for messages.
+std::shared_ptr<SyncGroup> make_group(const std::shared_ptr<Context>& context, std::chrono::milliseconds timeout,
+                                      const char* phase);
+
 /// While this rank waits for another one (-1: for none, or all of its host): for those who ask.
-class MpiGroup::Awaiting {
+class HostsGroup::Awaiting {
  public:
-  Awaiting(MpiGroup& group, int on, const char* phase)
+  Awaiting(HostsGroup& group, int on, const char* phase)
       : group_(group), on_before_(group.waits_for_.exchange(on)), phase_before_(group.phase_.exchange(phase)) {}
   ~Awaiting() {
     group_.waits_for_.store(on_before_);
@@ -248,13 +251,13 @@ class MpiGroup::Awaiting {
   Awaiting& operator=(const Awaiting&) = delete;
 
  private:
-  MpiGroup& group_;
+  HostsGroup& group_;
   int on_before_;
   const char* phase_before_;
 };
 
 template <class Call>
-auto MpiGroup::towards(int other, const Call& call, const char* phase) const {
+auto HostsGroup::towards(int other, const Call& call, const char* phase) const {
   try {
     return call();
   } catch (const Error& error) {
@@ -263,7 +266,7 @@ auto MpiGroup::towards(int other, const Call& call, const char* phase) const {
 }
 
 template <class Call>
-auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
+auto HostsGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
   try {
     return towards(on, call, options.phase);
   } catch (const Error& error) {
@@ -274,7 +277,7 @@ auto MpiGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
 }
 
 template <class Call>
-auto MpiGroup::locally(int on, const Call& call) {
+auto HostsGroup::locally(int on, const Call& call) {
   const Awaiting awaiting(*this, on, phase_.load());
   try {
     return call();
@@ -287,8 +290,8 @@ auto MpiGroup::locally(int on, const Call& call) {
 }
 
 template <class Done>
-void MpiGroup::wait_for(const Done& done, std::span<const int> on, const WaitOptions& options) {
+void HostsGroup::wait_for(const Done& done, std::span<const int> on, const WaitOptions& options) {
   wait(done, {}, on, options, std::chrono::milliseconds(0));
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

@@ -15,10 +15,10 @@
 #include <span>
 #include <vector>
 
-#include "src/mpi/calls.hpp"
+#include "src/hosts/transport.hpp"
 #include "src/sync/group.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 
 struct Hosts {
   std::vector<std::vector<int>> members;  ///< of each host, ascending; hosts in the order of their first rank
@@ -113,7 +113,7 @@ Card own_card();
 /// machines of different byte order. Of all ranks' cards, so that all come to the same end.
 void check_versions(std::span<const Card> cards);
 
-/// Collective over `comm`. Throws Error(timeout), Error(version), Error(io).
-Met meet(const Comm& comm, std::chrono::milliseconds timeout);
+/// Collective over all ranks of the transport. Throws Error(timeout), Error(version), Error(io).
+Met meet(Transport& transport, std::chrono::milliseconds timeout);
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

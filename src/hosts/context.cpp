@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages of a context, and its end; the numbers are those of context.hpp.
 
-#include "src/mpi/context.hpp"
+#include "src/hosts/context.hpp"
 
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <thread>
 
 #include "muster/log.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -21,11 +22,6 @@ using std::chrono::milliseconds;
 constexpr int control_tag = 3;
 // A rank that has ended in order may be gone before this one hears that all are through.
 constexpr milliseconds last_words{500};
-// Before MPI_Finalize.
-constexpr milliseconds shortest_rest{200};
-constexpr milliseconds longest_rest{800};
-// After a failure there is little hope, but where all live their ends still meet.
-constexpr milliseconds patience_after_failure{2000};
 
 }  // namespace
 
@@ -35,38 +31,22 @@ Control failure_notice(int from, int group, const Error& cause) {
   return notice;
 }
 
-Context::Context(std::shared_ptr<Comm> comm, MpiThreads threads, milliseconds timeout)
-    : comm_(std::move(comm)),
-      rank_(comm_->rank()),
-      size_(comm_->size()),
-      threads_(threads),
+Context::Context(std::shared_ptr<Transport> transport, milliseconds timeout)
+    : transport_(std::move(transport)),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
       timeout_(timeout),
-      thread_(std::this_thread::get_id()),
       has_disconnected_(static_cast<std::size_t>(size_)) {
   open_inbox();
 }
 
-bool Context::may_call_mpi() const noexcept {
-  if (stage_.load(std::memory_order_relaxed) >= Stage::closed || !is_running()) return false;
-  return threads_ == MpiThreads::all || std::this_thread::get_id() == thread_.load(std::memory_order_relaxed);
+bool Context::may_call() const noexcept {
+  return stage_.load(std::memory_order_relaxed) < Stage::closed && transport_->may_call();
 }
 
 void Context::enter() {
-  if (must_rest()) throw Error(ErrorKind::unsupported, resting_words, {.rank = rank_});
-  if (!is_running() || is_retired())
-    throw Error(ErrorKind::argument,
-                "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more");
-  take_over();
-  if (!may_call_mpi())
-    throw Error(
-        ErrorKind::unsupported,
-        "MPI was initialised for calls of one thread only, and this is another one: use the group in the thread "
-        "that made it, or initialise MPI with MPI_THREAD_MULTIPLE",
-        {.rank = rank_});
-}
-
-void Context::take_over() noexcept {
-  if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
+  if (is_retired()) throw transport_->ended();
+  transport_->enter();
 }
 
 void Context::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
@@ -122,13 +102,13 @@ void Context::retire() noexcept {
 
 void Context::open_inbox() {
   if (!inbox_memory_) inbox_memory_ = std::make_shared<Control>();
-  inbox_ = start_receive(comm(), MPI_ANY_SOURCE, control_tag, std::as_writable_bytes(std::span(inbox_memory_.get(), 1)),
-                         inbox_memory_);
+  inbox_ = transport_->receive(any_rank, control_tag, std::as_writable_bytes(std::span(inbox_memory_.get(), 1)),
+                               inbox_memory_);
 }
 
 void Context::tell(int rank, const Control& control) {
   const auto hold = lock();
-  if (!may_call_mpi()) {
+  if (!may_call()) {
     outbox_.emplace_back(rank, control);
     return;
   }
@@ -136,7 +116,7 @@ void Context::tell(int rank, const Control& control) {
   const auto bytes = std::as_bytes(std::span(&control, 1));
   const Finished finished = control.kind == ControlKind::failure ? Finished::sent : Finished::taken;
   reach(rank, [&] {
-    sends_.push_back({rank, send_copy(comm(), rank, control_tag, bytes, finished)});
+    sends_.push_back({rank, transport_->send_copy(rank, control_tag, bytes, finished)});
     return true;
   });
 }
@@ -153,7 +133,7 @@ bool Context::reach(int rank, const Call& call) {
 }
 
 void Context::pump() {
-  if (!may_call_mpi()) return;
+  if (!may_call()) return;
   const auto hold = lock();
   if (has_ended()) return;
   pumped_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
@@ -166,6 +146,11 @@ void Context::pump() {
     open_inbox();
     take(control);
   }
+  for (int lost = transport_->next_lost(); lost != any_rank; lost = transport_->next_lost()) {
+    const Control notice{.kind = ControlKind::died, .from = rank_, .about = lost};
+    take(notice);
+    for (const int rank : told_) tell(rank, notice);
+  }
   for (const auto& [owner, hook] : hooks_) hook();
 }
 
@@ -173,7 +158,7 @@ void Context::try_pump() noexcept {
   try {
     pump();
   } catch (const std::exception&) {
-    // MPI says it again.
+    // The transport says it again.
   }
 }
 
@@ -197,7 +182,7 @@ void Context::flush(milliseconds longest) {
     pump();
     {
       const auto hold = lock();
-      if (sends_.empty() || !may_call_mpi()) return;
+      if (sends_.empty() || !may_call()) return;
     }
     if (Clock::now() > until) return;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -249,7 +234,7 @@ void Context::end_groups() noexcept {
 
 void Context::advance() noexcept {
   const auto hold = lock();
-  if (!is_retired() || has_ended() || !may_call_mpi()) return;
+  if (!is_retired() || has_ended() || !may_call()) return;
   try {
     pump();
     if (has_ended()) return;
@@ -267,7 +252,7 @@ void Context::step() {
     case Stage::disconnecting:
       // Step 3.
       if (!sends_.empty() || !outbox_.empty() || (rank_ == 0 && disconnected_ != size_ - 1)) return;
-      start_barrier();
+      barrier_ = transport_->barrier();
       stage_.store(Stage::first_barrier);
       return;
     case Stage::first_barrier:
@@ -277,7 +262,7 @@ void Context::step() {
       // Step 4.
       sweep();
       if (!sends_.empty() || !adopted_.empty()) return;
-      start_barrier();
+      barrier_ = transport_->barrier();
       second_barrier_since_ = Clock::now();
       stage_.store(Stage::second_barrier);
       return;
@@ -288,8 +273,10 @@ void Context::step() {
       // Step 5.
       inbox_.cancel();
       sweep();
-      comm_->free();
-      stage_.store(Stage::closed);
+      stage_.store(Stage::closing);
+      [[fallthrough]];
+    case Stage::closing:
+      if (transport_->close()) stage_.store(Stage::closed);
       return;
     case Stage::used:
     case Stage::closed:
@@ -298,31 +285,19 @@ void Context::step() {
   }
 }
 
-void Context::start_barrier() {
-  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (context.hpp).
-  const auto word = std::make_shared<std::array<int, 2>>();
-  MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Iallreduce(word->data(), word->data() + 1, 1, MPI_INT, MPI_MAX, comm().get(), &request), "disconnecting");
-  barrier_ = Pending(request, word);
-}
-
 void Context::sweep() {
-  for (;;) {
-    Found found;
-    if (!found.look(comm(), MPI_ANY_SOURCE, MPI_ANY_TAG)) return;
-    if (found.tag() != control_tag) continue;
+  while (const std::unique_ptr<Found> found = transport_->find_any()) {
+    if (found->tag() != control_tag || found->bytes() != sizeof(Control)) continue;
     // It has come while the inbox was full.
     const auto control = std::make_shared<Control>();
-    Pending pending = found.receive(std::as_writable_bytes(std::span(control.get(), 1)), control);
+    Pending pending = found->receive(std::as_writable_bytes(std::span(control.get(), 1)), control);
     while (!pending.test()) std::this_thread::yield();
     take(*control);
   }
 }
 
 milliseconds Context::rest() const noexcept {
-  if (!has_other_hosts()) return milliseconds(0);
-  // Where ranks wait for cores, the others hear late that the second barrier is through.
-  return std::clamp(std::chrono::duration_cast<milliseconds>(10 * second_barrier_took_), shortest_rest, longest_rest);
+  return has_other_hosts() ? transport_->rest(second_barrier_took_) : milliseconds(0);
 }
 
 void Context::look_for_the_dead() {
@@ -362,13 +337,14 @@ void Context::give_up_after(Clock::duration waited) noexcept {
   if (has_ended()) return;
   // Rank 0 knows more: its words come first.
   const milliseconds later(rank_ == 0 ? 0 : 500);
-  if (!must_rest() && waited < (failed_.load() ? patience_after_failure : timeout_) + later) return;
+  const milliseconds patience = failed_.load() ? transport_->patience_after_failure() : timeout_;
+  if (!transport_->must_rest() && waited < patience + later) return;
   give_up(fmt::format("rank {} waited {:.1f} s at its end for {}", rank_, std::chrono::duration<double>(waited).count(),
                       missing()));
 }
 
 void Context::warn_others(const std::string& why) {
-  if (failed_.exchange(true) || !may_call_mpi()) return;
+  if (failed_.exchange(true) || !may_call()) return;
   const Control notice = failure_notice(rank_, every_group, Error(ErrorKind::peer_lost, why));
   for (int other = 0; other < size_; ++other)
     if (other != rank_ && (rank_ == 0 || other == 0)) tell(other, notice);
@@ -379,7 +355,7 @@ void Context::give_up(const std::string& why) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
   try {
-    log(LogLevel::warning, "MPI: " + why);
+    log(LogLevel::warning, fmt::format("{}: {}", transport_->name(), why));
     warn_others(why);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
@@ -387,4 +363,4 @@ void Context::give_up(const std::string& why) noexcept {
   stage_.store(Stage::given_up);
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

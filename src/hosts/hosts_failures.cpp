@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an MpiGroup fails: which words all ranks throw, and how the other hosts hear of them. The numbers are those of
-// Health in mpi_group.hpp.
+// How an HostsGroup fails: which words all ranks throw, and how the other hosts hear of them. The numbers are those of
+// Health in hosts_group.hpp.
 
 #include <algorithm>
 #include <thread>
 
 #include <fmt/core.h>
 
-#include "src/mpi/mpi_group.hpp"
+#include "src/hosts/hosts_group.hpp"
 #include "src/sync/local_group.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -54,7 +54,7 @@ std::optional<Error> Health::known_failure() const {
   return parent ? parent->known_failure() : std::nullopt;
 }
 
-void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
+void HostsGroup::tell_other_hosts(const Error& cause) noexcept {
   context_->has_failed();
   if (!has_other_hosts()) return;
   try {
@@ -68,7 +68,7 @@ void MpiGroup::tell_other_hosts(const Error& cause) noexcept {
   }
 }
 
-void MpiGroup::hear(int host, const Error& cause) {
+void HostsGroup::hear(int host, const Error& cause) {
   if (settles()) {
     health_->propose(host, cause);
     return;
@@ -78,7 +78,7 @@ void MpiGroup::hear(int host, const Error& cause) {
 }
 
 // Step 1.
-void MpiGroup::pass_on_local_failure() noexcept {
+void HostsGroup::pass_on_local_failure() noexcept {
   const std::optional<Error> cause = local().failure();
   if (!cause || has_passed_on_.exchange(true)) return;
   if (settles()) {
@@ -94,7 +94,7 @@ void MpiGroup::pass_on_local_failure() noexcept {
   if (blamed < 0 || hosts_.is_here(blamed)) tell_other_hosts(*cause);
 }
 
-Error MpiGroup::origin_of(const Error& cause) const {
+Error HostsGroup::origin_of(const Error& cause) const {
   const int lost = rank_of(cause.rank().value_or(-1));
   if (cause.kind() != ErrorKind::peer_lost || lost < 0 || hosts_.is_here(lost)) return cause;
   for (const int mate : hosts_.here()) {
@@ -106,7 +106,7 @@ Error MpiGroup::origin_of(const Error& cause) const {
   return cause;
 }
 
-void MpiGroup::poison(const Error& news) noexcept {
+void HostsGroup::poison(const Error& news) noexcept {
   if (settles()) context_->try_pump();
   if (!known_failure()) {
     const Error cause = origin_of(news);
@@ -123,15 +123,15 @@ void MpiGroup::poison(const Error& news) noexcept {
   if (settles()) settle();
 }
 
-bool MpiGroup::settles() const noexcept {
+bool HostsGroup::settles() const noexcept {
   return has_other_hosts() && !is_companion() && !has_ended_.load();
 }
 
-std::optional<Error> MpiGroup::verdict() const {
+std::optional<Error> HostsGroup::verdict() const {
   return shared() == nullptr ? std::nullopt : shared()->verdict();
 }
 
-std::optional<Error> MpiGroup::failure() const {
+std::optional<Error> HostsGroup::failure() const {
   auto known = known_failure();
   if (!known && has_other_hosts() && context_->since_pumped() > longest_unpumped) {
     // Who only asks has to hear of other hosts, too.
@@ -140,21 +140,23 @@ std::optional<Error> MpiGroup::failure() const {
   }
   // Settling listens and tells, but changes nothing that a caller could see but the failure itself.
   if (known && settles())
-    known = const_cast<MpiGroup*>(this)->settle();  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-  if (known && !is_companion() && must_rest())
+    known = const_cast<HostsGroup*>(this)->settle();  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  if (known && !is_companion() && transport().must_rest())
     return known->with_context(
-        "tensors were being sent, and MPI may still read them: leave them where they are until the process ends");
+        fmt::format("tensors were being sent, and {} may still read them: leave them where they are until the process "
+                    "ends",
+                    transport().name()));
   return known;
 }
 
-bool MpiGroup::is_settled() const {
+bool HostsGroup::is_settled() const {
   const auto since = health_->since();
   if (!since) return false;
   const bool decides = rank() == hosts_.leader(hosts_.mine) || hosts_.told_of(hosts_.mine) == hosts_.here().size();
   return Clock::now() - *since > Health::settling + (decides ? milliseconds(0) : Health::lead);
 }
 
-Error MpiGroup::settle() noexcept {
+Error HostsGroup::settle() noexcept {
   if (const auto decided = health_->decided()) return *decided;
   pass_on_local_failure();
   // Step 2.
@@ -168,7 +170,7 @@ Error MpiGroup::settle() noexcept {
 }
 
 // Steps 3 and 4.
-Error MpiGroup::decide() noexcept {
+Error HostsGroup::decide() noexcept {
   context_->has_failed();
   const Error best = known_failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
   const Error cause = shared() == nullptr ? best : shared()->decide(best);
@@ -177,4 +179,4 @@ Error MpiGroup::decide() noexcept {
   return *health_->decided();
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

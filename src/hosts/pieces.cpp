@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/mpi/mpi_tree.hpp"
+#include "src/hosts/pieces.hpp"
 
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
@@ -12,7 +12,7 @@
 #include "src/core/descriptor.hpp"
 #include "src/merge/reduce.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 
 std::vector<Piece> cut(const std::vector<Placed>& tensors) {
   std::vector<Piece> pieces;
@@ -118,4 +118,4 @@ IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::u
   return tree;
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

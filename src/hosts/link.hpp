@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What goes to a first rank by MPI. All of it is a stream of parts from each sender (Sender) to the first rank
-// (Receiver); an exchange and a merge are streams of one part.
+// What goes to a first rank over a transport. All of it is a stream of parts from each sender (Sender) to the first
+// rank (Receiver); an exchange and a merge are streams of one part.
 //
 //  1. A sender of a stream waits until fewer than `depth` of its parts are with the first rank: it counts those that it
 //     has sent, and the credits that came back.
 //  2. It takes what it needs for packing, and sends a head: the stream's header, the descriptor, and the bytes
 //     themselves if they are few. The head of an exchange says that it is the last, and if the sender cannot send that
 //     there is no part.
-//  3. The first rank takes heads whenever it may call MPI. If more bytes follow it takes memory, opens receives, and
-//     sends a grant: what is sent has a place already, so that nothing piles up inside MPI. What it cannot take in it
+//  3. The first rank takes heads whenever it may call the transport. If more bytes follow it takes memory, opens
+//  receives, and
+//     sends a grant: what is sent has a place already, so that nothing piles up on the way. What it cannot take in it
 //     refuses, and all parts after that: round 2 says why.
-//  4. The sender sends pieces (mpi_tree.hpp), straight from its tensors, and waits until MPI has done with them.
+//  4. The sender sends pieces (pieces.hpp), straight from its tensors, and waits until they are sent.
 //  5. When the consumer asks for the part, the first rank waits for its pieces. A credit follows when the buffer's last
 //     owner lets it go, on any thread; of a part without bytes, when the consumer has it.
 //  6. The end of a stream, and every failure that leaves the group well: the sender says bye, the first rank that
 //     nothing more will be granted. What was granted is sent all the same, zeros where there is nothing better, and
 //     received: then neither side has anything open.
-// A wait that fails poisons the group instead; what MPI may still touch is then kept until the process ends.
+// A wait that fails poisons the group instead; what the transport may still touch is then kept.
 //
 // The first rank is one state machine: each call of step() does what can be done at once. The thread that uses the
-// group calls it in all its waits, and whenever the group lets MPI go on. While a stream's consumer runs, another
-// thread does, if MPI allows any (MPI_THREAD_MULTIPLE); else what comes in then depends on group.progress().
-// Both sides poll as long as pieces come or go and nap when they do not: MPI moves bytes only inside its calls, and
-// what the kernel buffers meanwhile keeps a slow link busy, but not a fast one.
+// group calls it in all its waits, and whenever the group lets the transport go on. While a stream's consumer runs,
+// another thread does, if the transport allows any (MPI_THREAD_MULTIPLE); else what comes in then depends on
+// group.progress(). Both sides poll as long as pieces come or go and nap when they do not: a transport moves bytes only
+// inside its calls, and what the kernel buffers meanwhile keeps a slow link busy, but not a fast one.
 
 #include <chrono>
 #include <condition_variable>
@@ -34,24 +35,29 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "src/gather/route.hpp"
-#include "src/mpi/buffer_pool.hpp"
-#include "src/mpi/mpi_group.hpp"
-#include "src/mpi/mpi_tree.hpp"
+#include "src/hosts/buffer_pool.hpp"
+#include "src/hosts/hosts_group.hpp"
+#include "src/hosts/pieces.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 
-/// Whether what a sender has goes to the first rank by MPI: from other hosts, and if the route is forced from its own,
-/// too.
-bool goes_by_mpi(const gather::Call& call, const MpiGroup& group, int sender);
+/// Whether what a sender has goes to the first rank over the transport: from other hosts, and if the route is forced
+/// from its own, too.
+bool goes_between_hosts(const gather::Call& call, const HostsGroup& group, int sender);
 /// On the first rank, before round 1: what its pool has, and how far it may grow.
 void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record& record);
 
-std::unique_ptr<gather::Transfer> make_mpi_merge(const gather::Call& call, MpiGroup& group);
+/// Adds the route of a transport to those that programs have. Groups over it are of the kind that the route is called.
+/// `name`: of the transport; `remedy`: how a group is made over it.
+void add_route(Route route, std::string name, std::string remedy);
+
+std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::Call& call, HostsGroup& group);
 /// Shared memory that merges keep with the group: of windows for these senders, or for all.
 std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders = nullptr);
 /// Gives it back; returns the bytes.
@@ -98,7 +104,7 @@ class Eagerness {
 
 class Sender final : public gather::PartOutlet {
  public:
-  Sender(const gather::Call& call, MpiGroup& group);
+  Sender(const gather::Call& call, HostsGroup& group);
 
   void wait_for_credit(std::size_t depth, const WaitOptions& options) override;
   void offer(const Config* value, gather::Record& record) override;
@@ -117,16 +123,17 @@ class Sender final : public gather::PartOutlet {
   void send_head(PartHead head, std::span<const std::byte> header, const WaitOptions& options);
   void send_part(std::span<const std::byte> header, std::vector<Piece> pieces, const WaitOptions& options);
   void send_piece(const Piece& piece, const WaitOptions& options);
-  /// `bytes` stay until they have been sent; `keeper` keeps them beyond that, where MPI never lets go.
+  /// `bytes` stay until they have been sent; `keeper` keeps them beyond that, if the transport never lets go.
   void start(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& options,
              int tag = 0);
-  /// Until at most so many messages are under way. Throws as SyncGroup::send; MPI may then still read what was.
+  /// Until at most so many messages are under way. Throws as SyncGroup::send; The transport may then still read what
+  /// was.
   void drain(std::size_t most, const WaitOptions& options);
 
   const gather::Call& call_;
   int first_;
-  MpiGroup& group_;
-  MpiGroup* waits_;  // whose waits they are; messages are always group_'s
+  HostsGroup& group_;
+  HostsGroup* waits_;  // whose waits they are; messages are always group_'s
   std::vector<std::shared_ptr<std::byte>> buffers_;
   std::size_t next_buffer_ = 0;
   std::deque<Pending> under_way_;
@@ -155,7 +162,7 @@ class Receiver final : public gather::PartInlet {
     std::size_t pieces = 0;
     /// Memory of exactly a piece's bytes; empty: not yet.
     std::function<std::span<std::byte>(std::size_t piece)> place;
-    /// What keeps that memory until MPI has let go of it.
+    /// What keeps that memory until the transport has let go of it.
     std::shared_ptr<const void> keeper;
     std::function<void(std::size_t piece)> arrived = {};
     bool is_counted = false;  // its buffer gives the credit
@@ -171,7 +178,7 @@ class Receiver final : public gather::PartInlet {
   /// Where the part of a source goes that is no tree; its bytes never come with the head.
   using Open = std::function<Part(std::size_t source)>;
 
-  Receiver(const gather::Call& call, MpiGroup& group, std::vector<Source> sources, Open open = {});
+  Receiver(const gather::Call& call, HostsGroup& group, std::vector<Source> sources, Open open = {});
   ~Receiver() override;
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
@@ -211,7 +218,7 @@ class Receiver final : public gather::PartInlet {
 
   Lane& lane(int rank);
   template <class Done>
-  void wait(MpiGroup& group, std::span<const int> on, const Done& done, const WaitOptions& options);
+  void wait(HostsGroup& group, std::span<const int> on, const Done& done, const WaitOptions& options);
   template <class Enough>
   void take_until(const Enough& enough, const WaitOptions& options);
   /// Returns whether anything has moved.
@@ -227,7 +234,7 @@ class Receiver final : public gather::PartInlet {
   void attend(const std::stop_token& stop);
 
   const gather::Call& call_;
-  MpiGroup& group_;
+  HostsGroup& group_;
   Context::UnderWay under_way_;
   std::shared_ptr<BufferPool> pool_;
   Open open_;
@@ -245,4 +252,4 @@ class Receiver final : public gather::PartInlet {
   std::jthread attendant_;
 };
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A tree as MPI carries it: its descriptor, and the bytes of its tensors by their places in the layout that shared
-// memory would have, which both sides know from the descriptor. They travel as pieces of that layout. Small tensors
-// share a piece and are packed into it; large ones are cut, and each piece is sent from where it is.
+// A tree as a transport carries it: its descriptor, and the bytes of its tensors by their places in the layout that
+// shared memory would have, which both sides know from the descriptor. They travel as pieces of that layout. Small
+// tensors share a piece and are packed into it; large ones are cut, and each piece is sent from where it is.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "muster/config.hpp"
 #include "src/gather/record.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 
 /// From here on a tensor travels by itself.
 inline constexpr std::uint64_t large_tensor = 64 << 10;
@@ -22,7 +22,7 @@ inline constexpr std::uint64_t large_tensor = 64 << 10;
 inline constexpr std::uint64_t packed_piece = 1 << 20;
 /// Of a large tensor: progress is seen from piece to piece, and a strided one is copied so much at a time.
 inline constexpr std::uint64_t cut_piece = 4 << 20;
-/// Of one sender that MPI has at a time, on either side: enough to keep a link busy.
+/// Of one sender that the transport has at a time, on either side: enough to keep a link busy.
 inline constexpr std::size_t pieces_under_way = 8;
 /// What a sender has in all, where it is no more than this, goes with the descriptor.
 inline constexpr std::uint64_t rides_along = 32 << 10;
@@ -88,4 +88,4 @@ struct IncomingTree {
 IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t bytes,
                        const std::shared_ptr<std::byte>& buffer, std::span<const std::byte> riding);
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory that MPI receives into and sends from: used again, because fresh memory costs page faults, more than the
-// network does.
+// Memory that tensors of other hosts are received into and sent from: used again, because fresh memory costs page
+// faults, more than the network does.
 
 #include <atomic>
 #include <chrono>
@@ -15,7 +15,7 @@
 #include "src/os/shared_memory.hpp"
 #include "src/sync/group.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 
 /// Thread-safe. Buffers go back to it when nobody holds them, and outlive it.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
@@ -60,4 +60,4 @@ std::shared_ptr<std::byte> with_credit(std::shared_ptr<std::byte> buffer, const 
 /// The one that the route keeps with a group: for its exchanges, or, of a stream's companion, for its parts.
 std::shared_ptr<BufferPool> buffer_pool_of(SyncGroup& group);
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

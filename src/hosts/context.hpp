@@ -1,30 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Context: what a group made of a communicator and its duplicates have in common: the communicator, the small messages
-// between rounds (Control: who has failed, who has left, whether somebody moves), and how all of it ends.
+// Context: what a group of several hosts and its duplicates have in common: the transport, the small messages between
+// rounds (Control: who has failed, who has left, whether somebody moves), and how all of it ends.
 //
-// MPI wants every message to be received before it ends, and waits in MPI_Finalize for ranks that will never come. So a
-// context ends when its last group is gone, or when MPI_Finalize begins:
+// MPI wants every message to be received before it ends, and a rank that closes its connections before all others are
+// through looks like one that died. So a context ends when its last group is gone, or when the transport or the process
+// ends:
 //  1. Control messages, but for those of failures, are sent such that they have finished only when they are received
-//     (MPI_Issend): who has none open has nothing on its way.
+//     (Finished::taken): who has none open has nothing on its way.
 //  2. Who has no group any more tells rank 0 that it disconnects.
 //  3. Rank 0, which knows who is missing, enters a barrier when all have said so; the others enter it at once.
 //  4. When it is through, nobody asks anybody any more, and messages that have not been received are dropped. So what
 //     was sent meanwhile finishes; a second barrier says that all has.
-//  5. The receive that nobody will answer is taken back, what a failure left behind is dropped, the communicator is
-//     freed.
-// Until MPI_Finalize all of this goes on by the way, whenever some group is used: nobody waits for it. MPI_Finalize
-// itself waits, with a deadline: a callback that it makes before it does anything else (an attribute of MPI_COMM_SELF)
-// ends all groups that still are, and waits until all ranks' have (end_all).
-//
-// MPICH 4.0 over UCX and TCP has a race in MPI_Finalize: a rank asks each other one that it has ever sent to for a
-// disconnection and waits for its answer, but one that has had all its own answers gives no more. Who asks too late, or
-// asks a rank that has nothing to ask of it, waits for ever: programs of ten lines hang at one end in three. Ranks
-// answer whenever they call MPI. So where there are several hosts
-//  - whoever sends to a rank of another host is sent to by it, too: collective operations are those whose messages go
-//    both ways between two ranks;
-//  - after the second barrier all leave MPI alone for a while: the last one hears of it meanwhile, and when they go on
-//    nobody has answered before it has asked itself.
+//  5. The receive that nobody will answer is taken back, what a failure left behind is dropped, the transport is
+//  closed.
+// Until then all of this goes on by the way, whenever some group is used: nobody waits for it. Only the end of the
+// transport waits, with a deadline: it ends all groups that still are, and waits until all ranks' have (end_all).
 
 #include <array>
 #include <atomic>
@@ -34,19 +25,19 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "src/base/written.hpp"
-#include "src/mpi/calls.hpp"
-#include "src/mpi/hosts.hpp"
+#include "src/hosts/hosts.hpp"
+#include "src/hosts/transport.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 
 enum class ControlKind : std::uint32_t {
   failure = 1,     ///< the group has failed: why
@@ -54,11 +45,11 @@ enum class ControlKind : std::uint32_t {
   ask = 3,         ///< a rank that waits asks whether the receiver moves
   answer = 4,      ///< to that
   died = 6,        ///< the sender has seen that a rank of its host is dead
-  disconnect = 5,  ///< the sender has no group of this communicator any more
+  disconnect = 5,  ///< the sender has no group of this context any more
   heard = 7,       ///< to a failure, so that whoever sends to a rank is sent to by it
 };
 
-/// Instead of a group's number: all groups of the communicator.
+/// Instead of a group's number: all groups of the context.
 inline constexpr std::int32_t every_group = -1;
 
 struct Control {
@@ -81,37 +72,27 @@ Control failure_notice(int from, int group, const Error& cause);
 using sync::error_of;
 using sync::name_of;
 
-/// Which threads MPI may be called from.
-enum class MpiThreads : std::uint8_t {
-  one,   ///< the one that made the context (MPI_THREAD_SINGLE, FUNNELED)
-  each,  ///< one at a time: whoever uses the group (MPI_THREAD_SERIALIZED)
-  all,   ///< MPI_THREAD_MULTIPLE
-};
-
 /// A group of the context, as control messages reach it.
 class Listener {
  public:
   virtual ~Listener() = default;
   /// Called with the context locked.
   virtual void take(const Control& control) = 0;
-  /// MPI ends: the group cannot be used any more. Tells others that this rank has left.
+  /// The transport ends: the group cannot be used any more. Tells others that this rank has left.
   virtual void end() noexcept = 0;
 };
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
-  Context(std::shared_ptr<Comm> comm, MpiThreads threads, std::chrono::milliseconds timeout);
+  Context(std::shared_ptr<Transport> transport, std::chrono::milliseconds timeout);
 
-  [[nodiscard]] const Comm& comm() const noexcept { return *comm_; }
+  [[nodiscard]] Transport& transport() const noexcept { return *transport_; }
   [[nodiscard]] int rank() const noexcept { return rank_; }
-  /// Whether the calling thread may call MPI, and MPI has not ended.
-  [[nodiscard]] bool may_call_mpi() const noexcept;
-  /// The calling thread uses a group. Throws Error(unsupported) where MPI may not be called from it, Error(argument)
-  /// where MPI has ended.
+  /// Whether the calling thread may call the transport, and this has not ended.
+  [[nodiscard]] bool may_call() const noexcept;
+  /// The calling thread uses a group. Throws as Transport::enter.
   void enter();
-  /// The calling thread is the one that MPI is called from now, where it is one at a time: the group's last user may be
-  /// gone. Only in calls that the program has to keep apart from others (making, destroying, MPI_Finalize).
-  void take_over() noexcept;
+  void take_over() noexcept { transport_->take_over(); }
 
   /// Who the ranks are, and where: known after the meeting.
   void introduce(std::vector<RankInfo> ranks, const Hosts& hosts);
@@ -128,19 +109,18 @@ class Context : public std::enable_shared_from_this<Context> {
   /// No group came to be.
   void retire() noexcept;
 
-  /// A send of a group, which may be gone before it has finished: MPI goes on with it whenever the context does.
+  /// A send of a group, which may be gone before it has finished: it goes on whenever the context does.
   void adopt(int to, Pending send);
-  /// Sent at once where MPI may be called, else by the thread that may.
+  /// Sent at once if this thread may call the transport, else by one that may.
   void tell(int rank, const Control& control);
-  /// Lets MPI go on, and hands what has come to the groups. Nothing where this thread may not. Throws Error(io).
+  /// Lets the transport go on, and hands what has come to the groups. Nothing if this thread may not. Throws Error(io).
   void pump();
   /// The same; what fails is told by the next call that waits.
   void try_pump() noexcept;
-  /// `hook` is called whenever MPI goes on, until its owner takes it back. It throws nothing, and never pumps.
+  /// `hook` is called whenever the transport goes on, until its owner takes it back. It throws nothing, and never
+  /// pumps.
   void add_hook(const void* owner, std::function<void()> hook);
   void remove_hook(const void* owner);
-  /// Any thread may call MPI.
-  [[nodiscard]] bool is_for_all_threads() const noexcept { return threads_ == MpiThreads::all; }
   /// Who of this host has died is told to all groups, here and on other hosts: their ranks may wait for it where nobody
   /// of this host is.
   void look_for_the_dead();
@@ -162,12 +142,12 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Gives up where it has not ended `waited` after the end of all groups; says who is missing.
   void give_up_after(std::chrono::steady_clock::duration waited) noexcept;
   void give_up(const std::string& why) noexcept;
-  /// How long this rank must leave MPI alone before MPI_Finalize (above); nothing where all are on one host.
+  /// How long this rank must leave the transport alone before its end; not at all if all are on one host.
   [[nodiscard]] std::chrono::milliseconds rest() const noexcept;
   /// A group has failed: the end does not wait for long.
   void has_failed() noexcept { failed_.store(true); }
 
-  /// Data of a route is under way: waits on this host let MPI go on more often while one of these lives.
+  /// Data of a route is under way: waits on this host let the transport go on more often while one of these lives.
   class UnderWay {
    public:
     explicit UnderWay(Context& context) noexcept : context_(context) { context_.under_way_.fetch_add(1); }
@@ -181,15 +161,24 @@ class Context : public std::enable_shared_from_this<Context> {
   [[nodiscard]] bool is_under_way() const noexcept { return under_way_.load(std::memory_order_relaxed) != 0; }
 
  private:
-  enum class Stage : std::uint8_t { used, disconnecting, first_barrier, draining, second_barrier, closed, given_up };
+  enum class Stage : std::uint8_t {
+    used,
+    disconnecting,
+    first_barrier,
+    draining,
+    second_barrier,
+    closing,
+    closed,
+    given_up
+  };
 
   struct Sent {
     int to = 0;
     Pending message;
   };
   void open_inbox();
-  /// Runs a call of MPI for a message to `rank` that nobody waits for. Where MPI cannot reach it any more, the groups
-  /// hear that it has died, and nobody else is kept from hearing the message. Returns what the call does; true where it
+  /// Runs a call for a message to `rank` that nobody waits for. If the transport cannot reach it any more, the groups
+  /// hear that it has died, and nobody else is kept from hearing the message. Returns what the call does; true if it
   /// failed.
   template <class Call>
   bool reach(int rank, const Call& call);
@@ -197,18 +186,15 @@ class Context : public std::enable_shared_from_this<Context> {
   /// The end will not come in order. Others hear it from where it is found first.
   void warn_others(const std::string& why);
   void step();
-  void start_barrier();
   /// Drops what nobody has received.
   void sweep();
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string missing() const;
 
-  std::shared_ptr<Comm> comm_;
+  const std::shared_ptr<Transport> transport_;
   const int rank_;
   const int size_;
-  const MpiThreads threads_;
   const std::chrono::milliseconds timeout_;
-  std::atomic<std::thread::id> thread_;
   std::atomic<int> under_way_{0};
   std::atomic<bool> failed_{false};
   std::atomic<bool> has_other_hosts_{false};
@@ -222,7 +208,7 @@ class Context : public std::enable_shared_from_this<Context> {
   int next_number_ = 1;
   std::map<int, Listener*> groups_;
   std::map<const void*, std::function<void()>> hooks_;  // by owner
-  std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call MPI
+  std::vector<std::pair<int, Control>> outbox_;         // of threads that may not call the transport
   std::vector<Sent> sends_;                             // of control messages
   std::vector<Sent> adopted_;                           // of groups
   std::shared_ptr<Control> inbox_memory_;
@@ -238,13 +224,15 @@ class Context : public std::enable_shared_from_this<Context> {
   std::chrono::steady_clock::time_point looked_{};
 };
 
-// All contexts of this process (mpi_world.cpp).
+// All contexts of this process, by the kind of their transport (contexts.cpp).
 
-/// Lets contexts without groups get on with their end. Never waits. Called by a thread that may call MPI now.
-void advance_endings() noexcept;
-/// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; 2 s if one has
-/// failed, or if a rank of this host is dead. Returns whether all have ended in order: then MPI_Finalize returns, if
-/// nothing else of MPI is called before it.
-bool end_all() noexcept;
+/// From now on it is ended with its transport at the latest.
+void keep(std::shared_ptr<Context> context);
+/// Lets contexts without groups get on with their end. Never waits. Called by a thread that may call the transport now.
+void advance_endings(std::string_view kind) noexcept;
+/// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; as long as the
+/// transport has patience if one has failed, or if a rank of this host is dead. Returns whether all have ended in
+/// order.
+bool end_all(std::string_view kind) noexcept;
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds, messages and duplicates; the numbers are those of mpi_group.hpp.
+// Rounds, messages and duplicates; the numbers are those of hosts_group.hpp.
 
-#include "src/mpi/mpi_group.hpp"
+#include "src/hosts/hosts_group.hpp"
 
 #include <fmt/core.h>
 
@@ -12,7 +12,7 @@
 #include "src/os/process.hpp"
 #include "src/sync/local_group.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 using std::chrono::milliseconds;
@@ -46,7 +46,7 @@ struct MessageHead {
 
 /// Bytes that may wait for one receiver before send() waits, too.
 constexpr std::uint64_t most_untaken = 256 << 10;
-/// A message takes up at least so much of that, as MPI has to remember it.
+/// A message takes up at least so much of that, as the transport has to remember it.
 constexpr std::uint64_t least_cost = 256;
 
 /// A part of a message that its receiver has not begun to take in.
@@ -66,8 +66,8 @@ struct Untaken {
 
 }  // namespace
 
-MpiGroup::MpiGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
-                   std::shared_ptr<Health> parent)
+HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
+                       std::shared_ptr<Health> parent)
     : sync::Group(rank, std::move(met.ranks), met.nonce, timeout),
       context_(std::move(context)),
       number_(number),
@@ -76,7 +76,7 @@ MpiGroup::MpiGroup(std::shared_ptr<Context> context, int number, Met met, int ra
       views_(static_cast<std::size_t>(size())),
       others_(others()) {
   context_->add_group(number_, *this);
-  // Of a part on one host, too: what ranks of others wait for may be MPI's to finish here.
+  // Of a part on one host, too: what ranks of others wait for may be the transport's to finish here.
   if (context_->has_other_hosts() && shared() != nullptr)
     shared()->while_waiting([this, context = context_]() -> std::chrono::nanoseconds {
       look_around();
@@ -85,55 +85,55 @@ MpiGroup::MpiGroup(std::shared_ptr<Context> context, int number, Met met, int ra
     });
 }
 
-sync::LocalGroup* MpiGroup::shared() const noexcept {
+sync::LocalGroup* HostsGroup::shared() const noexcept {
   return is_alone_here() ? nullptr : static_cast<sync::LocalGroup*>(hosts_.local.get());
 }
 
-auto MpiGroup::in_phase(const WaitOptions& options) {
+auto HostsGroup::in_phase(const WaitOptions& options) {
   if (has_ended_.load()) throw *failure();
   if (has_other_hosts()) context_->enter();
   return sync::InPhase([this](const char* words) { phase_.store(words); }, options.phase);
 }
 
-int MpiGroup::tag(Tag kind) const noexcept {
+int HostsGroup::tag(Tag kind) const noexcept {
   return (number_ + 1) * tags_a_group + static_cast<int>(kind);
 }
-int MpiGroup::data_tag() const noexcept {
+int HostsGroup::data_tag() const noexcept {
   return tag(Tag::data);
 }
 
-int MpiGroup::rank_of(int number) const noexcept {
+int HostsGroup::rank_of(int number) const noexcept {
   for (int rank = 0; rank < size(); ++rank)
     if (number_of(rank) == number) return rank;
   return -1;
 }
 
-void MpiGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
-                    Finished finished) {
-  context_->adopt(number_of(to), start_send(comm(), number_of(to), tag, bytes, std::move(keeper), finished));
+void HostsGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                      Finished finished) {
+  context_->adopt(number_of(to), transport().send(number_of(to), tag, bytes, std::move(keeper), finished));
 }
 
-bool MpiGroup::shares_memory(int rank) const {
+bool HostsGroup::shares_memory(int rank) const {
   (void)info(rank);
   return hosts_.is_here(rank);
 }
 
-int MpiGroup::host_of(int rank) const {
+int HostsGroup::host_of(int rank) const {
   (void)info(rank);
   return hosts_.host_of[static_cast<std::size_t>(rank)];
 }
 
-std::shared_ptr<sync::Region> MpiGroup::region_of(int rank) const {
+std::shared_ptr<sync::Region> HostsGroup::region_of(int rank) const {
   return shares_memory(rank) ? local().region_of(place_of(rank)) : nullptr;
 }
 
-std::shared_ptr<const sync::PeerLiveness> MpiGroup::liveness(int rank) const {
+std::shared_ptr<const sync::PeerLiveness> HostsGroup::liveness(int rank) const {
   // Of another host: whether it lives is seen in waits, by whether it answers.
   if (!shares_memory(rank)) return std::make_shared<sync::PeerOf>(nullptr, rank);
   return local().liveness(place_of(rank));
 }
 
-void MpiGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const auto phase = in_phase(options);
   ++round_;
   progress();
@@ -163,8 +163,8 @@ void MpiGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byt
     if (mate != leader) locally(mate, [&] { local().send(place_of(mate), *answer, wait, sync::Subject::round); });
 }
 
-void MpiGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
-                           const WaitOptions& options) {
+void HostsGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+                             const WaitOptions& options) {
   RoundHead theirs;
   if (message.size() >= sizeof theirs) std::memcpy(&theirs, message.data(), sizeof theirs);
   if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
@@ -180,13 +180,13 @@ void MpiGroup::check_round(int from, std::span<const std::byte> message, std::si
             {.rank = number_of(from)}));
 }
 
-std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<const std::byte> here,
-                                                                     std::span<std::byte> all,
-                                                                     const WaitOptions& options) {
+std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span<const std::byte> here,
+                                                                       std::span<std::byte> all,
+                                                                       const WaitOptions& options) {
   const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
   const RoundHead head{round_, record_bytes};
   const HostTree tree = host_tree();
-  // What another round's message would need at most: a longer one is an error of MPI's, and told as that.
+  // What another round's message would need at most: a longer one is an error, and told as that.
   const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
     std::vector<std::byte> bytes =
         take_message(from, this->tag(tag), sizeof head + SyncGroup::max_record * ranks, options, grace);
@@ -226,27 +226,29 @@ std::shared_ptr<const std::vector<std::byte>> MpiGroup::gather_hosts(std::span<c
   return answer;
 }
 
-int MpiGroup::tag_of(sync::Subject subject) const noexcept {
+int HostsGroup::tag_of(sync::Subject subject) const noexcept {
   return tag(subject == sync::Subject::caller ? Tag::message : Tag::exchange);
 }
 
-std::vector<std::byte> MpiGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
-                                              milliseconds grace) {
+std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                                milliseconds grace) {
   return or_fail(from, options, [&] {
-    Found found;
+    std::unique_ptr<Found> found;
     const std::array<int, 1> on{from};
-    wait([&] { return found.look(comm(), number_of(from), tag); }, {}, on, options, grace);
-    const std::size_t length = found.bytes();
+    // Asked again after it was true.
+    wait([&] { return found || (found = transport().find(number_of(from), tag)); }, {}, on, options, grace);
+    const std::size_t length = found->bytes();
     if (length > most) sync::fail_on_message(*this, from, length, most);
     const auto bytes = std::make_shared<std::vector<std::byte>>(length);
-    Pending pending = found.receive(*bytes, bytes);
-    // Its sender may have left the group since: the rest comes when he calls MPI the next time.
+    Pending pending = found->receive(*bytes, bytes);
+    // Its sender may have left the group since: the rest comes when it is inside the library the next time.
     wait([&] { return pending.test(); }, {}, on, options, grace, true);
     return std::move(*bytes);
   });
 }
 
-void MpiGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
+void HostsGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message,
+                         const WaitOptions& options) {
   const auto phase = in_phase(options);
   if (hosts_.is_here(to)) {
     locally(to, [&] { local().send(place_of(to), message, later(options), subject); });
@@ -277,8 +279,8 @@ void MpiGroup::do_send(int to, sync::Subject subject, std::span<const std::byte>
   } while (sent < message.size());
 }
 
-std::vector<std::byte> MpiGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
-                                            const WaitOptions& options) {
+std::vector<std::byte> HostsGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
+                                              const WaitOptions& options) {
   const auto phase = in_phase(options);
   if (hosts_.is_here(from))
     return locally(from, [&] { return local().receive(place_of(from), most, later(options), subject); });
@@ -298,7 +300,7 @@ std::vector<std::byte> MpiGroup::do_receive(int from, sync::Subject subject, std
   return bytes;
 }
 
-int MpiGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {
+int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {
   const bool is_member = part.position >= 0;
   const auto tell_all = [&](std::int32_t mine) {
     do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words), options);
@@ -314,7 +316,7 @@ int MpiGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, c
   }
 }
 
-std::shared_ptr<sync::Group> MpiGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<sync::Group> HostsGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   Nonce nonce{};  // the first member's is the part's
   std::vector<Nonce> nonces;
   std::vector<std::int32_t> words;
@@ -342,18 +344,34 @@ std::shared_ptr<sync::Group> MpiGroup::make_part(const Part& part, Tie tie, cons
       return local().split(here, later(options));
     });
     if (part.position < 0) return;
-    if ((number + 2) * tags_a_group > comm().most_tag())
+    if ((number + 2) * tags_a_group > transport().most_tag())
       throw Error(ErrorKind::unsupported,
-                  fmt::format("{} groups of one communicator are more than MPI has tags for", number));
+                  fmt::format("{} groups that come of one are more than {} has tags for", number, transport().name()));
     if (here.size() == 1) {
       met.hosts.local = single_group();
       met.hosts.local->set_timeout(timeout());
     }
     met.nonce = nonces[static_cast<std::size_t>(part.members.front())];
-    made = std::make_shared<MpiGroup>(context_, number, std::move(met), part.position, timeout(),
-                                      tie == Tie::companion ? health_ : nullptr);
+    made = std::make_shared<HostsGroup>(context_, number, std::move(met), part.position, timeout(),
+                                        tie == Tie::companion ? health_ : nullptr);
   });
   return made;
 }
 
-}  // namespace muster::mpi
+std::shared_ptr<SyncGroup> make_group(const std::shared_ptr<Context>& context, milliseconds timeout,
+                                      const char* phase) {
+  keep(context);
+  try {
+    Met met = meet(context->transport(), timeout);
+    context->introduce(met.ranks, met.hosts);
+    auto group = std::make_shared<HostsGroup>(context, 0, std::move(met), context->rank(), timeout);
+    group->barrier({.timeout = {}, .stop = {}, .phase = phase});
+    return group;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::version) context->has_failed();
+    context->retire();
+    throw;
+  }
+}
+
+}  // namespace muster::hosts

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an MpiGroup waits and how it ends.
+// How an HostsGroup waits and how it ends.
 
-#include "src/mpi/mpi_group.hpp"
+#include "src/hosts/hosts_group.hpp"
 
 #include <fmt/core.h>
 
@@ -12,7 +12,7 @@
 #include "src/sync/local_group.hpp"
 #include "src/sync/settings.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -28,16 +28,16 @@ constexpr milliseconds last_messages{200};
 
 }  // namespace
 
-MpiGroup::~MpiGroup() {
+HostsGroup::~HostsGroup() {
   if (!is_owner_process()) return;
   context_->take_over();
   pass_on_local_failure();
   tell_leaving();
   context_->remove_group(number_);
-  advance_endings();
+  advance_endings(kind());
 }
 
-void MpiGroup::tell_leaving() noexcept {
+void HostsGroup::tell_leaving() noexcept {
   if (!has_other_hosts() || known_failure() || has_ended_.load()) return;
   try {
     // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
@@ -51,16 +51,13 @@ void MpiGroup::tell_leaving() noexcept {
   }
 }
 
-void MpiGroup::end() noexcept {
+void HostsGroup::end() noexcept {
   tell_leaving();
-  const Error ended(ErrorKind::argument,
-                    "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
-                    {.rank = context_->rank()});
   has_ended_.store(true);
-  health_->decide(ended);
+  health_->decide(transport().ended());
 }
 
-void MpiGroup::take(const Control& control) {
+void HostsGroup::take(const Control& control) {
   if (control.kind == ControlKind::died) {
     if (const int dead = rank_of(control.about); dead >= 0) views_[static_cast<std::size_t>(dead)].is_dead = true;
     return;
@@ -108,7 +105,7 @@ void MpiGroup::take(const Control& control) {
   }
 }
 
-void MpiGroup::progress() noexcept {
+void HostsGroup::progress() noexcept {
   health_->progress.fetch_add(1, std::memory_order_relaxed);
   if (is_companion()) health_->parent->progress.fetch_add(1, std::memory_order_relaxed);
   local().progress();
@@ -118,13 +115,13 @@ void MpiGroup::progress() noexcept {
   context_->try_pump();
 }
 
-WaitOptions MpiGroup::later(const WaitOptions& options, milliseconds grace) const {
+WaitOptions HostsGroup::later(const WaitOptions& options, milliseconds grace) const {
   WaitOptions longer = options;
   longer.timeout = sync::timeout_of(options, *this) + grace;
   return longer;
 }
 
-int MpiGroup::awaited() const {
+int HostsGroup::awaited() const {
   if (const int on = waits_for_.load(); on >= 0) return on;
   const std::optional<int> place = shared() == nullptr ? std::nullopt : shared()->missing();
   if (!place) return -1;
@@ -132,9 +129,9 @@ int MpiGroup::awaited() const {
 }
 
 /// The ranks of the group, as what they have said shows them.
-class MpiGroup::Others final : public sync::Peers {
+class HostsGroup::Others final : public sync::Peers {
  public:
-  explicit Others(const MpiGroup& group) : group_(group) {
+  explicit Others(const HostsGroup& group) : group_(group) {
     for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(group.info(rank));
   }
   [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
@@ -157,18 +154,18 @@ class MpiGroup::Others final : public sync::Peers {
   }
 
  private:
-  const MpiGroup& group_;
+  const HostsGroup& group_;
 };
 
-std::unique_ptr<const sync::Peers> MpiGroup::others() const {
+std::unique_ptr<const sync::Peers> HostsGroup::others() const {
   return std::make_unique<const Others>(*this);
 }
 
 /// How the others get on, in one wait: whose progress is looked at is asked.
-class MpiGroup::OthersPulse final : public sync::Pulse {
+class HostsGroup::OthersPulse final : public sync::Pulse {
  public:
   /// `every`: how often one is asked.
-  OthersPulse(MpiGroup& group, milliseconds every) : group_(group), every_(every) {}
+  OthersPulse(HostsGroup& group, milliseconds every) : group_(group), every_(every) {}
 
   [[nodiscard]] bool has_left(int rank) const override {
     const auto hold = group_.context_->lock();
@@ -210,13 +207,13 @@ class MpiGroup::OthersPulse final : public sync::Pulse {
  private:
   [[nodiscard]] View& view(int rank) const { return group_.views_[static_cast<std::size_t>(rank)]; }
 
-  MpiGroup& group_;
+  HostsGroup& group_;
   milliseconds every_;
   Clock::time_point begin_ = Clock::now();
 };
 
-void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
-                    std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
+void HostsGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                      std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
   const milliseconds timeout = sync::timeout_of(options, *this) + grace;
   const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
   // Several times within the deadline, however short: who is not asked cannot say that it moves.
@@ -233,7 +230,7 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
   look_around();
   while (!done()) {
     sync::or_fail(*this, [&] {
-      throw_if_resting();
+      transport().throw_if_resting();
       context_->pump();
     });
     watchdog.check(done, is_needed, is_awaited);
@@ -247,35 +244,35 @@ void MpiGroup::wait(const std::function<bool()>& done, const std::function<void(
     if (now - looked < Watchdog::slice) continue;
     looked = now;
     look_around();
-    if (context_->may_call_mpi()) advance_endings();
+    if (context_->may_call()) advance_endings(kind());
     // Whoever of this host waits for this rank waits for what it waits for, until its own deadline says whom to blame.
     local().progress();
   }
 }
 
-void MpiGroup::throw_if_dead(int other) const {
+void HostsGroup::throw_if_dead(int other) const {
   if (!shares_memory(other) || !liveness(other)->is_dead()) return;
   throw error_of(info(other), ErrorKind::peer_lost,
                  fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)),
                              number_of(rank())));
 }
 
-void MpiGroup::throw_lost(int other, const char* phase, const Error& error) const {
+void HostsGroup::throw_lost(int other, const char* phase, const Error& error) const {
   if (error.kind() != ErrorKind::io) throw Error(error);
   throw error_of(
       info(other), ErrorKind::peer_lost,
       fmt::format("in '{}' of rank {} with {}: {}", phase, number_of(rank()), name_of(info(other)), error.what()));
 }
 
-void MpiGroup::look_around() {
+void HostsGroup::look_around() {
   context_->try_pump();
   // Who is dead now may have told before what all fail with.
   if (!known_failure()) context_->look_for_the_dead();
 }
 
-void MpiGroup::do_wait_until(const std::function<bool()>& done,
-                             const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
-                             const WaitOptions& options) {
+void HostsGroup::do_wait_until(const std::function<bool()>& done,
+                               const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                               const WaitOptions& options) {
   // A local group of one knows neither who it is nor what the other hosts say.
   if ((has_other_hosts() && is_alone_here()) ||
       !std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
@@ -292,4 +289,4 @@ void MpiGroup::do_wait_until(const std::function<bool()>& done,
   locally(on.empty() ? -1 : on.front(), [&] { local().wait_until(done, sleep, places, later(options)); });
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

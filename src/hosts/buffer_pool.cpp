@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/mpi/buffer_pool.hpp"
+#include "src/hosts/buffer_pool.hpp"
 
 #include <algorithm>
 #include <utility>
 
 #include "muster/error.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 // Less than this is not worth a buffer of its own: it stays behind the one that was asked for.
@@ -148,4 +148,4 @@ std::shared_ptr<BufferPool> buffer_pool_of(SyncGroup& group) {
   return sync::inside(group).extension<BufferPool>();
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts

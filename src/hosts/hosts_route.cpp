@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MPI route: ranks of other hosts send to the first rank by MPI, those of its own host by shared memory, in the
-// same exchange.
+// The routes between hosts, one a transport: ranks of other hosts send to the first rank over it, those of its own host
+// by shared memory, in the same exchange.
 //
 // Before round 1 it does as the shared memory route, but tensors of an arena move like all others, and the first rank
 // tells what its pool has and may take: so all ranks know from the records whether there is memory (needs.hpp).
-// What comes by shared memory is taken in while the others send (mpi_link.hpp).
-// What came is the first rank's own memory, from a pool: whoever dies, it stays. Merges: mpi_merge.cpp.
+// What comes by shared memory is taken in while the others send (link.hpp).
+// What came is the first rank's own memory, from a pool: whoever dies, it stays. Merges: hosts_merge.cpp.
 
 #include <fmt/core.h>
 
@@ -16,12 +16,12 @@
 #include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
-#include "src/mpi/mpi_link.hpp"
+#include "src/hosts/link.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 
-bool goes_by_mpi(const gather::Call& call, const MpiGroup& group, int sender) {
-  return call.forced == Route::mpi || group.host_of(sender) != group.host_of(call.first());
+bool goes_between_hosts(const gather::Call& call, const HostsGroup& group, int sender) {
+  return gather::is_between_hosts(call.forced) || group.host_of(sender) != group.host_of(call.first());
 }
 
 void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record& record) {
@@ -41,10 +41,10 @@ using gather::Call;
 using gather::Operation;
 using gather::Record;
 
-class MpiTransfer final : public gather::Transfer {
+class HostsTransfer final : public gather::Transfer {
  public:
-  MpiTransfer(const Call& call, MpiGroup& group) : call_(call), group_(group) {
-    if (call_.is_sender() && call_.value != nullptr && goes_by_mpi(call_, group_, group_.rank()))
+  HostsTransfer(const Call& call, HostsGroup& group) : call_(call), group_(group) {
+    if (call_.is_sender() && call_.value != nullptr && goes_between_hosts(call_, group_, group_.rank()))
       sender_.emplace(call_, group_);
     else if (group.region_of(group.rank()) != nullptr)
       near_ = gather::RouteTable::instance().find(Route::shm)->begin(call_);
@@ -60,7 +60,7 @@ class MpiTransfer final : public gather::Transfer {
     if (call_.is_first()) return receive({records.begin(), records.end()}, report);
     if (near_) return near_->move(records, report);
     if (!sender_) return;
-    report.mpi_bytes += payload_bytes_;
+    report.network_bytes += payload_bytes_;
     sender_->send_only(call_.wait("gather: sending"));
   }
   void commit() noexcept override {
@@ -87,8 +87,8 @@ class MpiTransfer final : public gather::Transfer {
     for (std::size_t position = 1; position < call_.list.size(); ++position) {
       const int sender = call_.list[position];
       Record& record = records[static_cast<std::size_t>(sender)];
-      if (!record.has_value || !goes_by_mpi(call_, group_, sender)) continue;
-      report.mpi_bytes += record.payload_bytes;
+      if (!record.has_value || !goes_between_hosts(call_, group_, sender)) continue;
+      report.network_bytes += record.payload_bytes;
       received_.emplace_back(position, std::nullopt);
       sources.push_back({sender, record.moving_bytes});
       // To what comes by shared memory it is nothing.
@@ -99,7 +99,7 @@ class MpiTransfer final : public gather::Transfer {
     bool are_well = false;
     attempt([&] { are_well = receiver.take_heads(wait); });
     if (near_) attempt([&] { near_->move(records, report); });
-    // Even if what came by shared memory is bad: the others send, and MPI writes into this memory.
+    // Even if what came by shared memory is bad: the others send, and the transport writes into this memory.
     attempt([&] { receiver.take_all(wait); });
     attempt.throw_failure();
     // A sender that cannot send says why in round 2.
@@ -108,41 +108,42 @@ class MpiTransfer final : public gather::Transfer {
   }
 
   const Call& call_;
-  MpiGroup& group_;
+  HostsGroup& group_;
   std::uint64_t payload_bytes_ = 0;
   std::optional<Sender> sender_;                                         // to another host
   std::unique_ptr<gather::Transfer> near_;                               // on the first rank's
-  std::vector<std::pair<std::size_t, std::optional<Config>>> received_;  // by MPI: of these positions
+  std::vector<std::pair<std::size_t, std::optional<Config>>> received_;  // from other hosts: of these positions
 };
 
-class MpiRoute final : public gather::RouteDriver {
+class HostsRoute final : public gather::RouteDriver {
  public:
-  [[nodiscard]] Route route() const noexcept override { return Route::mpi; }
-  [[nodiscard]] bool is_usable(const Call& call) const override { return call.group->kind() == MpiGroup::kind_name; }
+  HostsRoute(Route route, std::string name, std::string remedy)
+      : route_(route), name_(std::move(name)), remedy_(std::move(remedy)) {}
+
+  [[nodiscard]] Route route() const noexcept override { return route_; }
+  [[nodiscard]] bool is_usable(const Call& call) const override { return call.group->kind() == to_string(route_); }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
-    return fmt::format(
-        "the group is of kind '{}': make it with mpi_group(), or start the ranks with mpiexec and use "
-        "world()",
-        call.group->kind());
+    return fmt::format("the group is of kind '{}': {}", call.group->kind(), remedy_);
   }
   [[nodiscard]] std::string reason(const Call&) const override {
-    return "the ranks of the list are on several hosts: MPI between them, shared memory on the first rank's";
+    return fmt::format("the ranks of the list are on several hosts: {} between them, shared memory on the first rank's",
+                       name_);
   }
   std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
-    MpiGroup& group = MpiGroup::of(*call.group);
-    if (call.operation == Operation::merge) return make_mpi_merge(call, group);
-    return std::make_unique<MpiTransfer>(call, group);
+    HostsGroup& group = HostsGroup::of(*call.group);
+    if (call.operation == Operation::merge) return make_hosts_merge(call, group);
+    return std::make_unique<HostsTransfer>(call, group);
   }
   std::unique_ptr<gather::PartOutlet> open_outlet(const Call& call) const override {
-    MpiGroup& group = MpiGroup::of(*call.group);
-    if (!call.is_sender() || !goes_by_mpi(call, group, group.rank())) return nullptr;
+    HostsGroup& group = HostsGroup::of(*call.group);
+    if (!call.is_sender() || !goes_between_hosts(call, group, group.rank())) return nullptr;
     return std::make_unique<Sender>(call, group);
   }
   std::unique_ptr<gather::PartInlet> open_inlet(const Call& call, std::uint64_t part_bytes) const override {
-    MpiGroup& group = MpiGroup::of(*call.group);
+    HostsGroup& group = HostsGroup::of(*call.group);
     std::vector<Receiver::Source> sources;
     for (std::size_t position = 1; position < call.list.size(); ++position)
-      if (goes_by_mpi(call, group, call.list[position])) sources.push_back({call.list[position], part_bytes});
+      if (goes_between_hosts(call, group, call.list[position])) sources.push_back({call.list[position], part_bytes});
     return std::make_unique<Receiver>(call, group, std::move(sources));
   }
   [[nodiscard]] bool receives_into_own() const noexcept override { return true; }
@@ -155,13 +156,17 @@ class MpiRoute final : public gather::RouteDriver {
   std::uint64_t trim(SyncGroup& group) const override {
     return buffer_pool_of(group)->trim(0) + trim_merge_rings(group);
   }
+
+ private:
+  Route route_;
+  std::string name_;
+  std::string remedy_;
 };
 
-// A program that has this library has the route: it stands behind those that every program has.
-const bool is_registered = [] {
-  gather::RouteTable::instance().add(std::make_unique<MpiRoute>());
-  return true;
-}();
-
 }  // namespace
-}  // namespace muster::mpi
+
+void add_route(Route route, std::string name, std::string remedy) {
+  gather::RouteTable::instance().add(std::make_unique<HostsRoute>(route, std::move(name), std::move(remedy)));
+}
+
+}  // namespace muster::hosts

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging across hosts: ranks of other hosts send to the first rank by MPI, those of its own host write what they would
-// send into windows of shared memory.
+// Merging across hosts: ranks of other hosts send to the first rank over the transport, those of its own host write
+// what they would send into windows of shared memory.
 //
 //  1. offer: every rank checks that its tensor can be merged; the first rank tells what memory it has and may take. All
 //     see from the records whether the merged tensor and the window fit (needs.hpp).
 //  2. All compute the same layout from the records. The first rank takes memory, and the tensors of other hosts are
-//     parts of mpi_link.hpp. When all of those are coming it tells each sender of its own host the place of a ring of
+//     parts of link.hpp. When all of those are coming it tells each sender of its own host the place of a ring of
 //     windows, or that there is none: then round 2 says why. What goes by windows does not go by MPI, which on one host
-//     may end this process when a peer is killed.
+//     may end this process if a peer is killed.
 //  3. A tensor whose bytes lie together in the merged one (concat along the first dimension, stack) is received where
 //     it belongs. Any other comes through the window: two pieces a sender, whose rows are copied to their places while
 //     the next piece is under way.
@@ -25,19 +25,19 @@
 #include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/shm_protocol.hpp"
+#include "src/hosts/link.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/reduce.hpp"
-#include "src/mpi/mpi_link.hpp"
 #include "src/shm/stream_copy.hpp"
 #include "src/shm/window_ring.hpp"
 #include "src/sync/failing.hpp"
 
-namespace muster::mpi {
+namespace muster::hosts {
 namespace {
 
 using gather::Record;
 
-// Of this rank's own tensor, between two looks at MPI.
+// Of this rank's own tensor, between two looks at the transport.
 constexpr std::uint64_t own_piece = 1 << 20;
 constexpr std::uint64_t most_open = 2;  // pieces of the window a sender
 constexpr std::uint32_t ring_depth = 2;
@@ -68,13 +68,13 @@ struct Plan {
   std::uint64_t window_piece = 0;
   std::vector<bool> is_near;  // a source writes into a ring of the first rank's
 
-  Plan(const gather::Call& call, const MpiGroup& group, std::span<const Record> records)
+  Plan(const gather::Call& call, const HostsGroup& group, std::span<const Record> records)
       : layout(gather::merge_layout(*call.merge, spec_of(call), call.list, records)), rows(merge::rows_of(layout)) {
     std::uint64_t largest = 0;
     for (const int rank : call.list) {
       bytes.push_back(records[static_cast<std::size_t>(rank)].moving_bytes);
       largest = std::max(largest, bytes.back());
-      is_near.push_back(!goes_by_mpi(call, group, rank));
+      is_near.push_back(!goes_between_hosts(call, group, rank));
     }
     window_piece = gather::merge_piece_bytes(call.list.size() - 1, largest);
   }
@@ -105,7 +105,7 @@ struct Plan {
 /// Steps 2 to 5 on the first rank.
 class Merging {
  public:
-  Merging(const gather::Call& call, MpiGroup& group, Plan plan)
+  Merging(const gather::Call& call, HostsGroup& group, Plan plan)
       : call_(call), group_(group), plan_(std::move(plan)), own_(call.value->as_tensor().view()) {}
 
   Tensor run();
@@ -133,7 +133,7 @@ class Merging {
   void copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t end, const std::byte* from);
 
   const gather::Call& call_;
-  MpiGroup& group_;
+  HostsGroup& group_;
   Plan plan_;
   const TensorView& own_;
   WaitOptions wait_ = call_.wait(receiving);
@@ -142,7 +142,7 @@ class Merging {
   std::vector<std::byte> staging_;  // of own strided elements
   std::vector<Lane> far_;
   std::vector<Lane> near_;
-  // Any thread that lets MPI go on looks at these.
+  // Any thread that lets the transport go on looks at these.
   std::atomic<std::size_t> reduced_ = 0;  // pieces
   std::atomic<bool> is_merged_ = true;    // else what still comes is dropped
 };
@@ -271,9 +271,9 @@ void Merging::copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t e
                      part.rows);
 }
 
-class MpiMerge final : public gather::Transfer {
+class HostsMerge final : public gather::Transfer {
  public:
-  MpiMerge(const gather::Call& call, MpiGroup& group)
+  HostsMerge(const gather::Call& call, HostsGroup& group)
       : call_(call), group_(group), own_(call.value->as_tensor().view()) {}
 
   void offer(Record& record) override {
@@ -286,7 +286,7 @@ class MpiMerge final : public gather::Transfer {
     Plan plan(call_, group_, records);
     for (std::size_t source = 1; source < plan.bytes.size(); ++source)
       if (!plan.is_near[source] && (call_.is_first() || source == call_.position))
-        report.mpi_bytes += plan.bytes[source];
+        report.network_bytes += plan.bytes[source];
     if (call_.is_first()) {
       result_ = Merging(call_, group_, std::move(plan)).run();
       return;
@@ -331,15 +331,15 @@ class MpiMerge final : public gather::Transfer {
   }
 
   const gather::Call& call_;
-  MpiGroup& group_;
+  HostsGroup& group_;
   const TensorView& own_;
   Tensor result_;
 };
 
 }  // namespace
 
-std::unique_ptr<gather::Transfer> make_mpi_merge(const gather::Call& call, MpiGroup& group) {
-  return std::make_unique<MpiMerge>(call, group);
+std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::Call& call, HostsGroup& group) {
+  return std::make_unique<HostsMerge>(call, group);
 }
 
 std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders) {
@@ -356,4 +356,4 @@ std::uint64_t trim_merge_rings(SyncGroup& group) {
   return bytes;
 }
 
-}  // namespace muster::mpi
+}  // namespace muster::hosts
