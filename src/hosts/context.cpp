@@ -355,7 +355,9 @@ void Context::give_up(const std::string& why) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
   try {
-    log(LogLevel::warning, fmt::format("{}: {}", transport_->name(), why));
+    // After a failure that all know of, an end that needs nobody else is no news.
+    const bool is_news = !failed_.load() || transport_->patience_after_failure() != milliseconds(0);
+    log(is_news ? LogLevel::warning : LogLevel::info, fmt::format("{}: {}", transport_->name(), why));
     warn_others(why);
   } catch (const std::exception&) {
     // They find out by their own deadlines.
