@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // Groups' tags begin at 8.
-constexpr int control_tag = 3;
+constexpr int control_tag = first_tag;
 // A rank that has ended in order may be gone before this one hears that all are through.
 constexpr milliseconds last_words{500};
 

@@ -24,6 +24,9 @@ inline constexpr std::size_t largest_piece = std::size_t{1} << 30;
 /// Of a receive: from whomever.
 inline constexpr int any_rank = -1;
 
+/// Messages have tags from here on; what is below is the transport's own.
+inline constexpr int first_tag = 3;
+
 /// When a send has finished: its bytes can be used again, or its receiver has begun to take them in, too.
 enum class Finished : std::uint8_t { sent, taken };
 
@@ -112,7 +115,7 @@ class Transport {
   virtual Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) = 0;
   /// The oldest message that no receive waits for; null if there is none. Throws as Operation::test.
   virtual std::unique_ptr<Found> find(int from, int tag) = 0;
-  /// Of any rank and any tag.
+  /// Of any rank and any tag from first_tag on.
   virtual std::unique_ptr<Found> find_any() = 0;
   /// Collective; of operations that are under way at the same time there is one.
   virtual Pending barrier() = 0;

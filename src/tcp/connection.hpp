@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 
+#include "src/tcp/forks.hpp"
 #include "src/tcp/frames.hpp"
 #include "src/tcp/sockets.hpp"
 
@@ -62,6 +63,8 @@ class Connection {
     Frame frame;
     std::shared_ptr<Source> source;
   };
+  /// In a forked child.
+  void give_up_socket() noexcept { give_up(socket_.is_open() ? socket_.native_handle() : -1); }
   /// The owner hears nothing of it. Returns what was to be sent.
   std::deque<Output> close();
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "muster/log.hpp"
+#include "src/tcp/forks.hpp"
 
 namespace muster::tcp {
 namespace {
@@ -38,6 +39,12 @@ void Listener::close() {
   acceptor_.close(ignored);
   pause_.cancel();
   for (const GuestPointer& guest : std::exchange(guests_, {})) guest->is_gone = true;
+}
+
+void Listener::give_up_sockets() noexcept {
+  if (acceptor_.is_open()) give_up(acceptor_.native_handle());
+  for (const GuestPointer& guest : guests_)
+    if (guest->socket.is_open()) give_up(guest->socket.native_handle());
 }
 
 void Listener::wait() {

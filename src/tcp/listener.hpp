@@ -21,6 +21,8 @@ class Listener {
   using Accepted = std::function<void(int rank, Socket socket)>;
   Listener(asio::io_context& io, Acceptor acceptor, const Token& token, int self, int size, Accepted accepted);
   void close();
+  /// In a forked child.
+  void give_up_sockets() noexcept;
 
  private:
   struct Guest {

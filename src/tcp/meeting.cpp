@@ -4,8 +4,6 @@
 #include "src/tcp/meeting.hpp"
 
 #include <fmt/core.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -81,16 +79,6 @@ Place place_of(const std::string& address) {
   return place;
 }
 
-Token token_of(std::string_view key, std::string_view number) {
-  const std::string text = fmt::format("muster tcp {} {}", number, key);
-  XXH128_canonical_t hash;
-  XXH128_canonicalFromHash(&hash, XXH3_128bits(text.data(), text.size()));
-  Token token;
-  static_assert(sizeof hash.digest == sizeof token);
-  std::memcpy(token.data(), hash.digest, sizeof token);
-  return token;
-}
-
 /// Listens where ranks send each other messages.
 Acceptor listen_for_ranks(asio::io_context& io, const Place& place) {
   const bool is_for_this_host = place.literal && place.literal->address().is_loopback();
@@ -127,7 +115,7 @@ class Host {
       for (const asio::ip::address& address : own_addresses()) published_.endpoints.emplace_back(address, port);
       publish(place.path, published_);
     }
-    token_ = token_of(options.key, published_.number);
+    token_ = job_token(options.key, published_.number);
     error_code ignored;
     acceptor_->non_blocking(true, ignored);
   }
@@ -359,7 +347,7 @@ class Visitor {
     if (failed(finish(io_, socket, soon, [&](auto done) { socket.async_connect(endpoint, done); })))
       return std::nullopt;
     Card card = own_card(options_.rank, options_.size, port);
-    card.token = token_of(options_.key, number);
+    card.token = job_token(options_.key, number);
     if (failed(finish(io_, socket, soon,
                       [&](auto done) { asio::async_write(socket, asio::buffer(&card, sizeof card), done); })))
       return std::nullopt;

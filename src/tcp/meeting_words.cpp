@@ -2,6 +2,8 @@
 #include "src/tcp/meeting_words.hpp"
 
 #include <fmt/core.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <cstring>
 
@@ -10,6 +12,16 @@
 #include "src/os/process.hpp"
 
 namespace muster::tcp {
+
+Token job_token(std::string_view key, std::string_view number) {
+  const std::string text = fmt::format("muster tcp {} {}", number, key);
+  XXH128_canonical_t hash;
+  XXH128_canonicalFromHash(&hash, XXH3_128bits(text.data(), text.size()));
+  Token token;
+  static_assert(sizeof hash.digest == sizeof token);
+  std::memcpy(token.data(), hash.digest, sizeof token);
+  return token;
+}
 
 Card own_card(int rank, int size, std::uint16_t port) {
   Card card;

@@ -8,11 +8,15 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "muster/error.hpp"
 #include "src/tcp/tcp_transport.hpp"
 
 namespace muster::tcp {
+
+/// Of a job's key and the number of a published meeting (empty: it is not published). The same in all versions.
+Token job_token(std::string_view key, std::string_view number);
 
 /// Who a rank is.
 struct Card {

@@ -121,7 +121,8 @@ void Peer::take_back(const std::shared_ptr<Incoming>& receive) {
 }
 
 std::shared_ptr<Arrival> Peer::find(std::optional<int> tag) {
-  const auto found = std::ranges::find_if(arrivals_, [tag](const auto& one) { return !tag || one->tag == *tag; });
+  const auto found = std::ranges::find_if(
+      arrivals_, [tag](const auto& one) { return tag ? one->tag == *tag : one->tag >= hosts::first_tag; });
   if (found == arrivals_.end()) return nullptr;
   std::shared_ptr<Arrival> oldest = std::move(*found);
   arrivals_.erase(found);
@@ -266,6 +267,11 @@ bool Peer::is_through() const noexcept {
   return std::ranges::all_of(std::array<const Connection*, 2>{to_.get(), from_.get()}, [this](const Connection* one) {
     return one == nullptr || !one->is_open() || (has_left(*one) && one->is_drained());
   });
+}
+
+void Peer::give_up_sockets() noexcept {
+  for (Connection* const connection : {to_.get(), from_.get()})
+    if (connection != nullptr) connection->give_up_socket();
 }
 
 void Peer::close() {

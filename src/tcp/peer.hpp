@@ -81,7 +81,7 @@ class Peer final : public Connection::Owner {
   void send(const std::shared_ptr<Outgoing>& message);
   void receive(const std::shared_ptr<Incoming>& receive);
   void take_back(const std::shared_ptr<Incoming>& receive);
-  /// Takes the oldest message out; null if there is none. Without a tag: any one.
+  /// Takes the oldest message out; null if there is none. Without a tag: of any from hosts::first_tag on.
   std::shared_ptr<Arrival> find(std::optional<int> tag);
   void receive(const std::shared_ptr<Arrival>& arrival, const std::shared_ptr<Incoming>& receive);
   void drop(const std::shared_ptr<Arrival>& arrival);
@@ -91,6 +91,7 @@ class Peer final : public Connection::Owner {
   /// It has said bye on all of its connections, or there are none.
   [[nodiscard]] bool is_through() const noexcept;
   void close();
+  void give_up_sockets() noexcept;
 
   std::span<std::byte> place_for(Connection& connection, const Frame& frame) override;
   void arrived(Connection& connection, const Frame& frame) override;

@@ -34,6 +34,9 @@ std::string key_of(const TcpGroupOptions& options) {
 
 [[maybe_unused]] const bool is_registered = [] {
   hosts::add_route(Route::tcp, "TCP", "make it with tcp_group()");
+  sync::set_tcp_world_maker([](const sync::TcpWorld& world) {
+    return tcp_group({.address = world.address, .rank = world.rank, .size = world.size, .key = world.key});
+  });
   return true;
 }();
 

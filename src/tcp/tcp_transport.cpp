@@ -141,9 +141,12 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
         if (!peer(from).accept(std::move(connection)))
           log(LogLevel::info, fmt::format("TCP: rank {} drops a second connection of rank {}", this->rank(), from));
       });
+  begin_forkable();
 }
 
-TcpTransport::~TcpTransport() = default;
+TcpTransport::~TcpTransport() {
+  end_forkable();
+}
 
 std::unique_ptr<Connection> TcpTransport::connect(Peer& to) {
   const Endpoint& address = addresses_.of_ranks[static_cast<std::size_t>(to.rank())];
@@ -238,6 +241,12 @@ bool TcpTransport::close() noexcept {
   listener_->close();
   for (const auto& one : peers_) one->close();
   return true;
+}
+
+void TcpTransport::in_child() noexcept {
+  listener_->give_up_sockets();
+  for (const auto& one : peers_) one->give_up_sockets();
+  mutex_.unlock();
 }
 
 std::chrono::milliseconds TcpTransport::patience_after_failure() const noexcept {

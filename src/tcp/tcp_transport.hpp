@@ -26,7 +26,7 @@ struct Addresses {
   Token token{};
 };
 
-class TcpTransport final : public hosts::Transport {
+class TcpTransport final : public hosts::Transport, private Forkable {
  public:
   static constexpr std::string_view kind_name = "tcp";
 
@@ -62,6 +62,9 @@ class TcpTransport final : public hosts::Transport {
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
   std::unique_ptr<Connection> connect(Peer& peer);
   void poll();
+  void before_fork() override { mutex_.lock(); }
+  void after_fork() override { mutex_.unlock(); }
+  void in_child() noexcept override;
 
   std::mutex mutex_;
   std::unique_ptr<asio::io_context> io_;

@@ -15,8 +15,9 @@ namespace {
 using hosts::Finished;
 using hosts::Pending;
 
-// Groups' tags begin at 8; control messages have 3.
-enum class TreeTag : int { barrier_up = 1, barrier_down = 2, tell_up = 4, tell_down = 5 };
+// Up and down the tree.
+enum class TreeTag : int { barrier = 1, tell = 2 };
+static_assert(static_cast<int>(TreeTag::tell) < hosts::first_tag);
 
 /// Ranks in place of hosts.
 hosts::HostTree tree_of(const hosts::Transport& transport) {
@@ -28,19 +29,19 @@ class TreeBarrier final : public hosts::Operation {
   explicit TreeBarrier(hosts::Transport& transport)
       : transport_(transport), parent_(tree_of(transport).parent(transport.rank())) {
     for (const int child : tree_of(transport).children(transport.rank()))
-      from_children_.push_back(receive(child, TreeTag::barrier_up));
+      from_children_.push_back(receive(child, TreeTag::barrier));
   }
 
   bool test() override {
     std::erase_if(from_children_, [](Pending& one) { return one.test(); });
     if (!from_children_.empty()) return false;
     if (parent_ >= 0 && !std::exchange(has_told_, true)) {
-      from_parent_ = receive(parent_, TreeTag::barrier_down);
-      send(parent_, TreeTag::barrier_up);
+      from_parent_ = receive(parent_, TreeTag::barrier);
+      send(parent_, TreeTag::barrier);
     }
     if (!from_parent_.test()) return false;
     if (!std::exchange(is_through_, true))
-      for (const int child : tree_of(transport_).children(transport_.rank())) send(child, TreeTag::barrier_down);
+      for (const int child : tree_of(transport_).children(transport_.rank())) send(child, TreeTag::barrier);
     std::erase_if(sends_, [](Pending& one) { return one.test(); });
     return sends_.empty();
   }
@@ -95,7 +96,7 @@ std::vector<std::byte> tell_over_tree(hosts::Transport& transport, std::span<con
   // What comes from below is in the order of the tree.
   const auto below = std::make_shared<std::vector<std::byte>>(mine.begin(), mine.end());
   for (const int child : tree.children(self)) {
-    const auto theirs = receive(child, TreeTag::tell_up, mine.size() * tree.with_all_below(child).size());
+    const auto theirs = receive(child, TreeTag::tell, mine.size() * tree.with_all_below(child).size());
     below->insert(below->end(), theirs->begin(), theirs->end());
   }
   auto all = std::make_shared<std::vector<std::byte>>(mine.size() * static_cast<std::size_t>(transport.size()));
@@ -106,11 +107,11 @@ std::vector<std::byte> tell_over_tree(hosts::Transport& transport, std::span<con
       next += mine.size();
     }
   } else {
-    send(tree.parent(self), TreeTag::tell_up, below);
-    all = receive(tree.parent(self), TreeTag::tell_down, all->size());
+    send(tree.parent(self), TreeTag::tell, below);
+    all = receive(tree.parent(self), TreeTag::tell, all->size());
   }
   std::vector<Pending> sends;
-  for (const int child : tree.children(self)) send(child, TreeTag::tell_down, all);
+  for (const int child : tree.children(self)) send(child, TreeTag::tell, all);
   return std::move(*all);
 }
 
