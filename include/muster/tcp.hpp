@@ -29,7 +29,7 @@ struct TcpGroupOptions {
 ///
 /// A rank of another host that ends without leaving its groups is named at once, one that stands still at the deadline.
 /// A group may go whenever it likes, on each rank at another time. At its end a process waits for the groups of the
-/// other ranks to end: up to the group's timeout, not at all after a failure.
+/// other ranks to end: up to the group's timeout, 2 s after a failure.
 ///
 /// Collective. Throws Error(argument) if the address is none, Error(io) if rank 0 cannot listen there, Error(timeout)
 /// with the ranks that never came, or with what was found in place of rank 0, Error(version), Error(rank_mismatch) on

@@ -22,6 +22,8 @@ using std::chrono::milliseconds;
 constexpr int control_tag = first_tag;
 // A rank that has ended in order may be gone before this one hears that all are through.
 constexpr milliseconds last_words{500};
+// After a failure there is little hope, but where all live their ends still meet.
+constexpr milliseconds patience_after_failure{2000};
 
 }  // namespace
 
@@ -92,6 +94,7 @@ void Context::retire() noexcept {
   const auto hold = lock();
   if (is_retired()) return;
   stage_.store(Stage::disconnecting);
+  retired_ = Clock::now();
   try {
     // Step 2.
     if (rank_ != 0) tell(0, {.kind = ControlKind::disconnect, .from = rank_});
@@ -332,12 +335,16 @@ std::string Context::missing() const {
   return names.empty() ? "the others" : names;
 }
 
+void Context::give_up_if_late() noexcept {
+  if (is_retired() && failed_.load() && transport_->can_be_dropped()) give_up_after(Clock::now() - retired_);
+}
+
 void Context::give_up_after(Clock::duration waited) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
   // Rank 0 knows more: its words come first.
   const milliseconds later(rank_ == 0 ? 0 : 500);
-  const milliseconds patience = failed_.load() ? transport_->patience_after_failure() : timeout_;
+  const milliseconds patience = failed_.load() ? patience_after_failure : timeout_;
   if (!transport_->must_rest() && waited < patience + later) return;
   give_up(fmt::format("rank {} waited {:.1f} s at its end for {}", rank_, std::chrono::duration<double>(waited).count(),
                       missing()));
@@ -355,9 +362,7 @@ void Context::give_up(const std::string& why) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
   try {
-    // After a failure that all know of, an end that needs nobody else is no news.
-    const bool is_news = !failed_.load() || transport_->patience_after_failure() != milliseconds(0);
-    log(is_news ? LogLevel::warning : LogLevel::info, fmt::format("{}: {}", transport_->name(), why));
+    log(LogLevel::warning, fmt::format("{}: {}", transport_->name(), why));
     warn_others(why);
   } catch (const std::exception&) {
     // They find out by their own deadlines.

@@ -142,6 +142,8 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Gives up where it has not ended `waited` after the end of all groups; says who is missing.
   void give_up_after(std::chrono::steady_clock::duration waited) noexcept;
   void give_up(const std::string& why) noexcept;
+  /// The same, while the process goes on: after a failure, and if the transport can be dropped.
+  void give_up_if_late() noexcept;
   /// How long this rank must leave the transport alone before its end; not at all if all are on one host.
   [[nodiscard]] std::chrono::milliseconds rest() const noexcept;
   /// A group has failed: the end does not wait for long.
@@ -198,6 +200,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<int> under_way_{0};
   std::atomic<bool> failed_{false};
   std::atomic<bool> has_other_hosts_{false};
+  std::chrono::steady_clock::time_point retired_{};
   std::chrono::steady_clock::time_point second_barrier_since_{};
   std::chrono::steady_clock::duration second_barrier_took_{};
   std::atomic<Stage> stage_{Stage::used};
@@ -230,8 +233,8 @@ class Context : public std::enable_shared_from_this<Context> {
 void keep(std::shared_ptr<Context> context);
 /// Lets contexts without groups get on with their end. Never waits. Called by a thread that may call the transport now.
 void advance_endings(std::string_view kind) noexcept;
-/// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; as long as the
-/// transport has patience if one has failed, or if a rank of this host is dead. Returns whether all have ended in
+/// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; 2 s if one has
+/// failed, or if a rank of this host is dead. Returns whether all have ended in
 /// order.
 bool end_all(std::string_view kind) noexcept;
 

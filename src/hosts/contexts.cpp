@@ -43,7 +43,7 @@ void forget_ended() {
   Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
   std::erase_if(them.all, [&them](const std::shared_ptr<Context>& context) {
-    if (!context->is_closed()) return false;
+    if (!context->is_closed()) return context->has_ended() && context->transport().can_be_dropped();
     // Also long before the transport's end: the others may hear of it late.
     std::chrono::milliseconds& rest = them.rests[context->transport().kind()];
     rest = std::max(rest, context->rest());
@@ -80,7 +80,8 @@ void advance_endings(std::string_view kind) noexcept {
       if (!context->is_retired()) continue;
       context->take_over();
       context->advance();
-      has_some = has_some || context->is_closed();
+      context->give_up_if_late();
+      has_some = has_some || context->has_ended();
     }
     if (has_some) forget_ended();
   } catch (const std::bad_alloc&) {

@@ -146,8 +146,8 @@ class Transport {
   [[nodiscard]] virtual Error ended() const = 0;
   /// All operations have finished, on all ranks. Called again until it returns true: it is closed.
   virtual bool close() noexcept = 0;
-  /// How long the end of groups waits for the others if one of them has failed.
-  [[nodiscard]] virtual std::chrono::milliseconds patience_after_failure() const noexcept = 0;
+  /// Whether it can be destroyed before it is closed: it works on nobody's memory then.
+  [[nodiscard]] virtual bool can_be_dropped() const noexcept = 0;
   /// How long a process must leave it alone between the end of groups on several hosts, whose last barrier took so
   /// long, and its own end.
   [[nodiscard]] virtual std::chrono::milliseconds rest(

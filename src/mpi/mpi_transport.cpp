@@ -299,11 +299,6 @@ bool MpiTransport::close() noexcept {
   return true;
 }
 
-std::chrono::milliseconds MpiTransport::patience_after_failure() const noexcept {
-  // There is little hope, but where all live their ends still meet.
-  return std::chrono::seconds(2);
-}
-
 std::chrono::milliseconds MpiTransport::rest(std::chrono::steady_clock::duration last_barrier) const noexcept {
   using std::chrono::milliseconds;
   // Where ranks wait for cores, the others hear late that the last barrier is through.

@@ -75,7 +75,7 @@ class MpiTransport final : public hosts::Transport {
   [[nodiscard]] Error ended() const override;
   /// Gives the communicator back to MPI.
   bool close() noexcept override;
-  [[nodiscard]] std::chrono::milliseconds patience_after_failure() const noexcept override;
+  [[nodiscard]] bool can_be_dropped() const noexcept override { return false; }
   /// MPICH 4.0 over UCX and TCP has a race in MPI_Finalize: a rank asks each other one that it has ever sent to for a
   /// disconnection and waits for its answer, but one that has had all its own answers gives no more. Who asks too late,
   /// or asks a rank that has nothing to ask of it, waits for ever: programs of ten lines hang at one end in three.

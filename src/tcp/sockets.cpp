@@ -101,6 +101,12 @@ std::vector<asio::ip::address> own_addresses() {
     if (one->ifa_addr->sa_family == AF_INET) {
       const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
       all.emplace_back(asio::ip::address_v4(ntohl(address->sin_addr.s_addr)));
+    } else if (one->ifa_addr->sa_family == AF_INET6) {
+      const auto* own = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+      asio::ip::address_v6::bytes_type bytes;
+      std::ranges::copy(own->sin6_addr.s6_addr, bytes.begin());
+      // Those of one link alone mean nothing on another.
+      if (const asio::ip::address_v6 address(bytes); !address.is_link_local()) all.emplace_back(address);
     }
   }
   all.emplace_back(asio::ip::address_v4::loopback());

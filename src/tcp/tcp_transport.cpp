@@ -249,9 +249,4 @@ void TcpTransport::in_child() noexcept {
   mutex_.unlock();
 }
 
-std::chrono::milliseconds TcpTransport::patience_after_failure() const noexcept {
-  // What it would wait for is nobody's any more: the kernel sends what was said.
-  return std::chrono::milliseconds(0);
-}
-
 }  // namespace muster::tcp

@@ -51,7 +51,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   /// Says bye to all, and waits for theirs: a socket that is closed while something is unread takes back what it has
   /// sent.
   bool close() noexcept override;
-  [[nodiscard]] std::chrono::milliseconds patience_after_failure() const noexcept override;
+  [[nodiscard]] bool can_be_dropped() const noexcept override { return true; }
 
   class Hold;
   class Send;

@@ -302,6 +302,32 @@ TEST_CASE("a rank that dies alone on its host is named by all others within a se
   }
 }
 
+TEST_CASE("a group that has failed gives its connections back, also if others do not end theirs") {
+  TemporaryDirectory directory;
+  run_processes(2, [&](int rank) {
+    const auto sockets = [] {
+      std::size_t count = 0;
+      for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code ignored;
+        if (std::filesystem::read_symlink(one.path(), ignored).string().starts_with("socket:")) ++count;
+      }
+      return count;
+    };
+    const std::size_t before = sockets();
+    auto group = join("file://" + (directory / "meeting"), rank, 2);
+    RANK_CHECK(sockets() > before);
+    const auto begin = Clock::now();
+    group->poison(Error(ErrorKind::cancelled, "enough"));
+    if (rank == 0) group.reset();
+    while (rank == 0 && sockets() > before && Clock::now() - begin < 5s) {
+      hosts::advance_endings("tcp");
+      std::this_thread::sleep_for(1ms);
+    }
+    if (rank == 0) RANK_CHECK(sockets() == before);
+    if (rank == 1) std::this_thread::sleep_until(begin + 4s);
+  });
+}
+
 TEST_CASE("strangers at the ports of ranks that work disturb nothing") {
   run_hosts(2, {}, [](SyncGroup& group) {
     const std::string own = "127.0.0.1:" + std::to_string(listening_port());
