@@ -29,6 +29,7 @@ enum class Route : std::uint8_t {
   shm,        ///< shared memory of one host
   workspace,  ///< state files in a directory that all ranks see
   mpi,        ///< MPI between hosts, shared memory inside the first rank's
+  tcp,        ///< TCP between hosts, shared memory inside the first rank's
   device,     ///< from devices: to page-locked memory, or from device to device (muster/cuda.hpp)
 };
 std::string_view to_string(Route route) noexcept;
@@ -97,7 +98,7 @@ struct ExchangeReport {
   std::vector<PhaseReport> phases;
   std::uint64_t payload_bytes = 0;  ///< tensor bytes of this rank's list
   std::uint64_t arena_bytes = 0;    ///< of these, bytes that did not move because they were in shared memory already
-  std::uint64_t mpi_bytes = 0;      ///< tensor bytes that this rank sent or received by MPI
+  std::uint64_t network_bytes = 0;  ///< tensor bytes that this rank sent or received by MPI or TCP
   std::uint64_t pool_bytes = 0;     ///< memory this rank's pools hold after the exchange
   std::uint64_t rounds = 0;         ///< all-gather rounds
 };

@@ -27,6 +27,7 @@
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
 #include "muster/sync_group.hpp"
+#include "muster/tcp.hpp"
 #include "muster/tensor.hpp"
 #include "muster/units.hpp"
 #include "muster/verify.hpp"

@@ -35,7 +35,7 @@ bool shares_memory_with_first(const Call& call) {
 
 /// What carries host tensors between the ranks of this call; null where nothing does.
 const gather::RouteDriver* route_underneath(const Call& call) {
-  for (const Route route : {Route::local, Route::shm, Route::mpi, Route::workspace}) {
+  for (const Route route : {Route::local, Route::shm, Route::mpi, Route::tcp, Route::workspace}) {
     const gather::RouteDriver* driver = gather::RouteTable::instance().find(route);
     if (driver != nullptr && driver->is_usable(call)) return driver;
   }

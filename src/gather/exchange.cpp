@@ -119,13 +119,13 @@ class ExchangeRun {
     for (const int rank : call_.list) in_list += records[static_cast<std::size_t>(rank)].payload_bytes;
     const bool is_merge = call_.operation == Operation::merge;
     const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes - written : 0;
-    const bool by_mpi = report.mpi_bytes != 0;
-    // What MPI sends is not copied here.
+    const bool by_network = report.network_bytes != 0;
+    // What a network sends is not copied here.
     phases.end(is_merge             ? "merge"
                : !call_.is_sender() ? "receive"
-               : by_mpi             ? "send"
+               : by_network         ? "send"
                                     : "copy",
-               moved, moved == 0 || by_mpi ? 0 : 1, faults_now() - faults);
+               moved, moved == 0 || by_network ? 0 : 1, faults_now() - faults);
     Outcome outcome{call_.list, {}, state_};
     const bool is_closed = close(records, trouble);
     // At once: who does not publish takes away what others have by now.

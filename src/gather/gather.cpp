@@ -39,7 +39,8 @@ std::string Exchange::explain() const {
   std::string text = fmt::format("route {} ({}): {} bytes of {} ranks", to_string(report.route), report.reason,
                                  report.payload_bytes, ranks_.size());
   if (report.arena_bytes != 0) text += fmt::format(", {} of them in shared memory already", report.arena_bytes);
-  if (report.mpi_bytes != 0) text += fmt::format(", {} of them by MPI", report.mpi_bytes);
+  if (report.network_bytes != 0)
+    text += fmt::format(", {} of them by {}", report.network_bytes, report.route == Route::tcp ? "TCP" : "MPI");
   text += fmt::format(", {} round{}", report.rounds, report.rounds == 1 ? "" : "s");
   for (const PhaseReport& phase : report.phases) {
     text += fmt::format("; {} {:.3f} ms", phase.name, phase.seconds * 1e3);

@@ -65,7 +65,7 @@ std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::spa
     needed = merged_bytes(own, members, records);
   } else {
     for (const int member : members) {
-      const bool is_far = own.forced == Route::mpi || group.host_of(member) != group.host_of(rank);
+      const bool is_far = is_between_hosts(own.forced) || group.host_of(member) != group.host_of(rank);
       if (member != rank && is_far)
         needed = plus(needed, in_pages(records[static_cast<std::size_t>(member)].moving_bytes));
     }

@@ -15,7 +15,8 @@ namespace muster {
 namespace {
 
 constexpr std::array names = {std::string_view("automatic"), std::string_view("local"), std::string_view("shm"),
-                              std::string_view("workspace"), std::string_view("mpi"),   std::string_view("device")};
+                              std::string_view("workspace"), std::string_view("mpi"),   std::string_view("tcp"),
+                              std::string_view("device")};
 static_assert(names.size() == static_cast<std::size_t>(Route::device) + 1, "one name a route");
 
 }  // namespace
@@ -28,8 +29,9 @@ std::string_view to_string(Route route) noexcept {
 namespace gather {
 namespace {
 
-// Of ranks that share memory; then the way between hosts; last what a group has that shares nothing but a directory.
-constexpr std::array on_the_host = {Route::shm, Route::mpi, Route::workspace};
+// Of ranks that share memory; then the ways between hosts, of which a group has one; last what a group has that shares
+// nothing but a directory.
+constexpr std::array on_the_host = {Route::shm, Route::mpi, Route::tcp, Route::workspace};
 
 bool allows(const RouteFacts& facts, Route route) noexcept {
   return (facts.routes & route_bit(route)) != 0;

@@ -54,6 +54,11 @@ struct Decision {
   friend bool operator==(const Decision&, const Decision&) = default;
 };
 
+/// A route that, if it is forced, also ranks of one host send by.
+constexpr bool is_between_hosts(Route route) noexcept {
+  return route == Route::mpi || route == Route::tcp;
+}
+
 constexpr std::uint8_t route_bit(Route route) noexcept {
   return static_cast<std::uint8_t>(1U << static_cast<unsigned>(route));
 }

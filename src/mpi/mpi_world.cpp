@@ -25,8 +25,9 @@
 
 #include "muster/log.hpp"
 #include "muster/mpi.hpp"
-#include "src/mpi/context.hpp"
-#include "src/mpi/mpi_group.hpp"
+#include "src/hosts/hosts_group.hpp"
+#include "src/hosts/link.hpp"
+#include "src/mpi/mpi_transport.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/registered.hpp"
 #include "src/sync/settings.hpp"
@@ -50,63 +51,21 @@ MpiThreads threads_of_mpi() {
   return MpiThreads::one;
 }
 
-struct Contexts {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<Context>> all;
-  std::chrono::milliseconds rest{0};  // the longest of those that have closed
-  bool has_callback = false;
-  std::int64_t process = 0;
-};
-
-/// Never destroyed: MPI may end after this library's statics.
-Contexts& contexts() {
-  static auto* const the_contexts = new Contexts;
-  return *the_contexts;
-}
-
-std::vector<std::shared_ptr<Context>> list() {
-  Contexts& them = contexts();
-  const std::lock_guard lock(them.mutex);
-  // A forked child has copies of what its parent will end.
-  if (them.process != os::process_id()) return {};
-  return them.all;
-}
-
-void forget_ended() {
-  Contexts& them = contexts();
-  const std::lock_guard lock(them.mutex);
-  std::erase_if(them.all, [&them](const std::shared_ptr<Context>& context) {
-    if (!context->is_closed()) return false;
-    // Also before MPI_Finalize: the others may hear of it late.
-    them.rest = std::max(them.rest, context->rest());
-    return true;
-  });
-}
-
-/// Once: MPI_Finalize calls end_all() again where world() has.
-std::chrono::milliseconds take_rest() {
-  Contexts& them = contexts();
-  const std::lock_guard lock(them.mutex);
-  return std::exchange(them.rest, std::chrono::milliseconds(0));
-}
-
 int on_finalize(MPI_Comm, int, void*, void*) {
-  end_all();
+  hosts::end_all(MpiTransport::kind_name);
   return MPI_SUCCESS;
 }
 
-/// From now on it is ended by MPI_Finalize at the latest. Throws Error(io).
-void keep(std::shared_ptr<Context> context) {
-  Contexts& them = contexts();
-  const std::lock_guard lock(them.mutex);
-  if (!them.has_callback) {
-    int key = MPI_KEYVAL_INVALID;
-    check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "making an attribute");
-    check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "setting an attribute");
-    them.has_callback = true;
-    them.process = os::process_id();
-  }
-  them.all.push_back(std::move(context));
+/// From now on MPI_Finalize ends what there is, before it does anything else. Throws Error(io).
+void end_with_finalize() {
+  static std::mutex mutex;
+  static bool has_callback = false;
+  const std::lock_guard lock(mutex);
+  if (has_callback) return;
+  int key = MPI_KEYVAL_INVALID;
+  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "making an attribute");
+  check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "setting an attribute");
+  has_callback = true;
 }
 
 std::int64_t initialiser = 0;  // the process that has initialised MPI
@@ -148,7 +107,7 @@ void finalise_at_exit(int status, void*) {
   // Not in a forked child.
   if (os::process_id() != initialiser || !is_running()) return;
   set_world(nullptr);
-  if (end_all())
+  if (hosts::end_all(MpiTransport::kind_name))
     finalise_or_leave(status);
   else
     log(LogLevel::warning, "MPI: MPI_Finalize is left out at the end of this process: it would wait for ever");
@@ -253,50 +212,12 @@ int ranks() {
   return true;
 }();
 
+[[maybe_unused]] const bool has_route = [] {
+  hosts::add_route(Route::mpi, "MPI", "make it with mpi_group(), or start the ranks with mpiexec and use world()");
+  return true;
+}();
+
 }  // namespace
-
-void advance_endings() noexcept {
-  try {
-    bool has_some = false;
-    for (const std::shared_ptr<Context>& context : list()) {
-      if (!context->is_retired()) continue;
-      context->take_over();
-      context->advance();
-      has_some = has_some || context->is_closed();
-    }
-    if (has_some) forget_ended();
-  } catch (const std::bad_alloc&) {
-    // Later, then.
-  }
-}
-
-bool end_all() noexcept {
-  try {
-    const std::vector<std::shared_ptr<Context>> all = list();
-    for (const std::shared_ptr<Context>& context : all) {
-      context->take_over();
-      context->end_groups();
-    }
-    const Clock::time_point begin = Clock::now();
-    const auto has_ended = [](const std::shared_ptr<Context>& context) { return context->has_ended(); };
-    while (!std::ranges::all_of(all, has_ended)) {
-      for (const std::shared_ptr<Context>& context : all) {
-        if (context->has_ended()) continue;
-        context->advance();
-        context->give_up_after(Clock::now() - begin);
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    forget_ended();
-    std::chrono::milliseconds rest = take_rest();
-    for (const std::shared_ptr<Context>& context : all) rest = std::max(rest, context->rest());
-    std::this_thread::sleep_for(rest);
-    return std::ranges::all_of(all, [](const std::shared_ptr<Context>& context) { return context->is_closed(); });
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-}
-
 }  // namespace muster::mpi
 
 namespace muster {
@@ -308,20 +229,10 @@ std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& optio
                 "mpi_group: MPI is not initialised here, or has ended: call MPI_Init_thread before");
   const mpi::MpiThreads threads = mpi::threads_of_mpi();
   const std::chrono::milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
-  mpi::advance_endings();
-  const auto context = std::make_shared<mpi::Context>(mpi::Comm::duplicate(comm, timeout), threads, timeout);
-  mpi::keep(context);
-  try {
-    mpi::Met met = mpi::meet(context->comm(), timeout);
-    context->introduce(met.ranks, met.hosts);
-    auto group = std::make_shared<mpi::MpiGroup>(context, 0, std::move(met), context->rank(), timeout);
-    group->barrier({.timeout = {}, .stop = {}, .phase = "mpi_group"});
-    return group;
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::version) context->has_failed();
-    context->retire();
-    throw;
-  }
+  hosts::advance_endings(mpi::MpiTransport::kind_name);
+  const auto context = std::make_shared<hosts::Context>(mpi::MpiTransport::over(comm, threads, timeout), timeout);
+  mpi::end_with_finalize();
+  return hosts::make_group(context, timeout, "mpi_group");
 }
 
 }  // namespace muster

@@ -23,6 +23,16 @@ using DistantWorldMaker = std::function<std::shared_ptr<SyncGroup>(const Distant
 
 void set_distant_world_maker(DistantWorldMaker maker);
 
+struct TcpWorld {
+  std::string address;  ///< Start::meeting
+  std::string key;
+  int rank = 0;
+  int size = 1;
+};
+using TcpWorldMaker = std::function<std::shared_ptr<SyncGroup>(const TcpWorld&)>;
+
+void set_tcp_world_maker(TcpWorldMaker maker);
+
 struct MpiSupport {
   /// Ranks of MPI_COMM_WORLD; 0 if the program has not initialised MPI, or ended it.
   std::function<int()> ranks;

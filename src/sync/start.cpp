@@ -81,6 +81,18 @@ std::optional<Start> started_by_mpi(const Reader& environment) {
   return std::nullopt;
 }
 
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host.starts_with("127.") || host == "::1";
+}
+
+std::string address_text(const std::string& host, int port) {
+  if (port < 1 || port > UINT16_MAX)
+    throw Error(ErrorKind::argument,
+                fmt::format("the ranks cannot meet at port {}: set MUSTER_PORT to a free one of {}", port, host));
+  const bool is_bracketed = host.find(':') != std::string::npos;
+  return fmt::format("{}{}{}:{}", is_bracketed ? "[" : "", host, is_bracketed ? "]" : "", port);
+}
+
 /// Step 2.
 std::optional<Start> started_by_launcher(const Reader& environment) {
   const auto rank = environment.number("RANK");
@@ -97,6 +109,11 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   const auto here = environment.number("LOCAL_WORLD_SIZE");
   start.is_here = here && *here == *size;
   start.is_apart = here && !start.is_here;
+  const auto first_host = environment.text("MASTER_ADDR");
+  const auto own_port = environment.number("MUSTER_PORT");
+  const auto master_port = environment.number("MASTER_PORT");
+  if (!start.is_here && first_host && (own_port || master_port) && (here || !is_loopback(*first_host)))
+    start.meeting = address_text(*first_host, own_port ? *own_port : *master_port + 1);
   if (const auto job = environment.text("MUSTER_JOB")) {
     start.key = "job " + *job;
   } else if (environment.has("MASTER_ADDR") && environment.has("MASTER_PORT")) {
@@ -106,6 +123,23 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
         environment.text_or_nothing("TORCHELASTIC_RUN_ID"), environment.text_or_nothing("TORCHELASTIC_RESTART_COUNT"));
   }
   return start;
+}
+
+/// The first of Slurm's list of nodes: "a1" of "a[1-3,7],b".
+std::string first_node(std::string_view list) {
+  std::string name;
+  for (std::size_t at = 0; at < list.size() && list[at] != ','; ++at) {
+    if (list[at] != '[') {
+      name += list[at];
+      continue;
+    }
+    const std::size_t end = list.find(']', at);
+    if (end == std::string_view::npos) return {};
+    const std::string_view numbers = list.substr(at + 1, end - at - 1);
+    name += numbers.substr(0, numbers.find_first_of("-,"));
+    at = end;
+  }
+  return name;
 }
 
 /// Step 4.
@@ -121,6 +155,14 @@ std::optional<Start> started_by_slurm(const Reader& environment) {
   start.is_apart = !start.is_here;
   start.key = fmt::format("slurm {} {} {}", environment.text_or_nothing("SLURM_JOB_ID"), *step,
                           environment.text_or_nothing("SLURM_RESTART_COUNT"));
+  const std::string first_host =
+      environment.text("MASTER_ADDR").value_or(first_node(environment.text_or_nothing("SLURM_STEP_NODELIST")));
+  constexpr int first_port = 20000;
+  constexpr int ports = 10000;
+  const int number =
+      environment.number("SLURM_JOB_ID").value_or(0) % ports + environment.number("SLURM_STEP_ID").value_or(0) % ports;
+  if (start.is_apart && !first_host.empty())
+    start.meeting = address_text(first_host, environment.number("MUSTER_PORT").value_or(first_port + number % ports));
   return start;
 }
 

@@ -6,7 +6,8 @@
 //  1. A process manager of MPI that still listens (PMI_FD is an open socket, PMI_PORT, PMIX_RANK, OMPI_COMM_WORLD_SIZE)
 //     and has started more than one process: MPI. Descriptors tell who is nearer: torchrun closes them for its workers,
 //     and `muster run` takes these variables from its ranks' environment.
-//  2. RANK and WORLD_SIZE: `muster run`, torchrun, or set by hand.
+//  2. RANK and WORLD_SIZE: `muster run`, torchrun, or set by hand. All ranks are here if LOCAL_WORLD_SIZE says so, and
+//     if it says nothing and MASTER_ADDR is no other host's address than this one's own 127.0.0.1.
 //  3. Both: the same rank of the same number of ranks is MPI (a script has set one from the other); inside of `muster
 //     run` MPI was started later; inside of torchrun, torchrun was. Anything else is an error.
 //  4. A step of Slurm with several tasks (SLURM_STEP_NUM_TASKS; SLURM_NTASKS is also set in the shell of a job).
@@ -37,6 +38,10 @@ struct Start {
   bool is_here = true;    ///< all ranks are known to be on this host
   bool is_apart = false;  ///< some ranks are known to be on others
   std::string key = {};   ///< tells the job from others; not of MPI
+  /// HOST:PORT where ranks that are not known to be here meet by TCP; empty: none is known. The host is MASTER_ADDR, or
+  /// the first of a step's nodes; the port MUSTER_PORT, else MASTER_PORT + 1 (torchrun's own store is often at
+  /// MASTER_PORT), or of a step 20000 and something that follows from its number.
+  std::string meeting = {};
   std::string said = {};  ///< the variables that say so, for messages: "PMI_RANK=1 PMI_SIZE=4"
 };
 

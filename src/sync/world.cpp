@@ -59,28 +59,28 @@ sync::DistantWorldMaker& distant_maker() {
   return maker;
 }
 
+sync::TcpWorldMaker& tcp_maker() {
+  static sync::TcpWorldMaker maker;
+  return maker;
+}
+
 /// Ranks whose launcher has told them who they are, but has no way between them.
 std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
   const auto workspace = os::environment("MUSTER_WORKSPACE");
-  if (start.is_apart && (!workspace || !distant_maker())) {
-    if (start.by == sync::StartedBy::slurm)
-      throw Error(ErrorKind::unsupported,
-                  fmt::format("srun has started this process on several hosts ({}) without PMI, which MPI needs: `srun "
-                              "--mpi=pmi2` for MPICH, `--mpi=pmix` for Open MPI (`srun --mpi=list` tells what there "
-                              "is); or name a directory that all of them see by MUSTER_WORKSPACE",
-                              start.said));
-    throw Error(
-        ErrorKind::unsupported,
-        fmt::format("some of the {} ranks are not on this host (LOCAL_WORLD_SIZE, WORLD_SIZE): ranks of several "
-                    "hosts need a directory that all of them see, named by MUSTER_WORKSPACE, MPI (mpiexec), or "
-                    "a group that reaches them, set by set_world()",
-                    start.size));
-  }
+  const bool meets_by_tcp = !workspace && !start.meeting.empty() && tcp_maker();
+  if (start.is_apart && !meets_by_tcp && (!workspace || !distant_maker()))
+    throw Error(ErrorKind::unsupported,
+                fmt::format("some of the {} ranks are not on this host ({}), and nothing says where they meet: set "
+                            "MASTER_ADDR and MASTER_PORT to an address of rank 0's host, name a directory that all of "
+                            "them see by MUSTER_WORKSPACE, start them with mpiexec, or set_world() a group of them",
+                            start.size, start.said));
   if (start.size == 1) return single_group();
   if (start.key.empty())
     throw Error(ErrorKind::argument,
                 "the environment has RANK and WORLD_SIZE but nothing that tells this job from others: start the ranks "
                 "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
+  if (meets_by_tcp)
+    return tcp_maker()({.address = start.meeting, .key = start.key, .rank = start.rank, .size = start.size});
   // Who names a workspace and does not say that all ranks are here has ranks elsewhere.
   if (workspace && !start.is_here && distant_maker())
     return distant_maker()({.directory = *workspace, .key = start.key, .rank = start.rank, .size = start.size});
@@ -134,6 +134,10 @@ namespace sync {
 
 void set_distant_world_maker(DistantWorldMaker maker) {
   distant_maker() = std::move(maker);
+}
+
+void set_tcp_world_maker(TcpWorldMaker maker) {
+  tcp_maker() = std::move(maker);
 }
 
 std::chrono::milliseconds default_timeout() {

@@ -10,7 +10,8 @@
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/mpi.hpp"
-#include "src/mpi/hosts.hpp"
+#include "src/hosts/hosts.hpp"
+#include "src/mpi/mpi_transport.hpp"
 #include "src/sync/group.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
@@ -152,7 +153,8 @@ TEST_CASE("groups have as many tags as MPI has for MPI_COMM_WORLD") {
     int flag = 0;
     PMPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag);
     RANK_CHECK(flag != 0);
-    RANK_CHECK(mpi::Comm::duplicate(MPI_COMM_WORLD, 10s)->most_tag() == *static_cast<int*>(value));
+    RANK_CHECK(mpi::MpiTransport::over(MPI_COMM_WORLD, mpi::MpiThreads::one, 10s)->most_tag() ==
+               *static_cast<int*>(value));
     group.barrier();
   });
 }
@@ -212,14 +214,14 @@ TEST_CASE("mpi_group() before MPI_Init") {
 }
 
 TEST_CASE("ranks of other versions and of other byte order cannot be in one group") {
-  std::vector<mpi::Card> cards(3, mpi::own_card());
-  CHECK_NOTHROW(mpi::check_versions(cards));
+  std::vector<hosts::Card> cards(3, hosts::own_card());
+  CHECK_NOTHROW(hosts::check_versions(cards));
   std::memcpy(cards[2].version.data(), "0.0.1", 6);
-  CHECK(kind_of([&] { mpi::check_versions(cards); }, "rank 2 runs Muster 0.0.1") == ErrorKind::version);
+  CHECK(kind_of([&] { hosts::check_versions(cards); }, "rank 2 runs Muster 0.0.1") == ErrorKind::version);
   cards[2] = cards[0];
-  cards[1].magic = __builtin_bswap32(mpi::Card::right_magic);
-  CHECK(kind_of([&] { mpi::check_versions(cards); }, "byte order") == ErrorKind::version);
+  cards[1].magic = __builtin_bswap32(hosts::Card::right_magic);
+  CHECK(kind_of([&] { hosts::check_versions(cards); }, "byte order") == ErrorKind::version);
   cards[1] = {};
   cards[1].magic = 7;
-  CHECK(kind_of([&] { mpi::check_versions(cards); }, "one version") == ErrorKind::version);
+  CHECK(kind_of([&] { hosts::check_versions(cards); }, "one version") == ErrorKind::version);
 }

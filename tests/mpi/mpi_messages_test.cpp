@@ -9,7 +9,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
-#include "src/mpi/calls.hpp"
+#include "src/mpi/mpi_transport.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -205,7 +205,7 @@ TEST_CASE("a message that is found when its sender, who has left, is about to be
 TEST_CASE("where MPI may still read what its caller frees, a thread that waits already calls it no more") {
   ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
   const auto ended = try_ranks(2, [](SyncGroup& group) {
-    const auto comm = mpi::Comm::duplicate(MPI_COMM_WORLD, 10s);
+    const auto transport = mpi::MpiTransport::over(MPI_COMM_WORLD, mpi::MpiThreads::all, 10s);
     group.barrier();
     if (group.rank() == 0) {
       std::this_thread::sleep_for(2s);
@@ -215,7 +215,7 @@ TEST_CASE("where MPI may still read what its caller frees, a thread that waits a
     std::thread beside([&] {
       std::this_thread::sleep_for(300ms);
       const std::vector<std::byte> tensor(4 << 20);
-      { const mpi::Pending abandoned = mpi::start_send(*comm, 0, 1, tensor, nullptr); }
+      { const mpi::Pending abandoned = transport->send(0, 1, tensor, nullptr, mpi::Finished::sent); }
       RANK_CHECK(mpi::must_rest());
       std::this_thread::sleep_for(50ms);
       looks_before = looks.load();

@@ -109,8 +109,8 @@ check "one task is one process" well 1
 
 job 0 srun -N 1 -n 4 "${work[@]}"
 check "ranks of one node need no PMI" well 4
-job 2 srun -N 2 -n 4 "${work[@]}"
-check "ranks of two do, and say so" said "without PMI.*srun --mpi=pmi2" 4
+job 0 srun -N 2 -n 4 "${work[@]}"
+check "ranks of two need none either: they meet by TCP" well 4
 mkdir workspace
 MUSTER_WORKSPACE=$place/workspace job 0 srun -N 2 -n 4 "${work[@]}"
 check "or meet in a workspace" well 4

@@ -8,12 +8,12 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
-#include "src/mpi/hosts.hpp"
+#include "src/hosts/hosts.hpp"
 #include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
-using mpi::HostTree;
+using hosts::HostTree;
 
 namespace {
 

@@ -50,8 +50,8 @@ TEST_CASE("the report tells what went by MPI and what by shared memory") {
       RANK_CHECK(report.rounds == 2);
       RANK_CHECK(report.payload_bytes == 4 << 20);
       const bool is_far = group.host_of(group.rank()) != group.host_of(first);
-      RANK_CHECK(report.mpi_bytes == (group.rank() == first ? 2 << 20 : is_far ? 1 << 20 : 0));
-      RANK_CHECK((all.explain().find(" of them by MPI") != std::string::npos) == (report.mpi_bytes != 0));
+      RANK_CHECK(report.network_bytes == (group.rank() == first ? 2 << 20 : is_far ? 1 << 20 : 0));
+      RANK_CHECK((all.explain().find(" of them by MPI") != std::string::npos) == (report.network_bytes != 0));
       RANK_CHECK(all.explain().find("several hosts") != std::string::npos);
       bool has_sent = false;
       for (const PhaseReport& phase : report.phases)

@@ -20,6 +20,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/workspace.hpp"
+#include "tests/support/tcp_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace muster::test {
@@ -230,7 +231,12 @@ class FileMaker final : public GroupMaker {
 
 std::map<std::string, GroupKind>& group_kinds() {
   static std::map<std::string, GroupKind> kinds = {
-      {"file", {[](int size) -> std::unique_ptr<GroupMaker> { return std::make_unique<FileMaker>(size); }}}};
+      {"file", {[](int size) -> std::unique_ptr<GroupMaker> { return std::make_unique<FileMaker>(size); }}},
+      {"tcp", {[](int size) { return make_tcp_maker(size, 1); }}},
+      {"tcp-2", {[](int size) { return make_tcp_maker(size, 2); }}},
+      {"tcp-3", {[](int size) { return make_tcp_maker(size, 3); }}},
+      {"tcp-12", {[](int size) { return make_tcp_maker(size, 12); }}},
+  };
   return kinds;
 }
 

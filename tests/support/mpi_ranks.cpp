@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forked ranks as ranks of MPI: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N of them. A host is a network namespace:
-// ranks of two of them cannot meet in shared memory, as on two machines. MPI itself needs no network here and takes
-// shared memory, whose queues a killed sender may block; MUSTER_TEST_MPI_LINK=tcp gives two hosts network cards, and
-// MPI nothing else: for tests that kill. MUSTER_TEST_MPI_THREADS: multiple (any thread may call MPI), serialized (one
-// at a time), else the main thread.
+// Forked ranks as ranks of MPI: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N of them. MPI itself needs no network
+// between them and takes shared memory, whose queues a killed sender may block; MUSTER_TEST_MPI_LINK=tcp gives hosts
+// network cards, and MPI nothing else: for tests that kill. MUSTER_TEST_MPI_THREADS: multiple (any thread may call
+// MPI), serialized (one at a time), else the main thread.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -22,6 +21,7 @@
 #include "muster/mpi.hpp"
 #include "src/os/fd.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/networks.hpp"
 
 namespace muster::test {
 namespace {
@@ -157,48 +157,6 @@ class PmiServer {
   pid_t pid_ = -1;
 };
 
-/// A network namespace that nobody is in.
-os::Fd fresh_network() {
-  int ready[2] = {-1, -1};
-  if (::pipe2(ready, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const char word = ::unshare(CLONE_NEWNET) == 0 ? 'y' : 'n';
-    if (::write(ready[1], &word, 1) != 1) ::_exit(1);
-    ::pause();
-    ::_exit(0);
-  }
-  char word = 'n';
-  if (::read(ready[0], &word, 1) != 1) word = 'n';
-  const std::string path = "/proc/" + std::to_string(child) + "/ns/net";
-  os::Fd network(word == 'y' ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : -1);
-  ::kill(child, SIGKILL);
-  ::waitpid(child, nullptr, 0);
-  ::close(ready[0]);
-  ::close(ready[1]);
-  if (!network) throw std::runtime_error("no network namespace can be made here: that needs root");
-  return network;
-}
-
-/// Two hosts joined by a pair of network cards.
-void link_networks(const os::Fd& one, const os::Fd& other) {
-  const auto path = [](const os::Fd& network) {
-    return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(network.get());
-  };
-  const auto up = [&](const os::Fd& network, const char* address) {
-    return "nsenter --net=" + path(network) + " sh -c 'ip link set lo up && ip address add " + address +
-           "/24 dev link0 && ip link set link0 up'";
-  };
-  const auto is_up = [&](const os::Fd& network) {
-    return "timeout 5 sh -c 'until nsenter --net=" + path(network) +
-           " ip link show link0 | grep -q \"state UP\"; do sleep 0.01; done'";
-  };
-  const std::string command = "nsenter --net=" + path(one) + " ip link add link0 type veth peer name link0 netns " +
-                              path(other) + " && " + up(one, "10.78.0.1") + " && " + up(other, "10.78.0.2") + " && " +
-                              is_up(one) + " && " + is_up(other);
-  if (std::system(command.c_str()) != 0) throw std::runtime_error("no network cards can be made here");
-}
-
 bool goes_by_tcp() {
   const char* link = std::getenv("MUSTER_TEST_MPI_LINK");
   return link != nullptr && std::string_view(link) == "tcp";
@@ -222,16 +180,14 @@ class MpiMaker final : public GroupMaker {
  public:
   MpiMaker(int size, int hosts) : size_(size), hosts_(hosts), server_(size) {
     for (int host = 0; host < hosts; ++host) networks_.push_back(fresh_network());
-    if (goes_by_tcp() && hosts != 2) throw std::runtime_error("MUSTER_TEST_MPI_LINK=tcp is for two hosts");
-    if (goes_by_tcp()) link_networks(networks_[0], networks_[1]);
+    if (goes_by_tcp()) join_networks(networks_);
   }
 
   [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
     server_.enter(rank);
     // Ranks in turns over the hosts would be as good; in blocks is what launchers do.
     const int host = rank * hosts_ / size_;
-    if (hosts_ > 1 && ::setns(networks_[static_cast<std::size_t>(host)].get(), CLONE_NEWNET) != 0)
-      throw std::runtime_error("setns");
+    if (hosts_ > 1) enter_network(networks_[static_cast<std::size_t>(host)]);
     // UCX looks there for network cards.
     if (hosts_ > 1 && goes_by_tcp() &&
         (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||

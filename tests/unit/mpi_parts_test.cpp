@@ -11,12 +11,12 @@
 #include "muster/error.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/needs.hpp"
-#include "src/mpi/buffer_pool.hpp"
-#include "src/mpi/mpi_tree.hpp"
+#include "src/hosts/buffer_pool.hpp"
+#include "src/hosts/pieces.hpp"
 #include "src/os/pages.hpp"
 
 using namespace muster;
-using namespace muster::mpi;
+using namespace muster::hosts;
 
 namespace {
 

@@ -15,7 +15,7 @@ using namespace muster::gather;
 
 namespace {
 
-constexpr std::array all_routes = {Route::local, Route::shm, Route::workspace, Route::mpi, Route::device};
+constexpr std::array all_routes = {Route::local, Route::shm, Route::workspace, Route::mpi, Route::tcp, Route::device};
 constexpr std::array all_operations = {Operation::configs, Operation::tensors, Operation::merge, Operation::stream};
 constexpr std::array all_residencies = {Residency::none, Residency::host, Residency::device, Residency::mixed};
 
@@ -92,11 +92,11 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/rou
       if (decision.is_refused()) REQUIRE(decision == refused(Refusal::unreachable));
     }
   });
-  CHECK(seen == 4 * 4 * 6 * 32);
+  CHECK(seen == 4 * 4 * 7 * 64);
 }
 
 TEST_CASE("routes are preferred in one order, and one more route never makes a list worse off") {
-  constexpr std::array order = {Route::local, Route::shm, Route::mpi, Route::workspace};
+  constexpr std::array order = {Route::local, Route::shm, Route::mpi, Route::tcp, Route::workspace};
   const auto place = [&](Route route) { return std::ranges::find(order, route) - order.begin(); };
   for_all_facts([&](const RouteFacts& facts) {
     const Decision decision = choose_route(facts);
@@ -181,7 +181,7 @@ TEST_CASE("what is forced, and by what") {
   CHECK(forced_text(forcing_of({})).empty());
   ::setenv("MUSTER_ROUTE", "pigeon", 1);
   const std::string words = test::words_of(ErrorKind::argument, [] { (void)forcing_of({}); });
-  CHECK(test::has(words, "'pigeon': it must be automatic, local, shm, workspace, mpi or device"));
+  CHECK(test::has(words, "'pigeon': it must be automatic, local, shm, workspace, mpi, tcp or device"));
   ::unsetenv("MUSTER_ROUTE");
   CHECK_THROWS_AS((void)forcing_of({.route = Route::shm, .workspace = {.path = "/w"}}), Error);
 }

@@ -39,6 +39,7 @@ const Variables slurm_shell = {
 const Variables slurm_step = slurm_shell + Variables{{"SLURM_STEP_ID", "0"},
                                                      {"SLURM_STEP_NUM_TASKS", "8"},
                                                      {"SLURM_STEP_NUM_NODES", "2"},
+                                                     {"SLURM_STEP_NODELIST", "n[01-02,7],m"},
                                                      {"SLURM_PROCID", "3"}};
 
 void check(const Start& start, StartedBy by, int rank, int size) {
@@ -60,6 +61,23 @@ TEST_CASE("one who has started this process is known") {
   check(start_of(torchrun), StartedBy::launcher, 5, 8);
   CHECK(start_of(torchrun).is_apart);
   CHECK(start_of(torchrun).key == "torchrun h1 29500 17 ");
+}
+
+TEST_CASE("ranks of several hosts have a port to meet at, beside torchrun's own") {
+  CHECK(start_of(muster_run).meeting.empty());
+  CHECK(start_of(torchrun).meeting == "h1:29501");
+  CHECK(start_of(torchrun + Variables{{"MUSTER_PORT", "4000"}}).meeting == "h1:4000");
+  CHECK(start_of(torchrun + Variables{{"MASTER_ADDR", "fe80::1"}}).meeting == "[fe80::1]:29501");
+  CHECK_THROWS_AS(start_of(torchrun + Variables{{"MASTER_PORT", "65535"}}), Error);
+  // By hand: nothing says how many ranks are here.
+  Variables by_hand = torchrun;
+  by_hand.erase("LOCAL_WORLD_SIZE");
+  CHECK(start_of(by_hand).meeting == "h1:29501");
+  CHECK(!start_of(by_hand).is_apart);
+  for (const char* here : {"localhost", "127.0.0.1", "::1"})
+    CHECK(start_of(by_hand + Variables{{"MASTER_ADDR", here}}).meeting.empty());
+  by_hand.erase("MASTER_ADDR");
+  CHECK(start_of(by_hand).meeting.empty());
 }
 
 TEST_CASE("a process manager that does not listen any more has started somebody else") {
@@ -100,6 +118,8 @@ TEST_CASE("Slurm: the shell of a job is one process, a step's tasks are ranks") 
   check(start_of(slurm_shell), StartedBy::alone, 0, 1);
   check(start_of(slurm_step), StartedBy::slurm, 3, 8);
   CHECK(start_of(slurm_step).is_apart);
+  CHECK(start_of(slurm_step).meeting == "n01:20042");
+  CHECK(start_of(slurm_step + Variables{{"SLURM_STEP_NODELIST", "a,b[1-2]"}, {"MUSTER_PORT", "7"}}).meeting == "a:7");
   check(start_of(slurm_step + mpiexec), StartedBy::mpi, 1, 4);
   check(start_of(slurm_step + Variables{{"PMIX_RANK", "3"}}), StartedBy::mpi, 3, 8);
   check(start_of(slurm_step + torchrun), StartedBy::launcher, 5, 8);

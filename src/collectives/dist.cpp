@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/dist.hpp"
+
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "muster/tcp.hpp"
+
+namespace muster::dist {
+namespace {
+
+struct World {
+  std::mutex mutex;
+  std::unique_ptr<ProcessGroup> group;
+};
+
+/// Destroyed at exit, as world() is: a rank that ends in order is seen to have left.
+World& the_world() {
+  static World world;
+  return world;
+}
+
+ProcessGroup& world_now() {
+  World& world = the_world();
+  const std::lock_guard lock(world.mutex);
+  if (!world.group) throw Error(ErrorKind::argument, "there is no process group: call init_process_group() first");
+  return *world.group;
+}
+
+enum class Backend : std::uint8_t { shm, tcp, mpi };
+
+Backend backend_of(std::string_view name) {
+  if (name == "shm") return Backend::shm;
+  if (name == "tcp" || name == "gloo") return Backend::tcp;
+  if (name == "mpi") return Backend::mpi;
+  if (name == "nccl")
+    throw Error(ErrorKind::unsupported,
+                "the backend 'nccl' moves tensors on devices, which collectives do not take: copy them to the host, or "
+                "gather them (get_tensors_parallel)");
+  throw Error(ErrorKind::argument, fmt::format("there is no backend '{}': shm, tcp, gloo or mpi", name));
+}
+
+/// env://.
+std::shared_ptr<SyncGroup> group_of_environment(Backend backend, const InitOptions& options) {
+  auto group = muster::world();
+  if ((options.rank != -1 && options.rank != group->rank()) ||
+      (options.world_size != -1 && options.world_size != group->size()))
+    throw Error(ErrorKind::argument,
+                fmt::format("env:// has this process as rank {} of {}, and the call as rank {} of {}", group->rank(),
+                            group->size(), options.rank, options.world_size));
+  if (backend == Backend::mpi && group->kind() != "mpi")
+    throw Error(ErrorKind::unsupported,
+                fmt::format("the backend 'mpi' needs a job that MPI has started (mpiexec), and this one is of the kind "
+                            "'{}'",
+                            group->kind()));
+  return group;
+}
+
+std::shared_ptr<SyncGroup> group_at(Backend backend, const InitOptions& options) {
+  const std::string& method = options.init_method;
+  if (!method.starts_with("tcp://") && !method.starts_with("file://"))
+    throw Error(ErrorKind::argument,
+                fmt::format("'{}' is no init_method: env://, tcp://HOST:PORT or file:///PATH", method));
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
+    throw Error(ErrorKind::argument, fmt::format("{} needs a rank and a world_size, and cannot have rank {} of {}",
+                                                 method, options.rank, options.world_size));
+  if (backend == Backend::mpi)
+    throw Error(ErrorKind::argument, fmt::format("the backend 'mpi' finds its ranks itself: env://, not {}", method));
+  if (backend == Backend::shm)
+    return local_group({.key = method + ' ' + options.group_name,
+                        .rank = options.rank,
+                        .size = options.world_size,
+                        .timeout = options.timeout});
+  return tcp_group({.address = method,
+                    .rank = options.rank,
+                    .size = options.world_size,
+                    .timeout = options.timeout,
+                    .key = options.group_name});
+}
+
+/// The rank of the world that the job calls so.
+int rank_in(const ProcessGroup& world, int global) {
+  const std::optional<int> rank = world.rank_of_global(global);
+  if (!rank) throw Error(ErrorKind::argument, fmt::format("there is no rank {}", global));
+  return *rank;
+}
+
+/// A collective call with a rank of the job: one that is not in the group is everyone's error.
+template <class Call>
+void with_rank(const Group& group, int global, const Call& call) {
+  ProcessGroup& ranks = process_group(group);
+  const std::optional<int> rank = ranks.rank_of_global(global);
+  try {
+    call(ranks, rank.value_or(-1));
+  } catch (const Error& error) {
+    if (rank || error.kind() != ErrorKind::argument) throw;
+    throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", global));
+  }
+}
+
+}  // namespace
+
+void init_process_group(std::string_view name, const InitOptions& options) {
+  World& world = the_world();
+  const std::lock_guard lock(world.mutex);
+  if (world.group)
+    throw Error(ErrorKind::argument,
+                "init_process_group() has been called already: destroy_process_group() comes first");
+  const Backend backend = backend_of(name);
+  const auto group =
+      options.init_method == "env://" ? group_of_environment(backend, options) : group_at(backend, options);
+  if (options.timeout) group->set_timeout(*options.timeout);
+  if (backend == Backend::shm)
+    for (int rank = 0; rank < group->size(); ++rank)
+      if (!group->shares_memory(rank))
+        throw Error(ErrorKind::unsupported,
+                    fmt::format("the backend 'shm' is for ranks of one host, and rank {} is on another one ({}): 'tcp' "
+                                "or 'mpi'",
+                                rank, group->info(rank).host));
+  world.group = std::make_unique<ProcessGroup>(*group);
+}
+
+bool is_initialized() noexcept {
+  World& world = the_world();
+  const std::lock_guard lock(world.mutex);
+  return world.group != nullptr;
+}
+
+void destroy_process_group() noexcept {
+  World& world = the_world();
+  const std::lock_guard lock(world.mutex);
+  world.group.reset();
+}
+
+int get_rank() {
+  return world_now().rank();
+}
+
+int get_world_size() {
+  return world_now().size();
+}
+
+Group new_group(const RankList& ranks) {
+  return Group(world_now().split(ranks));
+}
+
+ProcessGroup& process_group(const Group& group) {
+  ProcessGroup& world = world_now();
+  if (group.is_world()) return world;
+  if (!group.members())
+    throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", world.global_rank(world.rank())));
+  return *group.members();
+}
+
+Work<void> isend(const Tensor& tensor, int dst) {
+  ProcessGroup& world = world_now();
+  return world.isend(tensor, rank_in(world, dst));
+}
+
+Work<int> irecv(const Tensor& tensor, int src) {
+  ProcessGroup& world = world_now();
+  return world.irecv(tensor, rank_in(world, src));
+}
+
+void send(const Tensor& tensor, int dst) {
+  ProcessGroup& world = world_now();
+  world.send(tensor, rank_in(world, dst));
+}
+
+int recv(const Tensor& tensor, std::optional<int> src) {
+  ProcessGroup& world = world_now();
+  return world.global_rank(world.recv(tensor, src ? rank_in(world, *src) : any_rank));
+}
+
+void broadcast(const Tensor& tensor, int src, const Group& group) {
+  with_rank(group, src, [&](ProcessGroup& ranks, int rank) { ranks.broadcast(tensor, rank); });
+}
+
+void all_reduce(const Tensor& tensor, ReduceOp op, const Group& group) {
+  process_group(group).all_reduce(tensor, op);
+}
+
+void reduce(const Tensor& tensor, int dst, ReduceOp op, const Group& group) {
+  with_rank(group, dst, [&](ProcessGroup& ranks, int rank) { ranks.reduce(tensor, rank, op); });
+}
+
+void all_gather(std::span<const Tensor> tensors, const Tensor& tensor, const Group& group) {
+  process_group(group).all_gather_into(tensors, tensor);
+}
+
+void gather(const Tensor& tensor, int dst, std::span<const Tensor> tensors, const Group& group) {
+  with_rank(group, dst, [&](ProcessGroup& ranks, int rank) { ranks.gather_into(tensors, tensor, rank); });
+}
+
+void scatter(const Tensor& tensor, int src, std::span<const Tensor> tensors, const Group& group) {
+  const std::vector<TensorView> parts(tensors.begin(), tensors.end());
+  with_rank(group, src, [&](ProcessGroup& ranks, int rank) { ranks.scatter(tensor, parts, rank); });
+}
+
+void barrier(const Group& group) {
+  process_group(group).barrier();
+}
+
+}  // namespace muster::dist

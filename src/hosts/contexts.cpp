@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The contexts of this process, and how they end together.
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "src/hosts/context.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::hosts {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Contexts {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Context>> all;
+  std::map<std::string_view, std::chrono::milliseconds> rests;  // by kind: the longest of those that have closed
+  std::int64_t process = 0;
+};
+
+/// Never destroyed: transports may end after this library's statics.
+Contexts& contexts() {
+  static auto* const the_contexts = new Contexts;
+  return *the_contexts;
+}
+
+std::vector<std::shared_ptr<Context>> list(std::string_view kind) {
+  Contexts& them = contexts();
+  const std::lock_guard lock(them.mutex);
+  std::vector<std::shared_ptr<Context>> found;
+  // A forked child has copies of what its parent will end.
+  if (them.process != os::process_id()) return found;
+  for (const std::shared_ptr<Context>& context : them.all)
+    if (context->transport().kind() == kind) found.push_back(context);
+  return found;
+}
+
+void forget_ended() {
+  Contexts& them = contexts();
+  const std::lock_guard lock(them.mutex);
+  std::erase_if(them.all, [&them](const std::shared_ptr<Context>& context) {
+    if (!context->is_closed()) return context->has_ended() && context->transport().can_be_dropped();
+    // Also long before the transport's end: the others may hear of it late.
+    std::chrono::milliseconds& rest = them.rests[context->transport().kind()];
+    rest = std::max(rest, context->rest());
+    return true;
+  });
+}
+
+/// Once: a transport's end may call end_all() again.
+std::chrono::milliseconds take_rest(std::string_view kind) {
+  Contexts& them = contexts();
+  const std::lock_guard lock(them.mutex);
+  return std::exchange(them.rests[kind], std::chrono::milliseconds(0));
+}
+
+}  // namespace
+
+void keep(std::shared_ptr<Context> context) {
+  Contexts& them = contexts();
+  const std::lock_guard lock(them.mutex);
+  if (them.process != os::process_id()) {
+    // What its parent had a forked child leaves as it is.
+    static auto* const the_parents = new std::vector<std::shared_ptr<Context>>;
+    std::ranges::move(std::exchange(them.all, {}), std::back_inserter(*the_parents));
+    them.rests.clear();
+    them.process = os::process_id();
+  }
+  them.all.push_back(std::move(context));
+}
+
+void advance_endings(std::string_view kind) noexcept {
+  try {
+    bool has_some = false;
+    for (const std::shared_ptr<Context>& context : list(kind)) {
+      if (!context->is_retired()) continue;
+      context->take_over();
+      context->advance();
+      context->give_up_if_late();
+      has_some = has_some || context->has_ended();
+    }
+    if (has_some) forget_ended();
+  } catch (const std::bad_alloc&) {
+    // Later, then.
+  }
+}
+
+bool end_all(std::string_view kind) noexcept {
+  try {
+    const std::vector<std::shared_ptr<Context>> all = list(kind);
+    for (const std::shared_ptr<Context>& context : all) {
+      context->take_over();
+      context->end_groups();
+    }
+    const Clock::time_point begin = Clock::now();
+    const auto has_ended = [](const std::shared_ptr<Context>& context) { return context->has_ended(); };
+    while (!std::ranges::all_of(all, has_ended)) {
+      for (const std::shared_ptr<Context>& context : all) {
+        if (context->has_ended()) continue;
+        context->advance();
+        context->give_up_after(Clock::now() - begin);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    forget_ended();
+    std::chrono::milliseconds rest = take_rest(kind);
+    for (const std::shared_ptr<Context>& context : all) rest = std::max(rest, context->rest());
+    std::this_thread::sleep_for(rest);
+    return std::ranges::all_of(all, [](const std::shared_ptr<Context>& context) { return context->is_closed(); });
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+}  // namespace muster::hosts

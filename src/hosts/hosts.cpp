@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/hosts/hosts.hpp"
+
+#include <fmt/core.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "muster/log.hpp"
+#include "muster/version.hpp"
+#include "src/base/written.hpp"
+#include "src/os/process.hpp"
+#include "src/workspace/names.hpp"
+
+namespace muster::hosts {
+namespace {
+
+std::uint64_t network_namespace() noexcept {
+  struct stat status {};
+  return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
+}
+
+/// Step 1's conclusion: ranks that could meet have a key in common, which is the first of them.
+std::vector<int> keys_of(std::span<const Card> cards) {
+  std::vector<int> keys;
+  std::map<std::tuple<std::string, std::uint64_t, std::uint32_t>, int> known;
+  for (int rank = 0; rank < static_cast<int>(cards.size()); ++rank) {
+    const Card& card = cards[static_cast<std::size_t>(rank)];
+    // A rank that cannot tell where it is shares memory with nobody, as far as one knows.
+    const bool is_known = card.network != 0 && get_text(card.boot) != os::unknown_boot;
+    const std::string boot = is_known ? get_text(card.boot) : "rank " + std::to_string(rank);
+    keys.push_back(known.emplace(std::tuple(boot, card.network, card.user), rank).first->second);
+  }
+  return keys;
+}
+
+}  // namespace
+
+Hosts::Hosts(std::span<const int> keys, int self) {
+  std::map<int, std::size_t> known;
+  for (const int key : keys) {
+    const std::size_t host = known.emplace(key, members.size()).first->second;
+    if (host == members.size()) members.emplace_back();
+    const int rank = static_cast<int>(host_of.size());
+    host_of.push_back(static_cast<int>(host));
+    place_of.push_back(static_cast<int>(members[host].size()));
+    members[host].push_back(rank);
+  }
+  mine = host_of[static_cast<std::size_t>(self)];
+}
+
+std::size_t Hosts::told_of(int host) const noexcept {
+  constexpr std::size_t most = 64;  // of all hosts
+  return std::min(std::max<std::size_t>(2, most / (members.size() - 1)), on(host).size());
+}
+
+std::vector<int> Hosts::told_by(int self) const {
+  std::vector<int> told;
+  for (int host = 0; host < static_cast<int>(members.size()); ++host) {
+    if (host == mine) continue;
+    const std::vector<int>& there = on(host);
+    told.push_back(there.front());
+    const auto place = static_cast<std::size_t>(place_of[static_cast<std::size_t>(self)]);
+    std::size_t left = told_of(host) - 1;
+    for (std::size_t i = 0; left != 0; ++i) {
+      const std::size_t next = (place + i) % there.size();
+      if (next == 0) continue;
+      told.push_back(there[next]);
+      --left;
+    }
+  }
+  return told;
+}
+
+Card own_card() {
+  Card card;
+  card.bytes = sizeof card;
+  put_text(card.version, version());
+  card.pid = os::process_id();
+  card.network = network_namespace();
+  card.user = os::user_id();
+  put_text(card.boot, os::own_identity().boot);
+  os::random_bytes(card.nonce);
+  put_text(card.host, os::host_name());
+  return card;
+}
+
+void check_versions(std::span<const Card> cards) {
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    const Card& card = cards[rank];
+    if (card.magic == __builtin_bswap32(Card::right_magic))
+      throw Error(
+          ErrorKind::version,
+          fmt::format("rank {} runs on a machine of another byte order: tensors travel as they are in memory, so "
+                      "start all ranks on machines of one byte order",
+                      rank),
+          {.rank = static_cast<int>(rank)});
+    if (card.magic != Card::right_magic || card.bytes != sizeof(Card) ||
+        get_text(card.version) != get_text(cards.front().version))
+      throw Error(ErrorKind::version,
+                  fmt::format("rank {} runs Muster {}, rank 0 runs {}: start all ranks with one version", rank,
+                              get_text(card.version), get_text(cards.front().version)),
+                  {.rank = static_cast<int>(rank), .host = get_text(card.host)});
+  }
+}
+
+Met meet(Transport& transport, std::chrono::milliseconds timeout) {
+  const int self = transport.rank();
+  const Card mine = own_card();
+  const std::vector<std::byte> bytes = transport.tell_all(std::as_bytes(std::span(&mine, 1)), timeout);
+  std::vector<Card> cards(static_cast<std::size_t>(transport.size()));
+  std::memcpy(cards.data(), bytes.data(), bytes.size());
+  check_versions(cards);
+  Met met;
+  met.nonce = cards.front().nonce;
+  for (std::size_t rank = 0; rank < cards.size(); ++rank)
+    met.ranks.push_back({static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid});
+
+  std::vector<int> keys = keys_of(cards);
+  const Hosts hosts(keys, self);
+  const std::vector<int>& here = hosts.here();
+  std::shared_ptr<SyncGroup> local;
+  std::byte has_met{1};
+  if (here.size() > 1) {
+    try {
+      local =
+          local_group({.key = fmt::format("{} {} {}", transport.kind(), workspace::job_text(met.nonce), here.front()),
+                       .rank = hosts.place_of[static_cast<std::size_t>(self)],
+                       .size = static_cast<int>(here.size()),
+                       .timeout = timeout,
+                       .numbers = here});
+    } catch (const std::exception& error) {
+      has_met = std::byte{0};
+      log(LogLevel::warning,
+          fmt::format("rank {}: the ranks of this host do not meet in shared memory and go by {}: {}", self,
+                      transport.name(), error.what()));
+    }
+  }
+  // A meeting that fails takes its deadline: the others wait somewhat longer.
+  const std::vector<std::byte> met_there =
+      transport.tell_all(std::span(&has_met, 1), timeout + std::chrono::seconds(2));
+  for (const std::vector<int>& host : hosts.members) {
+    const bool all_met =
+        std::ranges::all_of(host, [&](int rank) { return met_there[static_cast<std::size_t>(rank)] == std::byte{1}; });
+    if (all_met) continue;
+    for (const int rank : host) keys[static_cast<std::size_t>(rank)] = rank;
+  }
+  met.hosts = Hosts(keys, self);
+  met.hosts.local = met.hosts.here().size() == 1 ? single_group() : local;
+  met.hosts.local->set_timeout(timeout);
+  return met;
+}
+
+}  // namespace muster::hosts

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds, messages and duplicates; the numbers are those of hosts_group.hpp.
+
+#include "src/hosts/hosts_group.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "src/os/process.hpp"
+#include "src/sync/local_group.hpp"
+
+namespace muster::hosts {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int tags_a_group = 16;
+// What waits within a host sleep at most while data of a route comes from another.
+constexpr std::chrono::microseconds busy_slice{200};
+
+// Who waits for somebody who waits for others gives up somewhat later than he, so that the first cause is his: first
+// the ranks of a host for each other, then leaders for those below them in the tree, from the leaves to the root, then
+// for the one above, from the root to the leaves, last followers for their leader.
+constexpr milliseconds wait_step{400};
+
+/// Stands before the records of a host, and before all of them.
+struct RoundHead {
+  std::uint32_t round = 0;
+  std::uint32_t record_bytes = 0;
+};
+
+std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byte> records) {
+  std::vector<std::byte> bytes(sizeof head + records.size());
+  std::memcpy(bytes.data(), &head, sizeof head);
+  if (!records.empty()) std::memcpy(bytes.data() + sizeof head, records.data(), records.size());
+  return bytes;
+}
+
+/// Stands before a message to another host.
+struct MessageHead {
+  std::uint64_t length = 0;
+};
+
+/// Bytes that may wait for one receiver before send() waits, too.
+constexpr std::uint64_t most_untaken = 256 << 10;
+/// A message takes up at least so much of that, as the transport has to remember it.
+constexpr std::uint64_t least_cost = 256;
+
+/// A part of a message that its receiver has not begun to take in.
+struct Untaken {
+  std::vector<std::byte> bytes;
+  std::uint64_t cost;
+  std::shared_ptr<std::atomic<std::uint64_t>> sum;  // of all like this
+
+  Untaken(std::size_t head, std::size_t piece, std::shared_ptr<std::atomic<std::uint64_t>> all)
+      : bytes(head + piece), cost(std::max<std::uint64_t>(piece, least_cost)), sum(std::move(all)) {
+    *sum += cost;
+  }
+  Untaken(const Untaken&) = delete;
+  Untaken& operator=(const Untaken&) = delete;
+  ~Untaken() { *sum -= cost; }
+};
+
+}  // namespace
+
+HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
+                       std::shared_ptr<Health> parent)
+    : sync::Group(rank, std::move(met.ranks), met.nonce, timeout),
+      context_(std::move(context)),
+      number_(number),
+      hosts_(std::move(met.hosts)),
+      health_(std::make_shared<Health>(hosts_.local, std::move(parent))),
+      views_(static_cast<std::size_t>(size())),
+      others_(others()) {
+  context_->add_group(number_, *this);
+  // Of a part on one host, too: what ranks of others wait for may be the transport's to finish here.
+  if (context_->has_other_hosts() && shared() != nullptr)
+    shared()->while_waiting([this, context = context_]() -> std::chrono::nanoseconds {
+      look_around();
+      if (settles() && is_settled()) decide();
+      return context->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
+    });
+}
+
+sync::LocalGroup* HostsGroup::shared() const noexcept {
+  return is_alone_here() ? nullptr : static_cast<sync::LocalGroup*>(hosts_.local.get());
+}
+
+auto HostsGroup::in_phase(const WaitOptions& options) {
+  if (has_ended_.load()) throw *failure();
+  if (has_other_hosts()) context_->enter();
+  return sync::InPhase([this](const char* words) { phase_.store(words); }, options.phase);
+}
+
+int HostsGroup::tag(Tag kind) const noexcept {
+  return (number_ + 1) * tags_a_group + static_cast<int>(kind);
+}
+int HostsGroup::data_tag() const noexcept {
+  return tag(Tag::data);
+}
+
+int HostsGroup::rank_of(int number) const noexcept {
+  for (int rank = 0; rank < size(); ++rank)
+    if (number_of(rank) == number) return rank;
+  return -1;
+}
+
+void HostsGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                      Finished finished) {
+  context_->adopt(number_of(to), transport().send(number_of(to), tag, bytes, std::move(keeper), finished));
+}
+
+bool HostsGroup::shares_memory(int rank) const {
+  (void)info(rank);
+  return hosts_.is_here(rank);
+}
+
+int HostsGroup::host_of(int rank) const {
+  (void)info(rank);
+  return hosts_.host_of[static_cast<std::size_t>(rank)];
+}
+
+std::shared_ptr<sync::Region> HostsGroup::region_of(int rank) const {
+  return shares_memory(rank) ? local().region_of(place_of(rank)) : nullptr;
+}
+
+std::shared_ptr<const sync::PeerLiveness> HostsGroup::liveness(int rank) const {
+  // Of another host: whether it lives is seen in waits, by whether it answers.
+  if (!shares_memory(rank)) return std::make_shared<sync::PeerOf>(nullptr, rank);
+  return local().liveness(place_of(rank));
+}
+
+void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  ++round_;
+  progress();
+  if (!has_other_hosts()) {
+    locally(-1, [&] { local().all_gather(mine, all, later(options)); });
+    return;
+  }
+  const std::size_t here = hosts_.here().size();
+  std::vector<std::byte> records(mine.begin(), mine.end());
+  records.resize(mine.size() * here);
+  if (!is_alone_here()) locally(-1, [&] { local().all_gather(mine, records, later(options)); });
+  const int leader = hosts_.leader(hosts_.mine);
+  const int levels = host_tree().height(0);
+  if (rank() != leader) {
+    // Step 4.
+    const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
+    const std::uint64_t most = sizeof(RoundHead) + max_record * static_cast<std::size_t>(size());
+    const std::vector<std::byte> answer =
+        locally(leader, [&] { return local().receive(place_of(leader), most, wait, sync::Subject::round); });
+    check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
+    if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
+    return;
+  }
+  const auto answer = gather_hosts(records, all, options);
+  const WaitOptions wait = later(options, 2 * levels * wait_step);
+  for (const int mate : hosts_.here())
+    if (mate != leader) locally(mate, [&] { local().send(place_of(mate), *answer, wait, sync::Subject::round); });
+}
+
+void HostsGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+                             const WaitOptions& options) {
+  RoundHead theirs;
+  if (message.size() >= sizeof theirs) std::memcpy(&theirs, message.data(), sizeof theirs);
+  if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
+      message.size() == sizeof theirs + ranks * record_bytes)
+    return;
+  sync::fail(
+      *this,
+      Error(ErrorKind::rank_mismatch,
+            fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
+                        "the ranks are in different calls",
+                        options.phase, number_of(rank()), round_, record_bytes, number_of(from), theirs.round,
+                        theirs.record_bytes),
+            {.rank = number_of(from)}));
+}
+
+std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span<const std::byte> here,
+                                                                       std::span<std::byte> all,
+                                                                       const WaitOptions& options) {
+  const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
+  const RoundHead head{round_, record_bytes};
+  const HostTree tree = host_tree();
+  // What another round's message would need at most: a longer one is an error, and told as that.
+  const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
+    std::vector<std::byte> bytes =
+        take_message(from, this->tag(tag), sizeof head + SyncGroup::max_record * ranks, options, grace);
+    check_round(from, bytes, ranks, record_bytes, options);
+    return bytes;
+  };
+  const std::vector<int> children = tree.children(hosts_.mine);
+  // Step 2.
+  const auto below = std::make_shared<std::vector<std::byte>>(with_head(head, here));
+  for (const int child : children) {
+    std::size_t ranks = 0;
+    for (const int host : tree.with_all_below(child)) ranks += hosts_.on(host).size();
+    const std::vector<std::byte> records =
+        take(hosts_.leader(child), Tag::up, ranks, tree.height(hosts_.mine) * wait_step);
+    below->insert(below->end(), records.begin() + sizeof head, records.end());
+  }
+  // Step 3.
+  const auto answer = std::make_shared<std::vector<std::byte>>();
+  if (hosts_.mine == 0) {
+    const std::byte* next = below->data() + sizeof head;
+    for (const int host : tree.with_all_below(0))
+      for (const int member : hosts_.on(host)) {
+        if (record_bytes != 0)
+          std::memcpy(all.data() + static_cast<std::size_t>(member) * record_bytes, next, record_bytes);
+        next += record_bytes;
+      }
+    *answer = with_head(head, all);
+  } else {
+    const int parent = hosts_.leader(tree.parent(hosts_.mine));
+    or_fail(parent, options, [&] { post(parent, tag(Tag::up), *below, below); });
+    *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
+                   (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
+    if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
+  }
+  for (const int child : children)
+    or_fail(hosts_.leader(child), options, [&] { post(hosts_.leader(child), tag(Tag::down), *answer, answer); });
+  return answer;
+}
+
+int HostsGroup::tag_of(sync::Subject subject) const noexcept {
+  return tag(subject == sync::Subject::caller ? Tag::message : Tag::exchange);
+}
+
+std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                                milliseconds grace) {
+  return or_fail(from, options, [&] {
+    std::unique_ptr<Found> found;
+    const std::array<int, 1> on{from};
+    // Asked again after it was true.
+    wait([&] { return found || (found = transport().find(number_of(from), tag)); }, {}, on, options, grace);
+    return take_found(*found, from, most, options, grace);
+  });
+}
+
+std::vector<std::byte> HostsGroup::take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
+                                              milliseconds grace) {
+  const std::size_t length = found.bytes();
+  if (length > most) sync::fail_on_message(*this, from, length, most);
+  const auto bytes = std::make_shared<std::vector<std::byte>>(length);
+  Pending pending = found.receive(*bytes, bytes);
+  // Its sender may have left the group since: the rest comes when it is inside the library the next time.
+  wait([&] { return pending.test(); }, {}, std::span(&from, 1), options, grace, true);
+  return std::move(*bytes);
+}
+
+void HostsGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message,
+                         const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  if (hosts_.is_here(to)) {
+    locally(to, [&] { local().send(place_of(to), message, later(options), subject); });
+    return;
+  }
+  const MessageHead head{message.size()};
+  const std::array<int, 1> on{to};
+  const int tag = tag_of(subject);
+  const auto untaken = this->untaken(to, tag);
+  // An exchange's messages are always received. To know when they are UCX needs more of a first contact, for which a
+  // rank that tells that it has no memory may have none.
+  const Finished finished = subject == sync::Subject::caller ? Finished::taken : Finished::sent;
+  std::size_t sent = 0;
+  do {
+    const std::size_t begin = sent == 0 ? sizeof head : 0;
+    const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
+    auto part = std::make_shared<Untaken>(begin, piece, untaken);
+    std::memcpy(part->bytes.data(), &head, begin);
+    if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
+    or_fail(to, options, [&] {
+      const std::span<const std::byte> bytes = part->bytes;
+      post(to, tag, bytes, std::move(part), finished);
+      wait([&] { return untaken->load() <= most_untaken; }, {}, on, options, milliseconds(0));
+    });
+    progress();
+    sent += piece;
+  } while (sent < message.size());
+}
+
+std::vector<std::byte> HostsGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
+                                              const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  if (hosts_.is_here(from))
+    return locally(from, [&] { return local().receive(place_of(from), most, later(options), subject); });
+  MessageHead head;
+  const std::uint64_t first = most < largest_piece - sizeof head ? sizeof head + most : largest_piece;
+  std::vector<std::byte> bytes = take_message(from, tag_of(subject), first, options, milliseconds(0));
+  if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
+  if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
+    sync::fail_on_message(*this, from, head.length, most);
+  bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
+  while (bytes.size() < head.length) {
+    const std::vector<std::byte> more =
+        take_message(from, tag_of(subject), head.length - bytes.size(), options, milliseconds(0));
+    bytes.insert(bytes.end(), more.begin(), more.end());
+    progress();
+  }
+  return bytes;
+}
+
+std::shared_ptr<std::atomic<std::uint64_t>> HostsGroup::untaken(int to, int tag) {
+  std::shared_ptr<std::atomic<std::uint64_t>>& count = untaken_[{to, tag}];
+  if (!count) count = std::make_shared<std::atomic<std::uint64_t>>(0);
+  return count;
+}
+
+bool HostsGroup::do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) {
+  if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, letter); });
+  const int tag = this->tag(Tag::mail);
+  const auto untaken = this->untaken(to, tag);
+  if (untaken->load() > most_untaken - longest_letter()) return false;
+  auto copy = std::make_shared<Untaken>(head.size(), letter.size(), untaken);
+  std::ranges::copy(head, copy->bytes.begin());
+  std::ranges::copy(letter, copy->bytes.begin() + head.size());
+  towards(to, [&] { post(to, tag, copy->bytes, copy, Finished::taken); });
+  progress();
+  return true;
+}
+
+bool HostsGroup::do_try_receive(int from, const sync::LetterPlace& place) {
+  if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
+  const std::uint64_t most = sizeof(sync::LetterHead) + longest_letter();
+  const WaitOptions options{.timeout = {}, .stop = {}, .phase = phase_.load()};
+  return or_fail(from, options, [&] {
+    const std::unique_ptr<Found> found = transport().find(number_of(from), tag(Tag::mail));
+    if (!found) return false;
+    const std::vector<std::byte> bytes = take_found(*found, from, most, options, milliseconds(0));
+    sync::LetterHead head;
+    if (bytes.size() < head.size()) sync::fail_on_message(*this, from, bytes.size(), most);
+    std::copy_n(bytes.begin(), head.size(), head.begin());
+    const std::span<const std::byte> letter = std::span(bytes).subspan(head.size());
+    std::ranges::copy(letter, place(head, letter.size()).begin());
+    progress();
+    return true;
+  });
+}
+
+void HostsGroup::do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+                                     const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  if (!std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+    wait(done, {}, on, options, milliseconds(0));
+    return;
+  }
+  std::vector<int> places;
+  for (const int rank : on) places.push_back(place_of(rank));
+  locally(on.empty() ? -1 : on.front(), [&] { local().wait_for_letters(done, places, later(options)); });
+}
+
+int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {
+  const bool is_member = part.position >= 0;
+  const auto tell_all = [&](std::int32_t mine) {
+    do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words), options);
+  };
+  for (;;) {
+    const int proposed = is_member ? context_->next_number() : 0;
+    tell_all(proposed);
+    int number = 0;
+    for (const int member : part.members) number = std::max(number, words[static_cast<std::size_t>(member)]);
+    // Another thread of a member may have made a group of that number meanwhile.
+    tell_all(!is_member || number == proposed || context_->take_number(number) ? 1 : 0);
+    if (std::ranges::count(words, 1) == size()) return number;
+  }
+}
+
+std::shared_ptr<sync::Group> HostsGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+  Nonce nonce{};  // the first member's is the part's
+  std::vector<Nonce> nonces;
+  std::vector<std::int32_t> words;
+  std::vector<int> here;  // members, by their places on this host
+  Met met;
+  together(options, [&] {
+    os::random_bytes(nonce);
+    nonces.resize(static_cast<std::size_t>(size()));
+    words.resize(nonces.size());
+    std::vector<int> keys;
+    for (const int member : part.members) {
+      met.ranks.push_back(info(member));
+      keys.push_back(host_of(member));
+      if (hosts_.is_here(member)) here.push_back(place_of(member));
+    }
+    if (part.position >= 0) met.hosts = Hosts(keys, part.position);
+  });
+  do_all_gather(nonce, std::as_writable_bytes(std::span(nonces)), options);
+  const int number = agree_on_number(part, words, options);
+  std::shared_ptr<sync::Group> made;
+  together(options, [&] {
+    // Collective on each host: first of all, and not left out by a rank that lacks memory.
+    met.hosts.local = locally(-1, [&]() -> std::shared_ptr<SyncGroup> {
+      if (tie == Tie::companion) return local().companion(later(options));
+      return local().split(here, later(options));
+    });
+    if (part.position < 0) return;
+    if ((number + 2) * tags_a_group > transport().most_tag())
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("{} groups that come of one are more than {} has tags for", number, transport().name()));
+    if (here.size() == 1) {
+      met.hosts.local = single_group();
+      met.hosts.local->set_timeout(timeout());
+    }
+    met.nonce = nonces[static_cast<std::size_t>(part.members.front())];
+    made = std::make_shared<HostsGroup>(context_, number, std::move(met), part.position, timeout(),
+                                        tie == Tie::companion ? health_ : nullptr);
+  });
+  return made;
+}
+
+std::shared_ptr<SyncGroup> make_group(const std::shared_ptr<Context>& context, milliseconds timeout,
+                                      const char* phase) {
+  keep(context);
+  try {
+    Met met = meet(context->transport(), timeout);
+    context->introduce(met.ranks, met.hosts);
+    auto group = std::make_shared<HostsGroup>(context, 0, std::move(met), context->rank(), timeout);
+    group->barrier({.timeout = {}, .stop = {}, .phase = phase});
+    return group;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::version) context->has_failed();
+    context->retire();
+    throw;
+  }
+}
+
+}  // namespace muster::hosts

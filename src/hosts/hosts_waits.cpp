@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an HostsGroup waits and how it ends.
+
+#include "src/hosts/hosts_group.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "src/base/written.hpp"
+#include "src/sync/local_group.hpp"
+#include "src/sync/settings.hpp"
+
+namespace muster::hosts {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using sync::Watchdog;
+
+// Long enough for an answer of a network, short against the scheduler's slice where ranks are more than cores.
+constexpr std::chrono::microseconds spinning{200};
+constexpr std::chrono::microseconds nap{100};
+constexpr milliseconds asking{1000};
+// A rank that has left may have sent before what is waited for.
+constexpr milliseconds last_messages{200};
+
+}  // namespace
+
+HostsGroup::~HostsGroup() {
+  if (!is_owner_process()) return;
+  context_->take_over();
+  pass_on_local_failure();
+  tell_leaving();
+  context_->remove_group(number_);
+  advance_endings(kind());
+}
+
+void HostsGroup::tell_leaving() noexcept {
+  if (!has_other_hosts() || known_failure() || has_ended_.load()) return;
+  try {
+    // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
+    if (rank() != hosts_.leader(hosts_.mine)) return;
+    const Control notice{.kind = ControlKind::left, .from = context_->rank(), .group = number_};
+    const HostTree tree = host_tree();
+    for (const int child : tree.children(hosts_.mine)) context_->tell(number_of(hosts_.leader(child)), notice);
+    if (hosts_.mine != 0) context_->tell(number_of(hosts_.leader(tree.parent(hosts_.mine))), notice);
+  } catch (const std::exception&) {
+    // They find out by their own deadlines.
+  }
+}
+
+void HostsGroup::end() noexcept {
+  tell_leaving();
+  has_ended_.store(true);
+  health_->decide(transport().ended());
+}
+
+void HostsGroup::take(const Control& control) {
+  if (control.kind == ControlKind::died) {
+    if (const int dead = rank_of(control.about); dead >= 0) views_[static_cast<std::size_t>(dead)].is_dead = true;
+    return;
+  }
+  const int from = rank_of(control.from);
+  if (from < 0) return;
+  View& view = views_[static_cast<std::size_t>(from)];
+  view.heard = Clock::now();
+  switch (control.kind) {
+    case ControlKind::failure:
+      hear(host_of(from), control.error.get());
+      break;
+    case ControlKind::left:
+      view.has_left = true;
+      view.phase = "leaving";
+      break;
+    case ControlKind::ask: {
+      const int on = awaited();
+      Control answer{.kind = ControlKind::answer,
+                     .from = context_->rank(),
+                     .group = number_,
+                     .waits_for = on < 0 ? -1 : number_of(on)};
+      answer.progress = health_->progress.load(std::memory_order_relaxed);
+      // Of a companion: what the rank does with the other group counts, too.
+      if (is_companion()) answer.progress += health_->parent->progress.load(std::memory_order_relaxed);
+      put_text(answer.phase, phase_.load());
+      context_->tell(control.from, answer);
+      break;
+    }
+    case ControlKind::answer:
+      view.is_asked = false;
+      if (control.has_left != 0) {
+        view.has_left = true;
+        view.phase = "leaving";
+        break;
+      }
+      view.progress = control.progress;
+      view.waits_for = rank_of(control.waits_for);
+      view.phase = get_text(control.phase);
+      break;
+    case ControlKind::died:
+    case ControlKind::disconnect:
+    case ControlKind::heard:
+      break;
+  }
+}
+
+void HostsGroup::progress() noexcept {
+  health_->progress.fetch_add(1, std::memory_order_relaxed);
+  if (is_companion()) health_->parent->progress.fetch_add(1, std::memory_order_relaxed);
+  local().progress();
+  // Who asks must hear from a rank that works for long inside one call.
+  const milliseconds often = context_->is_under_way() ? milliseconds(1) : milliseconds(200);
+  if ((!has_other_hosts() && !context_->is_under_way()) || context_->since_pumped() < often) return;
+  context_->try_pump();
+}
+
+WaitOptions HostsGroup::later(const WaitOptions& options, milliseconds grace) const {
+  WaitOptions longer = options;
+  longer.timeout = sync::timeout_of(options, *this) + grace;
+  return longer;
+}
+
+int HostsGroup::awaited() const {
+  if (const int on = waits_for_.load(); on >= 0) return on;
+  const std::optional<int> place = shared() == nullptr ? std::nullopt : shared()->missing();
+  if (!place) return -1;
+  return hosts_.here()[static_cast<std::size_t>(*place)];
+}
+
+/// The ranks of the group, as what they have said shows them.
+class HostsGroup::Others final : public sync::Peers {
+ public:
+  explicit Others(const HostsGroup& group) : group_(group) {
+    for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(group.info(rank));
+  }
+  [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
+    const auto hold = group_.context_->lock();
+    const View& view = group_.views_[static_cast<std::size_t>(rank)];
+    return view.is_dead && !view.has_left ? std::optional<std::string>("died") : std::nullopt;
+  }
+  [[nodiscard]] std::string state_of(int rank) const override {
+    if (group_.hosts_.is_here(rank)) return "on this host";
+    const auto hold = group_.context_->lock();
+    const auto answers = [this](int other) {
+      const View& view = group_.views_[static_cast<std::size_t>(other)];
+      return view.heard != Clock::time_point{} && Clock::now() - view.heard < 3 * asking;
+    };
+    if (answers(rank)) return "alive";
+    const std::vector<int>& mates = group_.hosts_.on(group_.host_of(rank));
+    if (mates.size() == 1 || std::ranges::any_of(mates, answers)) return "does not answer";
+    return fmt::format("does not answer, nor {} of that host",
+                       mates.size() == 2 ? "the other rank" : fmt::format("the {} others", mates.size() - 1));
+  }
+
+ private:
+  const HostsGroup& group_;
+};
+
+std::unique_ptr<const sync::Peers> HostsGroup::others() const {
+  return std::make_unique<const Others>(*this);
+}
+
+/// How the others get on, in one wait: whose progress is looked at is asked.
+class HostsGroup::OthersPulse final : public sync::Pulse {
+ public:
+  /// `every`: how often one is asked.
+  OthersPulse(HostsGroup& group, milliseconds every) : group_(group), every_(every) {}
+
+  [[nodiscard]] bool has_left(int rank) const override {
+    const auto hold = group_.context_->lock();
+    return view(rank).has_left && Clock::now() - view(rank).heard > last_messages;
+  }
+  [[nodiscard]] std::uint64_t progress_of(int rank) const override {
+    if (rank == group_.rank()) return 0;
+    const auto hold = group_.context_->lock();
+    const Clock::time_point now = Clock::now();
+    View& asked = view(rank);
+    // A question that was not taken in yet needs no second one.
+    // Ranks of this host are asked, too: what they show in shared memory also moves while they wait for others.
+    if (now - begin_ > every_ && now - asked.asked > every_ && !asked.is_asked && !asked.is_dead) {
+      asked.asked = now;
+      asked.is_asked = true;
+      group_.context_->tell(group_.number_of(rank),
+                            {.kind = ControlKind::ask, .from = group_.context_->rank(), .group = group_.number_});
+    }
+    return asked.progress;
+  }
+  [[nodiscard]] std::uint32_t awaited_by(int rank) const override {
+    // A chain that comes back here ends as a circle does.
+    if (rank == group_.rank()) return static_cast<std::uint32_t>(rank) + 1;
+    const auto hold = group_.context_->lock();
+    return static_cast<std::uint32_t>(view(rank).waits_for + 1);
+  }
+  void tell_awaited(int, std::uint32_t) noexcept override {}
+  [[nodiscard]] std::string phase(int rank) const override {
+    const auto hold = group_.context_->lock();
+    return view(rank).phase;
+  }
+  void poison(const Error& cause) noexcept override { group_.poison(cause); }
+  [[nodiscard]] std::optional<Error> failure() const override {
+    group_.pass_on_local_failure();
+    return group_.failure();
+  }
+  [[nodiscard]] bool has_failure() const noexcept override { return group_.known_failure().has_value(); }
+
+ private:
+  [[nodiscard]] View& view(int rank) const { return group_.views_[static_cast<std::size_t>(rank)]; }
+
+  HostsGroup& group_;
+  milliseconds every_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+void HostsGroup::wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
+                      std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
+  const milliseconds timeout = sync::timeout_of(options, *this) + grace;
+  const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
+  // Several times within the deadline, however short: who is not asked cannot say that it moves.
+  OthersPulse pulse(*this, std::min(asking, timeout / 5));
+  Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
+  const std::function<bool(int)> is_awaited = [&](int rank) { return std::ranges::find(on, rank) != on.end(); };
+  const std::function<bool(int)> is_needed = [&](int rank) {
+    const auto hold = context_->lock();
+    if (views_[static_cast<std::size_t>(rank)].has_left) return is_awaited(rank) && !may_have_left;
+    return is_awaited(rank) || is_companion();
+  };
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point looked = begin;
+  look_around();
+  while (!done()) {
+    sync::or_fail(*this, [&] {
+      transport().throw_if_resting();
+      context_->pump();
+    });
+    watchdog.check(done, is_needed, is_awaited);
+    const Clock::time_point now = Clock::now();
+    if (sleep)
+      sleep(Watchdog::slice);
+    else if (now - begin < spinning)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(nap);
+    if (now - looked < Watchdog::slice) continue;
+    looked = now;
+    look_around();
+    if (context_->may_call()) advance_endings(kind());
+    // Whoever of this host waits for this rank waits for what it waits for, until its own deadline says whom to blame.
+    local().progress();
+  }
+}
+
+void HostsGroup::throw_if_dead(int other) const {
+  if (!shares_memory(other) || !liveness(other)->is_dead()) return;
+  throw error_of(info(other), ErrorKind::peer_lost,
+                 fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)),
+                             number_of(rank())));
+}
+
+void HostsGroup::throw_lost(int other, const char* phase, const Error& error) const {
+  if (error.kind() != ErrorKind::io) throw Error(error);
+  throw error_of(
+      info(other), ErrorKind::peer_lost,
+      fmt::format("in '{}' of rank {} with {}: {}", phase, number_of(rank()), name_of(info(other)), error.what()));
+}
+
+void HostsGroup::look_around() {
+  context_->try_pump();
+  // Who is dead now may have told before what all fail with.
+  if (!known_failure()) context_->look_for_the_dead();
+}
+
+void HostsGroup::do_wait_until(const std::function<bool()>& done,
+                               const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
+                               const WaitOptions& options) {
+  // A local group of one knows neither who it is nor what the other hosts say.
+  if ((has_other_hosts() && is_alone_here()) ||
+      !std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+    wait(done, sleep, on, options, milliseconds(0));
+    return;
+  }
+  // What began on another host need not be known to the local group yet.
+  if (!done() && known_failure()) {
+    pass_on_local_failure();
+    throw *failure();
+  }
+  std::vector<int> places;
+  for (const int rank : on) places.push_back(place_of(rank));
+  locally(on.empty() ? -1 : on.front(), [&] { local().wait_until(done, sleep, places, later(options)); });
+}
+
+}  // namespace muster::hosts

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/mpi/mpi_transport.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/error.hpp"
+
+namespace muster::mpi {
+namespace {
+
+std::atomic<bool> rests{false};
+
+/// Keeps what MPI may still touch, reachable until the process ends.
+void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
+  if (!memory) return;
+  static std::mutex mutex;
+  using Kept = std::vector<std::shared_ptr<const void>>;
+  alignas(Kept) static std::array<std::byte, sizeof(Kept)> place;
+  static Kept& kept = *::new (place.data()) Kept;
+  const std::lock_guard lock(mutex);
+  try {
+    kept.push_back(memory);
+  } catch (const std::bad_alloc&) {
+    // Then it leaks, which is as good: a pointer that is never destroyed.
+    using Pointer = std::shared_ptr<const void>;
+    alignas(Pointer) std::array<std::byte, sizeof(Pointer)> leaked;
+    ::new (leaked.data()) Pointer(std::move(memory));
+  }
+}
+
+}  // namespace
+
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  std::string words(text.data(), static_cast<std::size_t>(length));
+  // MPICH's stack of calls is of use to its developers only: the last line says what it was.
+  while (!words.empty() && words.back() == '\n') words.pop_back();
+  if (const std::size_t line = words.find_last_of('\n'); line != std::string::npos) words.erase(0, line + 1);
+  throw Error(ErrorKind::io, fmt::format("MPI: {}: {}", what, words));
+}
+
+bool must_rest() noexcept {
+  return rests.load(std::memory_order_relaxed);
+}
+
+bool is_running() noexcept {
+  int flag = 0;
+  if (must_rest() || MPI_Initialized(&flag) != MPI_SUCCESS || flag == 0) return false;
+  return MPI_Finalized(&flag) == MPI_SUCCESS && flag == 0;
+}
+
+namespace {
+
+void throw_if_resting() {
+  if (must_rest()) throw Error(ErrorKind::unsupported, resting_words);
+}
+
+/// The caller's communicator returns its errors while this lives: they must not end his process.
+class ErrorsReturned {
+ public:
+  explicit ErrorsReturned(MPI_Comm comm) : comm_(comm) {
+    check(MPI_Comm_get_errhandler(comm_, &before_), "asking for the error handler");
+    check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "setting the error handler");
+  }
+  ~ErrorsReturned() {
+    MPI_Comm_set_errhandler(comm_, before_);
+    MPI_Errhandler_free(&before_);
+  }
+  ErrorsReturned(const ErrorsReturned&) = delete;
+  ErrorsReturned& operator=(const ErrorsReturned&) = delete;
+
+ private:
+  MPI_Comm comm_;
+  MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+};
+
+/// A send, a receive or a collective operation of MPI. Its memory is kept by `keeper` until MPI has finished it; where
+/// it never does, for ever.
+class Request final : public hosts::Operation {
+ public:
+  Request(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) noexcept
+      : request_(request), keeper_(std::move(keeper)), borrows_(borrows) {}
+
+  bool test() override {
+    throw_if_resting();
+    int flag = 0;
+    check(MPI_Test(&request_, &flag, MPI_STATUS_IGNORE), "testing a message");
+    return flag != 0;
+  }
+  /// Waits for MPI to say so, which is a local matter.
+  bool cancel() noexcept override {
+    return is_running() && MPI_Cancel(&request_) == MPI_SUCCESS &&
+           MPI_Wait(&request_, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+  }
+  /// What it works on stays until the process ends. Where that is the caller's, MPI has to rest from then on.
+  void abandon() noexcept override {
+    if (borrows_ && is_over()) return;
+    if (borrows_) rests.store(true, std::memory_order_relaxed);
+    keep_for_ever(std::move(keeper_));
+  }
+  [[nodiscard]] bool borrows() const noexcept override { return borrows_; }
+
+ private:
+  bool is_over() noexcept {
+    int flag = 0;
+    return is_running() && MPI_Test(&request_, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0;
+  }
+
+  MPI_Request request_;
+  std::shared_ptr<const void> keeper_;
+  bool borrows_;  // memory that nobody here keeps
+};
+
+Pending pending(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) {
+  return Pending(std::make_shared<Request>(request, std::move(keeper), borrows));
+}
+
+class MpiFound final : public Found {
+ public:
+  MpiFound(MPI_Message message, MPI_Status status) noexcept : message_(message), status_(status) {}
+  ~MpiFound() override {
+    if (message_ == MPI_MESSAGE_NULL || !is_running()) return;
+    // What is longer than its receive is cut off.
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Imrecv(nullptr, 0, MPI_BYTE, &message_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
+  }
+  MpiFound(const MpiFound&) = delete;
+  MpiFound& operator=(const MpiFound&) = delete;
+
+  [[nodiscard]] int tag() const noexcept override { return status_.MPI_TAG; }
+  [[nodiscard]] std::size_t bytes() const override {
+    int length = 0;
+    check(MPI_Get_count(&status_, MPI_BYTE, &length), "asking for a message's length");
+    return static_cast<std::size_t>(length);
+  }
+  Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Imrecv(place.data(), static_cast<int>(place.size()), MPI_BYTE, &message_, &request),
+          "receiving a message");
+    return pending(request, std::move(keeper));
+  }
+
+ private:
+  MPI_Message message_;
+  MPI_Status status_;
+};
+
+}  // namespace
+
+std::shared_ptr<MpiTransport> MpiTransport::over(MPI_Comm comm, MpiThreads threads, std::chrono::milliseconds timeout) {
+  if (comm == MPI_COMM_NULL)
+    throw Error(ErrorKind::argument,
+                "mpi_group: MPI_COMM_NULL is no communicator: ranks that are not in it must not make the group");
+  const ErrorsReturned quiet(comm);
+  int is_inter = 0;
+  check(MPI_Comm_test_inter(comm, &is_inter), "looking at the communicator");
+  if (is_inter != 0)
+    throw Error(ErrorKind::argument,
+                "mpi_group: an inter-communicator has two groups of ranks: make one of them with MPI_Intercomm_merge");
+  // MPI writes the result when it has finished, however late.
+  const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Comm_idup(comm, copy.get(), &request), "duplicating the communicator");
+  pending(request, copy)
+      .wait(timeout, fmt::format("mpi_group: not all ranks of the communicator came within {:.1f} s: all of them "
+                                 "have to make the group",
+                                 std::chrono::duration<double>(timeout).count()));
+  check(MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN), "setting the error handler");
+  int rank = 0;
+  int size = 0;
+  check(MPI_Comm_rank(*copy, &rank), "asking for the rank");
+  check(MPI_Comm_size(*copy, &size), "asking for the number of ranks");
+  return std::make_shared<MpiTransport>(*copy, threads, rank, size);
+}
+
+MpiTransport::MpiTransport(MPI_Comm comm, MpiThreads threads, int rank, int size) noexcept
+    : Transport(rank, size), comm_(comm), threads_(threads), thread_(std::this_thread::get_id()) {}
+
+int MpiTransport::most_tag() const {
+  void* value = nullptr;
+  int flag = 0;
+  // An attribute of this one only, says the standard: duplicates need not have it.
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag), "asking for the largest tag");
+  constexpr int promised = 32767;
+  return flag != 0 ? *static_cast<int*>(value) : promised;
+}
+
+Pending MpiTransport::send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                           Finished finished) {
+  throw_if_resting();
+  MPI_Request request = MPI_REQUEST_NULL;
+  const auto start = finished == Finished::taken ? MPI_Issend : MPI_Isend;
+  check(start(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag, comm_, &request), "sending");
+  const bool borrows = !keeper && !bytes.empty();
+  return pending(request, std::move(keeper), borrows);
+}
+
+Pending MpiTransport::receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) {
+  throw_if_resting();
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE,
+                  from == hosts::any_rank ? MPI_ANY_SOURCE : from, tag, comm_, &request),
+        "receiving");
+  const bool borrows = !keeper && !bytes.empty();
+  return pending(request, std::move(keeper), borrows);
+}
+
+std::unique_ptr<Found> MpiTransport::find(int from, int tag) {
+  return probe(from, tag);
+}
+
+std::unique_ptr<Found> MpiTransport::find_any() {
+  return probe(MPI_ANY_SOURCE, MPI_ANY_TAG);
+}
+
+std::unique_ptr<Found> MpiTransport::probe(int from, int tag) {
+  throw_if_resting();
+  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Status status{};
+  int flag = 0;
+  check(MPI_Improbe(from, tag, comm_, &flag, &message, &status), "looking for a message");
+  return flag == 0 ? nullptr : std::make_unique<MpiFound>(message, status);
+}
+
+Pending MpiTransport::barrier() {
+  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (rest()).
+  const auto word = std::make_shared<std::array<int, 2>>();
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Iallreduce(word->data(), word->data() + 1, 1, MPI_INT, MPI_MAX, comm_, &request), "disconnecting");
+  return pending(request, word);
+}
+
+std::vector<std::byte> MpiTransport::tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
+  // What others say is zeros here. Messages of this operation go both ways between ranks, which an all-gather's would
+  // not (rest()).
+  struct Said {
+    std::vector<std::byte> mine;
+    std::vector<std::byte> all;
+  };
+  const auto said = std::make_shared<Said>();
+  said->mine.resize(mine.size() * static_cast<std::size_t>(size()));
+  said->all.resize(said->mine.size());
+  std::ranges::copy(mine, said->mine.begin() + static_cast<std::ptrdiff_t>(mine.size()) * rank());
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Iallreduce(said->mine.data(), said->all.data(), static_cast<int>(said->all.size()), MPI_BYTE, MPI_BOR,
+                       comm_, &request),
+        "telling all ranks");
+  pending(request, said)
+      .wait(timeout, fmt::format("mpi_group: rank {} waited {:.1f} s for all ranks of the communicator to meet: look "
+                                 "what the others do",
+                                 rank(), std::chrono::duration<double>(timeout).count()));
+  return said->all;
+}
+
+bool MpiTransport::may_call() const noexcept {
+  return is_running() &&
+         (threads_ == MpiThreads::all || std::this_thread::get_id() == thread_.load(std::memory_order_relaxed));
+}
+
+void MpiTransport::enter() {
+  throw_if_resting();
+  if (!is_running()) throw ended();
+  take_over();
+  if (!may_call())
+    throw Error(
+        ErrorKind::unsupported,
+        "MPI was initialised for calls of one thread only, and this is another one: use the group in the thread "
+        "that made it, or initialise MPI with MPI_THREAD_MULTIPLE",
+        {.rank = rank()});
+}
+
+void MpiTransport::take_over() noexcept {
+  if (threads_ == MpiThreads::each) thread_.store(std::this_thread::get_id());
+}
+
+void MpiTransport::throw_if_resting() const {
+  if (mpi::must_rest()) throw Error(ErrorKind::unsupported, resting_words, {.rank = rank()});
+}
+
+Error MpiTransport::ended() const {
+  return Error(ErrorKind::argument, "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
+               {.rank = rank()});
+}
+
+bool MpiTransport::close() noexcept {
+  if (is_running() && comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
+  return true;
+}
+
+std::chrono::milliseconds MpiTransport::rest(std::chrono::steady_clock::duration last_barrier) const noexcept {
+  using std::chrono::milliseconds;
+  // Where ranks wait for cores, the others hear late that the last barrier is through.
+  return std::clamp(std::chrono::duration_cast<milliseconds>(10 * last_barrier), milliseconds(200), milliseconds(800));
+}
+
+}  // namespace muster::mpi

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/tcp/connection.hpp"
+
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "muster/error.hpp"
+
+namespace muster::tcp {
+namespace {
+
+// Of one connection, before the others have their turn.
+constexpr std::size_t most_in_turn = 8 << 20;
+
+std::string words_of(const error_code& failure) {
+  return failure == asio::error::eof ? std::string() : failure.message();
+}
+
+bool is_for_later(const error_code& failure) {
+  return failure == asio::error::would_block || failure == asio::error::try_again ||
+         failure == asio::error::interrupted;
+}
+
+}  // namespace
+
+Connection::Connection(Owner& owner, Socket socket, Way incoming, bool is_connected)
+    : owner_(owner), socket_(std::move(socket)), incoming_(incoming), is_connected_(is_connected) {
+  error_code ignored;
+  socket_.non_blocking(true, ignored);
+  tune(socket_);
+}
+
+void Connection::connect(const Endpoint& endpoint, const Hello& hello) {
+  std::memcpy(hello_.data(), &hello, sizeof hello);
+  hello_left_ = sizeof hello;
+  socket_.async_connect(endpoint, [this](const error_code& failure) {
+    if (failure == asio::error::operation_aborted) return;
+    if (failure) return end("connecting to it: " + failure.message());
+    is_connected_ = true;
+    read();
+    write();
+  });
+}
+
+void Connection::send(const Frame& frame, std::shared_ptr<Source> source) {
+  if (!is_open()) return;
+  outputs_.push_back({frame, std::move(source)});
+  if (is_connected_ && !waits_to_write_ && outputs_.size() == 1) write();
+}
+
+std::deque<Connection::Output> Connection::close() {
+  error_code ignored;
+  socket_.close(ignored);
+  return std::exchange(outputs_, {});
+}
+
+void Connection::end(const std::string& failure) {
+  if (!is_open()) return;
+  error_code ignored;
+  socket_.close(ignored);
+  owner_.ended(*this, failure);
+}
+
+void Connection::write() {
+  while (is_open() && !waits_to_write_ && (hello_left_ != 0 || !outputs_.empty())) {
+    std::array<asio::const_buffer, 3> parts{};
+    parts[0] = asio::buffer(hello_.data() + hello_.size() - hello_left_, hello_left_);
+    std::uint64_t behind = 0;
+    if (!outputs_.empty()) {
+      const Output& next = outputs_.front();
+      behind = next.frame.bytes_behind();
+      const std::size_t in_frame = std::min(written_, sizeof(Frame));
+      parts[1] = asio::buffer(reinterpret_cast<const std::byte*>(&next.frame) + in_frame, sizeof(Frame) - in_frame);
+      if (behind != written_ - in_frame) {
+        const std::span<const std::byte> bytes = next.source->bytes_from(written_ - in_frame);
+        parts[2] = asio::buffer(bytes.data(), bytes.size());
+      }
+    }
+    error_code failure;
+    std::size_t sent = socket_.write_some(parts, failure);
+    if (is_for_later(failure)) {
+      waits_to_write_ = true;
+      socket_.async_wait(Socket::wait_write, [this](const error_code& why) {
+        waits_to_write_ = false;
+        if (!why) write();
+      });
+      return;
+    }
+    if (failure) return end(words_of(failure));
+    const std::size_t of_hello = std::min(sent, hello_left_);
+    hello_left_ -= of_hello;
+    sent -= of_hello;
+    written_ += sent;
+    if (outputs_.empty() || written_ < sizeof(Frame) + behind) continue;
+    written_ = 0;
+    const Output done = std::move(outputs_.front());
+    outputs_.pop_front();
+    owner_.sent(*this, done.frame, done.source);
+  }
+}
+
+void Connection::read() {
+  std::size_t in_turn = 0;
+  while (is_open()) {
+    const bool is_behind = !place_.empty();
+    const std::span<std::byte> target = is_behind ? place_.subspan(read_) : std::span<std::byte>(head_).subspan(read_);
+    error_code failure;
+    const std::size_t got =
+        in_turn < most_in_turn ? socket_.read_some(asio::buffer(target.data(), target.size()), failure) : 0;
+    if (is_for_later(failure) || (got == 0 && !failure)) {
+      socket_.async_wait(Socket::wait_read, [this](const error_code& why) {
+        if (!why) read();
+      });
+      return;
+    }
+    if (failure) return end(words_of(failure));
+    in_turn += got;
+    if (!take(got)) return;
+  }
+}
+
+bool Connection::take(std::size_t bytes) {
+  read_ += bytes;
+  try {
+    if (place_.empty()) {
+      if (read_ < head_.size()) return true;
+      frame_ = parse_frame(head_, incoming_);
+      read_ = 0;
+      if (frame_.bytes_behind() != 0) place_ = owner_.place_for(*this, frame_);
+      if (!place_.empty()) return true;
+    }
+    if (read_ < place_.size()) return true;
+    read_ = 0;
+    place_ = {};
+    owner_.arrived(*this, frame_);
+    return true;
+  } catch (const Error& error) {
+    end(error.what());
+  } catch (const std::bad_alloc&) {
+    end("out of memory");
+  }
+  return false;
+}
+
+}  // namespace muster::tcp

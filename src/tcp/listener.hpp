@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Listener: takes in connections of ranks of this job, and drops all others: who does not say the right hello at once
+// is a stranger. Of those there are at most so many at a time, each for a few seconds.
+
+#include <array>
+#include <boost/asio/steady_timer.hpp>
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <memory>
+
+#include "src/tcp/frames.hpp"
+#include "src/tcp/sockets.hpp"
+
+namespace muster::tcp {
+
+class Listener {
+ public:
+  /// A connection of the rank that has said hello.
+  using Accepted = std::function<void(int rank, Socket socket)>;
+  Listener(asio::io_context& io, Acceptor acceptor, const Token& token, int self, int size, Accepted accepted);
+  void close();
+  /// In a forked child.
+  void give_up_sockets() noexcept;
+
+ private:
+  struct Guest {
+    explicit Guest(Socket connection) : socket(std::move(connection)), deadline(socket.get_executor()) {}
+    Socket socket;
+    asio::steady_timer deadline;
+    std::array<std::byte, sizeof(Hello)> hello{};
+    std::size_t got = 0;
+    bool is_gone = false;
+  };
+  using GuestPointer = std::shared_ptr<Guest>;
+  void wait();
+  void take_in();
+  void hear(const GuestPointer& guest);
+  void drop(const GuestPointer& guest, const char* why);
+  void forget(const GuestPointer& guest);
+
+  asio::io_context& io_;
+  Acceptor acceptor_;
+  asio::steady_timer pause_;
+  const Token token_;
+  const int self_;
+  const int size_;
+  Accepted accepted_;
+  std::list<GuestPointer> guests_;
+};
+
+}  // namespace muster::tcp

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers are those of frames.hpp.
+
+#include "src/tcp/peer.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "muster/error.hpp"
+
+namespace muster::tcp {
+namespace {
+
+// Of a rank that is well: each waits for somebody's receive.
+constexpr std::size_t most_arrivals = 1 << 16;
+
+constexpr std::array<std::byte, 64 << 10> zeros{};
+
+std::shared_ptr<Incoming> take_first(std::deque<std::shared_ptr<Incoming>>& receives, int tag) {
+  const auto found = std::ranges::find(receives, tag, [](const auto& receive) { return receive->tag; });
+  if (found == receives.end()) return nullptr;
+  std::shared_ptr<Incoming> first = std::move(*found);
+  receives.erase(found);
+  return first;
+}
+
+std::string too_long(std::uint64_t bytes, std::uint64_t room) {
+  return fmt::format("a message of {} bytes has come where at most {} are expected", bytes, room);
+}
+
+[[noreturn]] void refuse(const char* words) {
+  throw Error(ErrorKind::corrupt, words);
+}
+
+}  // namespace
+
+std::span<const std::byte> Outgoing::bytes_from(std::size_t offset) const noexcept {
+  const std::span<const std::byte> rest = bytes.subspan(offset);
+  return is_given_up ? std::span(zeros).first(std::min(rest.size(), zeros.size())) : rest;
+}
+
+void Peer::send(const std::shared_ptr<Outgoing>& message) {
+  if (!to_) to_ = shared_.connect(*this);
+  const std::uint64_t bytes = message->bytes.size();
+  const std::uint64_t cost = cost_of(bytes);
+  // Step 1, or 2.
+  const bool at_once = bytes <= most_at_once && in_window_ + cost <= window;
+  if (at_once) in_window_ += cost;
+  message->is_offered = !at_once;
+  Frame frame{.kind = at_once ? FrameKind::message : FrameKind::offer, .tag = message->tag, .bytes = bytes};
+  if (!at_once || message->needs_taken) {
+    frame.number = next_number_++;
+    unanswered_.emplace(frame.number, message);
+  }
+  to_->send(frame, message);
+}
+
+void Peer::sent(Connection&, const Frame& frame, const std::shared_ptr<Source>& source) {
+  if (frame.kind != FrameKind::message && frame.kind != FrameKind::payload) return;
+  Outgoing& message = static_cast<Outgoing&>(*source);
+  message.is_sent = true;
+  if (!message.needs_taken || message.is_taken) finish(message.progress);
+}
+
+void Peer::answered(const Frame& frame) {
+  if (frame.kind == FrameKind::credit) {
+    in_window_ -= std::min(in_window_, frame.bytes);
+    return;
+  }
+  const auto found = unanswered_.find(frame.number);
+  if (found == unanswered_.end()) refuse("an answer to nothing");
+  const std::shared_ptr<Outgoing> message = std::move(found->second);
+  unanswered_.erase(found);
+  message->is_taken = true;
+  if (frame.kind == FrameKind::want) {
+    to_->send({.kind = FrameKind::payload, .number = frame.number, .bytes = message->bytes.size()}, message);
+    return;
+  }
+  // Step 3: of an offer, nobody wants it. Of a message, what is not sent yet goes on.
+  if (message->is_sent || message->is_offered) finish(message->progress);
+}
+
+std::shared_ptr<Incoming> Peer::match(int tag) {
+  if (auto own = take_first(posted_, tag)) return own;
+  return take_first(shared_.from_anybody, tag);
+}
+
+void Peer::want(std::uint64_t number, std::uint64_t bytes, const std::shared_ptr<Incoming>& receive) {
+  if (bytes > receive->place.size()) {
+    finish(receive->progress, too_long(bytes, receive->place.size()));
+    if (from_) from_->send({.kind = FrameKind::taken, .number = number}, nullptr);
+    return;
+  }
+  wanted_.emplace(number, receive);
+  from_->send({.kind = FrameKind::want, .number = number}, nullptr);
+}
+
+void Peer::took(const Arrival& arrival) {
+  if (!from_ || failure_) return;
+  if (!arrival.is_offer) {
+    to_return_ += cost_of(arrival.bytes);
+    if (to_return_ >= window / 4)
+      from_->send({.kind = FrameKind::credit, .bytes = std::exchange(to_return_, 0)}, nullptr);
+  }
+  if (!arrival.is_offer && arrival.number != 0)
+    from_->send({.kind = FrameKind::taken, .number = arrival.number}, nullptr);
+}
+
+void Peer::receive(const std::shared_ptr<Incoming>& receive) {
+  if (const auto arrival = find(receive->tag)) return this->receive(arrival, receive);
+  if (failure_) return finish(receive->progress, failure_);
+  posted_.push_back(receive);
+}
+
+void Peer::take_back(const std::shared_ptr<Incoming>& receive) {
+  std::erase(posted_, receive);
+}
+
+std::shared_ptr<Arrival> Peer::find(std::optional<int> tag) {
+  const auto found = std::ranges::find_if(
+      arrivals_, [tag](const auto& one) { return tag ? one->tag == *tag : one->tag >= hosts::first_tag; });
+  if (found == arrivals_.end()) return nullptr;
+  std::shared_ptr<Arrival> oldest = std::move(*found);
+  arrivals_.erase(found);
+  if (!oldest->is_offer) waiting_ -= cost_of(oldest->bytes);
+  return oldest;
+}
+
+void Peer::receive(const std::shared_ptr<Arrival>& arrival, const std::shared_ptr<Incoming>& receive) {
+  took(*arrival);
+  if (arrival->is_offer) {
+    if (failure_) return finish(receive->progress, failure_);
+    return want(arrival->number, arrival->bytes, receive);
+  }
+  if (!arrival->is_whole && failure_) return finish(receive->progress, failure_);
+  if (arrival->bytes > receive->place.size())
+    return finish(receive->progress, too_long(arrival->bytes, receive->place.size()));
+  if (!arrival->is_whole) {
+    arrival->taker = receive;
+    return;
+  }
+  if (arrival->bytes != 0) std::memcpy(receive->place.data(), arrival->memory.get(), arrival->bytes);
+  finish(receive->progress);
+}
+
+void Peer::drop(const std::shared_ptr<Arrival>& arrival) {
+  if (failure_ || !from_) return;
+  took(*arrival);
+  if (arrival->is_offer) from_->send({.kind = FrameKind::taken, .number = arrival->number}, nullptr);
+}
+
+bool Peer::accept(std::unique_ptr<Connection> connection) {
+  if (from_ || failure_) return false;
+  from_ = std::move(connection);
+  if (has_said_bye_) from_->send({.kind = FrameKind::bye}, nullptr);
+  from_->read();
+  return true;
+}
+
+std::span<std::byte> Peer::place_for(Connection&, const Frame& frame) {
+  if (frame.kind == FrameKind::payload) {
+    const auto found = wanted_.find(frame.number);
+    if (found == wanted_.end()) refuse("bytes that nobody has asked for");
+    into_ = std::move(found->second);
+    wanted_.erase(found);
+    if (frame.bytes > into_->place.size()) refuse("more bytes than were offered");
+    return into_->place.first(frame.bytes);
+  }
+  auto arrival = std::make_shared<Arrival>(Arrival{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes});
+  into_ = match(frame.tag);
+  if (into_) took(*arrival);
+  if (into_ && frame.bytes <= into_->place.size()) return into_->place.first(frame.bytes);
+  arrival->memory = std::make_unique_for_overwrite<std::byte[]>(frame.bytes);
+  into_arrival_ = std::move(arrival);
+  const std::span<std::byte> place(into_arrival_->memory.get(), frame.bytes);
+  if (into_) {
+    // It is dropped when it has come.
+    finish(into_->progress, too_long(frame.bytes, into_->place.size()));
+    into_ = nullptr;
+    return place;
+  }
+  waiting_ += cost_of(frame.bytes);
+  if (waiting_ > window || arrivals_.size() >= most_arrivals) refuse("more messages than there is room for");
+  arrivals_.push_back(into_arrival_);
+  return place;
+}
+
+void Peer::arrived(Connection& connection, const Frame& frame) {
+  switch (frame.kind) {
+    case FrameKind::message:
+    case FrameKind::payload:
+      // Without bytes it has no place yet.
+      if (frame.bytes == 0) (void)place_for(connection, frame);
+      if (into_) {
+        finish(std::exchange(into_, nullptr)->progress);
+      } else if (const auto arrival = std::exchange(into_arrival_, nullptr)) {
+        arrival->is_whole = true;
+        if (!arrival->taker) return;
+        if (arrival->bytes != 0) std::memcpy(arrival->taker->place.data(), arrival->memory.get(), arrival->bytes);
+        finish(std::exchange(arrival->taker, nullptr)->progress);
+      }
+      return;
+    case FrameKind::offer:
+      if (const auto receive = match(frame.tag)) return want(frame.number, frame.bytes, receive);
+      if (arrivals_.size() >= most_arrivals) refuse("more messages than there is room for");
+      arrivals_.push_back(std::make_shared<Arrival>(
+          Arrival{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes, .is_offer = true}));
+      return;
+    case FrameKind::want:
+    case FrameKind::taken:
+    case FrameKind::credit:
+      return answered(frame);
+    case FrameKind::bye:
+      left_.push_back(&connection);
+      return;
+  }
+}
+
+bool Peer::has_left(const Connection& connection) const noexcept {
+  return std::ranges::find(left_, &connection) != left_.end();
+}
+
+void Peer::ended(Connection& connection, const std::string& failure) {
+  if (failure.empty() && has_left(connection)) return;
+  // What it has said before comes first: why it ends, for one.
+  if (&connection == to_.get() && from_ && from_->is_open()) from_->read();
+  fail(failure.empty() ? "its connection has ended" : failure);
+}
+
+void Peer::fail(const std::string& why) {
+  if (failure_) return;
+  failure_ = why;
+  for (Connection* const connection : {to_.get(), from_.get()}) {
+    if (connection == nullptr) continue;
+    for (const Connection::Output& output : connection->close())
+      if (output.source) finish(static_cast<Outgoing&>(*output.source).progress, why);
+  }
+  for (const auto& [number, message] : std::exchange(unanswered_, {})) finish(message->progress, why);
+  for (const auto& receive : std::exchange(posted_, {})) finish(receive->progress, why);
+  for (const auto& [number, receive] : std::exchange(wanted_, {})) finish(receive->progress, why);
+  if (into_) finish(std::exchange(into_, nullptr)->progress, why);
+  if (into_arrival_ && into_arrival_->taker) finish(into_arrival_->taker->progress, why);
+  into_arrival_ = nullptr;
+  // What has come whole can still be received.
+  std::erase_if(arrivals_, [](const auto& arrival) { return !arrival->is_whole; });
+  shared_.lost(*this);
+}
+
+void Peer::finish(Progress& progress, std::optional<std::string> failure) {
+  if (progress.is_over) return;
+  progress.is_over = true;
+  progress.failure = std::move(failure);
+  shared_.over.push_back(std::move(progress.keeper));
+}
+
+void Peer::say_bye() {
+  if (std::exchange(has_said_bye_, true)) return;
+  for (Connection* const connection : {to_.get(), from_.get()})
+    if (connection != nullptr) connection->send({.kind = FrameKind::bye}, nullptr);
+}
+
+bool Peer::is_through() const noexcept {
+  return std::ranges::all_of(std::array<const Connection*, 2>{to_.get(), from_.get()}, [this](const Connection* one) {
+    return one == nullptr || !one->is_open() || (has_left(*one) && one->is_drained());
+  });
+}
+
+void Peer::give_up_sockets() noexcept {
+  for (Connection* const connection : {to_.get(), from_.get()})
+    if (connection != nullptr) connection->give_up_socket();
+}
+
+void Peer::close() {
+  for (Connection* const connection : {to_.get(), from_.get()})
+    if (connection != nullptr) connection->close();
+}
+
+}  // namespace muster::tcp

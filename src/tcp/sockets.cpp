@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/tcp/sockets.hpp"
+
+#include <fmt/core.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/ip/v6_only.hpp>
+#include <cerrno>
+#include <memory>
+
+#include "src/os/fd.hpp"
+
+namespace muster::tcp {
+namespace {
+
+void set(int socket, int level, int name, int value) noexcept {
+  // Without it the connection still works.
+  ::setsockopt(socket, level, name, &value, sizeof value);
+}
+
+int descriptor_for(const Endpoint& address) {
+  const int descriptor = ::socket(address.protocol().family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+  if (descriptor < 0) throw os::errno_error("TCP: making a socket");
+  return descriptor;
+}
+
+}  // namespace
+
+std::string text_of(const Endpoint& endpoint) {
+  const asio::ip::address& address = endpoint.address();
+  if (address.is_v6() && address.to_v6().is_v4_mapped())
+    return text_of({asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()), endpoint.port()});
+  return fmt::format("{}{}{}:{}", address.is_v6() ? "[" : "", address.to_string(), address.is_v6() ? "]" : "",
+                     endpoint.port());
+}
+
+Socket new_socket(asio::io_context& io, const Endpoint& for_address) {
+  return {io, for_address.protocol(), descriptor_for(for_address)};
+}
+
+void tune(Socket& socket) noexcept {
+  const int descriptor = socket.native_handle();
+  set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(descriptor, IPPROTO_TCP, TCP_KEEPCNT, 4);
+}
+
+Acceptor listen_at(asio::io_context& io, const Endpoint& endpoint) {
+  Acceptor acceptor(io, endpoint.protocol(), descriptor_for(endpoint));
+  error_code failure;
+  // What an earlier job has left behind in the kernel keeps no port.
+  acceptor.set_option(Acceptor::reuse_address(true), failure);
+  if (endpoint.address().is_v6()) acceptor.set_option(asio::ip::v6_only(false), failure);
+  acceptor.bind(endpoint, failure);
+  if (!failure) acceptor.listen(SOMAXCONN, failure);
+  if (failure)
+    throw os::errno_error(ErrorKind::io,
+                          fmt::format("TCP: listening at {}: is the port another program's, or the address another "
+                                      "host's? Choose a free port of this one",
+                                      text_of(endpoint)),
+                          failure.value());
+  return acceptor;
+}
+
+Acceptor listen_anywhere(asio::io_context& io, const asio::ip::address& address) {
+  if (!address.is_unspecified()) return listen_at(io, Endpoint(address, 0));
+  try {
+    return listen_at(io, Endpoint(asio::ip::address_v6::any(), 0));
+  } catch (const Error&) {
+    // A kernel without IPv6.
+    return listen_at(io, Endpoint(asio::ip::address_v4::any(), 0));
+  }
+}
+
+Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept {
+  Socket socket(io);
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  const int descriptor =
+      ::accept4(acceptor.native_handle(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (descriptor < 0) return socket;
+  error_code failure;
+  socket.assign(address.ss_family == AF_INET6 ? Protocol::v6() : Protocol::v4(), descriptor, failure);
+  if (failure) os::Fd(descriptor).reset();
+  return socket;
+}
+
+std::vector<asio::ip::address> own_addresses() {
+  std::vector<asio::ip::address> all;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {asio::ip::address_v4::loopback()};
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0 || (one->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    if (one->ifa_addr->sa_family == AF_INET) {
+      const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
+      all.emplace_back(asio::ip::address_v4(ntohl(address->sin_addr.s_addr)));
+    } else if (one->ifa_addr->sa_family == AF_INET6) {
+      const auto* own = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+      asio::ip::address_v6::bytes_type bytes;
+      std::ranges::copy(own->sin6_addr.s6_addr, bytes.begin());
+      // Those of one link alone mean nothing on another.
+      if (const asio::ip::address_v6 address(bytes); !address.is_link_local()) all.emplace_back(address);
+    }
+  }
+  all.emplace_back(asio::ip::address_v4::loopback());
+  return all;
+}
+
+}  // namespace muster::tcp

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// TCP sockets as all of this folder uses them: polled, never inherited by programs that the process starts, and named
+// in messages.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace muster::tcp {
+
+namespace asio = boost::asio;
+using Protocol = asio::ip::tcp;
+using Socket = Protocol::socket;
+using Acceptor = Protocol::acceptor;
+using Endpoint = Protocol::endpoint;
+using boost::system::error_code;
+
+/// "10.0.0.1:29500", "[fe80::1]:29500"
+std::string text_of(const Endpoint& endpoint);
+
+/// Not connected. Throws Error(io).
+Socket new_socket(asio::io_context& io, const Endpoint& for_address);
+/// What a connection of ranks has: short messages go at once, and an idle one whose other host has gone ends within
+/// half a minute. What is under way has no deadline of its own: its receiver may be busy, and the waits of groups have
+/// one.
+void tune(Socket& socket) noexcept;
+
+/// Listens at the address. Throws Error(io) that names it and the remedy.
+Acceptor listen_at(asio::io_context& io, const Endpoint& endpoint);
+/// At a free port of all addresses of this host, or of one.
+Acceptor listen_anywhere(asio::io_context& io, const asio::ip::address& address);
+/// The next connection that has come; a closed socket if there is none.
+Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept;
+
+/// All addresses of this host that others could reach it by; its loopback address is the last.
+std::vector<asio::ip::address> own_addresses();
+
+}  // namespace muster::tcp

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/tcp/tcp_transport.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/log.hpp"
+#include "src/tcp/listener.hpp"
+#include "src/tcp/tree_calls.hpp"
+
+namespace muster::tcp {
+
+/// The lock, and behind it what was over: its owners may be anybody's.
+class TcpTransport::Hold {
+ public:
+  explicit Hold(TcpTransport& transport) : transport_(transport), lock_(transport.mutex_) {}
+  ~Hold() {
+    const std::vector<std::shared_ptr<const void>> over = std::exchange(transport_.shared_.over, {});
+    lock_.unlock();
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  TcpTransport& transport_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+namespace {
+
+[[noreturn]] void throw_lost(const std::string& why) {
+  throw Error(ErrorKind::io, "TCP: " + why);
+}
+
+bool is_over(const Progress& progress) {
+  if (progress.is_over && progress.failure) throw_lost(*progress.failure);
+  return progress.is_over;
+}
+
+}  // namespace
+
+class TcpTransport::Send final : public hosts::Operation {
+ public:
+  Send(TcpTransport& transport, std::shared_ptr<Outgoing> message)
+      : transport_(transport), message_(std::move(message)) {}
+
+  bool test() override {
+    const Hold hold(transport_);
+    if (!is_over(message_->progress)) transport_.poll();
+    return is_over(message_->progress);
+  }
+  bool cancel() noexcept override { return false; }
+  /// It goes on. Of what was the caller's, zeros: nobody receives them but ranks whose call has failed, too.
+  void abandon() noexcept override {
+    const Hold hold(transport_);
+    message_->is_given_up = message_->is_borrowed;
+  }
+  [[nodiscard]] bool borrows() const noexcept override {
+    const Hold hold(transport_);
+    return message_->is_borrowed && !message_->progress.is_over;
+  }
+
+ private:
+  TcpTransport& transport_;
+  std::shared_ptr<Outgoing> message_;
+};
+
+class TcpTransport::Receive final : public hosts::Operation {
+ public:
+  Receive(TcpTransport& transport, int from, std::shared_ptr<Incoming> receive)
+      : transport_(transport), from_(from), receive_(std::move(receive)) {}
+
+  bool test() override {
+    const Hold hold(transport_);
+    if (!is_over(receive_->progress)) transport_.poll();
+    return is_over(receive_->progress);
+  }
+  bool cancel() noexcept override {
+    abandon();
+    return true;
+  }
+  /// What has begun to come is read to its end, into memory that is kept for it.
+  void abandon() noexcept override {
+    const Hold hold(transport_);
+    if (from_ == hosts::any_rank)
+      std::erase(transport_.shared_.from_anybody, receive_);
+    else
+      transport_.peer(from_).take_back(receive_);
+  }
+  [[nodiscard]] bool borrows() const noexcept override { return false; }
+
+ private:
+  TcpTransport& transport_;
+  int from_;
+  std::shared_ptr<Incoming> receive_;
+};
+
+class TcpTransport::TakenOut final : public hosts::Found {
+ public:
+  TakenOut(TcpTransport& transport, int from, std::shared_ptr<Arrival> arrival)
+      : transport_(transport), from_(from), arrival_(std::move(arrival)) {}
+  ~TakenOut() override {
+    const Hold hold(transport_);
+    if (!is_received_) transport_.peer(from_).drop(arrival_);
+  }
+  TakenOut(const TakenOut&) = delete;
+  TakenOut& operator=(const TakenOut&) = delete;
+
+  [[nodiscard]] int tag() const noexcept override { return arrival_->tag; }
+  [[nodiscard]] std::size_t bytes() const override { return arrival_->bytes; }
+  hosts::Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
+    const auto receive = std::make_shared<Incoming>(Incoming{.tag = arrival_->tag, .place = place});
+    receive->progress.keeper = std::move(keeper);
+    const Hold hold(transport_);
+    transport_.peer(from_).receive(arrival_, receive);
+    is_received_ = true;
+    return hosts::Pending(std::make_shared<Receive>(transport_, from_, receive));
+  }
+
+ private:
+  TcpTransport& transport_;
+  int from_;
+  std::shared_ptr<Arrival> arrival_;
+  bool is_received_ = false;
+};
+
+TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor)
+    : Transport(rank, static_cast<int>(addresses.of_ranks.size())),
+      io_(std::move(io)),
+      addresses_(std::move(addresses)) {
+  shared_.connect = [this](Peer& to) { return connect(to); };
+  shared_.lost = [this](Peer& lost) {
+    if (!is_closing_) lost_.push_back(lost.rank());
+  };
+  for (int other = 0; other < size(); ++other) peers_.push_back(std::make_unique<Peer>(shared_, other));
+  listener_ = std::make_unique<Listener>(
+      *io_, std::move(acceptor), addresses_.token, rank, size(), [this](int from, Socket socket) {
+        auto connection = std::make_unique<Connection>(peer(from), std::move(socket), Way::forwards, true);
+        if (!peer(from).accept(std::move(connection)))
+          log(LogLevel::info, fmt::format("TCP: rank {} drops a second connection of rank {}", this->rank(), from));
+      });
+  begin_forkable();
+}
+
+TcpTransport::~TcpTransport() {
+  end_forkable();
+}
+
+std::unique_ptr<Connection> TcpTransport::connect(Peer& to) {
+  const Endpoint& address = addresses_.of_ranks[static_cast<std::size_t>(to.rank())];
+  auto connection = std::make_unique<Connection>(to, new_socket(*io_, address), Way::backwards, false);
+  connection->connect(address, {.from = rank(), .to = to.rank(), .token = addresses_.token});
+  return connection;
+}
+
+void TcpTransport::poll() {
+  if (io_->stopped()) io_->restart();
+  io_->poll();
+}
+
+hosts::Pending TcpTransport::send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                                  hosts::Finished finished) {
+  const auto message = std::make_shared<Outgoing>(tag, bytes, std::move(keeper), finished == hosts::Finished::taken);
+  const Hold hold(*this);
+  if (const auto& failure = peer(to).failure()) throw_lost(*failure);
+  peer(to).send(message);
+  return hosts::Pending(std::make_shared<Send>(*this, message));
+}
+
+hosts::Pending TcpTransport::receive(int from, int tag, std::span<std::byte> bytes,
+                                     std::shared_ptr<const void> keeper) {
+  const auto receive = std::make_shared<Incoming>(Incoming{.tag = tag, .place = bytes});
+  receive->progress.keeper = std::move(keeper);
+  const Hold hold(*this);
+  if (from != hosts::any_rank) {
+    peer(from).receive(receive);
+  } else {
+    const auto sender = std::ranges::find_if(peers_, [&](const auto& one) {
+      const std::shared_ptr<Arrival> arrival = one->find(tag);
+      if (arrival) one->receive(arrival, receive);
+      return arrival != nullptr;
+    });
+    if (sender == peers_.end()) shared_.from_anybody.push_back(receive);
+  }
+  return hosts::Pending(std::make_shared<Receive>(*this, from, receive));
+}
+
+std::unique_ptr<hosts::Found> TcpTransport::find(int from, int tag) {
+  const Hold hold(*this);
+  std::shared_ptr<Arrival> arrival = peer(from).find(tag);
+  if (!arrival) {
+    poll();
+    arrival = peer(from).find(tag);
+  }
+  if (arrival) return std::make_unique<TakenOut>(*this, from, std::move(arrival));
+  if (const auto& failure = peer(from).failure()) throw_lost(*failure);
+  return nullptr;
+}
+
+std::unique_ptr<hosts::Found> TcpTransport::find_any() {
+  const Hold hold(*this);
+  poll();
+  for (const auto& one : peers_)
+    if (auto arrival = one->find(std::nullopt))
+      return std::make_unique<TakenOut>(*this, one->rank(), std::move(arrival));
+  return nullptr;
+}
+
+hosts::Pending TcpTransport::barrier() {
+  return tree_barrier(*this);
+}
+
+std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
+  return tell_over_tree(*this, mine, timeout);
+}
+
+int TcpTransport::next_lost() noexcept {
+  const Hold hold(*this);
+  if (lost_.empty()) return hosts::any_rank;
+  const int lost = lost_.front();
+  lost_.pop_front();
+  return lost;
+}
+
+Error TcpTransport::ended() const {
+  return Error(ErrorKind::argument, "the process ends: its groups cannot be used any more", {.rank = rank()});
+}
+
+bool TcpTransport::close() noexcept {
+  const Hold hold(*this);
+  try {
+    if (!std::exchange(is_closing_, true))
+      for (const auto& one : peers_) one->say_bye();
+    poll();
+    if (!std::ranges::all_of(peers_, [](const auto& one) { return one->is_through(); })) return false;
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, fmt::format("TCP: closing the connections of rank {}: {}", rank(), error.what()));
+  }
+  listener_->close();
+  for (const auto& one : peers_) one->close();
+  return true;
+}
+
+void TcpTransport::in_child() noexcept {
+  listener_->give_up_sockets();
+  for (const auto& one : peers_) one->give_up_sockets();
+  mutex_.unlock();
+}
+
+}  // namespace muster::tcp

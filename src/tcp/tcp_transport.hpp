@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// TCP as a transport. Every rank listens; whoever has something for another one connects to it when it first does
+// (frames.hpp). There is no thread: the calls poll, and bytes move in them and in the kernel's buffers.
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/hosts/transport.hpp"
+#include "src/tcp/peer.hpp"
+
+namespace muster::tcp {
+
+class Listener;
+
+/// Where the ranks listen, and what they know of each other's job: of all ranks the same.
+struct Addresses {
+  std::vector<Endpoint> of_ranks;
+  Token token{};
+};
+
+class TcpTransport final : public hosts::Transport, private Forkable {
+ public:
+  static constexpr std::string_view kind_name = "tcp";
+
+  /// `acceptor`: of this rank's address, made with `io`.
+  TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor);
+  ~TcpTransport() override;
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
+  [[nodiscard]] std::string_view name() const noexcept override { return "TCP"; }
+  [[nodiscard]] int most_tag() const override { return INT32_MAX; }
+
+  hosts::Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                      hosts::Finished finished) override;
+  hosts::Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) override;
+  std::unique_ptr<hosts::Found> find(int from, int tag) override;
+  std::unique_ptr<hosts::Found> find_any() override;
+  hosts::Pending barrier() override;
+  std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) override;
+  int next_lost() noexcept override;
+
+  [[nodiscard]] Error ended() const override;
+  /// Says bye to all, and waits for theirs: a socket that is closed while something is unread takes back what it has
+  /// sent.
+  bool close() noexcept override;
+  [[nodiscard]] bool can_be_dropped() const noexcept override { return true; }
+
+  class Hold;
+  class Send;
+  class Receive;
+  class TakenOut;
+
+ private:
+  Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+  std::unique_ptr<Connection> connect(Peer& peer);
+  void poll();
+  void before_fork() override { mutex_.lock(); }
+  void after_fork() override { mutex_.unlock(); }
+  void in_child() noexcept override;
+
+  std::mutex mutex_;
+  std::unique_ptr<asio::io_context> io_;
+  Addresses addresses_;
+  Peer::Shared shared_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; this one's is never used
+  std::unique_ptr<Listener> listener_;
+  std::deque<int> lost_;
+  bool is_closing_ = false;
+};
+
+}  // namespace muster::tcp

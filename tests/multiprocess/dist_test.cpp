@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster::dist: the rules of torch.distributed, over each way to meet.
+
+#include <filesystem>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "muster/dist.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+Tensor row(float value) {
+  return Tensor::take(std::vector<float>(3, value));
+}
+bool is(const Tensor& tensor, float value) {
+  return bitwise_equal(tensor, row(value));
+}
+std::vector<Tensor> rows(int count) {
+  std::vector<Tensor> all;
+  for (int i = 0; i < count; ++i) all.push_back(row(-1));
+  return all;
+}
+
+void all_calls() {
+  const int self = dist::get_rank();
+  const auto mine = static_cast<float>(self);
+  RANK_CHECK(dist::get_world_size() == 4);
+  Tensor tensor = row(mine);
+  dist::all_reduce(tensor);
+  RANK_CHECK(is(tensor, 6));
+  tensor = row(mine);
+  dist::reduce(tensor, 3, ReduceOp::max);
+  RANK_CHECK(is(tensor, self == 3 ? 3 : mine));
+  dist::broadcast(tensor, 2);
+  RANK_CHECK(is(tensor, 2));
+  const std::vector<Tensor> all = rows(4);
+  dist::all_gather(all, row(mine));
+  for (int rank = 0; rank < 4; ++rank) RANK_CHECK(is(all[static_cast<std::size_t>(rank)], static_cast<float>(rank)));
+  const std::vector<Tensor> some = rows(self == 1 ? 4 : 0);
+  dist::gather(row(mine), 1, some);
+  if (self == 1) RANK_CHECK(is(some[3], 3));
+  tensor = row(-1);
+  dist::scatter(tensor, 1, some);
+  RANK_CHECK(is(tensor, mine));
+  dist::barrier();
+
+  // Of a group: `src` and `dst` stay ranks of the job.
+  const dist::Group odd = dist::new_group({3, 1});
+  if (self % 2 == 1) {
+    tensor = row(mine);
+    dist::broadcast(tensor, 3, odd);
+    RANK_CHECK(is(tensor, 3));
+    dist::all_reduce(tensor, ReduceOp::sum, odd);
+    RANK_CHECK(is(tensor, 6));
+    error_of(ErrorKind::argument, {"rank 2 is not in this group"}, [&] { dist::broadcast(tensor, 2, odd); });
+    dist::barrier(odd);
+  } else {
+    error_of(ErrorKind::argument, {"not in this group"}, [&] { dist::all_reduce(tensor, ReduceOp::sum, odd); });
+  }
+  error_of(ErrorKind::argument, {"rank 4 is not in this group"}, [&] { dist::reduce(tensor, 4); });
+  error_of(ErrorKind::argument, {"wants 4 tensors"}, [&] { dist::all_gather(rows(3), row(mine)); });
+  error_of(ErrorKind::argument, {"there is no rank 7"}, [&] { dist::send(tensor, 7); });
+
+  // In a circle, and from whoever is first.
+  Work<void> sent = dist::isend(row(mine), (self + 1) % 4);
+  tensor = row(-1);
+  Work<int> received = dist::irecv(tensor, (self + 3) % 4);
+  RANK_CHECK(received.get() == (self + 3) % 4);
+  sent.get();
+  RANK_CHECK(is(tensor, static_cast<float>((self + 3) % 4)));
+  if (self == 0)
+    for (int i = 0; i < 3; ++i) {
+      const int from = dist::recv(tensor);
+      RANK_CHECK(is(tensor, static_cast<float>(from)));
+    }
+  else
+    dist::send(row(mine), 0);
+  dist::barrier();
+}
+
+}  // namespace
+
+TEST_CASE("a world of each backend does what torch.distributed does, ends, and comes again") {
+  const TemporaryDirectory directory;
+  const std::string file = "file://" + (directory.path() / "meeting").string();
+  struct Way {
+    const char* backend;
+    std::string method;
+  };
+  for (const Way& way : {Way{"shm", file}, Way{"shm", "tcp://nowhere:1"}, Way{"tcp", file}, Way{"gloo", file}}) {
+    CAPTURE(way.backend);
+    run_ranks(4, [&](SyncGroup& group) {
+      const dist::InitOptions options{
+          .init_method = way.method, .world_size = 4, .rank = group.rank(), .group_name = "job", .timeout = {}};
+      for (int round = 0; round < 2; ++round) {
+        RANK_CHECK(!dist::is_initialized());
+        error_of(ErrorKind::argument, {"init_process_group"}, [] { (void)dist::get_rank(); });
+        dist::init_process_group(way.backend, options);
+        RANK_CHECK(dist::is_initialized());
+        error_of(ErrorKind::argument, {"already"}, [&] { dist::init_process_group(way.backend, options); });
+        all_calls();
+        dist::destroy_process_group();
+        group.barrier();
+      }
+    });
+  }
+}
+
+TEST_CASE("what cannot be a world is said at once") {
+  struct Bad {
+    ErrorKind kind;
+    const char* words;
+    const char* backend;
+    dist::InitOptions options;
+  };
+  const Bad all[] = {
+      {ErrorKind::argument, "no backend 'smoke'", "smoke", {}},
+      {ErrorKind::unsupported, "'nccl'", "nccl", {}},
+      {ErrorKind::argument, "no init_method", "shm", {.init_method = "udp://a:1", .world_size = 1, .rank = 0}},
+      {ErrorKind::argument, "rank 2 of 2", "tcp", {.init_method = "tcp://a:1", .world_size = 2, .rank = 2}},
+      {ErrorKind::argument, "needs a rank", "tcp", {.init_method = "tcp://a:1"}},
+      {ErrorKind::argument, "'mpi' finds its ranks", "mpi", {.init_method = "file:///a", .world_size = 1, .rank = 0}},
+      {ErrorKind::argument, "rank 0 of 1, and the call as rank 3 of -1", "shm", {.rank = 3}},
+  };
+  for (const Bad& bad : all) {
+    CAPTURE(bad.words);
+    try {
+      dist::init_process_group(bad.backend, bad.options);
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(error.kind() == bad.kind);
+      CHECK(std::string(error.what()).find(bad.words) != std::string::npos);
+    }
+  }
+}

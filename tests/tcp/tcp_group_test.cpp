@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+// tcp_group() and world() over it: how ranks meet, who is told what if they do not, strangers, and who dies alone.
+
+#include "muster/tcp.hpp"
+
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "doctest/doctest.h"
+#include "muster/gather.hpp"
+#include "src/hosts/context.hpp"
+#include "src/tcp/meeting_words.hpp"
+#include "src/tcp/published_address.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/networks.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/shared_words.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A port of 127.0.0.1 that was free a moment ago.
+std::string free_address() {
+  tcp::asio::io_context io;
+  const tcp::Acceptor acceptor = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
+  return tcp::text_of(acceptor.local_endpoint());
+}
+
+std::shared_ptr<SyncGroup> join(const std::string& address, int rank, int size, std::chrono::milliseconds timeout = 20s,
+                                const std::string& key = "test") {
+  return tcp_group({.address = address, .rank = rank, .size = size, .timeout = timeout, .key = key});
+}
+
+void check_gather(SyncGroup& group) {
+  const Tensor mine = pattern(DType::f32, {1000}, static_cast<std::uint64_t>(group.rank()));
+  const GatheredTensors all = get_tensors_parallel(mine, ranks_from(0, group.size()), group);
+  for (const auto& [rank, tensor] : all.present())
+    RANK_CHECK(is_pattern(tensor, DType::f32, {1000}, static_cast<std::uint64_t>(rank)));
+}
+
+/// Ranks that all end in order.
+void end(std::shared_ptr<SyncGroup> group) {
+  group.reset();
+  RANK_CHECK(hosts::end_all("tcp"));
+}
+
+struct Caller {
+  tcp::asio::io_context io;
+  tcp::Socket socket{io};
+  explicit Caller(const std::string& address, Clock::duration patience = 5s) {
+    const auto until = Clock::now() + patience;
+    for (tcp::error_code failure;;) {
+      socket = tcp::Socket(io);
+      socket.connect(*tcp::parse_endpoint(address), failure);
+      if (!failure) return;
+      if (Clock::now() > until) throw RankFailure("nobody listens at " + address);
+      std::this_thread::sleep_for(5ms);
+    }
+  }
+  void say(std::span<const std::byte> bytes) {
+    tcp::error_code ignored;
+    tcp::asio::write(socket, tcp::asio::buffer(bytes.data(), bytes.size()), ignored);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("addresses and ranks that cannot be are refused at once") {
+  for (const char* address : {"", "host", "host:", ":29500", "host:0", "host:99999", "host:x", "file://here",
+                              "file:///", "tcp://", "tcp://host"})
+    CHECK(error_of([&] { (void)join(address, 0, 2); }).kind() == ErrorKind::argument);
+  CHECK(error_of([] { (void)join("h:1", 2, 2); }).kind() == ErrorKind::argument);
+  CHECK(error_of([] { (void)join("h:1", -1, 2); }).kind() == ErrorKind::argument);
+  CHECK(error_of([] { (void)join("h:1", 0, 0); }).kind() == ErrorKind::argument);
+}
+
+TEST_CASE("a port that is another program's, or of another host, is rank 0's error with the remedy") {
+  tcp::asio::io_context io;
+  const tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
+  const std::string taken = tcp::text_of(other.local_endpoint());
+  error_of(ErrorKind::io, {"listening at " + taken, "Choose a free port"}, [&] { (void)join(taken, 0, 2); });
+  error_of(ErrorKind::io, {"listening at 203.0.113.1:29500"}, [] { (void)join("203.0.113.1:29500", 0, 2); });
+}
+
+TEST_CASE("a rank that finds no rank 0 says at its deadline where it looked, and what it found") {
+  const std::string address = free_address();
+  error_of(ErrorKind::timeout,
+           {"rank 1", "waited 0.3 s for rank 0 at " + address, "Connection refused", "look whether"},
+           [&] { (void)join(address, 1, 2, 300ms); });
+  error_of(ErrorKind::timeout, {"no.such.host.invalid", "no address is known"},
+           [] { (void)join("no.such.host.invalid:29500", 1, 2, 300ms); });
+  TemporaryDirectory directory;
+  error_of(ErrorKind::timeout, {"has not written the file yet"},
+           [&] { (void)join("file://" + directory.path().string() + "/meeting", 1, 2, 300ms); });
+}
+
+TEST_CASE("who is missing at the deadline is named on all ranks who came") {
+  const std::string address = free_address();
+  run_processes(3, [&](int rank) {
+    if (rank == 1) return;
+    error_of(ErrorKind::timeout, {"waited 0.6 s at " + address + " for rank 1, rank 3 of 4 ranks"},
+             [&] { (void)join(address, rank, 4, 600ms); });
+  });
+}
+
+TEST_CASE("double ranks, other sizes, and ranks out of range are named on all who came") {
+  struct Way {
+    int rank_of_2;
+    int size_of_2;
+    const char* words;
+  };
+  for (const Way& way : {Way{1, 3, "two processes are rank 1"}, Way{2, 4, "says that there are 4 ranks"}}) {
+    const std::string address = free_address();
+    run_processes(3, [&](int rank) {
+      if (rank == 2) std::this_thread::sleep_for(300ms);
+      const Error error = error_of(ErrorKind::rank_mismatch, {way.words, "pid "}, [&] {
+        (void)join(address, rank == 2 ? way.rank_of_2 : rank, rank == 2 ? way.size_of_2 : 3, 10s);
+      });
+    });
+  }
+}
+
+TEST_CASE("another version, another byte order: an error that names it, on all who came") {
+  for (const bool is_turned : {false, true}) {
+    const std::string address = free_address();
+    run_processes(3, [&](int rank) {
+      if (rank != 2) {
+        error_of(ErrorKind::version,
+                 {is_turned ? "byte order" : "rank 2 (host ", is_turned ? "host " : "runs Muster 9.8.7"},
+                 [&] { (void)join(address, rank, 3, 10s); });
+        return;
+      }
+      std::this_thread::sleep_for(300ms);
+      tcp::Card card = tcp::own_card(2, 3, 1);
+      std::memcpy(card.version.data(), "9.8.7", 6);
+      if (is_turned) card.magic = __builtin_bswap64(card.magic);
+      // What rank 0 compares: the key of join().
+      card.token = tcp::job_token("test", "");
+      Caller caller(address);
+      caller.say(std::as_bytes(std::span(&card, 1)));
+      tcp::AnswerHead head;
+      tcp::error_code ignored;
+      tcp::asio::read(caller.socket, tcp::asio::buffer(&head, sizeof head), ignored);
+    });
+  }
+}
+
+TEST_CASE("strangers at the meeting are dropped, and a rank of another job waits for its own rank 0") {
+  const std::string address = free_address();
+  run_processes(4, [&](int rank) {
+    if (rank == 3) {
+      error_of(ErrorKind::timeout, {"another job's rank 0"}, [&] { (void)join(address, 1, 3, 700ms, "another job"); });
+      return;
+    }
+    std::vector<std::unique_ptr<Caller>> strangers;
+    if (rank == 2) {
+      const std::vector<std::byte> garbage(1000, std::byte{0x47});
+      for (int i = 0; i < 20; ++i) strangers.push_back(std::make_unique<Caller>(address));
+      for (int i = 0; i < 10; ++i) strangers[static_cast<std::size_t>(i)]->say(garbage);
+      std::this_thread::sleep_for(1s);
+    }
+    const auto group = join(address, rank, 3);
+    check_gather(*group);
+    end(group);
+  });
+}
+
+TEST_CASE("a stranger that listens in place of rank 0 is told from it") {
+  tcp::asio::io_context io;
+  const tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
+  const std::string address = tcp::text_of(other.local_endpoint());
+  // It says nothing, and takes what it is told.
+  error_of(ErrorKind::timeout, {"is no rank 0 that this rank understands"}, [&] { (void)join(address, 1, 2, 400ms); });
+}
+
+TEST_CASE("a file: what an earlier job left there leads nobody astray, and the file goes when all have met") {
+  for (const char* left :
+       {"", "garbage", "muster meeting 1\nnumber 0123456789abcdef0123456789abcdef\nat 127.0.0.1:1\n"}) {
+    TemporaryDirectory directory;
+    const std::string path = directory / "meeting";
+    if (*left != 0) std::ofstream(path) << left;
+    run_processes(3, [&](int rank) {
+      // The others find the old one first.
+      if (rank == 0) std::this_thread::sleep_for(300ms);
+      const auto group = join("file://" + path, rank, 3);
+      check_gather(*group);
+      RANK_CHECK(!std::filesystem::exists(path));
+      end(group);
+    });
+  }
+}
+
+TEST_CASE("a file that leads to another job's meeting, which is not disturbed") {
+  TemporaryDirectory directory;
+  const std::string path = directory / "meeting";
+  const std::string other = directory / "other";
+  run_processes(4, [&](int rank) {
+    const bool is_other = rank >= 2;
+    if (rank == 0) {
+      // As if it had the same port, and another number.
+      const auto until = Clock::now() + 5s;
+      std::optional<tcp::PublishedAddress> there;
+      while (!there && Clock::now() < until) there = tcp::read_published(other);
+      RANK_CHECK(there.has_value());
+      there->number.assign(32, '7');
+      tcp::publish(path, *there);
+      std::this_thread::sleep_for(300ms);
+    }
+    if (rank == 3) std::this_thread::sleep_for(600ms);
+    const auto group = join("file://" + (is_other ? other : path), rank % 2, 2);
+    check_gather(*group);
+    end(group);
+  });
+  CHECK(std::filesystem::is_empty(directory.path()));
+}
+
+TEST_CASE("ranks of one host share memory whatever they have met by") {
+  const std::string address = free_address();
+  run_processes(3, [&](int rank) {
+    const auto group = join("tcp://" + address, rank, 3);
+    RANK_CHECK(group->kind() == "tcp");
+    RANK_CHECK(group->shares_memory((rank + 1) % 3));
+    const Tensor mine = pattern(DType::u8, {100000}, 1);
+    const auto all = get_tensors_parallel(mine, ranks_from(0, 3), *group);
+    RANK_CHECK(all.report().route == Route::shm);
+    const auto forced = get_tensors_parallel(mine, ranks_from(0, 3), *group, {.route = Route::tcp});
+    RANK_CHECK(forced.report().network_bytes == (rank == 0 ? 200000 : 100000));
+    RANK_CHECK(forced.explain().find("of them by TCP") != std::string::npos);
+    end(group);
+  });
+}
+
+namespace {
+
+/// In a rank that forks: how many connections it has, and its listening port.
+std::uint16_t listening_port() {
+  for (int descriptor = 3; descriptor < 200; ++descriptor) {
+    int listens = 0;
+    socklen_t length = sizeof listens;
+    sockaddr_in6 address{};
+    socklen_t size = sizeof address;
+    if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0) continue;
+    if (::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size) != 0) continue;
+    if (address.sin6_family == AF_INET6 || address.sin6_family == AF_INET) return ntohs(address.sin6_port);
+  }
+  return 0;
+}
+
+/// Ranks on a host each.
+void run_hosts(int count, const std::vector<int>& killed, const std::function<void(SyncGroup&)>& body) {
+  std::vector<os::Fd> networks;
+  for (int host = 0; host < count; ++host) networks.push_back(fresh_network());
+  join_networks(networks);
+  run_processes(count, killed, [&](int rank) {
+    enter_network(networks[static_cast<std::size_t>(rank)]);
+    const auto group = join(network_address(0) + ":29500", rank, count);
+    body(*group);
+    if (!group->failure()) end(group);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a rank that dies alone on its host is named by all others within a second, whether it has forked or not") {
+  for (const bool has_forked : {false, true}) {
+    CAPTURE(has_forked);
+    SharedWords words;
+    run_hosts(3, {2}, [&](SyncGroup& group) {
+      check_gather(group);
+      if (group.rank() == 2) {
+        // What a rank's child has inherited keeps nobody from hearing of its end.
+        if (has_forked && ::fork() == 0) {
+          ::sleep(4);
+          ::_exit(0);
+        }
+        std::this_thread::sleep_for(50ms);
+        words[0].store(static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()));
+        ::raise(SIGKILL);
+      }
+      const Error error = error_of([&] {
+        for (;;) group.barrier();
+      });
+      const auto late = Clock::now() - Clock::time_point(Clock::duration(static_cast<Clock::rep>(words[0].load())));
+      if (error.rank() != 2 || !says(error, "rank 2 (host ") || error.kind() != ErrorKind::peer_lost)
+        throw RankFailure(error.what());
+      if (late > 1s) throw RankFailure("late: " + std::string(error.what()));
+    });
+  }
+}
+
+TEST_CASE("a group that has failed gives its connections back, also if others do not end theirs") {
+  TemporaryDirectory directory;
+  run_processes(2, [&](int rank) {
+    const auto sockets = [] {
+      std::size_t count = 0;
+      for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code ignored;
+        if (std::filesystem::read_symlink(one.path(), ignored).string().starts_with("socket:")) ++count;
+      }
+      return count;
+    };
+    const std::size_t before = sockets();
+    auto group = join("file://" + (directory / "meeting"), rank, 2);
+    RANK_CHECK(sockets() > before);
+    const auto begin = Clock::now();
+    group->poison(Error(ErrorKind::cancelled, "enough"));
+    if (rank == 0) group.reset();
+    while (rank == 0 && sockets() > before && Clock::now() - begin < 5s) {
+      hosts::advance_endings("tcp");
+      std::this_thread::sleep_for(1ms);
+    }
+    if (rank == 0) RANK_CHECK(sockets() == before);
+    if (rank == 1) std::this_thread::sleep_until(begin + 4s);
+  });
+}
+
+TEST_CASE("strangers at the ports of ranks that work disturb nothing") {
+  run_hosts(2, {}, [](SyncGroup& group) {
+    const std::string own = "127.0.0.1:" + std::to_string(listening_port());
+    std::vector<std::unique_ptr<Caller>> strangers;
+    const std::vector<std::byte> garbage(300, std::byte{0x55});
+    for (int i = 0; i < 150; ++i) {
+      strangers.push_back(std::make_unique<Caller>(network_address(group.rank()) + own.substr(own.find(':'))));
+      if (i % 3 != 0) strangers.back()->say(garbage);
+      if (i % 10 == 0) check_gather(group);
+    }
+  });
+}
+
+TEST_CASE("world() under torchrun's variables on two hosts meets by TCP") {
+  std::vector<os::Fd> networks;
+  for (int host = 0; host < 2; ++host) networks.push_back(fresh_network());
+  join_networks(networks);
+  for (const bool is_by_hand : {false, true}) {
+    CAPTURE(is_by_hand);
+    run_processes(4, [&](int rank) {
+      enter_network(networks[static_cast<std::size_t>(rank / 2)]);
+      const Setting settings[] = {{"RANK", std::to_string(rank)},      {"WORLD_SIZE", "4"},
+                                  {"MASTER_ADDR", network_address(0)}, {"MASTER_PORT", "29500"},
+                                  {"TORCHELASTIC_RUN_ID", "17"},       {"MUSTER_TIMEOUT", "20"}};
+      if (!is_by_hand) ::setenv("LOCAL_WORLD_SIZE", "2", 1);
+      auto group = world();
+      RANK_CHECK(group->kind() == "tcp" && group->rank() == rank && group->size() == 4);
+      RANK_CHECK(group->shares_memory(rank ^ 1) && !group->shares_memory(rank ^ 2));
+      check_gather(*group);
+      set_world(nullptr);
+      end(std::move(group));
+    });
+  }
+}
