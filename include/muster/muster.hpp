@@ -32,4 +32,5 @@
 #include "muster/units.hpp"
 #include "muster/verify.hpp"
 #include "muster/version.hpp"
+#include "muster/work.hpp"
 #include "muster/workspace.hpp"

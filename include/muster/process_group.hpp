@@ -67,7 +67,7 @@ class Engine;
 ///   and in each later call, as those of SyncGroup. What the results have in them then is not told.
 /// - Tensors are in host memory; inputs may be strided, results are contiguous. An input is the caller's again when the
 ///   call returns. A result must not overlap another rank's or call's input.
-/// - Ranks that share memory read inputs in a SharedArena where they lie, from 8 KiB on: those are not copied.
+/// - Ranks that share memory read larger inputs in a SharedArena where they lie: those are not copied.
 /// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup never meet those of the
 ///   SyncGroup that it was made of.
 class ProcessGroup {

@@ -36,8 +36,9 @@ namespace {
 // Smaller chunks cost more turns, fewer of them leave ranks to wait for each other.
 constexpr std::uint64_t chunk_bytes = 128 << 10;
 constexpr std::uint32_t depth = 8;
-// Below, copying an input costs less than telling that it has been read.
-constexpr std::uint64_t least_placed = 8 << 10;
+// Below, copying an input costs less than telling that it has been read; in reductions all ranks tell that anyway.
+constexpr std::uint64_t least_placed = 256 << 10;
+constexpr std::uint64_t least_placed_to_reduce = 16 << 10;
 
 /// The begin of a block. Steps are told as how many are done.
 struct BlockHead {
@@ -82,7 +83,7 @@ class SharedBackend final : public Backend {
       if (card.wants != 0) reduce(combine, dtype, out, [&](std::size_t rank) { return chunk(rank, first); });
       return end(first + 1);
     }
-    reduce_slices(with_input(card, in), opened, combine, dtype, in, out, Result::each, options);
+    reduce_slices(with_input(card, in, least_placed_to_reduce), opened, combine, dtype, in, out, Result::each, options);
   }
 
   HeldResult all_reduce_shared(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
@@ -94,7 +95,8 @@ class SharedBackend final : public Backend {
       held = take_result(in.size());
       out = {held.data, in.size()};
     };
-    reduce_slices(with_result(with_input(card, in), in.size()), then, combine, dtype, in, out, Result::shared, options);
+    reduce_slices(with_result(with_input(card, in, least_placed_to_reduce), in.size()), then, combine, dtype, in, out,
+                  Result::shared, options);
     return held;
   }
 
@@ -242,8 +244,8 @@ class SharedBackend final : public Backend {
   }
 
   /// An input that is worth it is read where it lies.
-  [[nodiscard]] Card with_input(Card card, Bytes in) const {
-    if (in.size() >= least_placed && card.status == 0) card.input = SharedInputs::place_of(in);
+  [[nodiscard]] Card with_input(Card card, Bytes in, std::uint64_t least = least_placed) const {
+    if (in.size() >= least && card.status == 0) card.input = SharedInputs::place_of(in);
     return card;
   }
   /// Rank 0 has room for a result of so many bytes.

@@ -15,6 +15,11 @@ constexpr std::size_t most_unused = 4;
 
 }  // namespace
 
+SharedResults::SharedResults(sync::Group& group) : group_(group) {
+  for (int rank = 0; rank < group.size(); ++rank)
+    holders_.push_back(rank == group.rank() ? nullptr : group.liveness(rank));
+}
+
 SharedResults::~SharedResults() {
   // What nobody has taken, because the call has failed before.
   for (const auto& [segment, lease] : offered_) segment->withdraw(lease);
@@ -23,21 +28,25 @@ SharedResults::~SharedResults() {
 ResultOffer SharedResults::offer(std::uint64_t bytes) {
   for (const auto& [segment, lease] : offered_) segment->withdraw(lease);
   offered_.clear();
-  std::vector<std::shared_ptr<shm::OwnedSegment>> unused;
-  for (const auto& each : own_)
-    if (!each->is_lent()) unused.push_back(each);
-  std::ranges::sort(unused, {}, [](const auto& each) { return each->capacity(); });
-  const auto fits = std::ranges::find_if(unused, [bytes](const auto& each) { return each->capacity() >= bytes; });
-  std::shared_ptr<shm::OwnedSegment> chosen = fits != unused.end() ? *fits : nullptr;
+  const std::shared_ptr<shm::OwnedSegment>* fits = nullptr;
+  const std::shared_ptr<shm::OwnedSegment>* smallest = nullptr;
+  std::size_t unused = 0;
+  for (const auto& each : own_) {
+    if (each->is_lent()) continue;
+    ++unused;
+    if (smallest == nullptr || each->capacity() < (*smallest)->capacity()) smallest = &each;
+    if (each->capacity() >= bytes && (fits == nullptr || each->capacity() < (*fits)->capacity())) fits = &each;
+  }
+  std::shared_ptr<shm::OwnedSegment> chosen = fits != nullptr ? *fits : nullptr;
   if (!chosen) {
-    if (unused.size() >= most_unused) std::erase(own_, unused.front());
+    if (unused >= most_unused) own_.erase(own_.begin() + (smallest - own_.data()));
     chosen = own_.emplace_back(std::make_shared<shm::OwnedSegment>(std::max<std::uint64_t>(bytes, 4096)));
   }
   ResultOffer offer{chosen->place(), 0};
   // A lease a rank; their stamps are one after another. This rank's own is held as the others' are.
   for (int rank = 0; rank < group_.size(); ++rank) {
     const shm::LeaseId lease =
-        chosen->offer(static_cast<std::uint32_t>(rank), rank == group_.rank() ? nullptr : group_.liveness(rank));
+        chosen->offer(static_cast<std::uint32_t>(rank), holders_[static_cast<std::size_t>(rank)]);
     if (rank == 0) offer.first_stamp = lease.stamp;
     offered_.emplace_back(chosen.get(), lease);
   }

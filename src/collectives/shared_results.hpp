@@ -19,7 +19,7 @@ namespace muster::collectives {
 /// Segments of rank 0 for results: one is used again when no rank holds a result in it any more.
 class SharedResults {
  public:
-  explicit SharedResults(sync::Group& group) : group_(group) {}
+  explicit SharedResults(sync::Group& group);
   SharedResults(const SharedResults&) = delete;
   SharedResults& operator=(const SharedResults&) = delete;
   ~SharedResults();
@@ -31,6 +31,7 @@ class SharedResults {
 
  private:
   sync::Group& group_;
+  std::vector<std::shared_ptr<const sync::PeerLiveness>> holders_;  // by rank; null: this one
   std::vector<std::shared_ptr<shm::OwnedSegment>> own_;
   std::vector<std::pair<shm::OwnedSegment*, shm::LeaseId>> offered_;     // the last ones
   std::map<std::uint64_t, std::shared_ptr<shm::RemoteSegment>> mapped_;  // by place

@@ -157,7 +157,7 @@ TEST_CASE("a group for which there is no room, or none by a limit (RLIMIT_FSIZE)
 
 TEST_CASE("a file size limit (RLIMIT_FSIZE) is an error of gathers and merges, not SIGXFSZ") {
   in_child([] {
-    set_limit(RLIMIT_FSIZE, 8 << 20);
+    set_limit(RLIMIT_FSIZE, 16 << 20);
     in_ranks(4, [](SyncGroup& group) {
       expect_no_space(group, 32 << 20, "RLIMIT_FSIZE");
       const Tensor mine = pattern(DType::u8, {4 << 20}, 1);
