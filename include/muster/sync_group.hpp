@@ -145,10 +145,10 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 
 /// The group of all ranks of this job, made at the first call and the same later on. In this order (docs/mpi.md):
 /// set_world(); MPI that runs already; mpiexec and srun, by libmuster-mpi, which is loaded then and ends MPI at exit;
-/// `muster run` and torchrun, between hosts by MUSTER_WORKSPACE or TCP (docs/tcp.md); a step of Slurm; else one process.
-/// Collective at the first call. Throws Error(timeout) with the ranks that never came, Error(version),
-/// Error(rank_mismatch) on double ranks or different sizes, Error(argument) on variables that do not parse or contradict
-/// each other, Error(unsupported) if there is no way to ranks of other hosts, or libmuster-mpi is missing.
+/// `muster run` and torchrun, between hosts by MUSTER_WORKSPACE or TCP (docs/tcp.md); a step of Slurm; else one
+/// process. Collective at the first call. Throws Error(timeout) with the ranks that never came, Error(version),
+/// Error(rank_mismatch) on double ranks or different sizes, Error(argument) on variables that do not parse or
+/// contradict each other, Error(unsupported) if there is no way to ranks of other hosts, or libmuster-mpi is missing.
 std::shared_ptr<SyncGroup> world();
 
 /// Makes `group` what world() returns. Null: the next world() looks at the environment again.
