@@ -232,7 +232,7 @@ bool LocalGroup::do_try_receive(int from, const LetterPlace& place) {
   if (ring->filled() < sizeof begin + begin.bytes) return false;
   const std::span<std::byte> room = place(begin.head, begin.bytes);
   ring->take(sizeof begin);
-  ring->peek(room);
+  if (!room.empty()) ring->peek(room);
   take(*ring, from, begin.bytes);
   return true;
 }
