@@ -12,32 +12,26 @@
 // fails all groups of that rank, and by them all ranks.
 
 #include <algorithm>
-#include <numeric>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "src/collectives/backend.hpp"
 #include "src/collectives/mail.hpp"
 #include "src/collectives/slices.hpp"
+#include "src/hosts/hosts.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 
 namespace muster::collectives {
 namespace {
 
-/// The ranks of each host, hosts in the order of their first rank.
-std::vector<std::vector<int>> ranks_of_hosts(const sync::Group& group) {
-  std::vector<int> hosts;
-  std::vector<std::vector<int>> ranks;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const auto found = std::ranges::find(hosts, group.host_of(rank));
-    const auto at = static_cast<std::size_t>(found - hosts.begin());
-    if (found == hosts.end()) {
-      hosts.push_back(group.host_of(rank));
-      ranks.emplace_back();
-    }
-    ranks[at].push_back(rank);
-  }
-  return ranks;
+/// Which ranks are on which host.
+hosts::Hosts hosts_of(const sync::Group& group) {
+  std::vector<int> keys;
+  for (int rank = 0; rank < group.size(); ++rank) keys.push_back(group.host_of(rank));
+  return {keys, group.rank()};
 }
 
 bool is_narrow(DType dtype) {
@@ -46,13 +40,13 @@ bool is_narrow(DType dtype) {
 
 class HostsBackend final : public Backend {
  public:
-  HostsBackend(sync::Group& group, Mail& mail, std::vector<std::vector<int>> hosts, const WaitOptions& options)
-      : group_(group), flat_(message_backend(group, mail)), ranks_(std::move(hosts)), cards_(group.all().size()) {
-    for (std::size_t host = 0; host < ranks_.size(); ++host)
-      if (const auto found = std::ranges::find(ranks_[host], group.rank()); found != ranks_[host].end()) {
-        host_ = host;
-        place_ = static_cast<std::size_t>(found - ranks_[host].begin());
-      }
+  HostsBackend(sync::Group& group, Mail& mail, hosts::Hosts hosts, const WaitOptions& options)
+      : group_(group),
+        flat_(message_backend(group, mail)),
+        ranks_(std::move(hosts.members)),
+        host_(static_cast<std::size_t>(hosts.mine)),
+        place_(static_cast<std::size_t>(hosts.place_of[static_cast<std::size_t>(group.rank())])),
+        cards_(group.all().size()) {
     std::vector<int> across;
     for (const std::vector<int>& host : ranks_) across.push_back(host[place_]);
     near_ = group.split(ranks_[host_], options);
@@ -210,8 +204,8 @@ class HostsBackend final : public Backend {
   sync::Group& group_;
   std::unique_ptr<Backend> flat_;
   std::vector<std::vector<int>> ranks_;  // of each host
-  std::size_t host_ = 0;                 // this rank's,
-  std::size_t place_ = 0;                // and where it is among its ranks
+  std::size_t host_;                     // this rank's,
+  std::size_t place_;                    // and where it is among its ranks
   std::shared_ptr<SyncGroup> near_;
   std::shared_ptr<SyncGroup> far_;
   std::optional<Mail> far_mail_;
@@ -225,10 +219,10 @@ class HostsBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> hosts_backend(sync::Group& group, Mail& mail, const WaitOptions& options) {
-  std::vector<std::vector<int>> hosts = ranks_of_hosts(group);
-  const std::size_t each = hosts.front().size();
-  const bool is_even = std::ranges::all_of(hosts, [each](const auto& host) { return host.size() == each; });
-  if (hosts.size() < 2 || each < 2 || !is_even) return nullptr;
+  hosts::Hosts hosts = hosts_of(group);
+  const std::size_t each = hosts.here().size();
+  const bool is_even = std::ranges::all_of(hosts.members, [each](const auto& host) { return host.size() == each; });
+  if (hosts.members.size() < 2 || each < 2 || !is_even) return nullptr;
   return std::make_unique<HostsBackend>(group, mail, std::move(hosts), options);
 }
 
