@@ -110,22 +110,22 @@ bool Mail::push(int to) {
   }
   while (!lane.queue.empty()) {
     const std::shared_ptr<Sending>& next = lane.queue.front();
-    Head head{Head::Kind::whole, static_cast<std::uint32_t>(next->label.size()), next->tag, 0, next->body.size()};
     const bool is_whole = next->label.size() + next->body.size() <= group_.longest_letter();
-    if (!is_whole) {
-      head.kind = Head::Kind::announcement;
-      head.id = next->id;
-      if (!moved(post(to, head, next->label))) return has_moved;
-      lane.announced.emplace(next->id, next);
-    } else if (next->label.empty()) {
-      if (!moved(post(to, head, next->body))) return has_moved;
-      next->is_done = true;
-    } else {
-      std::vector<std::byte> letter(next->label);
-      letter.insert(letter.end(), next->body.begin(), next->body.end());
-      if (!moved(post(to, head, letter))) return has_moved;
-      next->is_done = true;
+    const Head head{is_whole ? Head::Kind::whole : Head::Kind::announcement,
+                    static_cast<std::uint32_t>(next->label.size()), next->tag, is_whole ? 0 : next->id,
+                    next->body.size()};
+    std::vector<std::byte> both;
+    Bytes letter = is_whole ? next->body : Bytes(next->label);
+    if (is_whole && !next->label.empty()) {
+      both = next->label;
+      both.insert(both.end(), next->body.begin(), next->body.end());
+      letter = both;
     }
+    if (!moved(post(to, head, letter))) return has_moved;
+    if (is_whole)
+      next->is_done = true;
+    else
+      lane.announced.emplace(next->id, next);
     lane.queue.pop_front();
   }
   while (!lane.wanted.empty()) {
