@@ -61,6 +61,7 @@ void run(bench::Meeting& meeting, const Settings& settings) {
     const Tensor part = tensor(in, bytes / n);
     const Tensor result = tensor(out, bytes);
     const Tensor gathered = tensor(out, bytes / n * n);
+    const Tensor slice = tensor(out, bytes / n);
     double took = 0;
     if (settings.operation == "all_reduce") {
       took = loop.time(seconds, in, bytes, [&] { ranks.all_reduce_into(result, whole); });
@@ -71,7 +72,7 @@ void run(bench::Meeting& meeting, const Settings& settings) {
     } else if (settings.operation == "all_gather") {
       took = loop.time(seconds, in, bytes / n, [&] { ranks.all_gather_into(gathered, part); });
     } else if (settings.operation == "reduce_scatter") {
-      took = loop.time(seconds, in, bytes, [&] { (void)ranks.reduce_scatter(whole); });
+      took = loop.time(seconds, in, bytes, [&] { ranks.reduce_scatter_into(slice, whole); });
     } else if (settings.operation == "queue") {
       muster::MessageQueue queue(*group);
       took = loop.time(seconds, in, 0, [&] {

@@ -78,15 +78,16 @@ void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim) {
                                                  to_string(TensorSpec{dtype, shape}), dim));
 }
 
-std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::size_t ranks,
-                                    std::optional<std::span<const std::int64_t>> sizes) {
+void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<std::span<const std::int64_t>> sizes,
+         std::vector<std::int64_t>& extents) {
   const std::int64_t extent = shape[dim];
   const auto count = static_cast<std::int64_t>(ranks);
   if (!sizes) {
     if (extent % count != 0)
       throw Error(ErrorKind::argument, fmt::format("dimension {} of a tensor of shape {} is not a multiple of {} ranks",
                                                    dim, to_string(shape), ranks));
-    return std::vector<std::int64_t>(ranks, extent / count);
+    extents.assign(ranks, extent / count);
+    return;
   }
   bool fits = sizes->size() == ranks;
   std::int64_t left = extent;
@@ -99,7 +100,12 @@ std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::si
                 fmt::format("{} slices do not make up dimension {} of a tensor of shape {} for {} ranks: one a rank, "
                             "none negative, together its extent",
                             sizes->size(), dim, to_string(shape), ranks));
-  return {sizes->begin(), sizes->end()};
+  extents.assign(sizes->begin(), sizes->end());
+}
+
+Shape with_extent(Shape shape, std::size_t dim, std::int64_t extent) {
+  shape[dim] = extent;
+  return shape;
 }
 
 Room room_of(const Tensor& tensor) {
@@ -109,14 +115,15 @@ Room room_of(const Tensor& tensor) {
   return {tensor.mutable_data(), tensor.nbytes()};
 }
 
-Tensor result_of(const Tensor* into, DType dtype, Shape shape) {
-  if (into == nullptr) return Tensor::allocate(dtype, std::move(shape));
-  if (into->dtype() != dtype || into->shape() != shape)
+void check_result(const Tensor& result, const TensorView& tensor, std::size_t dim, std::int64_t extent) {
+  const Shape& its = result.shape();
+  const Shape& shape = tensor.shape();
+  bool fits = result.dtype() == tensor.dtype() && its.size() == shape.size();
+  for (std::size_t i = 0; i < its.size() && fits; ++i) fits = its[i] == (i == dim ? extent : shape[i]);
+  if (!fits)
     throw Error(ErrorKind::argument,
-                fmt::format("the result is {}, not {}", to_string(TensorSpec{into->dtype(), into->shape()}),
-                            to_string(TensorSpec{dtype, std::move(shape)})));
-  (void)room_of(*into);
-  return *into;
+                fmt::format("the result is {}, not {}", to_string(TensorSpec{result.dtype(), its}),
+                            to_string(TensorSpec{tensor.dtype(), with_extent(shape, dim, extent)})));
 }
 
 void check_same(const TensorView& tensor, const TensorView& other, const char* which) {
@@ -129,7 +136,7 @@ void check_same(const TensorView& tensor, const TensorView& other, const char* w
 Contiguous::Contiguous(const TensorView& tensor) {
   (void)tensor.host_data();
   if (!tensor.is_contiguous()) copy_ = Tensor::copy_of(tensor);
-  bytes_ = tensor.is_contiguous() ? tensor.bytes() : copy_.bytes();
+  bytes_ = copy_ ? copy_->bytes() : tensor.bytes();
 }
 
 Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents) {
@@ -139,7 +146,7 @@ Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<cons
     return;
   }
   copy_ = Tensor::allocate(tensor.dtype(), tensor.shape());
-  std::byte* to = copy_.mutable_data();
+  std::byte* to = copy_->mutable_data();
   std::int64_t begin = 0;
   for (const std::int64_t extent : extents) {
     const TensorView slice = tensor.slice(dim, begin, begin + extent);
@@ -147,7 +154,7 @@ Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<cons
     to += slice.nbytes();
     begin += extent;
   }
-  bytes_ = copy_.bytes();
+  bytes_ = copy_->bytes();
 }
 
 Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows) {

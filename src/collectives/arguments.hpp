@@ -40,12 +40,13 @@ std::uint64_t rows_before(const Shape& shape, std::size_t dim);
 /// Elements of packed types share bytes: a row must not end within one.
 void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim);
 /// The extents of the slices of so many ranks: even ones, or `sizes`.
-std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::size_t ranks,
-                                    std::optional<std::span<const std::int64_t>> sizes);
+void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<std::span<const std::int64_t>> sizes,
+         std::vector<std::int64_t>& extents);
+Shape with_extent(Shape shape, std::size_t dim, std::int64_t extent);
 /// Of a result.
 Room room_of(const Tensor& tensor);
-/// `into`, which must be of that kind, or a new one if it is null.
-Tensor result_of(const Tensor* into, DType dtype, Shape shape);
+/// A result must be as `tensor` is, but for that extent.
+void check_result(const Tensor& result, const TensorView& tensor, std::size_t dim, std::int64_t extent);
 void check_same(const TensorView& tensor, const TensorView& other, const char* which);
 
 /// The elements of a tensor without gaps: its own, or a copy.
@@ -58,7 +59,7 @@ class Contiguous {
   [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
 
  private:
-  Tensor copy_;
+  std::optional<Tensor> copy_;
   Bytes bytes_;
 };
 

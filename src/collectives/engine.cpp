@@ -27,16 +27,17 @@ Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& option
 }
 
 struct Engine::Call {
+  explicit Call(WaitOptions its) : waits(std::move(its)) {}
   WaitOptions waits;
-  Card card = {};
-  std::optional<Error> trouble = {};  // of this rank's arguments
-  std::optional<Opened> then = {};    // once all ranks agree; what it fails with is the failure of the group
+  Card card;
+  std::optional<Error> trouble;  // of this rank's arguments
+  std::optional<Opened> then;    // once all ranks agree; what it fails with is the failure of the group
 };
 
 template <class Prepare, class Move>
 void Engine::run(const What& what, const CollectiveOptions& options, const Prepare& prepare, const Move& move) {
   const sync::Use use(*group_);
-  Call call{waits(options, what.name)};
+  Call call(waits(options, what.name));
   std::ranges::fill(ins_, Bytes{});
   std::ranges::fill(outs_, Room{});
   call.trouble = sync::attempt(*group_, [&] {
@@ -163,8 +164,8 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
                                      const Tensor* into) {
   std::size_t along = 0;
   Contiguous in;
-  Tensor parts;
-  std::vector<std::uint64_t> sizes;
+  std::optional<Tensor> parts;  // where they are not given
+  sizes_.clear();
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
@@ -177,9 +178,8 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         what.dim = along;
         if (into != nullptr) {
-          Shape shape = tensor.shape();
-          shape[along] *= size();
-          (void)result_of(into, tensor.dtype(), std::move(shape));
+          check_result(*into, tensor, along, tensor.shape()[along] * size());
+          (void)room_of(*into);
         }
         const std::span<const std::int64_t> extents = what.slices;
         if (!extents.empty() && (extents.size() != ins_.size() || extents[self()] != tensor.shape()[along]))
@@ -190,20 +190,19 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
       [&](Call& call, const Opened& opened) {
         const auto then = [&](std::span<const Card> cards) {
           if (call.card.wants == 0) return;
-          Shape shape = tensor.shape();
-          shape[along] = 0;
+          std::int64_t extent = 0;
           for (const Card& card : cards) {
-            shape[along] += card.extent;
-            sizes.push_back(card.bytes);
+            extent += card.extent;
+            sizes_.push_back(card.bytes);
           }
-          parts = result_of(into, tensor.dtype(), std::move(shape));
-          place(parts, sizes);
+          if (into == nullptr) parts = Tensor::allocate(tensor.dtype(), with_extent(tensor.shape(), along, extent));
+          place(parts ? *parts : *into, sizes_);
         };
         call.then.emplace(then);
         backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
-  if (what.root && *what.root != rank()) return std::nullopt;
-  return joined(parts, sizes, rows_before(parts.shape(), along));
+  if (!parts) return std::nullopt;
+  return joined(*parts, sizes_, rows_before(parts->shape(), along));
 }
 
 void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorView& tensor,
@@ -223,9 +222,7 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
                                                        what.name, wanted, outs.size()));
         for (std::size_t i = 0; i < outs.size(); ++i) {
           if (what.varies && i != self()) {
-            Shape shape = tensor.shape();
-            if (!shape.empty() && !outs[i].shape().empty()) shape[0] = outs[i].shape()[0];
-            (void)result_of(&outs[i], tensor.dtype(), std::move(shape));
+            check_result(outs[i], tensor, 0, outs[i].shape().empty() ? 0 : outs[i].shape()[0]);
           } else {
             check_same(outs[i], tensor, "a result");
           }
@@ -246,12 +243,12 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
       });
 }
 
-Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional<std::span<const std::int64_t>> sizes,
-                              int dim, const CollectiveOptions& options, const Tensor* into) {
+std::optional<Tensor> Engine::reduce_scatter(What what, const TensorView& tensor,
+                                             std::optional<std::span<const std::int64_t>> sizes, int dim,
+                                             const CollectiveOptions& options, const Tensor* into) {
   Contiguous in;
-  Tensor out;
-  std::vector<std::int64_t> extents;
-  std::vector<std::uint64_t> bounds(static_cast<std::size_t>(size()) + 1);
+  std::optional<Tensor> made;
+  Room room;
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
@@ -260,26 +257,29 @@ Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional
         const merge::Combine combine = combine_of(*what.op);
         merge::check_reducible(combine, tensor.dtype());
         const std::size_t along = dimension(tensor.shape(), dim);
-        extents = slices_of(tensor.shape(), along, ins_.size(), sizes);
+        cut(tensor.shape(), along, ins_.size(), sizes, extents_);
         what.dim = along;
-        what.slices = extents;
-        in = Contiguous(tensor, along, extents);
-        Shape shape = tensor.shape();
-        for (std::size_t i = 0; i < extents.size(); ++i) {
-          shape[along] = extents[i];
-          const std::uint64_t bytes = byte_size(tensor.dtype(), shape);
-          bounds[i + 1] = bounds[i] + bytes;
+        if (sizes) what.slices = *sizes;
+        in = Contiguous(tensor, along, extents_);
+        const auto whole = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.shape()[along], 1));
+        bounds_.assign(1, 0);
+        for (const std::int64_t extent : extents_) {
+          const std::uint64_t bytes = tensor.nbytes() / whole * static_cast<std::uint64_t>(extent);
+          bounds_.push_back(bounds_.back() + bytes);
           card.largest = std::max(card.largest, bytes);
         }
         card.bytes = in.bytes().size();
-        shape[along] = extents[self()];
-        out = result_of(into, tensor.dtype(), std::move(shape));
+        if (into != nullptr)
+          check_result(*into, tensor, along, extents_[self()]);
+        else
+          made = Tensor::allocate(tensor.dtype(), with_extent(tensor.shape(), along, extents_[self()]));
+        room = room_of(made ? *made : *into);
       },
       [&](Call& call, const Opened& opened) {
-        backend_->reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds,
-                                 room_of(out), call.waits);
+        backend_->reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds_, room,
+                                 call.waits);
       });
-  return out;
+  return made;
 }
 
 void Engine::scatter(const What& what, const Tensor& out, std::span<const TensorView> parts,
@@ -312,7 +312,7 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
   std::uint64_t row_bytes = 0;
   const auto describe = [&] {
     (void)dimension(tensor.shape(), 0);
-    mine = slices_of(tensor.shape(), 0, ins_.size(), rows);
+    cut(tensor.shape(), 0, ins_.size(), rows, mine);
     what.dim = 0;
     what.varies = rows.has_value();
     Shape row = tensor.shape();
@@ -342,9 +342,10 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
           describe();
           theirs = mine;
         }
-        Shape shape = tensor.shape();
-        shape[0] = std::accumulate(theirs.begin(), theirs.end(), std::int64_t{0});
-        out = result_of(into, tensor.dtype(), std::move(shape));
+        const std::int64_t extent = std::accumulate(theirs.begin(), theirs.end(), std::int64_t{0});
+        if (into != nullptr) check_result(*into, tensor, 0, extent);
+        out = into != nullptr ? *into : Tensor::allocate(tensor.dtype(), with_extent(tensor.shape(), 0, extent));
+        (void)room_of(out);
         std::uint64_t at = 0;
         std::uint64_t to = 0;
         for (std::size_t i = 0; i < ins_.size(); ++i) {

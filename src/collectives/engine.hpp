@@ -39,13 +39,14 @@ class Engine {
   Tensor all_gather_shared(What what, const TensorView& tensor, const CollectiveOptions& options);
   void broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options);
   /// The result is of no rank but `what.root`, if that is one. `what.slices`, if given: all ranks' extents.
-  /// `into`, if given, has room for it.
+  /// `into`, if given, has room for it: nothing is returned then.
   std::optional<Tensor> gather(What what, const TensorView& tensor, int dim, const CollectiveOptions& options,
                                const Tensor* into = nullptr);
   /// Likewise, into tensors of their own, one for each rank; on ranks that get nothing there are none.
   void gather_each(What what, std::span<const Tensor> outs, const TensorView& tensor, const CollectiveOptions& options);
-  Tensor reduce_scatter(What what, const TensorView& tensor, std::optional<std::span<const std::int64_t>> sizes,
-                        int dim, const CollectiveOptions& options, const Tensor* into = nullptr);
+  std::optional<Tensor> reduce_scatter(What what, const TensorView& tensor,
+                                       std::optional<std::span<const std::int64_t>> sizes, int dim,
+                                       const CollectiveOptions& options, const Tensor* into = nullptr);
   void scatter(const What& what, const Tensor& out, std::span<const TensorView> parts,
                const CollectiveOptions& options);
   Tensor all_to_all(const TensorView& tensor, std::optional<std::span<const std::int64_t>> rows,
@@ -71,6 +72,9 @@ class Engine {
   // Of the call.
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
+  std::vector<std::int64_t> extents_;
+  std::vector<std::uint64_t> sizes_;
+  std::vector<std::uint64_t> bounds_;
 };
 
 }  // namespace muster::collectives

@@ -78,12 +78,12 @@ void ProcessGroup::broadcast(const Tensor& tensor, int root, const CollectiveOpt
 }
 
 Tensor ProcessGroup::reduce_scatter(const TensorView& tensor, int dim, ReduceOp op, const CollectiveOptions& options) {
-  return engine_->reduce_scatter({"reduce_scatter", op}, tensor, {}, dim, options);
+  return *engine_->reduce_scatter({"reduce_scatter", op}, tensor, {}, dim, options);
 }
 
 Tensor ProcessGroup::reduce_scatterv(const TensorView& tensor, std::span<const std::int64_t> sizes, int dim,
                                      ReduceOp op, const CollectiveOptions& options) {
-  return engine_->reduce_scatter({"reduce_scatterv", op}, tensor, sizes, dim, options);
+  return *engine_->reduce_scatter({"reduce_scatterv", op}, tensor, sizes, dim, options);
 }
 
 void ProcessGroup::reduce_scatter_into(const Tensor& out, const TensorView& tensor, ReduceOp op,

@@ -5,7 +5,7 @@
 // An operation is a number of steps, the same on all ranks. In a step each rank fills one chunk of its ring, then the
 // ranks read the chunks of all. Steps are counted over all operations.
 //  - The first chunk is filled before the cards are told. If one step is all, that round is all there is: nobody says
-//    that it has read, because whoever comes to the next round has.
+//    that it has read, because whoever comes to the next round has. The smallest inputs lie behind the card itself.
 //  - A chunk of more steps is filled again once all ranks have read it, as their words tell.
 //  - A reduction of more than a little has a stage between: of each chunk each rank reduces one slice, of all ranks'
 //    chunks at once, into its own ring; then all ranks take the slices.
@@ -40,16 +40,18 @@ constexpr std::uint32_t depth = 8;
 constexpr std::uint64_t least_placed = 256 << 10;
 constexpr std::uint64_t least_placed_to_reduce = 16 << 10;
 
+/// What a rank tells in the round of an operation: the fewer lines come from its core, the sooner.
+struct alignas(2 * line) Slot {
+  Count opened;  // operations; told last
+  Card card;
+  std::array<std::byte, 1024 - sizeof(Count) - sizeof(Card)> small;
+};
 /// The begin of a block. Steps are told as how many are done.
 struct BlockHead {
-  struct alignas(line) Told {
-    Card card;
-  };
-  Word opened;                // operations that this rank has told its card of
+  std::array<Slot, 2> slots;  // of odd and even operations: nobody is two ahead
   Word filled;                // steps
   Word reduced;               // of its slices
   Word read;                  // it needs nothing of them any more
-  std::array<Told, 2> cards;  // of odd and even operations: nobody is two ahead
 };
 constexpr std::uint64_t ring_offset = 4096;
 static_assert(sizeof(BlockHead) <= ring_offset);
@@ -79,8 +81,9 @@ class SharedBackend final : public Backend {
                   const WaitOptions& options) override {
     const Step first = next_;
     if (in.size() <= all_reduce_alone(ranks())) {
-      open(card, opened, options, [&] { write(chunk(self(), first), in); });
-      if (card.wants != 0) reduce(combine, dtype, out, [&](std::size_t rank) { return chunk(rank, first); });
+      open(card, opened, options, [&] { write(first_piece(self(), first, in.size()), in); });
+      if (card.wants != 0)
+        reduce(combine, dtype, out, [&](std::size_t rank) { return first_piece(rank, first, in.size()); });
       return end(first + 1);
     }
     reduce_slices(with_input(card, in, least_placed_to_reduce), opened, combine, dtype, in, out, Result::each, options);
@@ -113,11 +116,13 @@ class SharedBackend final : public Backend {
         write(chunk(self(), step) + rank * room, from);
       }
     };
-    open(mine, opened, options, [&] { fill(next_, 0); });
+    const bool is_small = in.size() <= small_bytes;
+    open(mine, opened, options, [&] { is_small ? write(small(self()), in) : fill(next_, 0); });
     const auto take = [&](Step step, std::uint64_t at) {
       const Part part = piece_of(out.size(), room, at);
-      reduce(combine, dtype, out.subspan(part.begin, part.bytes), [&](std::size_t rank) {
+      reduce(combine, dtype, out.subspan(part.begin, part.bytes), [&](std::size_t rank) -> const std::byte* {
         if (rank == self()) return slice(self()).data() + part.begin;
+        if (is_small) return small(rank) + bounds[self()];
         return placed_[rank] != nullptr ? placed_[rank] + bounds[self()] + part.begin
                                         : chunk(rank, step) + self() * room;
       });
@@ -131,7 +136,7 @@ class SharedBackend final : public Backend {
     const Card mine = with_input(card, in);
     const auto fill = [&](Step step, std::uint64_t at) {
       const Bytes from = part_of(in, piece_of(in.size(), chunk_bytes, at));
-      if (mine.input.arena == 0) write(chunk(self(), step), from);
+      if (mine.input.arena == 0) write(at == 0 ? first_piece(self(), step, in.size()) : chunk(self(), step), from);
     };
     open(mine, opened, options, [&] { fill(next_, 0); });
     std::uint64_t all = 0;
@@ -142,7 +147,11 @@ class SharedBackend final : public Backend {
         const Part part = piece_of(cards_[rank].bytes, chunk_bytes, at);
         std::byte* const to = outs[rank].data() + part.begin;
         if (rank != self())
-          put(to, placed_[rank] != nullptr ? placed_[rank] + part.begin : chunk(rank, step), part.bytes, all);
+          put(to,
+              placed_[rank] != nullptr ? placed_[rank] + part.begin
+              : at == 0                ? first_piece(rank, step, cards_[rank].bytes)
+                                       : chunk(rank, step),
+              part.bytes, all);
         else if (to != in.data() + part.begin)
           put(to, in.data() + part.begin, part.bytes, all);
       });
@@ -213,6 +222,14 @@ class SharedBackend final : public Backend {
   }
   [[nodiscard]] std::byte* chunk(std::size_t rank, Step step) const noexcept {
     return blocks_.of(rank) + ring_offset + std::uint64_t{step % depth} * chunk_bytes;
+  }
+  /// Of the operation that is open, or is about to be.
+  [[nodiscard]] Slot& slot(std::size_t rank) const noexcept { return head(rank).slots[operation_ % 2]; }
+  static constexpr std::uint64_t small_bytes = sizeof(Slot::small);
+  [[nodiscard]] std::byte* small(std::size_t rank) const noexcept { return slot(rank).small.data(); }
+  /// Where the first of a rank's pieces lies, of so many bytes in all.
+  [[nodiscard]] std::byte* first_piece(std::size_t rank, Step step, std::uint64_t bytes) const noexcept {
+    return bytes <= small_bytes ? small(rank) : chunk(rank, step);
   }
   /// Of a chunk, for one of the ranks that it has something for.
   [[nodiscard]] std::uint64_t share() const noexcept {
@@ -307,16 +324,20 @@ class SharedBackend final : public Backend {
     run(pieces(in.size(), each), fill, make, take, options);
   }
 
-  /// Waits until this word of all ranks has come so far.
-  void await(Word BlockHead::*word, std::uint32_t count, const WaitOptions& options) {
+  /// Waits until this count of all ranks has come so far.
+  template <class CountOf>
+  void await_all(const CountOf& count_of, std::uint32_t reached, const WaitOptions& options) {
     for (;;) {
       late_.clear();
       for (std::size_t rank = 0; rank < ranks(); ++rank)
-        if (rank != self() && !(head(rank).*word).has_reached(count)) late_.push_back(static_cast<int>(rank));
+        if (rank != self() && !count_of(rank).has_reached(reached)) late_.push_back(static_cast<int>(rank));
       if (late_.empty()) return;
-      Word& first = head(static_cast<std::size_t>(late_.front())).*word;
-      wait_on(group_, first, late_, turns_, options, [&] { return first.has_reached(count); });
+      Count& first = count_of(static_cast<std::size_t>(late_.front()));
+      wait_on(group_, first, late_, turns_, options, [&] { return first.has_reached(reached); });
     }
+  }
+  void await(Word BlockHead::*word, std::uint32_t reached, const WaitOptions& options) {
+    await_all([&](std::size_t rank) -> Count& { return head(rank).*word; }, reached, options);
   }
   [[nodiscard]] bool all_have(Word BlockHead::*word, std::uint32_t count) const noexcept {
     for (std::size_t i = 1; i < ranks(); ++i)
@@ -330,14 +351,13 @@ class SharedBackend final : public Backend {
     // All have read what the last operation but one had; of the last one their words tell, if it was longer than the
     // ring.
     if (next_ - begun_ >= depth) await(&BlockHead::read, next_ + 1 - depth, options);
+    ++operation_;
     if (card.status == 0) fill();
-    BlockHead& mine = head(self());
-    const std::uint32_t operation = ++operation_;
-    mine.cards[operation % 2].card = card;
-    mine.filled.value.store(next_ + 1, std::memory_order_relaxed);
-    mine.opened.publish(operation);
-    await(&BlockHead::opened, operation, options);
-    for (std::size_t rank = 0; rank < ranks(); ++rank) cards_[rank] = head(rank).cards[operation % 2].card;
+    slot(self()).card = card;
+    head(self()).filled.value.store(next_ + 1, std::memory_order_relaxed);
+    slot(self()).opened.publish(operation_);
+    await_all([&](std::size_t rank) -> Count& { return slot(rank).opened; }, operation_, options);
+    for (std::size_t rank = 0; rank < ranks(); ++rank) cards_[rank] = slot(rank).card;
     begun_ = next_;
     try {
       opened(cards_);

@@ -20,7 +20,7 @@ namespace muster::collectives {
 inline constexpr std::size_t line = 64;
 
 /// A count with one writer, which others wait for.
-struct alignas(line) Word {
+struct Count {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
 
@@ -39,20 +39,21 @@ struct alignas(line) Word {
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 };
+struct alignas(line) Word : Count {};
 
-/// Waits until done(), which looks at `word` and becomes true by what is published there; `ranks`: who publishes.
+/// Waits until done(), which looks at `count` and becomes true by what is published there; `ranks`: who publishes.
 /// `turns`: os::turns_on_core. Throws as SyncGroup::wait_until.
 template <class Done>
-void wait_on(sync::Group& group, Word& word, std::span<const int> ranks, int turns, const WaitOptions& options,
+void wait_on(sync::Group& group, Count& count, std::span<const int> ranks, int turns, const WaitOptions& options,
              const Done& done) {
   if (os::comes_soon(done, turns)) return;
   std::uint32_t seen = 0;
   const auto is_done = [&] {
-    seen = word.value.load(std::memory_order_seq_cst);
+    seen = count.value.load(std::memory_order_seq_cst);
     return done();
   };
   group.wait_until(
-      is_done, [&](std::chrono::nanoseconds longest) { word.sleep(seen, longest); }, ranks, options);
+      is_done, [&](std::chrono::nanoseconds longest) { count.sleep(seen, longest); }, ranks, options);
 }
 
 class SharedBlocks {

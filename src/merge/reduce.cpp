@@ -303,9 +303,23 @@ concept HasRegisters = requires {
   sizeof(Register<Element, 16>);
 };
 
-/// Returns how much it has done.
+/// What is left over, less than a block of so many bytes, is made a whole one: reduce(to, at) as for a block.
+template <std::size_t Bytes, class Reduce>
+MUSTER_INLINE void reduce_rest(std::span<std::byte> target, std::span<const std::byte* const> sources, std::size_t done,
+                               const Reduce& reduce) {
+  const std::size_t left = target.size() - done;
+  if (left == 0) return;
+  std::byte whole[Bytes] = {};
+  std::byte result[Bytes];
+  reduce(result, [&](std::size_t source) {
+    std::memcpy(whole, sources[source] + done, left);
+    return static_cast<const std::byte*>(whole);
+  });
+  std::memcpy(target.data() + done, result, left);
+}
+
 template <class Element, int Width>
-MUSTER_INLINE std::size_t add_in_registers(std::span<std::byte> target, std::span<const std::byte* const> sources) {
+MUSTER_INLINE void add_in_registers(std::span<std::byte> target, std::span<const std::byte* const> sources) {
   std::size_t done = 0;
   for (; done + 4 * Width <= target.size(); done += 4 * Width) {
     Register<Element, Width> sums[4];
@@ -318,26 +332,29 @@ MUSTER_INLINE std::size_t add_in_registers(std::span<std::byte> target, std::spa
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) sums[i].store(target.data() + done + i * Width);
   }
-  return done;
+  const auto add_one = [&](std::byte* to, const auto& at) {
+    Register<Element, Width> sum;
+    sum.load(at(0));
+    for (std::size_t source = 1; source < sources.size(); ++source) sum.add(at(source));
+    sum.store(to);
+  };
+  for (; done + Width <= target.size(); done += Width)
+    add_one(target.data() + done, [&](std::size_t source) { return sources[source] + done; });
+  reduce_rest<Width>(target, sources, done, add_one);
 }
 
 template <class Element, class Operation, int Width>
 MUSTER_INLINE void reduce_all(std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  std::size_t done = 0;
-  if constexpr (std::is_same_v<Operation, Add> && HasRegisters<Element>)
-    done = add_in_registers<Element, Width>(target, sources);
-  reduce_blocks<Element, Operation, at_once>(target, sources, done);
-  reduce_blocks<Element, Operation, at_last>(target, sources, done);
-  const std::size_t left = target.size() - done;
-  if (left == 0) return;
-  // What is left over is made a whole block.
-  std::byte whole[at_last * sizeof(typename Element::Stored)] = {};
-  std::byte result[sizeof whole];
-  reduce_block<Element, Operation, at_last>(result, sources.size(), [&](std::size_t source) {
-    std::memcpy(whole, sources[source] + done, left);
-    return static_cast<const std::byte*>(whole);
-  });
-  std::memcpy(target.data() + done, result, left);
+  if constexpr (std::is_same_v<Operation, Add> && HasRegisters<Element>) {
+    add_in_registers<Element, Width>(target, sources);
+  } else {
+    std::size_t done = 0;
+    reduce_blocks<Element, Operation, at_once>(target, sources, done);
+    reduce_blocks<Element, Operation, at_last>(target, sources, done);
+    reduce_rest<at_last * sizeof(typename Element::Stored)>(target, sources, done, [&](std::byte* to, const auto& at) {
+      reduce_block<Element, Operation, at_last>(to, sources.size(), at);
+    });
+  }
 }
 
 template <class Element, class Operation>
