@@ -25,21 +25,25 @@ SharedResults::~SharedResults() {
   for (const auto& [segment, lease] : offered_) segment->withdraw(lease);
 }
 
+template <class IsUnused>
+std::shared_ptr<shm::OwnedSegment> SharedResults::smallest_unused(std::uint64_t bytes, const IsUnused& is_unused) {
+  std::shared_ptr<shm::OwnedSegment> smallest;
+  for (const auto& each : own_)
+    if (each->capacity() >= bytes && (!smallest || each->capacity() < smallest->capacity()) && is_unused(*each))
+      smallest = each;
+  return smallest;
+}
+
 ResultOffer SharedResults::offer(std::uint64_t bytes) {
   for (const auto& [segment, lease] : offered_) segment->withdraw(lease);
   offered_.clear();
-  const std::shared_ptr<shm::OwnedSegment>* fits = nullptr;
-  const std::shared_ptr<shm::OwnedSegment>* smallest = nullptr;
-  std::size_t unused = 0;
-  for (const auto& each : own_) {
-    if (each->is_lent()) continue;
-    ++unused;
-    if (smallest == nullptr || each->capacity() < (*smallest)->capacity()) smallest = &each;
-    if (each->capacity() >= bytes && (fits == nullptr || each->capacity() < (*fits)->capacity())) fits = &each;
-  }
-  std::shared_ptr<shm::OwnedSegment> chosen = fits != nullptr ? *fits : nullptr;
+  std::shared_ptr<shm::OwnedSegment> chosen = smallest_unused(bytes, [](auto& each) { return each.is_given_back(); });
+  // Whether ranks that still hold something are dead costs a call of the kernel.
+  if (!chosen) chosen = smallest_unused(bytes, [](auto& each) { return !each.is_lent(); });
   if (!chosen) {
-    if (unused >= most_unused) own_.erase(own_.begin() + (smallest - own_.data()));
+    const auto is_unused = [](const auto& each) { return each->is_given_back(); };
+    if (static_cast<std::size_t>(std::ranges::count_if(own_, is_unused)) >= most_unused)
+      std::erase(own_, smallest_unused(0, [](auto& each) { return each.is_given_back(); }));
     chosen = own_.emplace_back(std::make_shared<shm::OwnedSegment>(std::max<std::uint64_t>(bytes, 4096)));
   }
   ResultOffer offer{chosen->place(), 0};

@@ -30,6 +30,10 @@ class SharedResults {
   HeldResult take(const ResultOffer& offer, std::uint64_t bytes);
 
  private:
+  /// Of those with room for so many bytes; null if there is none.
+  template <class IsUnused>
+  std::shared_ptr<shm::OwnedSegment> smallest_unused(std::uint64_t bytes, const IsUnused& is_unused);
+
   sync::Group& group_;
   std::vector<std::shared_ptr<const sync::PeerLiveness>> holders_;  // by rank; null: this one
   std::vector<std::shared_ptr<shm::OwnedSegment>> own_;

@@ -28,13 +28,11 @@ class LeaseObligation final : public Obligation {
   void withdraw() noexcept override { segment_.withdraw(lease_); }
   bool wait(Clock::time_point deadline) const override {
     if (os::comes_soon([&] { return is_given_back(); }, os::turns_on_core(2))) return true;
-    const std::atomic<std::uint32_t>& word = segment_.header().leases[lease_.word];
     for (;;) {
-      const std::uint32_t seen = word.load(std::memory_order_acquire);
       if (is_given_back() || holder_->is_dead()) return true;
       const auto left = deadline - Clock::now();
       if (left <= Clock::duration::zero()) return false;
-      os::futex_wait(word, seen, std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
+      segment_.sleep(lease_, std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
     }
   }
 

@@ -159,6 +159,14 @@ void OwnedSegment::withdraw(LeaseId lease) noexcept {
   if (is_owner_process()) header().leases[lease.word].compare_exchange_strong(word, 0, std::memory_order_seq_cst);
 }
 
+void OwnedSegment::sleep(LeaseId lease, std::chrono::nanoseconds longest) noexcept {
+  const std::atomic<std::uint32_t>& word = header().leases[lease.word];
+  header().sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+  if (!has_ended(lease)) os::futex_wait(word, seen, longest);
+  header().sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
 RemoteSegment::RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access)
     : memory_(region.memory()), place_(place), owner_pid_(os::process_id()) {
   const auto is_inside = [&](std::uint64_t bytes) { return bytes < region.size() && place <= region.size() - bytes; };
@@ -219,7 +227,9 @@ Lease::~Lease() {
     log(LogLevel::error, owner_ + " wrote arena tensors while they were leased: what the first rank read may be torn");
   std::atomic<std::uint32_t>& word = segment_->header().leases[id_.word];
   std::uint32_t mine = word_of(id_, held);
-  if (word.compare_exchange_strong(mine, 0, std::memory_order_seq_cst)) os::futex_wake_all(word);
+  if (word.compare_exchange_strong(mine, 0, std::memory_order_seq_cst) &&
+      segment_->header().sleepers.load(std::memory_order_seq_cst) != 0)
+    os::futex_wake_all(word);
   segment_->lease_ended();
 }
 

@@ -4,8 +4,10 @@
 // data. The memory of a segment goes when its owner has dropped it and no lease on it is out. The holder of the last
 // one gives it back, or the owner itself, which looks for dead holders whenever it makes a segment.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -28,6 +30,7 @@ struct SegmentHeader {
   std::uint64_t capacity;
   std::atomic<std::uint32_t> users;                            // mappings of it
   std::atomic<std::uint32_t> retired;                          // the owner has dropped the segment
+  std::atomic<std::uint32_t> sleepers;                         // on the words of leases
   std::array<std::atomic<std::uint32_t>, lease_words> leases;  // futexes; 0: none is out
 };
 static_assert(sizeof(SegmentHeader) <= header_bytes);
@@ -107,7 +110,13 @@ class OwnedSegment {
   void withdraw(LeaseId lease) noexcept;
   /// Or it has never been. Any thread.
   [[nodiscard]] bool has_ended(LeaseId lease) const noexcept { return memory_.has_ended(lease); }
+  /// Sleeps until the lease has ended, at most `longest`. Any thread.
+  void sleep(LeaseId lease, std::chrono::nanoseconds longest) noexcept;
   bool is_lent() noexcept { return memory_.is_lent(); }
+  /// Whether all leases have ended, without asking whether who holds one is dead.
+  [[nodiscard]] bool is_given_back() const noexcept {
+    return std::ranges::all_of(memory_.lent, [this](const auto& each) { return has_ended(each.lease); });
+  }
   [[nodiscard]] const std::vector<SegmentMemory::Lent>& lent() const noexcept { return memory_.lent; }
 
   /// Something that has to go before the memory is given back or unmapped: a lock on its pages. One of them; a later

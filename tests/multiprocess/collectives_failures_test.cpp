@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives whose ranks are killed, stopped or cancel: at every call, before it and in its middle.
+// Collectives whose ranks are killed, stopped or cancel: at every call, before it and at each step of it.
+// MUSTER_TEST_POINTS: at how many steps, evenly spaced, a rank is killed, and stopped, in each call of each size (3,
+// 1).
 
-#include <random>
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <span>
+#include <string>
 
 #include "doctest/doctest.h"
 #include "muster/process_group.hpp"
 #include "tests/support/kills.hpp"
+#include "tests/support/shared_words.hpp"
+#include "tests/support/stepped_end.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -16,9 +24,18 @@ namespace {
 constexpr int size = 4;
 constexpr int victim = 2;
 
+/// What the victim runs step by step, on whichever thread.
+std::optional<SteppedEnd> stepped;
+template <class Work>
+void in_steps(const Work& work) {
+  stepped ? stepped->run(work) : work();
+}
+
 struct Named {
   const char* name;
   void (*call)(ProcessGroup&, const Tensor&, const CollectiveOptions&);
+  bool is_message = false;
+  bool has_thread = false;
 };
 const Named calls[] = {
     {"barrier", [](ProcessGroup& g, const Tensor&, const CollectiveOptions& o) { g.barrier(o); }},
@@ -39,40 +56,85 @@ const Named calls[] = {
          if (to != victim) sends.push_back(g.isend(t, to, 0, o));
        if (g.rank() != victim) (void)g.irecv(t, g.rank() == 0 ? any_rank : victim, 0, o).get();
        for (auto& each : sends) each.get();
-     }},
+     },
+     true},
+    {"send",
+     [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) {
+       const int next = (g.rank() + 1) % size;
+       if (g.rank() == 0) g.send(t, next, 0, o);
+       (void)g.recv(t, (g.rank() + size - 1) % size, 0, o);
+       if (g.rank() != 0) g.send(t, next, 0, o);
+     },
+     true},
+    {"all_reduce_shared", [](ProcessGroup& g, const Tensor& t,
+                             const CollectiveOptions& o) { (void)g.all_reduce_shared(t, ReduceOp::sum, o); }},
     {"all_reduce",
      [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) {
-       g.start([&](ProcessGroup& own) { own.all_reduce(t, ReduceOp::sum, o); }).get();
-     }},
+       g.start([&](ProcessGroup& own) { in_steps([&] { own.all_reduce(t, ReduceOp::sum, o); }); }).get();
+     },
+     false, true},
 };
 
 const bool over_shared_memory = std::getenv("MUSTER_TEST_GROUP") == nullptr;
 
 /// By messages all calls are the same few steps.
 std::span<const Named> calls_here() {
-  return over_shared_memory ? std::span(calls) : std::span(calls).subspan(1, 2);
+  return over_shared_memory || std::getenv("MUSTER_TEST_POINTS") != nullptr ? std::span(calls)
+                                                                            : std::span(calls).subspan(1, 2);
 }
 
 Tensor ones(std::int64_t count) {
   return Tensor::take(std::vector<float>(static_cast<std::size_t>(count), 1.0F));
 }
 
-/// Kills the victim by `end`, in a loop of calls, and looks at what the others hear, then and in later calls.
-void kill_in(const Named& named, std::int64_t count, const std::function<void()>& end) {
+/// Makes the victim's third call, step by step.
+void call_in_steps(const Named& named, ProcessGroup& ranks, const Tensor& tensor, const CollectiveOptions& options) {
+  named.has_thread ? named.call(ranks, tensor, options) : in_steps([&] { named.call(ranks, tensor, options); });
+}
+
+/// How many steps such a call has for the victim.
+std::uint64_t steps_of(const Named& named, std::int64_t count) {
+  SharedWords words;
+  run_ranks(size, [&](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    const Tensor tensor = ones(count);
+    for (int i = 0; i < 2; ++i) named.call(ranks, tensor, {});
+    if (group.rank() == victim) stepped.emplace(0, 0, words[1]);
+    call_in_steps(named, ranks, tensor, {});
+    if (group.rank() == victim) words[0] = SteppedEnd::steps();
+  });
+  return words[0];
+}
+
+/// Ends the victim at that step, and looks at what the others hear, then and in later calls.
+void end_at(const Named& named, std::int64_t count, std::uint64_t step, int signal) {
+  CAPTURE(std::string(named.name));
+  CAPTURE(count);
+  CAPTURE(step);
+  SharedWords words;
+  const bool is_slow = count > 100 || !over_shared_memory;  // what the victim makes in steps
+  const CollectiveOptions options = {.timeout = signal != SIGSTOP ? 30s : is_slow ? 3000ms : 300ms};
   const auto ended = try_ranks(
       size,
       [&](SyncGroup& group) {
         ProcessGroup ranks(group);
         const Tensor tensor = ones(count);
         const auto pid = static_cast<pid_t>(group.info(victim).pid);
-        std::chrono::steady_clock::time_point since;
         const Error error = error_of([&] {
           for (int i = 0;; ++i) {
-            if (i == 2 && group.rank() == victim) end();
-            since = std::chrono::steady_clock::now();
-            named.call(ranks, tensor, {});
+            if (i == 2 && group.rank() == victim) stepped.emplace(step, signal, words[0]);
+            i == 2 ? call_in_steps(named, ranks, tensor, options) : named.call(ranks, tensor, options);
           }
         });
+        if (signal == SIGSTOP) {
+          ::kill(pid, SIGKILL);
+          // Who receives from a rank that waits itself names that one.
+          const bool is_named = says(error, "pid " + std::to_string(pid) + ", stopped");
+          if (error.kind() != ErrorKind::timeout || !(is_named || named.is_message))
+            throw RankFailure(std::string("rank 2 is stopped, and this names another cause: ") + error.what());
+          return;
+        }
+        const std::chrono::steady_clock::time_point since{std::chrono::nanoseconds(words[0].load())};
         check_named(error, since, victim, pid, over_shared_memory ? 1s : 2s);
         error_of(ErrorKind::peer_lost, {"rank 2"}, [&] { ranks.barrier(); });
       },
@@ -80,35 +142,31 @@ void kill_in(const Named& named, std::int64_t count, const std::function<void()>
   check_ended(ended, {victim});
 }
 
-}  // namespace
-
-TEST_CASE("a rank that is killed before a call, or in its middle, is named by all within a second") {
-  std::mt19937 random(2026);
-  for (const Named& named : calls_here()) {
-    CAPTURE(std::string(named.name));
-    kill_in(named, 4, [] { ::raise(SIGKILL); });
-    for (int i = 0; i < (over_shared_memory ? 4 : 1); ++i)
-      kill_in(named, i % 2 == 0 ? 8 << 20 : 100, [&] { kill_self_after(std::chrono::microseconds(random() % 30000)); });
-  }
+/// At steps from the first to the last one, in small calls and in those of several chunks.
+void end_at_each(int points, int signal) {
+  const char* const asked = std::getenv("MUSTER_TEST_POINTS");
+  if (!over_shared_memory) points = 1;
+  if (asked != nullptr) points = std::atoi(asked);
+  for (const Named& named : calls_here())
+    for (const std::int64_t count : {4, 40000}) {
+      const int here = count > 4 ? points / 3 : points;
+      if (here == 0) continue;
+      const std::uint64_t steps = steps_of(named, count);
+      for (int point = 0; point < here; ++point)
+        end_at(named, count,
+               1 + steps * static_cast<std::uint64_t>(2 * point + 1) / static_cast<std::uint64_t>(2 * here), signal);
+    }
   CHECK(shared_memory_names().empty());
 }
 
-TEST_CASE("a rank that is stopped is named by the deadline, as stopped") {
-  for (const Named& named : calls_here()) {
-    CAPTURE(std::string(named.name));
-    run_ranks(size,
-              [&](SyncGroup& group) {
-                ProcessGroup ranks(group);
-                const Tensor tensor = ones(1 << 20);
-                const auto pid = static_cast<pid_t>(group.info(victim).pid);
-                named.call(ranks, tensor, {});
-                if (group.rank() == victim) ::raise(SIGSTOP);
-                const Error error = error_of(ErrorKind::timeout, {"pid " + std::to_string(pid), "stopped", named.name},
-                                             [&] { named.call(ranks, tensor, {.timeout = 300ms}); });
-                ::kill(pid, SIGKILL);
-              },
-              {victim});
-  }
+}  // namespace
+
+TEST_CASE("a rank that is killed before a call, or at any step of it, is named by all within a second") {
+  end_at_each(3, SIGKILL);
+}
+
+TEST_CASE("a rank that is stopped at any step is named by the deadline, as stopped") {
+  end_at_each(1, SIGSTOP);
 }
 
 TEST_CASE("who cancels fails the group for all") {
