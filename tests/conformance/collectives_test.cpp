@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every collective must do, over every kind of group: beside a model that has the tensors of all ranks.
-// MUSTER_TEST_OPERATIONS: how many of the random program's operations run (200).
+// MUSTER_TEST_OPERATIONS: how many of the random program's operations run (100). MUSTER_TEST_ALL=1: every call with
+// every root, dtype, reduction, shape and dimension, not only each pair of them.
 
 #include <algorithm>
 #include <cmath>
@@ -150,27 +151,55 @@ Tensor joined(const std::vector<Tensor>& parts, std::size_t dim) {
 
 #define SAME(got, wanted) RANK_CHECK(bitwise_equal(got, wanted))
 
-/// The same operations on all ranks: each draws the same numbers.
-class RandomProgram {
- public:
-  RandomProgram(ProcessGroup& group, std::uint64_t seed) : group_(group), random_(seed) {}
+/// What an operation is about. Which call: a number below `calls`.
+struct Choice {
+  int call;
+  int root;
+  DType dtype;
+  ReduceOp op;
+  Shape shape;
+  int dim;
+  bool from_end;  // the dimension's number is a negative one
+};
+constexpr int calls = 16;
+constexpr bool is_reduction(int call) {
+  return call <= 2 || call == 4 || call == 5 || call == 13;
+}
+constexpr bool has_root(int call) {
+  return call == 2 || call == 3 || (call >= 8 && call <= 10) || call == 15;
+}
 
-  void step() {
+/// The same operations on all ranks: each draws the same numbers.
+class Program {
+ public:
+  Program(ProcessGroup& group, std::uint64_t seed) : group_(group), random_(seed) {}
+
+  void random_step() {
+    Choice choice{below(calls),
+                  below(group_.size()),
+                  reducible[static_cast<std::size_t>(below(static_cast<int>(reducible.size())))],
+                  static_cast<ReduceOp>(below(5)),
+                  {},
+                  0,
+                  below(2) == 0};
+    static constexpr int extents[] = {0, 1, 2, 7, 64, 1021};
+    for (int dims = 1 + below(3); dims > 0; --dims) choice.shape.push_back(extents[below(dims == 1 ? 6 : 4)]);
+    if (below(8) == 0) choice.shape = {1 + below(2), 1021 * (1 + below(150))};  // more than a ring holds, at times
+    choice.dim = below(static_cast<int>(choice.shape.size()));
+    step(choice);
+    if (below(5) == 0) group_.barrier();
+    if (below(40) == 0) in_parts();
+  }
+
+  void step(const Choice& choice) {
     ++operation_;
     const int n = group_.size();
     const int self = group_.rank();
-    const int root = below(n);
-    const DType dtype = reducible[static_cast<std::size_t>(below(static_cast<int>(reducible.size())))];
+    const auto& [call, root, dtype, asked, shape, dim, from_end] = choice;
     const bool is_float = dtype == DType::f32 || dtype == DType::f64;
-    auto op = static_cast<ReduceOp>(below(5));
-    if (op == ReduceOp::average && !is_float) op = ReduceOp::sum;
-    static constexpr int extents[] = {0, 1, 2, 7, 64, 1021};
-    Shape shape;
-    for (int dims = 1 + below(3); dims > 0; --dims) shape.push_back(extents[below(dims == 1 ? 6 : 4)]);
-    if (below(8) == 0) shape = {1 + below(2), 1021 * (1 + below(150))};  // more than a ring holds, at times
-    const int dim = below(static_cast<int>(shape.size()));
+    const ReduceOp op = asked == ReduceOp::average && !is_float ? ReduceOp::sum : asked;
     const auto along = static_cast<std::size_t>(dim);
-    const int given = below(2) == 0 ? dim : dim - static_cast<int>(shape.size());
+    const int given = from_end ? dim - static_cast<int>(shape.size()) : dim;
     Tensor keep;
     // Some ranks' inputs lie in an arena, others' do not.
     const auto of = [&](int rank, const Shape& its) {
@@ -188,7 +217,7 @@ class RandomProgram {
       return parts;
     };
     const auto equal = [&](int) { return shape; };
-    switch (below(16)) {
+    switch (call) {
       case 0: {
         const Tensor mine = of(self, shape);
         group_.all_reduce(mine, op);
@@ -318,8 +347,6 @@ class RandomProgram {
       default:
         configs(root);
     }
-    if (below(5) == 0) group_.barrier();
-    if (below(40) == 0) in_parts();
   }
 
  private:
@@ -375,18 +402,56 @@ class RandomProgram {
 
 int operations() {
   const char* text = std::getenv("MUSTER_TEST_OPERATIONS");
-  return text == nullptr ? 200 : std::atoi(text);
+  return text == nullptr ? 100 : std::atoi(text);
 }
 
 }  // namespace
+
+TEST_CASE("calls with each root, dtype, reduction, shape and dimension are as the model has them") {
+  const std::vector<Shape> shapes = {{0}, {1}, {1021}, {35003}, {3, 0}, {7, 13}, {2, 9001}, {2, 7, 5}, {0, 2, 3}};
+  const bool is_long = std::getenv("MUSTER_TEST_ALL") != nullptr;
+  for (const int size : sizes) {
+    CAPTURE(size);
+    const auto pairs = [&](Program& program) {
+      // (a, b) -> a + k b modulo a prime, for column k: any two columns have all pairs.
+      constexpr int prime = 17;
+      static_assert(calls <= prime);
+      for (int a = 0; a < prime; ++a)
+        for (int b = 0; b < prime; ++b) {
+          const auto column = [&](int k, std::size_t count) {
+            return static_cast<std::size_t>((a + k * b) % prime) % count;
+          };
+          const Shape& shape = shapes[column(4, shapes.size())];
+          program.step({static_cast<int>(column(0, calls)), static_cast<int>(column(1, static_cast<std::size_t>(size))),
+                        reducible[column(2, reducible.size())], static_cast<ReduceOp>(column(3, 5)), shape,
+                        static_cast<int>(column(5, shape.size())), column(6, 2) == 0});
+        }
+    };
+    const auto all = [&](Program& program) {
+      for (int call = 0; call < calls; ++call)
+        for (int root = 0; root < (has_root(call) ? size : 1); ++root)
+          for (const DType dtype : reducible)
+            for (int op = 0; op < (is_reduction(call) ? 5 : 1); ++op)
+              for (const Shape& shape : shapes)
+                for (int dim = 0; dim < static_cast<int>(shape.size()); ++dim)
+                  program.step({call, root, dtype, static_cast<ReduceOp>(op), shape, dim, op % 2 == 0});
+    };
+    const auto body = [&](SyncGroup& group) {
+      ProcessGroup ranks(group);
+      Program program(ranks, 0);
+      is_long ? all(program) : pairs(program);
+    };
+    check_ended(try_ranks(size, body, std::chrono::minutes(is_long ? 60 : 2)));
+  }
+}
 
 TEST_CASE("random programs of all calls are as the model has them") {
   for (const int size : sizes) {
     CAPTURE(size);
     const auto body = [&](SyncGroup& group) {
       ProcessGroup ranks(group);
-      RandomProgram program(ranks, 2026 + static_cast<std::uint64_t>(size));
-      for (int i = 0; i < operations() / (size == 4 ? 1 : 4); ++i) program.step();
+      Program program(ranks, 2026 + static_cast<std::uint64_t>(size));
+      for (int i = 0; i < operations() / (size == 4 ? 1 : 4); ++i) program.random_step();
     };
     check_ended(try_ranks(size, body, std::chrono::seconds(60 + operations() / 10)));
   }
