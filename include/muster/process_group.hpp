@@ -23,7 +23,7 @@
 
 namespace muster {
 
-/// What becomes of the elements of all ranks, taken in their order; with several hosts of as many ranks each, first
+/// What becomes of the elements of all ranks, taken in their order; with several hosts, one of two ranks or more, first
 /// those of each host (but for floats narrower than 32 bits). Floats narrower than 32 bits are added up in f32 and
 /// rounded once. max and min: NaN of any rank gives NaN. average: of floats alone. bool has max (or), min and product
 /// (and). Packed types, f8_e8m0 and complex64 have none.
@@ -87,7 +87,7 @@ class ProcessGroup {
   /// The rank of this group that the job calls so; none if it is not in it.
   [[nodiscard]] std::optional<int> rank_of_global(int global) const noexcept;
   /// What carries the elements: "shared memory"; "shared memory, and messages between hosts" if there are several hosts
-  /// of as many ranks each; "messages" (of the group that it was made of) else.
+  /// and one has two ranks or more; "messages" (of the group that it was made of) else.
   [[nodiscard]] std::string_view backend() const noexcept;
   /// Its own: for deadlines, failures and messages beside collectives. Lives as long as this.
   [[nodiscard]] SyncGroup& group() const noexcept;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of several hosts that have as many ranks each, two or more. Between hosts each byte goes once for all
+// Collectives of several hosts, of which one at least has two ranks or more. Between hosts each byte goes once for all
 // ranks of a host:
 //  - all_reduce: each host reduces, a slice a rank; each slice is reduced across the hosts; each host gathers its
-//  slices.
+//  slices. If some hosts have fewer ranks than others, only as many ranks of each host have slices.
+// and, if all hosts have as many ranks:
 //  - reduce_scatter: each host reduces what goes to the ranks of each host; what goes to a rank is reduced across.
 //  - all_gather: each rank gathers from those at its place on the other hosts; each host gathers what its ranks have.
 // So a sum is of the hosts' sums, in their order; its bits are the same on all ranks. Floats narrower than 32 bits
@@ -47,13 +48,17 @@ class HostsBackend final : public Backend {
         host_(static_cast<std::size_t>(hosts.mine)),
         place_(static_cast<std::size_t>(hosts.place_of[static_cast<std::size_t>(group.rank())])),
         cards_(group.all().size()) {
+    lanes_ = std::ranges::min(ranks_, {}, &std::vector<int>::size).size();
+    is_even_ = std::ranges::all_of(ranks_, [&](const auto& host) { return host.size() == lanes_; });
     std::vector<int> across;
-    for (const std::vector<int>& host : ranks_) across.push_back(host[place_]);
+    for (const std::vector<int>& host : ranks_)
+      if (has_lane()) across.push_back(host[place_]);
     near_ = group.split(ranks_[host_], options);
     far_ = group.split(across, options);
-    far_mail_.emplace(sync::inside(*far_));
     inside_ = shared_backend(sync::inside(*near_), options);
     if (!inside_) throw Error(ErrorKind::unsupported, "the ranks of a host share no memory");
+    if (!has_lane()) return;
+    far_mail_.emplace(sync::inside(*far_));
     across_ = message_backend(sync::inside(*far_), *far_mail_);
   }
 
@@ -61,15 +66,19 @@ class HostsBackend final : public Backend {
 
   void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
                   const WaitOptions& options) override {
-    if (is_narrow(dtype)) return flat_->all_reduce(card, opened, combine, dtype, in, out, options);
+    // The average of hosts' averages is another one if they have not as many ranks.
+    if (is_narrow(dtype) || (!is_even_ && combine == merge::Combine::average))
+      return flat_->all_reduce(card, opened, combine, dtype, in, out, options);
     open(card, opened, options);
-    const std::vector<std::uint64_t> bounds = even_slices(in.size(), places());
+    std::vector<std::uint64_t> bounds = even_slices(in.size(), lanes_);
+    bounds.resize(places() + 1, in.size());
     slice_.resize(bounds[place_ + 1] - bounds[place_]);
     stage(options, [&](const WaitOptions& waits) {
       inside_->reduce_scatter(card_of(in.size(), largest(bounds)), agreed, combine, dtype, in, bounds, slice_, waits);
     });
     const bool host_wants = wants(host_);
     stage(options, [&](const WaitOptions& waits) {
+      if (!has_lane()) return;
       Card mine = card_of(slice_.size(), slice_.size());
       mine.wants = host_wants ? 1 : 0;
       across_->all_reduce(mine, agreed, combine, dtype, slice_, host_wants ? Room(slice_) : Room(), waits);
@@ -83,7 +92,7 @@ class HostsBackend final : public Backend {
 
   void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                       std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
-    if (is_narrow(dtype) || !has_rows_of_ranks())
+    if (is_narrow(dtype) || !is_even_ || !has_rows_of_ranks())
       return flat_->reduce_scatter(card, opened, combine, dtype, in, bounds, out, options);
     open(card, opened, options);
     // Of what goes to the ranks at this place.
@@ -110,6 +119,7 @@ class HostsBackend final : public Backend {
 
   void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override {
+    if (!is_even_) return flat_->all_gather(card, opened, in, outs, options);
     open(card, opened, options);
     const bool host_wants = wants(host_);
     // Straight into their places, if this rank wants them.
@@ -150,7 +160,8 @@ class HostsBackend final : public Backend {
     for (std::size_t i = 0; i + 1 < bounds.size(); ++i) most = std::max(most, bounds[i + 1] - bounds[i]);
     return most;
   }
-  [[nodiscard]] std::size_t places() const noexcept { return ranks_.front().size(); }
+  [[nodiscard]] std::size_t places() const noexcept { return ranks_[host_].size(); }
+  [[nodiscard]] bool has_lane() const noexcept { return place_ < lanes_; }
   [[nodiscard]] std::size_t rank_at(std::size_t host, std::size_t place) const {
     return static_cast<std::size_t>(ranks_[host][place]);
   }
@@ -195,7 +206,7 @@ class HostsBackend final : public Backend {
     } catch (const Error& error) {
       // Ranks that wait in the other groups hear of it, too.
       near_->poison(error);
-      far_->poison(error);
+      if (far_) far_->poison(error);
       sync::fail(group_, sync::in_own_name(group_, error));
     }
     group_.progress();
@@ -206,8 +217,10 @@ class HostsBackend final : public Backend {
   std::vector<std::vector<int>> ranks_;  // of each host
   std::size_t host_;                     // this rank's,
   std::size_t place_;                    // and where it is among its ranks
+  std::size_t lanes_;                    // ranks of each host that send to other hosts
+  bool is_even_;
   std::shared_ptr<SyncGroup> near_;
-  std::shared_ptr<SyncGroup> far_;
+  std::shared_ptr<SyncGroup> far_;  // null without a lane
   std::optional<Mail> far_mail_;
   std::unique_ptr<Backend> inside_;
   std::unique_ptr<Backend> across_;
@@ -220,9 +233,8 @@ class HostsBackend final : public Backend {
 
 std::unique_ptr<Backend> hosts_backend(sync::Group& group, Mail& mail, const WaitOptions& options) {
   hosts::Hosts hosts = hosts_of(group);
-  const std::size_t each = hosts.here().size();
-  const bool is_even = std::ranges::all_of(hosts.members, [each](const auto& host) { return host.size() == each; });
-  if (hosts.members.size() < 2 || each < 2 || !is_even) return nullptr;
+  const bool is_flat = std::ranges::all_of(hosts.members, [](const auto& host) { return host.size() == 1; });
+  if (hosts.members.size() < 2 || is_flat) return nullptr;
   return std::make_unique<HostsBackend>(group, mail, std::move(hosts), options);
 }
 
