@@ -92,8 +92,8 @@ std::unique_ptr<Backend> message_backend(sync::Group& group, Mail& mail);
 /// SyncGroup::all_gather, and Error(no_space) on all ranks.
 std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& options);
 
-/// Between hosts, one of which has two ranks or more: rings inside, messages across. Collective; null on all ranks if it
-/// cannot be, or there is nothing to gain. Throws as shared_backend().
+/// Between hosts, one of which has two ranks or more: rings inside, messages across. Collective; null on all ranks if
+/// it cannot be, or there is nothing to gain. Throws as shared_backend().
 std::unique_ptr<Backend> hosts_backend(sync::Group& group, Mail& mail, const WaitOptions& options);
 
 }  // namespace muster::collectives

@@ -21,7 +21,9 @@ using sync::Watchdog;
 
 // Long enough for an answer of a network, short against the scheduler's slice where ranks are more than cores.
 constexpr std::chrono::microseconds spinning{200};
-constexpr std::chrono::microseconds nap{100};
+// A nap is a small part of the wait so far: who waits long takes next to nothing of its core, and hears little later.
+constexpr std::chrono::microseconds shortest_nap{100};
+constexpr int naps_a_wait = 64;
 constexpr milliseconds asking{1000};
 // A rank that has left may have sent before what is waited for.
 constexpr milliseconds last_messages{200};
@@ -225,8 +227,9 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
     if (views_[static_cast<std::size_t>(rank)].has_left) return is_awaited(rank) && !may_have_left;
     return is_awaited(rank) || is_companion();
   };
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point looked = begin;
+  Clock::time_point moved = Clock::now();
+  Clock::time_point looked = moved;
+  std::uint64_t progress = health_->progress.load(std::memory_order_relaxed);
   look_around();
   while (!done()) {
     sync::or_fail(*this, [&] {
@@ -235,12 +238,17 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
     });
     watchdog.check(done, is_needed, is_awaited);
     const Clock::time_point now = Clock::now();
+    if (const std::uint64_t so_far = health_->progress.load(std::memory_order_relaxed); so_far != progress) {
+      progress = so_far;
+      moved = now;
+    }
     if (sleep)
       sleep(Watchdog::slice);
-    else if (now - begin < spinning)
+    else if (now - moved < spinning)
       std::this_thread::yield();
     else
-      std::this_thread::sleep_for(nap);
+      std::this_thread::sleep_for(
+          std::clamp<Clock::duration>((now - moved) / naps_a_wait, shortest_nap, Watchdog::slice));
     if (now - looked < Watchdog::slice) continue;
     looked = now;
     look_around();

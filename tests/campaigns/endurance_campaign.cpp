@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many exchanges without growth: `endurance_campaign [EXCHANGES]`. After a warm-up, memory, descriptors and mappings of
-// every rank must stay where they are.
+// Many operations without growth: `endurance_campaign [COUNT] [gathers | collectives]`. After a warm-up, memory,
+// descriptors and mappings of every rank must stay where they are.
 
 #include <dirent.h>
 #include <fmt/core.h>
@@ -8,10 +8,15 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "muster/message_queue.hpp"
+#include "muster/process_group.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
@@ -64,14 +69,79 @@ void exchange(SyncGroup& group, SharedArena& arena, int round) {
     RANK_CHECK(is_pattern(tensor, DType::u8, mine.shape(), static_cast<std::uint64_t>(rank + round)));
 }
 
+class Collectives {
+ public:
+  explicit Collectives(SyncGroup& group) : ranks_(group), queue_(group) {
+    // Every page of the rings.
+    const Tensor all = Tensor::take(std::vector<std::int32_t>(2 << 20));
+    ranks_.all_reduce(all);
+    (void)(ranks_.rank() == 0 ? (queue_.put(all.bytes()), 0U) : queue_.get().size());
+  }
+
+  void run(int round) {
+    const int root = round % 4;
+    const bool is_large = round % 1000 == 999;
+    const Tensor tensor = Tensor::take(std::vector<std::int32_t>(is_large ? 100'000 : 1 + round % 50, ranks_.rank()));
+    switch (round % 8) {
+      case 0:
+        ranks_.all_reduce(tensor);
+        RANK_CHECK(tensor.values<std::int32_t>()[0] == 6);
+        break;
+      case 1:
+        ranks_.broadcast(tensor, root);
+        RANK_CHECK(tensor.values<std::int32_t>()[0] == root);
+        break;
+      case 2:
+        RANK_CHECK(ranks_.all_gather(tensor).values<std::int32_t>().back() == 3);
+        break;
+      case 3:
+        kept_ = ranks_.all_reduce_shared(tensor);
+        RANK_CHECK(kept_.values<std::int32_t>()[0] == 6);
+        break;
+      case 4:
+        ranks_.barrier();
+        break;
+      case 5:
+        if (ranks_.rank() == 0)
+          queue_.put(tensor.bytes());
+        else
+          RANK_CHECK(queue_.get().size() == tensor.nbytes());
+        break;
+      case 6: {
+        auto work = ranks_.isend(tensor, (ranks_.rank() + 1) % 4, round % 3);
+        const Tensor got = Tensor::allocate(DType::i32, tensor.shape());
+        RANK_CHECK(ranks_.recv(got, (ranks_.rank() + 3) % 4, round % 3) == got.values<std::int32_t>()[0]);
+        work.get();
+        break;
+      }
+      default:
+        if (round % 80 == 7)
+          RANK_CHECK(ranks_.broadcast_config(Config::object({{"round", round}}), root)["round"].as_int() == round);
+        else
+          ranks_.reduce(tensor, root);
+    }
+  }
+
+ private:
+  ProcessGroup ranks_;
+  MessageQueue queue_;
+  Tensor kept_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 3000;
+  const bool has_collectives = argc > 2 && std::string_view(argv[2]) == "collectives";
   const auto ended = try_ranks(
       4,
       [&](SyncGroup& group) {
         SharedArena arena(8 << 20);
+        std::optional<Collectives> collectives;
+        if (has_collectives) collectives.emplace(group);
+        const std::function<void(int)> operation = [&](int round) {
+          collectives ? collectives->run(round) : exchange(group, arena, round);
+        };
         // Every page of the message rings, which fill only as messages pass.
         const std::vector<std::byte> message(200 << 10);
         for (int turn = 0; turn < 2; ++turn) {
@@ -79,9 +149,9 @@ int main(int argc, char** argv) {
           (void)group.receive((group.rank() + 3) % 4, message.size());
         }
         const int warm_up = std::max(600, count / 10);
-        for (int round = 0; round < warm_up; ++round) exchange(group, arena, round);
+        for (int round = 0; round < warm_up; ++round) operation(round);
         const Usage before = usage_now();
-        for (int round = warm_up; round < count; ++round) exchange(group, arena, round);
+        for (int round = warm_up; round < count; ++round) operation(round);
         const Usage after = usage_now();
         const std::string words =
             fmt::format("anonymous {} -> {} KiB, shared {} -> {} KiB, descriptors {} -> {}, mappings {} -> {}",
@@ -106,6 +176,7 @@ int main(int argc, char** argv) {
     fmt::print("rank {}: {}\n", rank, one.words);
     well = well && one.ok();
   }
-  fmt::print("{} exchanges of 4 ranks: {}\n", count, well ? "no growth" : "FAILED");
+  fmt::print("{} {} of 4 ranks: {}\n", count, has_collectives ? "collectives" : "exchanges",
+             well ? "no growth" : "FAILED");
   return well ? 0 : 1;
 }

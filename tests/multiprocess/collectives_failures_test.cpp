@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/process_group.hpp"
@@ -181,6 +182,23 @@ TEST_CASE("who cancels fails the group for all") {
     error_of(ErrorKind::cancelled, {"rank 1"}, cancel);
     error_of(ErrorKind::cancelled, {"rank 1"}, [&] { ranks.barrier(); });
     group.barrier();  // the group that it was made of is as ever
+  });
+}
+
+TEST_CASE("who waits takes next to nothing of its core") {
+  run_ranks(2, [](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    const Tensor tensor = ones(2);
+    const auto cpu_time = [] {
+      timespec time{};
+      ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+      return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+    };
+    ranks.broadcast(tensor, 0);
+    const auto before = cpu_time();
+    if (group.rank() == 0) std::this_thread::sleep_for(1s);
+    ranks.broadcast(tensor, 0);
+    if (cpu_time() - before > (under_sanitizer ? 200ms : 20ms)) throw RankFailure("a wait of 1 s took too much");
   });
 }
 
