@@ -35,8 +35,9 @@ struct QueueOptions {
 /// is refused. Throws Error(argument) if `ranks` is less than 1.
 std::string queue_handle(int ranks);
 
-/// Messages are of any length: one that is longer than a quarter of the capacity goes through it in pieces. One thread
-/// at a time on each rank. A reader gets what a dead writer has written before, then Error(peer_lost).
+/// Messages are of any length: one that is longer than a quarter of the capacity goes through it in pieces, a Config of
+/// 64 KiB or more lies in memory of the writer that readers map, where it counts as much as in the ring. One thread at
+/// a time on each rank. A reader gets what a dead writer has written before, then Error(peer_lost).
 class MessageQueue {
  public:
   /// Collective over `group`, whose ranks share memory (else Error(unsupported) on all), and over the writer outside if
@@ -58,6 +59,8 @@ class MessageQueue {
   void put_config(const Config& config, const CollectiveOptions& options = {});
   /// A reader's: the next message. Throws as put().
   [[nodiscard]] std::vector<std::byte> get(const CollectiveOptions& options = {});
+  /// Tensors of one that came as 64 KiB or more are read-only, and are the writer's memory as long as they are held,
+  /// whoever has died by then.
   [[nodiscard]] Config get_config(const CollectiveOptions& options = {});
   /// A reader's: whether there is a message, or the begin of one. Never waits.
   [[nodiscard]] bool has_message() const noexcept;

@@ -5,6 +5,9 @@
 // it never goes around the ring's end. If there is too little room before the end a head says so, and the piece is at
 // the ring's begin. The writer tells where it is by one word, each reader by one of its own; the writer looks at those
 // only when the ring seems full.
+//
+// A large Config is in memory that the writer lends to the readers, and a head in the ring says where. It counts in the
+// ring as if it lay there, at most as much as the whole ring: so the memory that waits for readers has a bound.
 
 #include "muster/message_queue.hpp"
 
@@ -15,6 +18,7 @@
 #include <optional>
 #include <utility>
 
+#include "src/collectives/lent_memory.hpp"
 #include "src/collectives/packed_config.hpp"
 #include "src/collectives/queue_ranks.hpp"
 #include "src/collectives/shared_blocks.hpp"
@@ -26,7 +30,10 @@ namespace muster {
 class MessageQueue::Ring {
  public:
   Ring(collectives::QueueRanks ranks, const QueueOptions& options)
-      : group_(std::move(ranks.group)), writer_(static_cast<std::size_t>(ranks.writer)), options_(options) {
+      : group_(std::move(ranks.group)),
+        writer_(static_cast<std::size_t>(ranks.writer)),
+        options_(options),
+        lent_(inside(), ranks.writer, os::Access::read_only) {
     const sync::Use use(*group_);
     const int size = group_->size();
     capacity_ = (options.capacity + line - 1) / line * line;
@@ -35,15 +42,17 @@ class MessageQueue::Ring {
                                                           waits(options.waits, "queue: making it"));
     begin_ = blocks_->of(writer_) + heads;
     turns_ = os::turns_on_core(size);
-    for (int rank = 0; is_writer() && rank < size; ++rank)
-      if (reads(rank)) readers_.push_back({rank, inside().liveness(rank)});
+    for (int rank = 0; rank < size; ++rank)
+      if (reads(rank)) all_readers_.push_back(rank);
+    if (is_writer())
+      for (const int rank : all_readers_) readers_.push_back({rank, inside().liveness(rank)});
   }
 
   void put(std::span<const std::byte> message, const CollectiveOptions& options) {
     const sync::Use use(*group_);
     if (!is_writer())
       throw Error(ErrorKind::argument, "a queue is written by its writer alone, which this rank is not");
-    if (reads(group_->rank())) check_room(message.size());
+    check_room(most_taken(message.size()));
     do {
       const std::span<const std::byte> piece = message.first(std::min(message.size(), longest_piece()));
       message = message.subspan(piece.size());
@@ -61,27 +70,59 @@ class MessageQueue::Ring {
     } while (!message.empty());
   }
 
-  std::vector<std::byte> get(const CollectiveOptions& options) {
+  void put_config(const Config& config, const CollectiveOptions& options) {
+    const collectives::ConfigPlan plan(config);
+    const std::uint64_t bytes = plan.whole_bytes();
+    if (bytes < least_lent || !is_writer()) {
+      const Tensor whole = collectives::packed_whole(plan);
+      return put(whole.bytes(), options);
+    }
+    const sync::Use use(*group_);
+    const std::uint64_t counted = std::min(whole_lines(bytes), capacity_);
+    check_room(counted);
+    make_room(counted, options);
+    const collectives::Loan loan = lent_.lend(bytes, all_readers_);
+    plan.copy_whole_to(loan.segment->data());
+    head_at(written_) = {bytes, Head::lent};
+    offer_at(written_) = loan.offer;
+    written_ += counted;
+    word(writer_word).publish(lines(written_));
+  }
+
+  /// Copied out of the ring, or lent.
+  struct Message {
+    std::vector<std::byte> copied;
+    std::span<const std::byte> bytes;
+    std::shared_ptr<const void> lease;
+  };
+  Message get(const CollectiveOptions& options) {
     std::optional<sync::Use> use;
     hold(use);
     if (!reads(group_->rank()))
       throw Error(ErrorKind::argument, is_writer() ? "a queue's writer does not read it"
                                                    : "a queue with one reader is read by no other rank");
-    std::vector<std::byte> message;
+    Message message;
     for (bool is_whole = false; !is_whole;) {
       await_piece(options);
       const Head head = head_at(read_);
       const std::uint64_t left = capacity_ - read_ % capacity_;
-      if (head.bytes > left - sizeof head)
-        sync::fail(*group_, Error(ErrorKind::corrupt, "a queue's piece is longer than its ring"));
-      if (head.state != Head::at_begin) {
+      std::uint64_t counted = left;
+      if (head.state == Head::lent) {
+        take_lent(head, message);
+        counted = std::min(whole_lines(head.bytes), capacity_);
+        is_whole = true;
+      } else if (head.state != Head::at_begin) {
+        if (head.bytes > left - sizeof head)
+          sync::fail(*group_, Error(ErrorKind::corrupt, "a queue's piece is longer than its ring"));
         const auto* const data = reinterpret_cast<const std::byte*>(&head_at(read_) + 1);
-        message.insert(message.end(), data, data + head.bytes);
+        message.copied.insert(message.copied.end(), data, data + head.bytes);
+        counted = whole_lines(sizeof head + head.bytes);
         is_whole = head.state == Head::whole;
       }
-      read_ += head.state == Head::at_begin ? left : whole_lines(sizeof head + head.bytes);
+      read_ += counted;
       word(1 + static_cast<std::size_t>(group_->rank())).publish(lines(read_));
     }
+    if (!message.lease) message.bytes = message.copied;
     return message;
   }
 
@@ -93,11 +134,12 @@ class MessageQueue::Ring {
   static constexpr std::uint64_t line = collectives::line;
   static constexpr std::size_t writer_word = 0;  // behind it is one of each rank
   struct Head {
-    enum State : std::uint8_t { whole, more, at_begin };
+    enum State : std::uint8_t { whole, more, at_begin, lent };
     std::uint64_t bytes : 56;
     std::uint64_t state : 8;
   };
-  static_assert(sizeof(Head) == 8);
+  static_assert(sizeof(Head) == 8 && sizeof(Head) + sizeof(collectives::ResultOffer) <= line);
+  static constexpr std::uint64_t least_lent = 64 << 10;
   struct Reader {
     int rank = 0;
     std::shared_ptr<const sync::PeerLiveness> liveness;
@@ -126,15 +168,23 @@ class MessageQueue::Ring {
     return *reinterpret_cast<Head*>(begin_ + position % capacity_);
   }
 
-  /// Of a writer that reads: nobody else makes room for it.
-  void check_room(std::uint64_t bytes) const {
-    const std::uint64_t piece = whole_lines(sizeof(Head) + std::min(bytes, longest_piece()));
-    // One of them is what may be left before the end.
-    if (bytes > capacity_ || (bytes / longest_piece() + 2) * piece > capacity_ - (written_ - read_))
-      throw Error(
-          ErrorKind::argument,
-          fmt::format("queue: put of {} bytes: this rank itself has to read what is there first, {} bytes of {}", bytes,
-                      written_ - read_, capacity_));
+  /// Behind the head of what is lent.
+  [[nodiscard]] collectives::ResultOffer& offer_at(std::uint64_t position) const noexcept {
+    return *reinterpret_cast<collectives::ResultOffer*>(&head_at(position) + 1);
+  }
+
+  /// What a message takes of the ring at most.
+  [[nodiscard]] std::uint64_t most_taken(std::uint64_t bytes) const noexcept {
+    // One piece more is what may be left before the end.
+    return (bytes / longest_piece() + 2) * whole_lines(sizeof(Head) + std::min(bytes, longest_piece()));
+  }
+  /// Nobody else makes room for a writer that reads.
+  void check_room(std::uint64_t needed) const {
+    if (const std::uint64_t unread = written_ - read_; reads(group_->rank()) && needed > capacity_ - unread)
+      throw Error(ErrorKind::argument,
+                  fmt::format("queue: put: there is too little room in {} bytes, and this rank itself reads, {} bytes "
+                              "behind",
+                              capacity_, unread));
   }
 
   /// Waits until all readers are so far that there is room for more.
@@ -152,6 +202,13 @@ class MessageQueue::Ring {
       await(1 + static_cast<std::size_t>(reader.rank), reader.rank, waits(options, "queue: put"),
             [&] { return has_read(reader); });
     }
+  }
+
+  void take_lent(const Head& head, Message& message) {
+    const auto at = std::ranges::find(all_readers_, group_->rank()) - all_readers_.begin();
+    collectives::HeldResult held = lent_.take(offer_at(read_), static_cast<std::size_t>(at), head.bytes);
+    message.bytes = {held.data, head.bytes};
+    message.lease = std::move(held.keeper);
   }
 
   /// The group, for a reader; none if the group has failed, but there is still something to read.
@@ -188,7 +245,9 @@ class MessageQueue::Ring {
   std::uint64_t read_ = 0;
   bool is_cut_off_ = false;  // a wait has failed, which may have been in the middle of a message
   int turns_ = 0;
+  std::vector<int> all_readers_;
   std::vector<Reader> readers_;  // the writer's
+  collectives::LentMemory lent_;
 };
 
 MessageQueue::MessageQueue(SyncGroup& group, const QueueOptions& options)
@@ -206,17 +265,23 @@ void MessageQueue::put(std::span<const std::byte> message, const CollectiveOptio
 }
 
 void MessageQueue::put_config(const Config& config, const CollectiveOptions& options) {
-  ring_->put(collectives::packed_whole(config).bytes(), options);
+  ring_->put_config(config, options);
 }
 
 std::vector<std::byte> MessageQueue::get(const CollectiveOptions& options) {
-  return ring_->get(options);
+  Ring::Message message = ring_->get(options);
+  return message.lease ? std::vector(message.bytes.begin(), message.bytes.end()) : std::move(message.copied);
 }
 
 Config MessageQueue::get_config(const CollectiveOptions& options) {
-  const std::vector<std::byte> message = ring_->get(options);
-  const Tensor bytes = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(message.size())});
-  if (!message.empty()) std::memcpy(bytes.mutable_data(), message.data(), message.size());
+  Ring::Message message = ring_->get(options);
+  const auto length = static_cast<std::int64_t>(message.bytes.size());
+  if (message.lease)
+    return collectives::unpacked_whole(
+        Tensor(TensorView(DType::u8, {length}, message.bytes.data()), std::move(message.lease)), 0,
+        message.bytes.size());
+  const Tensor bytes = Tensor::allocate(DType::u8, {length});
+  if (length != 0) std::memcpy(bytes.mutable_data(), message.bytes.data(), message.bytes.size());
   return collectives::unpacked_whole(bytes, 0, bytes.nbytes());
 }
 

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "src/sync/region.hpp"
 #include "tests/support/kills.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -302,6 +303,9 @@ TEST_CASE("a queue with one reader, which may be the writer itself") {
         RANK_CHECK(!own.has_message());
         to_last.put(message(i, 100));
       }
+      const Config large = Config::object({{"all", pattern(DType::u8, {1 << 20}, 3)}});
+      own.put_config(large);
+      RANK_CHECK(own.get_config() == large);
       error_of(ErrorKind::argument, {"itself"}, [&] { (void)own.get(); });
       error_of(ErrorKind::argument, {"itself"}, [&] {
         for (;;) own.put(message(1, 10000));  // which has room for some
@@ -340,4 +344,96 @@ TEST_CASE("a reader that waits sleeps") {
     const auto most = under_sanitizer ? 50ms : 3ms;
     RANK_CHECK(used() - before < most);
   });
+}
+
+TEST_CASE("a large Config is copied once, by its writer: readers look at it there") {
+  run_ranks(3, [](SyncGroup& group) {
+    MessageQueue queue(group, {.writer = 1, .capacity = 1 << 20});
+    const auto config_of = [](std::uint64_t number) {
+      return Config::object(
+          {{"number", static_cast<std::int64_t>(number)},
+           {"small", pattern(DType::u8, {3}, number)},
+           {"large",
+            pattern(DType::f32, {number % 3 == 0 ? 1000 : 30000 + 1000 * static_cast<std::int64_t>(number)}, number)}});
+    };
+    std::uint64_t room = 0;
+    std::vector<Config> kept;
+    for (std::uint64_t i = 0; i < 60; ++i) {
+      const Config config = config_of(i % 20);
+      if (group.rank() == 1) {
+        queue.put_config(config);
+        queue.put(message(i, 3000));
+        // Once the largest are there no more memory is taken, as long as nobody keeps any.
+        if (i == 39) room = sync::Region::own()->room();
+        group.barrier();
+        continue;
+      }
+      {
+        const Config got = queue.get_config();
+        RANK_CHECK(got == config);
+        RANK_CHECK(got.at("large").as_tensor().is_writable() == (i % 20 % 3 == 0));
+        RANK_CHECK(queue.get() == message(i, 3000));
+        if (i < 3) kept.push_back(got);
+      }
+      group.barrier();
+    }
+    if (group.rank() == 1) RANK_CHECK(sync::Region::own()->room() == room);
+    for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(kept[i] == config_of(i));
+    // As bytes, too; and longer than the ring.
+    const Config huge = Config::object({{"all", pattern(DType::u8, {5 << 20}, 7)}});
+    for (int i = 0; i < 3; ++i)
+      if (group.rank() == 1)
+        queue.put_config(huge);
+      else if (i == 1)
+        RANK_CHECK(queue.get().size() > (5U << 20));
+      else
+        RANK_CHECK(queue.get_config() == huge);
+  });
+}
+
+TEST_CASE("large Configs that wait for a slow reader have a bound") {
+  run_ranks(2, [](SyncGroup& group) {
+    MessageQueue queue(group, {.capacity = 1 << 20});
+    const Config config = Config::object({{"all", pattern(DType::u8, {300000}, 7)}});
+    if (group.rank() == 0) {
+      int put = 0;
+      error_of(ErrorKind::timeout, {"queue: put"}, [&] {
+        for (;; ++put) queue.put_config(config, {.timeout = 100ms});
+      });
+      RANK_CHECK(put == 3);
+    } else {
+      std::this_thread::sleep_for(300ms);
+      // Those are still read.
+      for (int i = 0; i < 3; ++i) RANK_CHECK(queue.get_config() == config);
+      RANK_CHECK(error_of([&] { (void)queue.get_config(); }).kind() == ErrorKind::timeout);
+    }
+  });
+}
+
+TEST_CASE("what a dead writer has lent stays; what dead readers hold is lent again") {
+  const auto ended = try_ranks(3, [](SyncGroup& group) {
+    const auto config = [](std::uint64_t number) {
+      return Config::object({{"all", pattern(DType::u8, {200000}, number)}});
+    };
+    MessageQueue queue(group, {.dead_reader = QueueOptions::DeadReader::drop});
+    if (group.rank() == 0) {
+      const std::uint64_t room = sync::Region::own()->room();
+      for (std::uint64_t i = 0; i < 100; ++i) queue.put_config(config(i));
+      // Of 20 MB no more than what may be under way, 4 MiB.
+      RANK_CHECK(room - sync::Region::own()->room() < (6U << 20));
+      for (std::uint64_t i = 0; i < 3; ++i) queue.put_config(config(i));
+      ::raise(SIGKILL);
+    }
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      const Config got = queue.get_config();
+      RANK_CHECK(got == config(i));
+      if (group.rank() == 2 && i == 30) ::raise(SIGKILL);
+    }
+    std::this_thread::sleep_for(100ms);
+    std::vector<Config> last;
+    for (std::uint64_t i = 0; i < 3; ++i) last.push_back(queue.get_config());
+    RANK_CHECK(error_of([&] { (void)queue.get_config(); }).rank() == 0);
+    for (std::uint64_t i = 0; i < 3; ++i) RANK_CHECK(last[i] == config(i));
+  });
+  check_ended(ended, {0, 2});
 }
