@@ -340,7 +340,7 @@ TEST_CASE("a reader that waits sleeps") {
     };
     const auto before = used();
     (void)queue.get();
-    // 30 looks at the writer, some 10 us each.
+    // 30 times awake, for some 30 us each.
     const auto most = under_sanitizer ? 50ms : 3ms;
     RANK_CHECK(used() - before < most);
   });
