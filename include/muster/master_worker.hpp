@@ -29,6 +29,7 @@ class RemoteTensor {
     int worker = 0;
     std::int64_t number = 0;
     TensorSpec spec = {};
+    std::weak_ptr<const void> master = {};
   };
   explicit RemoteTensor(std::shared_ptr<const Place> place) : place_(std::move(place)) {}
   [[nodiscard]] const Place& place() const;
@@ -40,10 +41,10 @@ class RemoteTensor {
 /// - What cannot be done on a worker (no memory, a sum that the dtype does not have) is the Error of the next call that
 ///   waits for that worker, in the worker's words; the first one if there are several. The worker goes on with what it
 ///   was asked for next.
-/// - What is wrong with a call as it is (tensors that do not fit, another worker's tensor) is Error(argument) at once.
-/// - A worker that dies is named by the next call that waits for it, and then by all ranks: the group has failed. If
-/// the
-///   master dies or leaves, serve() throws Error(peer_lost).
+/// - What is wrong with a call as it is (tensors that do not fit, another worker's tensor, or another master's) is
+///   Error(argument) at once.
+/// - A worker that dies is named by the next call that waits for it, and then by all ranks: the group has failed.
+///   serve() throws Error(peer_lost) if the master dies or leaves.
 /// - One thread at a time. Messages are of a group of their own. Tensors are in host memory.
 class MasterWorker {
  public:

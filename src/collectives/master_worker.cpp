@@ -20,6 +20,11 @@ using collectives::Request;
 struct MasterWorker::Master : std::enable_shared_from_this<Master> {
   explicit Master(ProcessGroup& ranks) : group(ranks), dropped(static_cast<std::size_t>(ranks.size())) {}
 
+  const RemoteTensor::Place& place_of(const RemoteTensor& tensor) const {
+    if (tensor.place().master.lock().get() != this)
+      throw Error(ErrorKind::argument, "a tensor of another MasterWorker, or of none that is still there");
+    return tensor.place();
+  }
   void check_worker(int worker) const {
     if (worker < 1 || worker >= group.size())
       throw Error(ErrorKind::argument, fmt::format("rank {} is no worker: 1 to {}", worker, group.size() - 1));
@@ -119,7 +124,7 @@ RemoteTensor MasterWorker::make(int worker, DType dtype, const Shape& shape, con
     if (const auto alive = owner.lock()) alive->drop(*gone);
     delete gone;
   };
-  RemoteTensor tensor({new RemoteTensor::Place{worker, ++master.made, {dtype, shape}}, drop});
+  RemoteTensor tensor({new RemoteTensor::Place{worker, ++master.made, {dtype, shape}, master.weak_from_this()}, drop});
   Config extents = Config::array();
   for (const std::int64_t extent : shape) extents.push_back(extent);
   master.ask(worker, Request::make, master.made, {static_cast<int>(dtype), std::move(extents)}, options);
@@ -127,7 +132,7 @@ RemoteTensor MasterWorker::make(int worker, DType dtype, const Shape& shape, con
 }
 
 void MasterWorker::fill(const RemoteTensor& tensor, const TensorView& element, const CollectiveOptions& options) {
-  const RemoteTensor::Place& place = tensor.place();
+  const RemoteTensor::Place& place = master().place_of(tensor);
   if (is_packed(place.spec.dtype))
     throw Error(ErrorKind::unsupported, fmt::format("a tensor {} cannot be filled: copy one", to_string(place.spec)));
   if (element.elements() != 1 || element.dtype() != place.spec.dtype)
@@ -138,14 +143,14 @@ void MasterWorker::fill(const RemoteTensor& tensor, const TensorView& element, c
 }
 
 void MasterWorker::copy(const RemoteTensor& to, const TensorView& from, const CollectiveOptions& options) {
-  const RemoteTensor::Place& place = to.place();
+  const RemoteTensor::Place& place = master().place_of(to);
   check_same(place.spec, {from.dtype(), from.shape()}, "copied to");
   master().ask(place.worker, Request::set, place.number, {Tensor::borrow(from)}, options);
 }
 
 void MasterWorker::copy(const RemoteTensor& to, const RemoteTensor& from, const CollectiveOptions& options) {
-  const RemoteTensor::Place& target = to.place();
-  const RemoteTensor::Place& source = from.place();
+  const RemoteTensor::Place& target = master().place_of(to);
+  const RemoteTensor::Place& source = master().place_of(from);
   check_same(target.spec, source.spec, "copied to");
   if (target.number == source.number) return;
   if (target.worker == source.worker)
@@ -155,8 +160,8 @@ void MasterWorker::copy(const RemoteTensor& to, const RemoteTensor& from, const 
 }
 
 void MasterWorker::add(const RemoteTensor& to, const RemoteTensor& what, const CollectiveOptions& options) {
-  const RemoteTensor::Place& target = to.place();
-  const RemoteTensor::Place& source = what.place();
+  const RemoteTensor::Place& target = master().place_of(to);
+  const RemoteTensor::Place& source = master().place_of(what);
   check_same(target.spec, source.spec, "added to");
   if (target.worker != source.worker)
     throw Error(ErrorKind::argument, fmt::format("a tensor of rank {} cannot be added to one of rank {}: copy it there",
@@ -165,8 +170,8 @@ void MasterWorker::add(const RemoteTensor& to, const RemoteTensor& what, const C
 }
 
 Tensor MasterWorker::fetch(const RemoteTensor& tensor, const CollectiveOptions& options) {
-  const RemoteTensor::Place& place = tensor.place();
   Master& master = this->master();
+  const RemoteTensor::Place& place = master.place_of(tensor);
   master.ask(place.worker, Request::fetch, place.number, {}, options);
   return master.answer_of(place.worker, options).as_tensor();
 }

@@ -101,7 +101,7 @@ void Worker::make(std::int64_t number, DType dtype, const Shape& shape) {
   constexpr std::size_t large = 64 << 20;
   const std::size_t bytes = byte_size(dtype, shape);
   if (bytes >= large)
-    if (const std::uint64_t available = os::memory_facts().available_bytes; bytes > available)
+    if (const std::uint64_t available = os::memory_headroom(os::Backing::anonymous).bytes; bytes > available)
       throw Error(ErrorKind::no_space, fmt::format("a tensor {} needs {} bytes, {} are available",
                                                    to_string(TensorSpec{dtype, shape}), bytes, available));
   const Tensor tensor = Tensor::allocate(dtype, shape);

@@ -123,7 +123,11 @@ TEST_CASE("what a worker cannot do is told by the next call that waits for it, a
             }));
   run_ranks(2, [](SyncGroup& group) {
     MasterWorker ranks(group);
-    if (ranks.is_master()) return;
+    MasterWorker others(group);
+    if (ranks.is_master()) {
+      const RemoteTensor tensor = ranks.make(1, DType::f32, {1});
+      return (void)error_of(ErrorKind::argument, {"another MasterWorker"}, [&] { others.fill(tensor, 1.0F); });
+    }
     error_of(ErrorKind::argument, {"rank 1", "worker"}, [&] { (void)ranks.make(1, DType::f32, {1}); });
   });
 }
