@@ -31,6 +31,7 @@ class MessageQueue::Ring {
  public:
   Ring(collectives::QueueRanks ranks, const QueueOptions& options)
       : group_(std::move(ranks.group)),
+        self_(group_->rank()),
         writer_(static_cast<std::size_t>(ranks.writer)),
         options_(options),
         lent_(inside(), ranks.writer, os::Access::read_only) {
@@ -98,7 +99,7 @@ class MessageQueue::Ring {
   Message get(const CollectiveOptions& options) {
     std::optional<sync::Use> use;
     hold(use);
-    if (!reads(group_->rank()))
+    if (!reads(self_))
       throw Error(ErrorKind::argument, is_writer() ? "a queue's writer does not read it"
                                                    : "a queue with one reader is read by no other rank");
     Message message;
@@ -120,14 +121,14 @@ class MessageQueue::Ring {
         is_whole = head.state == Head::whole;
       }
       read_ += counted;
-      word(1 + static_cast<std::size_t>(group_->rank())).publish(lines(read_));
+      word(1 + static_cast<std::size_t>(self_)).publish(lines(read_));
     }
     if (!message.lease) message.bytes = message.copied;
     return message;
   }
 
   [[nodiscard]] bool has_message() const noexcept {
-    return reads(group_->rank()) && word(writer_word).has_reached(lines(read_) + 1);
+    return reads(self_) && word(writer_word).has_reached(lines(read_) + 1);
   }
 
  private:
@@ -153,7 +154,7 @@ class MessageQueue::Ring {
   static std::uint32_t lines(std::uint64_t position) noexcept { return static_cast<std::uint32_t>(position / line); }
 
   [[nodiscard]] sync::Group& inside() const noexcept { return sync::inside(*group_); }
-  [[nodiscard]] bool is_writer() const noexcept { return group_->rank() == static_cast<int>(writer_); }
+  [[nodiscard]] bool is_writer() const noexcept { return self_ == static_cast<int>(writer_); }
   [[nodiscard]] const char* get_phase() const noexcept {
     return options_.outside_writer.empty() ? "queue: get" : "queue: get from the writer outside, rank -1";
   }
@@ -180,7 +181,7 @@ class MessageQueue::Ring {
   }
   /// Nobody else makes room for a writer that reads.
   void check_room(std::uint64_t needed) const {
-    if (const std::uint64_t unread = written_ - read_; reads(group_->rank()) && needed > capacity_ - unread)
+    if (const std::uint64_t unread = written_ - read_; reads(self_) && needed > capacity_ - unread)
       throw Error(ErrorKind::argument,
                   fmt::format("queue: put: there is too little room in {} bytes, and this rank itself reads, {} bytes "
                               "behind",
@@ -205,7 +206,7 @@ class MessageQueue::Ring {
   }
 
   void take_lent(const Head& head, Message& message) {
-    const auto at = std::ranges::find(all_readers_, group_->rank()) - all_readers_.begin();
+    const auto at = std::ranges::find(all_readers_, self_) - all_readers_.begin();
     collectives::HeldResult held = lent_.take(offer_at(read_), static_cast<std::size_t>(at), head.bytes);
     message.bytes = {held.data, head.bytes};
     message.lease = std::move(held.keeper);
@@ -229,13 +230,14 @@ class MessageQueue::Ring {
 
   template <class Done>
   void await(std::size_t which, int rank, const WaitOptions& options, const Done& done) {
-    if (rank == group_->rank())
+    if (rank == self_)
       throw Error(ErrorKind::argument,
                   fmt::format("{}: there is nothing, and this rank itself is the writer", options.phase));
     collectives::wait_on(inside(), word(which), std::span(&rank, 1), turns_, options, done);
   }
 
   std::shared_ptr<SyncGroup> group_;
+  int self_;
   std::size_t writer_;
   QueueOptions options_;
   std::unique_ptr<collectives::SharedBlocks> blocks_;

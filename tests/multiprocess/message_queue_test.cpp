@@ -182,11 +182,16 @@ TEST_CASE("a writer outside the group, by a handle") {
           MessageQueue queue(group, options);
           for (std::uint64_t i = 0; i < 1000; ++i) RANK_CHECK(queue.get() == message(i, length_of(i)));
           error_of(ErrorKind::argument, {"writer"}, [&] { queue.put({}); });
+          // Of the writer's memory, which may have ended by now.
+          const Config large = queue.get_config();
+          RANK_CHECK(error_of([&] { (void)queue.get(); }).kind() == ErrorKind::peer_lost);
+          RANK_CHECK(is_pattern(large.at("all").as_tensor(), DType::u8, {100000}, 1));
           group.barrier();
         },
         [](const QueueOptions& options) {
           MessageQueue queue = MessageQueue::write_from_outside(options);
           for (std::uint64_t i = 0; i < 1000; ++i) queue.put(message(i, length_of(i)));
+          queue.put_config(Config::object({{"all", pattern(DType::u8, {100000}, 1)}}));
         });
     check_ended(ended);
   }
