@@ -32,7 +32,7 @@ struct QueueOptions {
 
 /// The handle of a queue whose writer is no rank of the group that reads it, which has so many ranks: one line of text
 /// for all of them and the writer, good for one queue. Any process makes it. It is no secret: a process of another user
-/// is refused. Throws Error(argument) if `ranks` is less than 1.
+/// is refused. Throws Error(argument) unless `ranks` is 1 to 255.
 std::string queue_handle(int ranks);
 
 /// Messages are of any length: one that is longer than a quarter of the capacity goes through it in pieces, a Config of

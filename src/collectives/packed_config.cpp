@@ -95,7 +95,7 @@ std::optional<TensorSpec> tensor_of(std::span<const std::byte> descriptor) {
 }
 
 Tensor packed_whole(const ConfigPlan& plan) {
-  const Tensor bytes = bytes_of(plan.whole_bytes());
+  Tensor bytes = bytes_of(plan.whole_bytes());
   plan.copy_whole_to(bytes.mutable_data());
   return bytes;
 }

@@ -10,13 +10,16 @@
 #include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "src/base/escaped.hpp"
 #include "src/collectives/shared_blocks.hpp"
 #include "src/os/process.hpp"
+#include "src/shm/segment.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
 #include "src/sync/settings.hpp"
@@ -27,6 +30,7 @@ namespace {
 constexpr std::string_view handle_begin = "muster-queue:";
 constexpr std::size_t key_bytes = 16;
 constexpr int outside_number = -1;  // what errors call the writer
+constexpr int most_ranks = static_cast<int>(shm::lease_words) - 1;
 
 struct Handle {
   int ranks = 0;
@@ -48,9 +52,9 @@ Handle parsed(const std::string& text) {
   const bool is_key =
       handle.key.size() == 2 * key_bytes && handle.key.find_first_not_of("0123456789abcdef") == std::string::npos;
   // Every handle has one spelling.
-  if (handle.ranks < 1 || !is_key || handle_text(handle) != text)
-    throw Error(ErrorKind::argument,
-                fmt::format("'{}' is no handle of a queue: take what queue_handle() gave", text.substr(0, 100)));
+  if (handle.ranks < 1 || handle.ranks > most_ranks || !is_key || handle_text(handle) != text)
+    throw Error(ErrorKind::argument, fmt::format("'{}' is no handle of a queue: take what queue_handle() gave",
+                                                 escaped(text.substr(0, 100))));
   return handle;
 }
 
@@ -100,8 +104,6 @@ collectives::QueueRanks meet(const Handle& handle, int rank, std::vector<int> nu
     throw error.with_context(
         fmt::format("a queue's ranks meet its writer outside, which is rank {} here", handle.ranks));
   }
-  if (!collectives::SharedBlocks::can_be(sync::inside(*met.group)))
-    throw Error(ErrorKind::unsupported, fmt::format("a queue of {} ranks and a writer outside", handle.ranks));
   met.group->set_timeout(usual);
   agree(*met.group, options, true, waits);
   return met;
@@ -110,7 +112,8 @@ collectives::QueueRanks meet(const Handle& handle, int rank, std::vector<int> nu
 }  // namespace
 
 std::string queue_handle(int ranks) {
-  if (ranks < 1) throw Error(ErrorKind::argument, fmt::format("a queue's handle for {} ranks", ranks));
+  if (ranks < 1 || ranks > most_ranks)
+    throw Error(ErrorKind::argument, fmt::format("a queue's handle for {} ranks: 1 to {}", ranks, most_ranks));
   return handle_text({ranks, os::random_hex(key_bytes)});
 }
 
@@ -126,8 +129,8 @@ collectives::QueueRanks collectives::queue_ranks(SyncGroup& group, const QueueOp
   if (handle.ranks != group.size())
     throw Error(ErrorKind::argument,
                 fmt::format("the queue's handle is for {} ranks, the group has {}", handle.ranks, group.size()));
-  std::vector<int> numbers;
-  for (int rank = 0; rank < group.size(); ++rank) numbers.push_back(group.info(rank).rank);
+  std::vector<int> numbers(static_cast<std::size_t>(group.size()));
+  for (std::size_t rank = 0; rank < numbers.size(); ++rank) numbers[rank] = group.info(static_cast<int>(rank)).rank;
   QueueRanks met;
   // Rank 0 waits for all that time, and then tells the others why it gives up.
   WaitOptions longer = waits;
@@ -140,8 +143,8 @@ collectives::QueueRanks collectives::queue_ranks(SyncGroup& group, const QueueOp
 collectives::QueueRanks collectives::queue_ranks_from_outside(const QueueOptions& options) {
   const Handle handle = parsed(options.outside_writer);
   check(options, handle.ranks, true);
-  std::vector<int> numbers;
-  for (int rank = 0; rank < handle.ranks; ++rank) numbers.push_back(rank);
+  std::vector<int> numbers(static_cast<std::size_t>(handle.ranks));
+  std::iota(numbers.begin(), numbers.end(), 0);
   return meet(handle, handle.ranks, std::move(numbers), sync::default_timeout(), options,
               {.timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"});
 }

@@ -268,8 +268,8 @@ TEST_CASE("a writer outside is told which reader has died, or goes on without it
 TEST_CASE("handles that are none, of another number of ranks, or whose writer never comes") {
   CHECK_THROWS_WITH_AS((void)queue_handle(0), doctest::Contains("0 ranks"), Error);
   CHECK(queue_handle(3) != queue_handle(3));
-  for (const std::string bad :
-       {"", "muster-queue:", "muster-queue:2,", "muster-queue:2,0123", "muster-queue:-2,x", "queue"})
+  for (const std::string bad : {"", "muster-queue:", "muster-queue:2,", "muster-queue:2,0123", "muster-queue:-2,x",
+                                "queue", "muster-queue:2000000000,0123456789abcdef0123456789abcdef"})
     CHECK_THROWS_AS((void)MessageQueue::write_from_outside({.outside_writer = bad}), Error);
   const std::string handle = queue_handle(2);
   const std::string other = queue_handle(3);
