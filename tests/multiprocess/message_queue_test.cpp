@@ -442,3 +442,33 @@ TEST_CASE("what a dead writer has lent stays; what dead readers hold is lent aga
   });
   check_ended(ended, {0, 2});
 }
+
+TEST_CASE("a rank that is killed at any moment is named, and what came before is whole") {
+  for (int round = 0; round < 24; ++round) {
+    const int victim = round % 3;
+    CAPTURE(round);
+    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+      const auto pid = static_cast<pid_t>(group.info(victim).pid);
+      // Through the ring, in pieces, and lent.
+      const auto config_of = [](std::uint64_t number) {
+        const std::int64_t bytes = number % 3 == 0 ? 100 : number % 3 == 1 ? 40000 : 150000;
+        return Config::object({{"all", pattern(DType::u8, {bytes}, number)}});
+      };
+      MessageQueue queue(group, {.capacity = 128 << 10});
+      if (group.rank() == victim) kill_self_after(std::chrono::microseconds(round * 300));
+      auto since = std::chrono::steady_clock::now();
+      const Error error = error_of([&] {
+        for (std::uint64_t i = 0;; ++i) {
+          since = std::chrono::steady_clock::now();
+          if (group.rank() == 0)
+            queue.put_config(config_of(i));
+          else
+            RANK_CHECK(queue.get_config() == config_of(i));
+        }
+      });
+      check_named(error, since, victim, pid, 1s);
+    });
+    check_ended(ended, {victim});
+  }
+  CHECK(shared_memory_names().empty());
+}
