@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "muster/master_worker.hpp"
 #include "muster/process_group.hpp"
 
 namespace muster::dist {
@@ -35,6 +36,10 @@ struct InitOptions {
 /// Throws Error(argument) on a second call, a backend or method that is none, ranks that cannot be; Error(unsupported)
 /// if the backend cannot reach all ranks, or is "nccl" and there is no device; as world() and tcp_group().
 void init_process_group(std::string_view backend, const InitOptions& options = {});
+
+/// Collective over the job. The master-worker mode in place of a process group: is_initialized() stays false. Throws as
+/// init_process_group().
+[[nodiscard]] MasterWorker init_master_worker(std::string_view backend, const InitOptions& options = {});
 
 /// Always: this library has it.
 [[nodiscard]] constexpr bool is_available() noexcept {

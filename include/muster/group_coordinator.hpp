@@ -12,9 +12,17 @@
 #include <string>
 #include <vector>
 
+#include "muster/message_queue.hpp"
 #include "muster/process_group.hpp"
 
 namespace muster {
+
+struct GroupCoordinatorOptions {
+  /// broadcast_object() from rank 0 goes through a MessageQueue, whose writer does not wait for the others. The ranks
+  /// of each group share memory then, else its constructor throws Error(unsupported) on all of them.
+  bool use_message_queue_broadcaster = false;
+  CollectiveOptions waits = {};
+};
 
 /// Ranks that a call takes (`src`, `dst`) are ranks in the group; rank(), ranks() and the neighbours are those of the
 /// group that it was made of. Results are fresh tensors. Errors: as ProcessGroup.
@@ -24,7 +32,7 @@ class GroupCoordinator {
   /// unique_name() with a number of its own. Throws Error(argument) if a rank is in no list or lists have a rank twice,
   /// Error(rank_mismatch) if ranks give different lists.
   GroupCoordinator(std::span<const std::vector<int>> group_ranks, SyncGroup& world, std::string_view name = "group",
-                   const CollectiveOptions& options = {});
+                   const GroupCoordinatorOptions& options = {});
 
   /// In `world`.
   [[nodiscard]] int rank() const noexcept { return ranks_[static_cast<std::size_t>(rank_in_group())]; }
@@ -62,10 +70,30 @@ class GroupCoordinator {
   /// In place.
   void broadcast(const Tensor& tensor, int src = 0, const CollectiveOptions& options = {});
 
+  /// Large tensors that came through the queue are read-only (MessageQueue::get_config).
   [[nodiscard]] Config broadcast_object(const Config& object, int src = 0, const CollectiveOptions& options = {});
   /// A dictionary with tensors among its values, in src's order of the keys.
   [[nodiscard]] ConfigObject broadcast_tensor_dict(const ConfigObject& dict, int src = 0,
                                                    const CollectiveOptions& options = {});
+
+  // Queues between the ranks of this group, which have to share memory, else Error(unsupported) on all of them.
+  // Collective; every queue is ready on all ranks when the call returns.
+
+  /// `outside_writer` of the rank `writer` counts, that of the others does not: one rank has to know the handle.
+  [[nodiscard]] MessageQueue create_mq_broadcaster(QueueOptions options = {});
+  struct SingleReaderQueues {
+    std::shared_ptr<MessageQueue> own;                     ///< that this rank writes
+    std::vector<std::shared_ptr<MessageQueue>> by_writer;  ///< on the reader: of all ranks, its own among them
+  };
+  /// A queue from each rank to one of them. `options`: without writer, reader and outside_writer.
+  [[nodiscard]] SingleReaderQueues create_single_reader_mq_broadcasters(int reader_rank = 0, QueueOptions options = {});
+
+  /// Collective. Takes memory for what a model's layers give to the collectives that have shared results: a later
+  /// all_reduce_shared() or all_gather_shared() of process_group(), of a tensor no larger than the largest of these,
+  /// takes none if each rank has dropped the results of earlier ones. `tensors`: the same on all ranks. Nothing if the
+  /// ranks share no memory. Throws as all_gather_shared().
+  void prepare_communication_buffer_for_model(std::span<const TensorSpec> tensors,
+                                              const CollectiveOptions& options = {});
 
   // From one rank to another: to the next and from the one before, where none is given. In a group of one that is this
   // rank, which cannot send to itself: Error(argument).
@@ -108,6 +136,7 @@ class GroupCoordinator {
   std::vector<int> ranks_;
   std::string unique_name_;
   std::unique_ptr<ProcessGroup> group_;
+  std::unique_ptr<MessageQueue> queue_;  // of broadcast_object
 };
 
 }  // namespace muster

@@ -14,6 +14,7 @@
 #include "muster/group_coordinator.hpp"
 #include "muster/launch.hpp"
 #include "muster/log.hpp"
+#include "muster/master_worker.hpp"
 #include "muster/merge.hpp"
 #include "muster/merge_gather.hpp"
 #include "muster/message_queue.hpp"

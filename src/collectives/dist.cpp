@@ -101,11 +101,8 @@ void with_rank(const Group& group, int global, const Call& call) {
   }
 }
 
-}  // namespace
-
-void init_process_group(std::string_view name, const InitOptions& options) {
-  World& world = the_world();
-  const std::lock_guard lock(world.mutex);
+/// Of all ranks of the job. The caller has the lock.
+std::shared_ptr<SyncGroup> find_group(const World& world, std::string_view name, const InitOptions& options) {
   if (world.group)
     throw Error(ErrorKind::argument,
                 "init_process_group() has been called already: destroy_process_group() comes first");
@@ -120,7 +117,21 @@ void init_process_group(std::string_view name, const InitOptions& options) {
                     fmt::format("the backend 'shm' is for ranks of one host, and rank {} is on another one ({}): 'tcp' "
                                 "or 'mpi'",
                                 rank, group->info(rank).host));
-  world.group = std::make_unique<ProcessGroup>(*group);
+  return group;
+}
+
+}  // namespace
+
+void init_process_group(std::string_view name, const InitOptions& options) {
+  World& world = the_world();
+  const std::lock_guard lock(world.mutex);
+  world.group = std::make_unique<ProcessGroup>(*find_group(world, name, options));
+}
+
+MasterWorker init_master_worker(std::string_view name, const InitOptions& options) {
+  World& world = the_world();
+  const std::lock_guard lock(world.mutex);
+  return MasterWorker(*find_group(world, name, options));
 }
 
 bool is_initialized() noexcept {

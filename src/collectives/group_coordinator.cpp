@@ -4,7 +4,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
 #include <mutex>
+#include <utility>
+
+#include "src/sync/group.hpp"
 
 namespace muster {
 namespace {
@@ -44,7 +49,7 @@ bool is_sliced(const std::string& key, const Tensor& tensor, const GroupCoordina
 }  // namespace
 
 GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks, SyncGroup& world,
-                                   std::string_view name, const CollectiveOptions& options)
+                                   std::string_view name, const GroupCoordinatorOptions& options)
     : ranks_(own_list(group_ranks, world.rank())), unique_name_(numbered(name)) {
   // All lists are agreed about, not only the own one.
   Config lists = Config::array();
@@ -53,12 +58,13 @@ GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks
     for (const int rank : list) numbers.push_back(rank);
     lists.push_back(std::move(numbers));
   }
-  ProcessGroup all(world, options);
-  const std::vector<Config> everybodys = all.all_gather_config(lists, options);
+  lists = Config::array({std::move(lists), options.use_message_queue_broadcaster});
+  ProcessGroup all(world, options.waits);
+  const std::vector<Config> everybodys = all.all_gather_config(lists, options.waits);
   for (std::size_t rank = 0; rank < everybodys.size(); ++rank)
     if (everybodys[rank] != everybodys[0])
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("ranks 0 and {} give different lists of the groups of '{}'", rank, name),
+                  fmt::format("ranks 0 and {} give different lists or options of the groups of '{}'", rank, name),
                   {.rank = static_cast<int>(rank)});
   std::vector<int> members;
   for (const std::vector<int>& list : group_ranks) members.insert(members.end(), list.begin(), list.end());
@@ -67,7 +73,9 @@ GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks
     if (members.size() != static_cast<std::size_t>(world.size()) || members[static_cast<std::size_t>(rank)] != rank)
       throw Error(ErrorKind::argument,
                   fmt::format("the lists of the groups of '{}' must have each of {} ranks once", name, world.size()));
-  group_ = all.split(ranks_, options);
+  group_ = all.split(ranks_, options.waits);
+  if (options.use_message_queue_broadcaster)
+    queue_ = std::make_unique<MessageQueue>(create_mq_broadcaster({.waits = options.waits}));
 }
 
 Tensor GroupCoordinator::all_reduce(const TensorView& tensor, const CollectiveOptions& options) {
@@ -112,6 +120,11 @@ void GroupCoordinator::broadcast(const Tensor& tensor, int src, const Collective
 }
 
 Config GroupCoordinator::broadcast_object(const Config& object, int src, const CollectiveOptions& options) {
+  if (queue_ && src == 0) {
+    if (!is_first_rank()) return queue_->get_config(options);
+    queue_->put_config(object, options);
+    return object;
+  }
   return group_->broadcast_config(object, src, options);
 }
 
@@ -119,6 +132,42 @@ ConfigObject GroupCoordinator::broadcast_tensor_dict(const ConfigObject& dict, i
                                                      const CollectiveOptions& options) {
   const Config received = group_->broadcast_config(src == rank_in_group() ? Config(dict) : Config(), src, options);
   return received.as_object();
+}
+
+MessageQueue GroupCoordinator::create_mq_broadcaster(QueueOptions options) {
+  options.outside_writer = group_->broadcast_config(options.outside_writer, options.writer, options.waits).as_string();
+  return MessageQueue(group_->group(), options);
+}
+
+GroupCoordinator::SingleReaderQueues GroupCoordinator::create_single_reader_mq_broadcasters(int reader_rank,
+                                                                                            QueueOptions options) {
+  SingleReaderQueues queues;
+  options.reader = reader_rank;
+  options.outside_writer.clear();
+  for (options.writer = 0; options.writer < world_size(); ++options.writer) {
+    auto queue = std::make_shared<MessageQueue>(group_->group(), options);
+    if (options.writer == rank_in_group()) queues.own = queue;
+    if (reader_rank == rank_in_group()) queues.by_writer.push_back(std::move(queue));
+  }
+  return queues;
+}
+
+void GroupCoordinator::prepare_communication_buffer_for_model(std::span<const TensorSpec> tensors,
+                                                              const CollectiveOptions& options) {
+  // Shared results lie in memory that is used again. Two as large as can come make it: a rank may come to the next call
+  // before another one has dropped what it has of the last.
+  Tensor largest;
+  sync::inside(group_->group())
+      .together({.timeout = options.timeout, .stop = options.stop, .phase = "preparing buffers"}, [&] {
+        std::size_t bytes = 0;
+        for (const TensorSpec& spec : tensors) bytes = std::max(bytes, byte_size(spec.dtype, spec.shape));
+        largest = Tensor::take(std::vector<std::uint8_t>(bytes));
+      });
+  if (group_->backend() != "shared memory") return;
+  Tensor first = group_->all_gather_shared(largest, options);
+  (void)group_->all_gather_shared(largest, options);
+  first = {};
+  group_->barrier(options);
 }
 
 void GroupCoordinator::send_object(const Config& object, int dst, const CollectiveOptions& options) {

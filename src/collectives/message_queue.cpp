@@ -5,16 +5,22 @@
 // it never goes around the ring's end. If there is too little room before the end a head says so, and the piece is at
 // the ring's begin. The writer tells where it is by one word, each reader by one of its own; the writer looks at those
 // only when the ring seems full.
+//
+// A large Config is in memory that the writer lends to the readers, and a head in the ring says where. It counts in the
+// ring as if it lay there, at most as much as the whole ring: so the memory that waits for readers has a bound.
 
 #include "muster/message_queue.hpp"
 
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <optional>
+#include <utility>
 
+#include "src/collectives/lent_memory.hpp"
 #include "src/collectives/packed_config.hpp"
+#include "src/collectives/queue_ranks.hpp"
 #include "src/collectives/shared_blocks.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
@@ -23,99 +29,124 @@ namespace muster {
 
 class MessageQueue::Ring {
  public:
-  Ring(SyncGroup& group, const QueueOptions& options)
-      : group_(checked(group, options)), writer_(static_cast<std::size_t>(options.writer)), options_(options) {
+  Ring(collectives::QueueRanks ranks, const QueueOptions& options)
+      : group_(std::move(ranks.group)),
+        self_(group_->rank()),
+        writer_(static_cast<std::size_t>(ranks.writer)),
+        options_(options),
+        lent_(inside(), ranks.writer, os::Access::read_only) {
     const sync::Use use(*group_);
+    const int size = group_->size();
     capacity_ = (options.capacity + line - 1) / line * line;
-    const std::uint64_t heads = line * (1 + static_cast<std::uint64_t>(group.size()));
+    const std::uint64_t heads = line * (1 + static_cast<std::uint64_t>(size));
     blocks_ = std::make_unique<collectives::SharedBlocks>(inside(), is_writer() ? heads + capacity_ : 0,
                                                           waits(options.waits, "queue: making it"));
     begin_ = blocks_->of(writer_) + heads;
-    turns_ = os::turns_on_core(group.size());
-    for (int rank = 0; is_writer() && rank < group.size(); ++rank)
-      if (rank != options.writer) readers_.push_back({rank, inside().liveness(rank)});
+    turns_ = os::turns_on_core(size);
+    for (int rank = 0; rank < size; ++rank)
+      if (reads(rank)) all_readers_.push_back(rank);
+    if (is_writer())
+      for (const int rank : all_readers_) readers_.push_back({rank, inside().liveness(rank)});
   }
 
   void put(std::span<const std::byte> message, const CollectiveOptions& options) {
     const sync::Use use(*group_);
-    if (!is_writer()) throw Error(ErrorKind::argument, "a queue is written by its writer alone; this rank reads it");
+    if (!is_writer())
+      throw Error(ErrorKind::argument, "a queue is written by its writer alone, which this rank is not");
+    check_room(most_taken(message.size()));
     do {
       const std::span<const std::byte> piece = message.first(std::min(message.size(), longest_piece()));
       message = message.subspan(piece.size());
       const std::uint64_t bytes = whole_lines(sizeof(Head) + piece.size());
-      if (const std::uint64_t left = capacity_ - position_ % capacity_; left < bytes) {
+      if (const std::uint64_t left = capacity_ - written_ % capacity_; left < bytes) {
         make_room(left, options);
-        head_at(position_) = {0, Head::at_begin};
-        position_ += left;
+        head_at(written_) = {0, Head::at_begin};
+        written_ += left;
       }
       make_room(bytes, options);
-      head_at(position_) = {piece.size(), message.empty() ? Head::whole : Head::more};
-      if (!piece.empty()) std::memcpy(&head_at(position_) + 1, piece.data(), piece.size());
-      position_ += bytes;
-      word(writer_word).publish(lines(position_));
+      head_at(written_) = {piece.size(), message.empty() ? Head::whole : Head::more};
+      if (!piece.empty()) std::memcpy(&head_at(written_) + 1, piece.data(), piece.size());
+      written_ += bytes;
+      word(writer_word).publish(lines(written_));
     } while (!message.empty());
   }
 
-  std::vector<std::byte> get(const CollectiveOptions& options) {
+  void put_config(const Config& config, const CollectiveOptions& options) {
+    const collectives::ConfigPlan plan(config);
+    const std::uint64_t bytes = plan.whole_bytes();
+    if (bytes < least_lent || !is_writer()) {
+      const Tensor whole = collectives::packed_whole(plan);
+      return put(whole.bytes(), options);
+    }
     const sync::Use use(*group_);
-    if (is_writer()) throw Error(ErrorKind::argument, "a queue is read by all ranks but its writer, which this one is");
-    std::vector<std::byte> message;
+    const std::uint64_t counted = std::min(whole_lines(bytes), capacity_);
+    check_room(counted);
+    make_room(counted, options);
+    const collectives::Loan loan = lent_.lend(bytes, all_readers_);
+    plan.copy_whole_to(loan.segment->data());
+    head_at(written_) = {bytes, Head::lent};
+    offer_at(written_) = loan.offer;
+    written_ += counted;
+    word(writer_word).publish(lines(written_));
+  }
+
+  /// Copied out of the ring, or lent.
+  struct Message {
+    std::vector<std::byte> copied;
+    std::span<const std::byte> bytes;
+    std::shared_ptr<const void> lease;
+  };
+  Message get(const CollectiveOptions& options) {
+    std::optional<sync::Use> use;
+    hold(use);
+    if (!reads(self_))
+      throw Error(ErrorKind::argument, is_writer() ? "a queue's writer does not read it"
+                                                   : "a queue with one reader is read by no other rank");
+    Message message;
     for (bool is_whole = false; !is_whole;) {
       await_piece(options);
-      const Head head = head_at(position_);
-      const std::uint64_t left = capacity_ - position_ % capacity_;
-      if (head.bytes > left - sizeof head)
-        sync::fail(*group_, Error(ErrorKind::corrupt, "a queue's piece is longer than its ring"));
-      if (head.state != Head::at_begin) {
-        const auto* const data = reinterpret_cast<const std::byte*>(&head_at(position_) + 1);
-        message.insert(message.end(), data, data + head.bytes);
+      const Head head = head_at(read_);
+      const std::uint64_t left = capacity_ - read_ % capacity_;
+      std::uint64_t counted = left;
+      if (head.state == Head::lent) {
+        take_lent(head, message);
+        counted = std::min(whole_lines(head.bytes), capacity_);
+        is_whole = true;
+      } else if (head.state != Head::at_begin) {
+        if (head.bytes > left - sizeof head)
+          sync::fail(*group_, Error(ErrorKind::corrupt, "a queue's piece is longer than its ring"));
+        const auto* const data = reinterpret_cast<const std::byte*>(&head_at(read_) + 1);
+        message.copied.insert(message.copied.end(), data, data + head.bytes);
+        counted = whole_lines(sizeof head + head.bytes);
         is_whole = head.state == Head::whole;
       }
-      position_ += head.state == Head::at_begin ? left : whole_lines(sizeof head + head.bytes);
-      word(1 + static_cast<std::size_t>(group_->rank())).publish(lines(position_));
+      read_ += counted;
+      word(1 + static_cast<std::size_t>(self_)).publish(lines(read_));
     }
+    if (!message.lease) message.bytes = message.copied;
     return message;
   }
 
   [[nodiscard]] bool has_message() const noexcept {
-    return !is_writer() && word(writer_word).has_reached(lines(position_) + 1);
+    return reads(self_) && word(writer_word).has_reached(lines(read_) + 1);
   }
 
  private:
   static constexpr std::uint64_t line = collectives::line;
   static constexpr std::size_t writer_word = 0;  // behind it is one of each rank
   struct Head {
-    enum State : std::uint8_t { whole, more, at_begin };
+    enum State : std::uint8_t { whole, more, at_begin, lent };
     std::uint64_t bytes : 56;
     std::uint64_t state : 8;
   };
-  static_assert(sizeof(Head) == 8);
+  static_assert(sizeof(Head) == 8 && sizeof(Head) + sizeof(collectives::ResultOffer) <= line);
+  static constexpr std::uint64_t least_lent = 64 << 10;
   struct Reader {
     int rank = 0;
     std::shared_ptr<const sync::PeerLiveness> liveness;
     std::uint32_t read = 0;  // in lines, as last seen
   };
 
-  static std::shared_ptr<SyncGroup> checked(SyncGroup& group, const QueueOptions& options) {
-    const WaitOptions waits = {
-        .timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"};
-    const std::array<std::uint64_t, 3> mine{static_cast<std::uint64_t>(options.writer), options.capacity,
-                                            static_cast<std::uint64_t>(options.dead_reader)};
-    std::vector<std::array<std::uint64_t, 3>> all(static_cast<std::size_t>(group.size()));
-    group.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), waits);
-    for (std::size_t rank = 0; rank < all.size(); ++rank)
-      if (all[rank] != all[0])
-        throw sync::error_of(group.info(static_cast<int>(rank)), ErrorKind::rank_mismatch,
-                             fmt::format("ranks 0 and {} make a queue with other options", rank));
-    if (options.writer < 0 || options.writer >= group.size())
-      throw Error(ErrorKind::argument,
-                  fmt::format("a queue's writer {} is not in the group of {} ranks", options.writer, group.size()));
-    if (options.capacity < (64U << 10) || options.capacity > (std::uint64_t{1} << 36))
-      throw Error(ErrorKind::argument, fmt::format("a queue of {} bytes: 64 KiB to 64 GiB", options.capacity));
-    if (!collectives::SharedBlocks::can_be(sync::inside(group)))
-      throw Error(ErrorKind::unsupported, "a queue needs ranks that share memory, on one host");
-    return group.duplicate(waits);
-  }
   static WaitOptions waits(const CollectiveOptions& options, const char* phase) {
     return {.timeout = options.timeout, .stop = options.stop, .phase = phase};
   }
@@ -123,7 +154,13 @@ class MessageQueue::Ring {
   static std::uint32_t lines(std::uint64_t position) noexcept { return static_cast<std::uint32_t>(position / line); }
 
   [[nodiscard]] sync::Group& inside() const noexcept { return sync::inside(*group_); }
-  [[nodiscard]] bool is_writer() const noexcept { return group_->rank() == static_cast<int>(writer_); }
+  [[nodiscard]] bool is_writer() const noexcept { return self_ == static_cast<int>(writer_); }
+  [[nodiscard]] const char* get_phase() const noexcept {
+    return options_.outside_writer.empty() ? "queue: get" : "queue: get from the writer outside, rank -1";
+  }
+  [[nodiscard]] bool reads(int rank) const noexcept {
+    return options_.reader ? rank == *options_.reader : rank != static_cast<int>(writer_);
+  }
   [[nodiscard]] std::uint64_t longest_piece() const noexcept { return capacity_ / 4 - sizeof(Head); }
   [[nodiscard]] collectives::Word& word(std::size_t at) const noexcept {
     return reinterpret_cast<collectives::Word*>(blocks_->of(writer_))[at];
@@ -132,10 +169,29 @@ class MessageQueue::Ring {
     return *reinterpret_cast<Head*>(begin_ + position % capacity_);
   }
 
+  /// Behind the head of what is lent.
+  [[nodiscard]] collectives::ResultOffer& offer_at(std::uint64_t position) const noexcept {
+    return *reinterpret_cast<collectives::ResultOffer*>(&head_at(position) + 1);
+  }
+
+  /// What a message takes of the ring at most.
+  [[nodiscard]] std::uint64_t most_taken(std::uint64_t bytes) const noexcept {
+    // One piece more is what may be left before the end.
+    return (bytes / longest_piece() + 2) * whole_lines(sizeof(Head) + std::min(bytes, longest_piece()));
+  }
+  /// Nobody else makes room for a writer that reads.
+  void check_room(std::uint64_t needed) const {
+    if (const std::uint64_t unread = written_ - read_; reads(self_) && needed > capacity_ - unread)
+      throw Error(ErrorKind::argument,
+                  fmt::format("queue: put: there is too little room in {} bytes, and this rank itself reads, {} bytes "
+                              "behind",
+                              capacity_, unread));
+  }
+
   /// Waits until all readers are so far that there is room for more.
   void make_room(std::uint64_t bytes, const CollectiveOptions& options) {
     // In lines, which run over: a reader is at most a ring behind.
-    const std::uint32_t needed = lines(position_ + bytes - std::min(position_ + bytes, capacity_));
+    const std::uint32_t needed = lines(written_ + bytes - std::min(written_ + bytes, capacity_));
     const auto has_read = [&](Reader& reader) {
       if (static_cast<std::int32_t>(reader.read - needed) >= 0) return true;
       reader.read = word(1 + static_cast<std::size_t>(reader.rank)).value.load(std::memory_order_acquire);
@@ -149,30 +205,59 @@ class MessageQueue::Ring {
     }
   }
 
+  void take_lent(const Head& head, Message& message) {
+    const auto at = std::ranges::find(all_readers_, self_) - all_readers_.begin();
+    collectives::HeldResult held = lent_.take(offer_at(read_), static_cast<std::size_t>(at), head.bytes);
+    message.bytes = {held.data, head.bytes};
+    message.lease = std::move(held.keeper);
+  }
+
+  /// The group, for a reader; none if the group has failed, but there is still something to read.
+  void hold(std::optional<sync::Use>& use) {
+    try {
+      use.emplace(*group_);
+    } catch (const Error&) {
+      if (is_cut_off_ || !has_message() || !group_->failure()) throw;
+    }
+  }
   void await_piece(const CollectiveOptions& options) {
-    const std::uint32_t next = lines(position_) + 1;
-    const auto is_there = [&] { return word(writer_word).has_reached(next); };
-    if (!is_there()) await(writer_word, static_cast<int>(writer_), waits(options, "queue: get"), is_there);
+    const auto is_there = [&] { return has_message(); };
+    if (is_there()) return;
+    is_cut_off_ = true;
+    await(writer_word, static_cast<int>(writer_), waits(options, get_phase()), is_there);
+    is_cut_off_ = false;
   }
 
   template <class Done>
   void await(std::size_t which, int rank, const WaitOptions& options, const Done& done) {
+    if (rank == self_)
+      throw Error(ErrorKind::argument,
+                  fmt::format("{}: there is nothing, and this rank itself is the writer", options.phase));
     collectives::wait_on(inside(), word(which), std::span(&rank, 1), turns_, options, done);
   }
 
   std::shared_ptr<SyncGroup> group_;
+  int self_;
   std::size_t writer_;
   QueueOptions options_;
   std::unique_ptr<collectives::SharedBlocks> blocks_;
   std::byte* begin_ = nullptr;
   std::uint64_t capacity_ = 0;
-  std::uint64_t position_ = 0;  // of this rank
+  std::uint64_t written_ = 0;  // by this rank
+  std::uint64_t read_ = 0;
+  bool is_cut_off_ = false;  // a wait has failed, which may have been in the middle of a message
   int turns_ = 0;
+  std::vector<int> all_readers_;
   std::vector<Reader> readers_;  // the writer's
+  collectives::LentMemory lent_;
 };
 
 MessageQueue::MessageQueue(SyncGroup& group, const QueueOptions& options)
-    : ring_(std::make_unique<Ring>(group, options)) {}
+    : ring_(std::make_unique<Ring>(collectives::queue_ranks(group, options), options)) {}
+MessageQueue::MessageQueue(std::unique_ptr<Ring> ring) : ring_(std::move(ring)) {}
+MessageQueue MessageQueue::write_from_outside(const QueueOptions& options) {
+  return MessageQueue(std::make_unique<Ring>(collectives::queue_ranks_from_outside(options), options));
+}
 MessageQueue::MessageQueue(MessageQueue&&) noexcept = default;
 MessageQueue& MessageQueue::operator=(MessageQueue&&) noexcept = default;
 MessageQueue::~MessageQueue() = default;
@@ -182,17 +267,23 @@ void MessageQueue::put(std::span<const std::byte> message, const CollectiveOptio
 }
 
 void MessageQueue::put_config(const Config& config, const CollectiveOptions& options) {
-  ring_->put(collectives::packed_whole(config).bytes(), options);
+  ring_->put_config(config, options);
 }
 
 std::vector<std::byte> MessageQueue::get(const CollectiveOptions& options) {
-  return ring_->get(options);
+  Ring::Message message = ring_->get(options);
+  return message.lease ? std::vector(message.bytes.begin(), message.bytes.end()) : std::move(message.copied);
 }
 
 Config MessageQueue::get_config(const CollectiveOptions& options) {
-  const std::vector<std::byte> message = ring_->get(options);
-  const Tensor bytes = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(message.size())});
-  if (!message.empty()) std::memcpy(bytes.mutable_data(), message.data(), message.size());
+  Ring::Message message = ring_->get(options);
+  const auto length = static_cast<std::int64_t>(message.bytes.size());
+  if (message.lease)
+    return collectives::unpacked_whole(
+        Tensor(TensorView(DType::u8, {length}, message.bytes.data()), std::move(message.lease)), 0,
+        message.bytes.size());
+  const Tensor bytes = Tensor::allocate(DType::u8, {length});
+  if (length != 0) std::memcpy(bytes.mutable_data(), message.bytes.data(), message.bytes.size());
   return collectives::unpacked_whole(bytes, 0, bytes.nbytes());
 }
 

@@ -23,28 +23,6 @@ Error torn() {
   return {ErrorKind::corrupt, "a Config that another rank sent is cut off"};
 }
 
-/// Where the tensors of a Config go.
-struct Plan {
-  std::vector<std::byte> descriptor;
-  std::vector<Tensor> tensors;
-  std::vector<std::uint64_t> places;
-  std::uint64_t bytes = 0;
-
-  explicit Plan(const Config& config) {
-    core::SlotLayout layout;
-    descriptor = core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<core::Place> {
-      (void)tensor.view().host_data();
-      tensors.push_back(tensor);
-      places.push_back(layout.place(tensor.nbytes()));
-      return std::nullopt;
-    });
-    bytes = layout.size();
-  }
-  void copy_to(std::byte* target) const {
-    for (std::size_t i = 0; i < tensors.size(); ++i) copy_contiguous(tensors[i].view(), target + places[i]);
-  }
-};
-
 Tensor bytes_of(std::uint64_t count) {
   return Tensor::allocate(DType::u8, {static_cast<std::int64_t>(count)});
 }
@@ -54,22 +32,51 @@ Config decoded(std::span<const std::byte> descriptor, const Tensor& all, std::ui
   return core::decode_descriptor(
       descriptor, [&](DType dtype, const Shape& shape, std::uint64_t nbytes, core::Place place) {
         if (place.segment != 0 || place.offset > bytes || nbytes > bytes - place.offset) throw torn();
-        std::byte* const data = nbytes == 0 ? nullptr : all.mutable_data() + begin + place.offset;
-        return Tensor(TensorView(dtype, shape, data), all.owner(), data);
+        const std::byte* const data = nbytes == 0 ? nullptr : all.data() + begin + place.offset;
+        return Tensor(TensorView(dtype, shape, data), all.owner(),
+                      all.is_writable() ? const_cast<std::byte*>(data) : nullptr);
       });
 }
 
 }  // namespace
 
+ConfigPlan::ConfigPlan(const Config& config) {
+  core::SlotLayout layout;
+  descriptor = core::encode_descriptor(config, [&](const Tensor& tensor) -> std::optional<core::Place> {
+    (void)tensor.view().host_data();
+    tensors.push_back(tensor);
+    places.push_back(layout.place(tensor.nbytes()));
+    return std::nullopt;
+  });
+  bytes = layout.size();
+}
+
+void ConfigPlan::copy_tensors_to(std::byte* target) const {
+  for (std::size_t i = 0; i < tensors.size(); ++i) copy_contiguous(tensors[i].view(), target + places[i]);
+}
+
+std::uint64_t ConfigPlan::whole_bytes() const {
+  return tensors_begin(descriptor.size()) + bytes;
+}
+
+void ConfigPlan::copy_whole_to(std::byte* target) const {
+  const std::uint64_t begin = tensors_begin(descriptor.size());
+  const std::uint64_t length = descriptor.size();
+  std::memset(target, 0, begin);
+  std::memcpy(target, &length, sizeof length);
+  std::ranges::copy(descriptor, target + sizeof length);
+  copy_tensors_to(target + begin);
+}
+
 PackedConfig packed(const Config& config) {
-  Plan plan(config);
+  ConfigPlan plan(config);
   PackedConfig packed{std::move(plan.descriptor), {}};
   if (plan.tensors.size() == 1 && plan.tensors[0].view().is_contiguous() && plan.bytes == plan.tensors[0].nbytes()) {
     packed.tensors = plan.tensors[0];
     return packed;
   }
   packed.tensors = bytes_of(plan.bytes);
-  if (plan.bytes != 0) plan.copy_to(packed.tensors.mutable_data());
+  if (plan.bytes != 0) plan.copy_tensors_to(packed.tensors.mutable_data());
   return packed;
 }
 
@@ -87,16 +94,9 @@ std::optional<TensorSpec> tensor_of(std::span<const std::byte> descriptor) {
   return config.is_tensor() ? std::optional(std::move(spec)) : std::nullopt;
 }
 
-Tensor packed_whole(const Config& config) {
-  const Plan plan(config);
-  const std::uint64_t begin = tensors_begin(plan.descriptor.size());
-  const Tensor bytes = bytes_of(begin + plan.bytes);
-  std::byte* const data = bytes.mutable_data();
-  const std::uint64_t length = plan.descriptor.size();
-  std::memset(data, 0, begin);
-  std::memcpy(data, &length, sizeof length);
-  std::ranges::copy(plan.descriptor, data + sizeof length);
-  plan.copy_to(data + begin);
+Tensor packed_whole(const ConfigPlan& plan) {
+  Tensor bytes = bytes_of(plan.whole_bytes());
+  plan.copy_whole_to(bytes.mutable_data());
   return bytes;
 }
 

@@ -8,37 +8,38 @@
 #include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "src/collectives/backend.hpp"
+#include "src/collectives/lent_memory.hpp"
 #include "src/shm/segment.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster::collectives {
 
-/// Segments of rank 0 for results: one is used again when no rank holds a result in it any more.
+/// Results in memory of rank 0, which all ranks hold.
 class SharedResults {
  public:
-  explicit SharedResults(sync::Group& group);
+  explicit SharedResults(sync::Group& group) : group_(group), memory_(group, 0, os::Access::read_write) {}
   SharedResults(const SharedResults&) = delete;
   SharedResults& operator=(const SharedResults&) = delete;
-  ~SharedResults();
+  ~SharedResults() { last_.withdraw(); }
 
-  /// Rank 0's: room for so many bytes, offered to all ranks. Throws Error(no_space).
-  ResultOffer offer(std::uint64_t bytes);
+  /// Rank 0's: room for so many bytes, offered to all ranks. What nobody has taken of the last offer, because the call
+  /// has failed before, is withdrawn. Throws Error(no_space).
+  ResultOffer offer(std::uint64_t bytes) {
+    last_.withdraw();
+    last_ = memory_.lend(bytes, group_.all());
+    return last_.offer;
+  }
   /// That room on this rank. Throws Error(corrupt | no_space).
-  HeldResult take(const ResultOffer& offer, std::uint64_t bytes);
+  HeldResult take(const ResultOffer& offer, std::uint64_t bytes) {
+    return memory_.take(offer, static_cast<std::size_t>(group_.rank()), bytes);
+  }
 
  private:
-  /// Of those with room for so many bytes; null if there is none.
-  template <class IsUnused>
-  std::shared_ptr<shm::OwnedSegment> smallest_unused(std::uint64_t bytes, const IsUnused& is_unused);
-
   sync::Group& group_;
-  std::vector<std::shared_ptr<const sync::PeerLiveness>> holders_;  // by rank; null: this one
-  std::vector<std::shared_ptr<shm::OwnedSegment>> own_;
-  std::vector<std::pair<shm::OwnedSegment*, shm::LeaseId>> offered_;     // the last ones
-  std::map<std::uint64_t, std::shared_ptr<shm::RemoteSegment>> mapped_;  // by place
+  LentMemory memory_;
+  Loan last_;
 };
 
 /// Arenas of all ranks, as this rank sees them.

@@ -138,3 +138,18 @@ TEST_CASE("what cannot be a world is said at once") {
     }
   }
 }
+
+TEST_CASE("a master and its workers in place of a process group") {
+  const std::string key = unique_key();
+  run_processes(3, [&](int rank) {
+    const dist::InitOptions options{
+        .init_method = "tcp://127.0.0.1:1", .world_size = 3, .rank = rank, .group_name = key};
+    MasterWorker ranks = dist::init_master_worker("shm", options);
+    RANK_CHECK(!dist::is_initialized());
+    if (!ranks.is_master()) return ranks.serve();
+    const RemoteTensor tensor = ranks.make(2, DType::f32, {3});
+    ranks.copy(tensor, row(4));
+    RANK_CHECK(is(ranks.fetch(tensor), 4));
+    ranks.shutdown();
+  });
+}

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "doctest/doctest.h"
+#include "src/sync/region.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -155,5 +156,90 @@ TEST_CASE("a mixture of experts: rows to all, and the sums back") {
     RANK_CHECK((all.tensors[1].shape() == Shape{6, 2}));
     check(group.combine(all.tensors[0], all.sizes), {mine, 4},
           std::vector<float>(static_cast<std::size_t>(mine * 4), 3 * me));
+  });
+}
+
+TEST_CASE("objects through a queue, which the first rank alone writes") {
+  run_ranks(6, [](SyncGroup& world) {
+    GroupCoordinator group(rows, world, "tp", {.use_message_queue_broadcaster = true});
+    const Config large = Config::object({{"weights", pattern(DType::f32, {50000}, 1)}});
+    for (int i = 0; i < 100; ++i) {
+      RANK_CHECK(group.broadcast_object(group.is_first_rank() ? Config(i) : Config()) == Config(i));
+      if (i % 10 == 0) RANK_CHECK(group.broadcast_object(group.is_first_rank() ? large : Config()) == large);
+      // The ordinary way.
+      if (i % 25 == 0) RANK_CHECK(group.broadcast_object(group.is_last_rank() ? large : Config(), 2) == large);
+    }
+    error_of(ErrorKind::rank_mismatch, {"options"},
+             [&] { GroupCoordinator(rows, world, "tp", {.use_message_queue_broadcaster = world.rank() == 0}); });
+  });
+}
+
+TEST_CASE("queues: from one rank to all, from outside, from each rank to one") {
+  const std::string handle = queue_handle(3);
+  const GroupOf groups(6);
+  Ranks all(7, [&](int self) {
+    if (self == 6) {
+      MessageQueue queue = MessageQueue::write_from_outside({.outside_writer = handle});
+      for (int i = 0; i < 100; ++i) queue.put_config(Config(i));
+      return;
+    }
+    const auto world = groups.join(self);
+    GroupCoordinator group(rows, *world, "tp");
+    MessageQueue from_last = group.create_mq_broadcaster({.writer = 2});
+    for (int i = 0; i < 100; ++i)
+      if (group.is_last_rank())
+        from_last.put_config(Config(i));
+      else
+        RANK_CHECK(from_last.get_config() == Config(i));
+    // The second group's, told by one of its ranks.
+    if (group.first_rank() == 3) {
+      MessageQueue outside =
+          group.create_mq_broadcaster({.writer = 1, .outside_writer = group.rank_in_group() == 1 ? handle : ""});
+      for (int i = 0; i < 100; ++i) RANK_CHECK(outside.get_config() == Config(i));
+    }
+    auto queues = group.create_single_reader_mq_broadcasters(1);
+    for (int i = 0; i < 100; ++i) {
+      queues.own->put_config(Config(10 * i + group.rank_in_group()));
+      RANK_CHECK(queues.by_writer.size() == (group.rank_in_group() == 1 ? 3U : 0U));
+      for (std::size_t from = 0; from < queues.by_writer.size(); ++from)
+        RANK_CHECK(queues.by_writer[from]->get_config() == Config(10 * i + static_cast<int>(from)));
+    }
+    error_of(ErrorKind::argument, {"reader 3"}, [&] { (void)group.create_single_reader_mq_broadcasters(3); });
+    error_of(ErrorKind::argument, {"3"}, [&] { (void)group.create_mq_broadcaster({.writer = 3}); });
+    group.barrier();
+  });
+  check_ended(all.wait());
+}
+
+TEST_CASE("queues of ranks that share no memory are everybody's error") {
+  const Setting files("MUSTER_TEST_GROUP", "file");
+  run_ranks(2, [](SyncGroup& world) {
+    const std::vector<std::vector<int>> both = {{0, 1}};
+    GroupCoordinator group(both, world, "tp");
+    error_of(ErrorKind::unsupported, {"share memory"}, [&] { (void)group.create_mq_broadcaster(); });
+    error_of(ErrorKind::unsupported, {"share memory"}, [&] { (void)group.create_single_reader_mq_broadcasters(); });
+    error_of(ErrorKind::unsupported, {"share memory"},
+             [&] { GroupCoordinator(both, world, "tp", {.use_message_queue_broadcaster = true}); });
+    const TensorSpec spec{DType::f32, {1000}};
+    group.prepare_communication_buffer_for_model(std::span(&spec, 1));
+    group.barrier();
+  });
+}
+
+TEST_CASE("buffers that are prepared for a model's tensors are what shared results take") {
+  run_ranks(3, [](SyncGroup& world) {
+    GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "tp");
+    const std::vector<TensorSpec> specs = {{DType::bf16, {16, 128}}, {DType::f32, {512, 1024}}, {DType::u8, {}}};
+    group.prepare_communication_buffer_for_model(specs);
+    const std::uint64_t room = sync::Region::own()->room();
+    for (const TensorSpec& spec : {specs[0], specs[1], specs[1], specs[2], specs[1]}) {
+      (void)group.process_group().all_reduce_shared(pattern(spec.dtype, spec.shape, 1), ReduceOp::max);
+      if (!spec.shape.empty()) (void)group.process_group().all_gather_shared(pattern(spec.dtype, spec.shape, 1));
+    }
+    RANK_CHECK(sync::Region::own()->room() == room);
+    const TensorSpec bad{DType::f32, {-1}};
+    error_of(ErrorKind::argument, {},
+             [&] { group.prepare_communication_buffer_for_model(std::span(&bad, world.rank() == 1 ? 1 : 0)); });
+    group.barrier();
   });
 }

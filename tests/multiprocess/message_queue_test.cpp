@@ -3,10 +3,16 @@
 
 #include "muster/message_queue.hpp"
 
+#include <sys/resource.h>
+
+#include <cstring>
+#include <functional>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "src/sync/region.hpp"
 #include "tests/support/kills.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -142,10 +148,327 @@ TEST_CASE("what cannot be is everyone's error, or the caller's own") {
     if (group.rank() == 1)
       error_of(ErrorKind::argument, {"writer"}, [&] { (void)queue.get(); });
     else
-      error_of(ErrorKind::argument, {"reads"}, [&] { queue.put({}); });
+      error_of(ErrorKind::argument, {"writer alone"}, [&] { queue.put({}); });
     if (group.rank() == 1)
       queue.put(message(5, 10));
     else
       RANK_CHECK(queue.get() == message(5, 10));
   });
+}
+
+namespace {
+
+/// Runs `rank` in each rank of a group and `writer` beside it, in a process that is none of them: the last one of what
+/// is returned.
+std::vector<Ended> with_outside(int ranks, const std::function<void(SyncGroup&, const QueueOptions&)>& rank,
+                                const std::function<void(const QueueOptions&)>& writer) {
+  const GroupOf group(ranks);
+  const QueueOptions options{.outside_writer = queue_handle(ranks), .capacity = 64 << 10};
+  Ranks all(ranks + 1, [&](int self) {
+    if (self == ranks) return writer(options);
+    const std::shared_ptr<SyncGroup> own = group.join(self);
+    rank(*own, options);
+  });
+  return all.wait();
+}
+
+}  // namespace
+
+TEST_CASE("a writer outside the group, by a handle") {
+  for (const int size : {1, 3}) {
+    const auto ended = with_outside(
+        size,
+        [](SyncGroup& group, const QueueOptions& options) {
+          MessageQueue queue(group, options);
+          for (std::uint64_t i = 0; i < 1000; ++i) RANK_CHECK(queue.get() == message(i, length_of(i)));
+          error_of(ErrorKind::argument, {"writer"}, [&] { queue.put({}); });
+          // Of the writer's memory, which may have ended by now.
+          const Config large = queue.get_config();
+          RANK_CHECK(error_of([&] { (void)queue.get(); }).kind() == ErrorKind::peer_lost);
+          RANK_CHECK(is_pattern(large.at("all").as_tensor(), DType::u8, {100000}, 1));
+          group.barrier();
+        },
+        [](const QueueOptions& options) {
+          MessageQueue queue = MessageQueue::write_from_outside(options);
+          for (std::uint64_t i = 0; i < 1000; ++i) queue.put(message(i, length_of(i)));
+          queue.put_config(Config::object({{"all", pattern(DType::u8, {100000}, 1)}}));
+        });
+    check_ended(ended);
+  }
+}
+
+TEST_CASE("a writer outside that is killed: what it has written is still read, then its process is named") {
+  const auto ended = with_outside(
+      2,
+      [](SyncGroup& group, const QueueOptions& options) {
+        MessageQueue queue(group, options);
+        std::int64_t pid = 0;
+        const std::vector<std::byte> first = queue.get();
+        std::memcpy(&pid, first.data(), sizeof pid);
+        if (group.rank() == 1) std::this_thread::sleep_for(200ms);
+        for (std::uint64_t i = 0; i < 50; ++i) RANK_CHECK(queue.get() == message(i, 1000));
+        const auto since = std::chrono::steady_clock::now();
+        const Error error = error_of([&] {
+          for (;;) (void)queue.get();
+        });
+        RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.pid() == pid && !error.rank());
+        RANK_CHECK(says(error, "outside") && says(error, std::to_string(pid)));
+        RANK_CHECK(std::chrono::steady_clock::now() - since < 1s);
+        group.barrier();  // which has not failed
+      },
+      [](const QueueOptions& options) {
+        MessageQueue queue = MessageQueue::write_from_outside(options);
+        const std::int64_t pid = ::getpid();
+        queue.put(std::as_bytes(std::span(&pid, 1)));
+        for (std::uint64_t i = 0; i < 50; ++i) queue.put(message(i, 1000));
+        // The next one is longer than the ring: the writer dies in the middle of it.
+        kill_self_after(20ms);
+        for (;;) queue.put(message(1, 1 << 20));
+      });
+  check_ended(ended, {2});
+  CHECK(shared_memory_names().empty());
+}
+
+TEST_CASE("a writer outside is told which reader has died, or goes on without it") {
+  for (const auto policy : {QueueOptions::DeadReader::drop, QueueOptions::DeadReader::fail}) {
+    const bool drops = policy == QueueOptions::DeadReader::drop;
+    CAPTURE(drops);
+    const auto ended = with_outside(
+        2,
+        [&](SyncGroup& group, QueueOptions options) {
+          options.dead_reader = policy;
+          MessageQueue queue(group, options);
+          if (group.rank() == 1) {
+            (void)queue.get();
+            ::raise(SIGKILL);
+          }
+          const auto read_all = [&] {
+            for (std::uint64_t i = 0; i < 300; ++i) RANK_CHECK(queue.get() == message(i, 1000));
+          };
+          if (drops)
+            read_all();
+          else
+            RANK_CHECK(error_of(read_all).rank() == 1);
+        },
+        [&](QueueOptions options) {
+          options.dead_reader = policy;
+          MessageQueue queue = MessageQueue::write_from_outside(options);
+          const auto write_all = [&] {
+            for (std::uint64_t i = 0; i < 300; ++i) queue.put(message(i, 1000));
+          };
+          if (drops)
+            write_all();
+          else
+            RANK_CHECK(error_of(write_all).rank() == 1);
+        });
+    check_ended(ended, {1});
+  }
+}
+
+TEST_CASE("handles that are none, of another number of ranks, or whose writer never comes") {
+  CHECK_THROWS_WITH_AS((void)queue_handle(0), doctest::Contains("0 ranks"), Error);
+  CHECK(queue_handle(3) != queue_handle(3));
+  for (const std::string bad : {"", "muster-queue:", "muster-queue:2,", "muster-queue:2,0123", "muster-queue:-2,x",
+                                "queue", "muster-queue:2000000000,0123456789abcdef0123456789abcdef"})
+    CHECK_THROWS_AS((void)MessageQueue::write_from_outside({.outside_writer = bad}), Error);
+  const std::string handle = queue_handle(2);
+  const std::string other = queue_handle(3);
+  run_ranks(2, [&](SyncGroup& group) {
+    error_of(ErrorKind::argument, {"no handle"}, [&] { MessageQueue(group, {.outside_writer = handle + " "}); });
+    error_of(ErrorKind::argument, {"for 3 ranks", "has 2"}, [&] { MessageQueue(group, {.outside_writer = other}); });
+    error_of(ErrorKind::rank_mismatch, {"ranks 0 and 1"},
+             [&] { MessageQueue(group, {.outside_writer = group.rank() == 0 ? handle : other}); });
+    error_of(ErrorKind::timeout, {"writer outside", "rank 2"},
+             [&] { MessageQueue(group, {.outside_writer = handle, .waits = {.timeout = 200ms}}); });
+    group.barrier();
+  });
+  const auto ended = with_outside(
+      2,
+      [](SyncGroup& group, const QueueOptions& options) {
+        error_of(ErrorKind::rank_mismatch, {"writer outside"}, [&] { MessageQueue(group, options); });
+      },
+      [](QueueOptions options) {
+        options.capacity *= 2;
+        error_of(ErrorKind::rank_mismatch, {"writer outside"}, [&] { MessageQueue::write_from_outside(options); });
+      });
+  check_ended(ended);
+}
+
+TEST_CASE("a queue with one reader, which may be the writer itself") {
+  run_ranks(3, [](SyncGroup& group) {
+    MessageQueue own(group, {.writer = 1, .reader = 1, .capacity = 64 << 10});
+    MessageQueue to_last(group, {.writer = 1, .reader = 2});
+    if (group.rank() == 1) {
+      for (std::uint64_t i = 0; i < 1000; ++i) {
+        own.put(message(i, 500));
+        own.put(message(i, 10000));
+        RANK_CHECK(own.has_message());
+        RANK_CHECK(own.get() == message(i, 500));
+        RANK_CHECK(own.get() == message(i, 10000));
+        RANK_CHECK(!own.has_message());
+        to_last.put(message(i, 100));
+      }
+      const Config large = Config::object({{"all", pattern(DType::u8, {1 << 20}, 3)}});
+      own.put_config(large);
+      RANK_CHECK(own.get_config() == large);
+      error_of(ErrorKind::argument, {"itself"}, [&] { (void)own.get(); });
+      error_of(ErrorKind::argument, {"itself"}, [&] {
+        for (;;) own.put(message(1, 10000));  // which has room for some
+      });
+      RANK_CHECK(own.get() == message(1, 10000));
+    } else if (group.rank() == 2) {
+      for (std::uint64_t i = 0; i < 1000; ++i) RANK_CHECK(to_last.get() == message(i, 100));
+    } else {
+      error_of(ErrorKind::argument, {"one reader"}, [&] { (void)to_last.get(); });
+      error_of(ErrorKind::argument, {"writer alone"}, [&] { to_last.put({}); });
+    }
+    group.barrier();
+    error_of(ErrorKind::argument, {"reader 3"}, [&] { MessageQueue(group, {.reader = 3}); });
+    error_of(ErrorKind::rank_mismatch, {"ranks 0 and 2"},
+             [&] { MessageQueue(group, {.reader = group.rank() == 2 ? 1 : 0}); });
+  });
+}
+
+TEST_CASE("a reader that waits sleeps") {
+  run_ranks(2, [](SyncGroup& group) {
+    MessageQueue queue(group);
+    if (group.rank() == 0) {
+      std::this_thread::sleep_for(600ms);
+      queue.put({});
+      return;
+    }
+    const auto used = [] {
+      rusage usage{};
+      ::getrusage(RUSAGE_THREAD, &usage);
+      return std::chrono::seconds(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+             std::chrono::microseconds(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+    };
+    const auto before = used();
+    (void)queue.get();
+    // 30 times awake, for some 30 us each.
+    const auto most = under_sanitizer ? 50ms : 3ms;
+    RANK_CHECK(used() - before < most);
+  });
+}
+
+TEST_CASE("a large Config is copied once, by its writer: readers look at it there") {
+  run_ranks(3, [](SyncGroup& group) {
+    MessageQueue queue(group, {.writer = 1, .capacity = 1 << 20});
+    const auto config_of = [](std::uint64_t number) {
+      return Config::object(
+          {{"number", static_cast<std::int64_t>(number)},
+           {"small", pattern(DType::u8, {3}, number)},
+           {"large",
+            pattern(DType::f32, {number % 3 == 0 ? 1000 : 30000 + 1000 * static_cast<std::int64_t>(number)}, number)}});
+    };
+    std::uint64_t room = 0;
+    std::vector<Config> kept;
+    for (std::uint64_t i = 0; i < 60; ++i) {
+      const Config config = config_of(i % 20);
+      if (group.rank() == 1) {
+        queue.put_config(config);
+        queue.put(message(i, 3000));
+        // Once the largest are there no more memory is taken, as long as nobody keeps any.
+        if (i == 39) room = sync::Region::own()->room();
+        group.barrier();
+        continue;
+      }
+      {
+        const Config got = queue.get_config();
+        RANK_CHECK(got == config);
+        RANK_CHECK(got.at("large").as_tensor().is_writable() == (i % 20 % 3 == 0));
+        RANK_CHECK(queue.get() == message(i, 3000));
+        if (i < 3) kept.push_back(got);
+      }
+      group.barrier();
+    }
+    if (group.rank() == 1) RANK_CHECK(sync::Region::own()->room() == room);
+    for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(kept[i] == config_of(i));
+    // As bytes, too; and longer than the ring.
+    const Config huge = Config::object({{"all", pattern(DType::u8, {5 << 20}, 7)}});
+    for (int i = 0; i < 3; ++i)
+      if (group.rank() == 1)
+        queue.put_config(huge);
+      else if (i == 1)
+        RANK_CHECK(queue.get().size() > (5U << 20));
+      else
+        RANK_CHECK(queue.get_config() == huge);
+  });
+}
+
+TEST_CASE("large Configs that wait for a slow reader have a bound") {
+  run_ranks(2, [](SyncGroup& group) {
+    MessageQueue queue(group, {.capacity = 1 << 20});
+    const Config config = Config::object({{"all", pattern(DType::u8, {300000}, 7)}});
+    if (group.rank() == 0) {
+      int put = 0;
+      error_of(ErrorKind::timeout, {"queue: put"}, [&] {
+        for (;; ++put) queue.put_config(config, {.timeout = 100ms});
+      });
+      RANK_CHECK(put == 3);
+    } else {
+      std::this_thread::sleep_for(300ms);
+      // Those are still read.
+      for (int i = 0; i < 3; ++i) RANK_CHECK(queue.get_config() == config);
+      RANK_CHECK(error_of([&] { (void)queue.get_config(); }).kind() == ErrorKind::timeout);
+    }
+  });
+}
+
+TEST_CASE("what a dead writer has lent stays; what dead readers hold is lent again") {
+  const auto ended = try_ranks(3, [](SyncGroup& group) {
+    const auto config = [](std::uint64_t number) {
+      return Config::object({{"all", pattern(DType::u8, {200000}, number)}});
+    };
+    MessageQueue queue(group, {.dead_reader = QueueOptions::DeadReader::drop});
+    if (group.rank() == 0) {
+      const std::uint64_t room = sync::Region::own()->room();
+      for (std::uint64_t i = 0; i < 100; ++i) queue.put_config(config(i));
+      // Of 20 MB no more than what may be under way, 4 MiB.
+      RANK_CHECK(room - sync::Region::own()->room() < (6U << 20));
+      for (std::uint64_t i = 0; i < 3; ++i) queue.put_config(config(i));
+      ::raise(SIGKILL);
+    }
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      const Config got = queue.get_config();
+      RANK_CHECK(got == config(i));
+      if (group.rank() == 2 && i == 30) ::raise(SIGKILL);
+    }
+    std::this_thread::sleep_for(100ms);
+    std::vector<Config> last;
+    for (std::uint64_t i = 0; i < 3; ++i) last.push_back(queue.get_config());
+    RANK_CHECK(error_of([&] { (void)queue.get_config(); }).rank() == 0);
+    for (std::uint64_t i = 0; i < 3; ++i) RANK_CHECK(last[i] == config(i));
+  });
+  check_ended(ended, {0, 2});
+}
+
+TEST_CASE("a rank that is killed at any moment is named, and what came before is whole") {
+  for (int round = 0; round < 24; ++round) {
+    const int victim = round % 3;
+    CAPTURE(round);
+    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+      const auto pid = static_cast<pid_t>(group.info(victim).pid);
+      // Through the ring, in pieces, and lent.
+      const auto config_of = [](std::uint64_t number) {
+        const std::int64_t bytes = number % 3 == 0 ? 100 : number % 3 == 1 ? 40000 : 150000;
+        return Config::object({{"all", pattern(DType::u8, {bytes}, number)}});
+      };
+      MessageQueue queue(group, {.capacity = 128 << 10});
+      if (group.rank() == victim) kill_self_after(std::chrono::microseconds(round * 300));
+      auto since = std::chrono::steady_clock::now();
+      const Error error = error_of([&] {
+        for (std::uint64_t i = 0;; ++i) {
+          since = std::chrono::steady_clock::now();
+          if (group.rank() == 0)
+            queue.put_config(config_of(i));
+          else
+            RANK_CHECK(queue.get_config() == config_of(i));
+        }
+      });
+      check_named(error, since, victim, pid, 1s);
+    });
+    check_ended(ended, {victim});
+  }
+  CHECK(shared_memory_names().empty());
 }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/collectives/lent_memory.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/error.hpp"
+
+namespace muster::collectives {
+namespace {
+
+// Beyond so many that no rank holds, the smallest goes.
+constexpr std::size_t most_unused = 4;
+
+}  // namespace
+
+void Loan::withdraw() noexcept {
+  for (const shm::LeaseId lease : leases) segment->withdraw(lease);
+  leases.clear();
+}
+
+LentMemory::LentMemory(sync::Group& group, int owner, os::Access access)
+    : group_(group), owner_(owner), access_(access) {
+  for (int rank = 0; rank < group.size(); ++rank)
+    holders_.push_back(rank == group.rank() ? nullptr : group.liveness(rank));
+}
+
+template <class IsUnused>
+std::shared_ptr<shm::OwnedSegment> LentMemory::smallest_unused(std::uint64_t bytes, const IsUnused& is_unused) const {
+  std::shared_ptr<shm::OwnedSegment> smallest;
+  for (const auto& each : own_)
+    if (each->capacity() >= bytes && (!smallest || each->capacity() < smallest->capacity()) && is_unused(*each))
+      smallest = each;
+  return smallest;
+}
+
+Loan LentMemory::lend(std::uint64_t bytes, std::span<const int> ranks) {
+  Loan loan;
+  loan.leases.reserve(ranks.size());
+  const auto is_given_back = [](const shm::OwnedSegment& each) { return each.is_given_back(); };
+  loan.segment = smallest_unused(bytes, is_given_back);
+  // Whether ranks that still hold something are dead costs a call of the kernel.
+  if (!loan.segment) loan.segment = smallest_unused(bytes, [](auto& each) { return !each.is_lent(); });
+  if (!loan.segment) {
+    const auto unused = std::ranges::count_if(own_, [&](const auto& each) { return is_given_back(*each); });
+    if (static_cast<std::size_t>(unused) >= most_unused) std::erase(own_, smallest_unused(0, is_given_back));
+    loan.segment = own_.emplace_back(std::make_shared<shm::OwnedSegment>(std::max<std::uint64_t>(bytes, 4096)));
+  }
+  // A lease a rank; their stamps are one after another. This rank's own is held as the others' are.
+  for (const int rank : ranks)
+    loan.leases.push_back(
+        loan.segment->offer(static_cast<std::uint32_t>(rank), holders_[static_cast<std::size_t>(rank)]));
+  loan.offer = {loan.segment->place(), loan.leases.empty() ? 0 : loan.leases.front().stamp};
+  return loan;
+}
+
+HeldResult LentMemory::take(const ResultOffer& offer, std::size_t at, std::uint64_t bytes) {
+  std::shared_ptr<shm::RemoteSegment>& segment = mapped_[offer.place];
+  if (!segment) {
+    std::erase_if(mapped_, [](const auto& each) {
+      return each.second != nullptr && each.second->header().retired.load(std::memory_order_acquire) != 0;
+    });
+    const auto region = owner_ == group_.rank() ? sync::Region::own() : group_.region_of(owner_);
+    segment = std::make_shared<shm::RemoteSegment>(*region, offer.place, access_);
+  }
+  if (bytes > segment->capacity()) throw Error(ErrorKind::corrupt, "lent memory has not the room that it needs");
+  // Stamps may run over, as those of an offer do.
+  const std::uint64_t stamp = (offer.first_stamp - 1 + at) % ((1U << 30) - 1) + 1;
+  auto lease = std::make_shared<shm::Lease>(
+      segment, shm::LeaseId{static_cast<std::uint32_t>(group_.rank()), static_cast<std::uint32_t>(stamp)});
+  return {segment->mapping().data(), std::move(lease)};
+}
+
+}  // namespace muster::collectives
