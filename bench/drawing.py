@@ -101,19 +101,26 @@ def legend_places(axes, lines):
 
 
 def draw(figures, ranks):
-    """The SVG's text; None where there is nothing to draw."""
+    """Gathers; None where there is nothing to draw."""
     lines = collect(figures, ranks)
     if not lines:
         return None
+    return picture(lines, f"Gather of {ranks} ranks to the first: time against bytes",
+                   f"{ranks} ranks on one host: until the first rank has access to every rank's tensor",
+                   "bytes of one rank")
+
+
+def picture(lines, title, heading, below):
+    """The SVG's text. Lines: label, colour, dashes, [(bytes, seconds)]."""
     axes = Axes(lines)
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
            'font-family="DejaVu Sans, Helvetica, Arial, sans-serif">',
-           f"<title>Gather of {ranks} ranks to the first: time against bytes</title>",
+           f"<title>{escape(title)}</title>",
            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-           text(LEFT, 26, f"{ranks} ranks on one host: until the first rank has access to every rank's tensor", size=16),
+           text(LEFT, 26, heading, size=16),
            text(LEFT, 45, "medians of one run; both axes logarithmic; lower is better", size=12, colour="#666666")]
     out += grid(axes)
-    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, "bytes of one rank", "middle"))
+    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, below, "middle"))
     places = legend_places(axes, lines)
     for i, (label, colour, dashes, points) in enumerate(lines):
         width = 3 if label == "Muster" else 2

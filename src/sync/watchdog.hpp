@@ -23,8 +23,8 @@ class Watchdog {
  public:
   ~Watchdog();
   /// The longest sleep between two looks.
-  static constexpr std::chrono::milliseconds slice{20};
-  static constexpr int turns = 32;
+  static constexpr std::chrono::milliseconds slice{40};
+  static constexpr int turns = 16;
   static constexpr int least_at_once = 16;
 
   /// `parent`: of a companion group, else null (Group::companion).

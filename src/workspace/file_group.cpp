@@ -43,6 +43,8 @@ using sync::Watchdog;
 constexpr std::string_view file_group_kind = "file";
 // How much later than a rank's end its last files may be seen on a network file system, with probes.
 constexpr milliseconds longest_delay{500};
+// The longest sleep between two looks at the directory.
+constexpr milliseconds glance{20};
 
 std::vector<RankInfo> infos_of(const GroupDirectory& directory, std::span<const int> members) {
   std::vector<RankInfo> infos;
@@ -190,7 +192,7 @@ void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed&
     for (;;) {
       if (done(*look(is_network))) return true;
       if (Clock::now() >= end) return false;
-      std::this_thread::sleep_for(Watchdog::slice);
+      std::this_thread::sleep_for(glance);
     }
   };
   while (!done(*look(is_network && pauses.is_patient()))) {
@@ -348,9 +350,9 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
   Watchdog watchdog = this->watchdog(options);
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   while (!done()) {
-    or_fail(*this, [&] { return directory_->recent(Watchdog::slice); });
+    or_fail(*this, [&] { return directory_->recent(glance); });
     watchdog.check(done, is_awaited, is_awaited);
-    sleep(Watchdog::slice);
+    sleep(glance);
   }
 }
 

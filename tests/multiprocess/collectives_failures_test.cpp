@@ -114,7 +114,7 @@ void end_at(const Named& named, std::int64_t count, std::uint64_t step, int sign
   CAPTURE(step);
   SharedWords words;
   const bool is_slow = count > 100 || !over_shared_memory;  // what the victim makes in steps
-  const CollectiveOptions options = {.timeout = signal != SIGSTOP ? 30s : is_slow ? 3000ms : 300ms};
+  const CollectiveOptions options = {.timeout = signal != SIGSTOP ? 30s : is_slow ? 5000ms : 600ms};
   const auto ended = try_ranks(
       size,
       [&](SyncGroup& group) {
