@@ -22,21 +22,21 @@ struct Settings {
   std::string operation = "all_reduce";
   std::string dtype = "F32";
   bool in_arena = false;
+  bool in_world = false;
   double milliseconds = 200;
   std::vector<std::size_t> sizes = {64, 1024, 16384, 65536, 262144, 1U << 20, 16U << 20};
 };
 
-void run(bench::Meeting& meeting, const Settings& settings) {
+void run(const std::shared_ptr<muster::SyncGroup>& group, const Settings& settings) {
   using muster::Tensor;
   using muster::TensorView;
   // As MPI's starters bind them, if there is a core for each.
-  if (settings.ranks <= static_cast<int>(std::thread::hardware_concurrency())) {
+  if (group->size() <= static_cast<int>(std::thread::hardware_concurrency())) {
     cpu_set_t own;
     CPU_ZERO(&own);
-    CPU_SET(meeting.rank(), &own);
+    CPU_SET(group->rank(), &own);
     ::sched_setaffinity(0, sizeof own, &own);
   }
-  const auto group = bench::make_group(meeting);
   muster::ProcessGroup ranks(*group);
   const muster::DType dtype = muster::dtype_from_string(settings.dtype).value();
   const auto n = static_cast<std::size_t>(ranks.size());
@@ -99,9 +99,15 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"all_reduce", "all_reduce_shared", "all_gather", "all_gather_shared", "reduce_scatter",
                              "broadcast", "queue"}));
   app.add_flag("--arena", settings.in_arena, "inputs in a SharedArena");
+  app.add_flag("--world", settings.in_world, "this process is one rank of a job that has been started");
   app.add_option("--dtype", settings.dtype);
   app.add_option("--milliseconds", settings.milliseconds, "for each size");
   app.add_option("--sizes", settings.sizes, "in bytes");
   CLI11_PARSE(app, argc, argv);
-  return bench::run_ranks(settings.ranks, [&](bench::Meeting& meeting) { run(meeting, settings); }) ? 0 : 1;
+  if (settings.in_world) {
+    run(muster::world(), settings);
+    return 0;
+  }
+  const auto of_rank = [&](bench::Meeting& meeting) { run(bench::make_group(meeting), settings); };
+  return bench::run_ranks(settings.ranks, of_rank) ? 0 : 1;
 }
