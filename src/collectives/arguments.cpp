@@ -102,20 +102,25 @@ std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::si
   return {sizes->begin(), sizes->end()};
 }
 
-Room room_of(const Tensor& tensor) {
+Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device) {
+  return device == nullptr ? tensor.bytes() : device->bytes_of(tensor);
+}
+
+Room room_of(const Tensor& tensor, const DeviceBackend* device) {
   if (!tensor.view().is_contiguous()) throw Error(ErrorKind::argument, "a result must be contiguous");
-  (void)tensor.view().host_data();
+  (void)bytes_of(tensor, device);
   if (tensor.nbytes() == 0) return {};
   return {tensor.mutable_data(), tensor.nbytes()};
 }
 
-Tensor result_of(const Tensor* into, DType dtype, Shape shape) {
+Tensor result_of(const Tensor* into, DType dtype, Shape shape, DeviceBackend* device) {
+  if (into == nullptr && device != nullptr) return device->allocate(dtype, std::move(shape));
   if (into == nullptr) return Tensor::allocate(dtype, std::move(shape));
   if (into->dtype() != dtype || into->shape() != shape)
     throw Error(ErrorKind::argument,
                 fmt::format("the result is {}, not {}", to_string(TensorSpec{into->dtype(), into->shape()}),
                             to_string(TensorSpec{dtype, std::move(shape)})));
-  (void)room_of(*into);
+  (void)room_of(*into, device);
   return *into;
 }
 
@@ -126,18 +131,28 @@ void check_same(const TensorView& tensor, const TensorView& other, const char* w
                           to_string(other.dtype()), to_string(other.shape())));
 }
 
-Contiguous::Contiguous(const TensorView& tensor) {
+Contiguous::Contiguous(const TensorView& tensor, const DeviceBackend* device) {
+  if (device != nullptr) {
+    bytes_ = device->bytes_of(tensor);
+    return;
+  }
   (void)tensor.host_data();
   if (!tensor.is_contiguous()) copy_ = Tensor::copy_of(tensor);
   bytes_ = tensor.is_contiguous() ? tensor.bytes() : copy_.bytes();
 }
 
-Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents) {
-  (void)tensor.host_data();
+Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents,
+                       DeviceBackend* device) {
   if (rows_before(tensor.shape(), dim) <= 1) {
-    *this = Contiguous(tensor);
+    *this = Contiguous(tensor, device);
     return;
   }
+  if (device != nullptr) {
+    copy_ = device->cut(tensor, dim, extents);
+    bytes_ = device->bytes_of(copy_);
+    return;
+  }
+  (void)tensor.host_data();
   copy_ = Tensor::allocate(tensor.dtype(), tensor.shape());
   std::byte* to = copy_.mutable_data();
   std::int64_t begin = 0;
@@ -150,8 +165,9 @@ Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<cons
   bytes_ = copy_.bytes();
 }
 
-Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows) {
+Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows, DeviceBackend* device) {
   if (rows <= 1 || parts.nbytes() == 0) return parts;
+  if (device != nullptr) return device->join(parts, sizes, rows);
   const Tensor whole = Tensor::allocate(parts.dtype(), parts.shape());
   const std::uint64_t stride = parts.nbytes() / rows;
   const std::byte* from = parts.data();

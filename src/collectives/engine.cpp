@@ -33,19 +33,43 @@ struct Engine::Call {
   std::optional<Opened> then = {};    // once all ranks agree; what it fails with is the failure of the group
 };
 
+/// Whatever call of a group fails it: what it has under way on devices would never end.
+class Engine::DeviceEnd {
+ public:
+  explicit DeviceEnd(const Engine& engine) : engine_(engine) {}
+  ~DeviceEnd() {
+    if (engine_.devices_ && engine_.group_->failure()) engine_.devices_->abort();
+  }
+  DeviceEnd(const DeviceEnd&) = delete;
+  DeviceEnd& operator=(const DeviceEnd&) = delete;
+
+ private:
+  const Engine& engine_;
+};
+
 template <class Prepare, class Move>
-void Engine::run(const What& what, const CollectiveOptions& options, const Prepare& prepare, const Move& move) {
+void Engine::run(const What& what, std::span<const Device> where, const CollectiveOptions& options,
+                 const Prepare& prepare, const Move& move) {
+  const DeviceEnd at_end(*this);
   const sync::Use use(*group_);
+  device_ = nullptr;
+  begun_ = {};
   Call call{waits(options, what.name)};
   std::ranges::fill(ins_, Bytes{});
   std::ranges::fill(outs_, Room{});
   call.trouble = sync::attempt(*group_, [&] {
     if (what.root && (*what.root < 0 || *what.root >= size()))
       throw Error(ErrorKind::argument, fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
+    if (!where.empty()) {
+      if (!devices_) devices_ = device_backend(sync::inside(*group_), *backend_);
+      begun_ = devices_->begin(where);
+      device_ = devices_.get();
+    }
     prepare(call.card);
   });
   call.card.status = call.trouble ? 1 : 0;
-  if (!call.trouble) call.card.agreed = what.hash();
+  if (!call.trouble) call.card.agreed = what.hash() ^ static_cast<std::uint64_t>(begun_.place);
+  call.card.devices = begun_.devices;
   const auto opened = [&](std::span<const Card> cards) {
     for (const Card& card : cards)
       if (card.status != 0) sync::inside(*group_).agree(call.trouble, call.waits);
@@ -59,7 +83,7 @@ void Engine::run(const What& what, const CollectiveOptions& options, const Prepa
 void Engine::disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const {
   using Words = std::array<char, 512>;
   Words mine;
-  put_text(mine, what.words());
+  put_text(mine, what.words() + words_of(begun_.place));
   std::vector<Words> all(cards.size());
   group_->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), options);
   const auto other = std::ranges::find_if(cards, [&](const Card& card) { return card.agreed != cards[0].agreed; });
@@ -68,6 +92,11 @@ void Engine::disagree(const What& what, std::span<const Card> cards, const WaitO
                        fmt::format("{} calls {}, {} {}: all ranks of a group make the same calls in the same order",
                                    sync::name_of(group_->info(0)), get_text(all[0]),
                                    sync::name_of(group_->info(static_cast<int>(rank))), get_text(all[rank])));
+}
+
+void Engine::check_reducible(ReduceOp op, DType dtype) const {
+  merge::check_reducible(combine_of(op), dtype);
+  if (device_ != nullptr) device_->check_reducible(combine_of(op), dtype);
 }
 
 void Engine::place(const Tensor& all, std::span<const std::uint64_t> sizes) {
@@ -81,8 +110,8 @@ void Engine::place(const Tensor& all, std::span<const std::uint64_t> sizes) {
 void Engine::barrier(const CollectiveOptions& options) {
   const What what{"barrier"};
   run(
-      what, options, [](Card&) {},
-      [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, {}, outs_, call.waits); });
+      what, {}, options, [](Card&) {},
+      [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, {}, outs_, call.waits); });
 }
 
 void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& tensor,
@@ -90,19 +119,19 @@ void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& t
   Contiguous in;
   Room room;
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
-        merge::check_reducible(combine_of(*what.op), tensor.dtype());
+        check_reducible(*what.op, tensor.dtype());
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         if (card.wants != 0) {
           check_same(out, tensor, "the result");
-          room = room_of(out);
+          room = room_of(out, device_);
         }
-        in = Contiguous(tensor);
+        in = Contiguous(tensor, device_);
         card.bytes = in.bytes().size();
       },
       [&](Call& call, const Opened& opened) {
-        backend_->all_reduce(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room, call.waits);
+        mover().all_reduce(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room, call.waits);
       });
 }
 
@@ -110,15 +139,15 @@ Tensor Engine::all_reduce_shared(const What& what, const TensorView& tensor, con
   Contiguous in;
   HeldResult result;
   run(
-      what, options,
+      what, {}, options,
       [&](Card& card) {
         merge::check_reducible(combine_of(*what.op), tensor.dtype());
         in = Contiguous(tensor);
         card.bytes = in.bytes().size();
       },
       [&](Call& call, const Opened& opened) {
-        result = backend_->all_reduce_shared(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(),
-                                             call.waits);
+        result =
+            mover().all_reduce_shared(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), call.waits);
       });
   return {TensorView(tensor.dtype(), tensor.shape(), result.data), std::move(result.keeper)};
 }
@@ -129,7 +158,7 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, {}, options,
       [&](Card& card) {
         what.dim = dimension(tensor.shape(), 0);
         check_whole_bytes(tensor.dtype(), tensor.shape(), 0);
@@ -137,7 +166,7 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
         card.bytes = card.largest = in.bytes().size();
       },
       [&](Call& call, const Opened& opened) {
-        result = backend_->all_gather_shared(call.card, opened, in.bytes(), ins_.size(), call.waits);
+        result = mover().all_gather_shared(call.card, opened, in.bytes(), ins_.size(), call.waits);
       });
   Shape shape = tensor.shape();
   shape[0] *= size();
@@ -147,16 +176,16 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
 void Engine::broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options) {
   Bytes in;
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         if (what.root != rank()) {
-          outs_[static_cast<std::size_t>(*what.root)] = room_of(tensor);
+          outs_[static_cast<std::size_t>(*what.root)] = room_of(tensor, device_);
           return;
         }
-        in = tensor.bytes();
+        in = bytes_of(tensor, device_);
         card = {.bytes = in.size(), .largest = in.size(), .wants = 0};
       },
-      [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, in, outs_, call.waits); });
+      [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, in, outs_, call.waits); });
 }
 
 std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int dim, const CollectiveOptions& options,
@@ -168,18 +197,20 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         along = dimension(tensor.shape(), dim);
         check_whole_bytes(tensor.dtype(), tensor.shape(), along);
-        in = Contiguous(tensor);
+        in = Contiguous(tensor, device_);
         card = {.bytes = in.bytes().size(), .largest = in.bytes().size(), .extent = tensor.shape()[along]};
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
+        card.joined = 1;
         what.dim = along;
+        if (device_ != nullptr && into == nullptr && card.wants != 0) device_->check_can_allocate();
         if (into != nullptr) {
           Shape shape = tensor.shape();
           shape[along] *= size();
-          (void)result_of(into, tensor.dtype(), std::move(shape));
+          (void)result_of(into, tensor.dtype(), std::move(shape), device_);
         }
         const std::span<const std::int64_t> extents = what.slices;
         if (!extents.empty() && (extents.size() != ins_.size() || extents[self()] != tensor.shape()[along]))
@@ -196,14 +227,14 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
             shape[along] += card.extent;
             sizes.push_back(card.bytes);
           }
-          parts = result_of(into, tensor.dtype(), std::move(shape));
+          parts = result_of(into, tensor.dtype(), std::move(shape), device_);
           place(parts, sizes);
         };
         call.then.emplace(then);
-        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
+        mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
   if (what.root && *what.root != rank()) return std::nullopt;
-  return joined(parts, sizes, rows_before(parts.shape(), along));
+  return joined(parts, sizes, rows_before(parts.shape(), along), device_);
 }
 
 void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorView& tensor,
@@ -213,7 +244,7 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         const std::size_t wanted = card.wants != 0 ? ins_.size() : 0;
@@ -225,11 +256,11 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
           if (what.varies && i != self()) {
             Shape shape = tensor.shape();
             if (!shape.empty() && !outs[i].shape().empty()) shape[0] = outs[i].shape()[0];
-            (void)result_of(&outs[i], tensor.dtype(), std::move(shape));
+            (void)result_of(&outs[i], tensor.dtype(), std::move(shape), device_);
           } else {
             check_same(outs[i], tensor, "a result");
           }
-          outs_[i] = room_of(outs[i]);
+          outs_[i] = room_of(outs[i], device_);
           if (what.varies && !tensor.shape().empty()) extents.push_back(outs[i].shape()[0]);
         }
         // All ranks know them all.
@@ -238,12 +269,10 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
           what.dim = 0;
         else
           what.varies = false;
-        in = Contiguous(tensor);
+        in = Contiguous(tensor, device_);
         card.bytes = card.largest = in.bytes().size();
       },
-      [&](Call& call, const Opened& opened) {
-        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
-      });
+      [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits); });
 }
 
 Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional<std::span<const std::int64_t>> sizes,
@@ -255,15 +284,14 @@ Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
-        const merge::Combine combine = combine_of(*what.op);
-        merge::check_reducible(combine, tensor.dtype());
+        check_reducible(*what.op, tensor.dtype());
         const std::size_t along = dimension(tensor.shape(), dim);
         extents = slices_of(tensor.shape(), along, ins_.size(), sizes);
         what.dim = along;
         what.slices = extents;
-        in = Contiguous(tensor, along, extents);
+        in = Contiguous(tensor, along, extents, device_);
         Shape shape = tensor.shape();
         for (std::size_t i = 0; i < extents.size(); ++i) {
           shape[along] = extents[i];
@@ -273,11 +301,11 @@ Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional
         }
         card.bytes = in.bytes().size();
         shape[along] = extents[self()];
-        out = result_of(into, tensor.dtype(), std::move(shape));
+        out = result_of(into, tensor.dtype(), std::move(shape), device_);
       },
       [&](Call& call, const Opened& opened) {
-        backend_->reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds,
-                                 room_of(out), call.waits);
+        mover().reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds,
+                               room_of(out, device_), call.waits);
       });
   return out;
 }
@@ -286,9 +314,9 @@ void Engine::scatter(const What& what, const Tensor& out, std::span<const Tensor
                      const CollectiveOptions& options) {
   std::vector<Contiguous> given;
   run(
-      what, options,
+      what, devices_of(out), options,
       [&](Card& card) {
-        outs_[static_cast<std::size_t>(*what.root)] = room_of(out);
+        outs_[static_cast<std::size_t>(*what.root)] = room_of(out, device_);
         const std::size_t wanted = what.root == rank() ? ins_.size() : 0;
         if (parts.size() != wanted)
           throw Error(ErrorKind::argument, fmt::format("scatter wants {} tensors of this rank (root {} gives one for "
@@ -296,11 +324,11 @@ void Engine::scatter(const What& what, const Tensor& out, std::span<const Tensor
                                                        wanted, *what.root, parts.size()));
         for (std::size_t i = 0; i < parts.size(); ++i) {
           check_same(parts[i], out, "a part");
-          ins_[i] = given.emplace_back(parts[i]).bytes();
+          ins_[i] = given.emplace_back(parts[i], device_).bytes();
         }
         card.largest = out.nbytes();
       },
-      [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+      [&](Call& call, const Opened& opened) { mover().all_to_all(call.card, opened, ins_, outs_, call.waits); });
 }
 
 Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<const std::int64_t>> rows,
@@ -319,12 +347,11 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
     row[0] = 1;
     check_whole_bytes(tensor.dtype(), row, 0);
     row_bytes = byte_size(tensor.dtype(), row);
-    in = Contiguous(tensor);
   };
   if (rows)
     // How many rows come from each.
     run(
-        what, options,
+        what, {}, options,
         [&](Card& card) {
           describe();
           card.largest = sizeof(std::int64_t);
@@ -333,18 +360,19 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
             outs_[i] = std::as_writable_bytes(std::span(&theirs[i], 1));
           }
         },
-        [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+        [&](Call& call, const Opened& opened) { mover().all_to_all(call.card, opened, ins_, outs_, call.waits); });
   Tensor out;
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         if (!rows) {
           describe();
           theirs = mine;
         }
+        in = Contiguous(tensor, device_);
         Shape shape = tensor.shape();
         shape[0] = std::accumulate(theirs.begin(), theirs.end(), std::int64_t{0});
-        out = result_of(into, tensor.dtype(), std::move(shape));
+        out = result_of(into, tensor.dtype(), std::move(shape), device_);
         std::uint64_t at = 0;
         std::uint64_t to = 0;
         for (std::size_t i = 0; i < ins_.size(); ++i) {
@@ -356,9 +384,24 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
           card.largest = std::max<std::uint64_t>(card.largest, ins_[i].size());
         }
       },
-      [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+      [&](Call& call, const Opened& opened) { mover().all_to_all(call.card, opened, ins_, outs_, call.waits); });
   if (received != nullptr) *received = std::move(theirs);
   return out;
+}
+
+void Engine::on_devices(const What& what, std::span<const Device> devices, const CollectiveOptions& options,
+                        FunctionRef<void(DeviceBackend&)> prepare,
+                        FunctionRef<void(DeviceBackend&, const Card&, const Opened&, const WaitOptions&)> move) {
+  run(
+      what, devices, options,
+      [&](Card&) {
+        if (device_ == nullptr) throw Error(ErrorKind::argument, fmt::format("{} has no tensors", what.name));
+        prepare(*device_);
+      },
+      [&](Call& call, const Opened& opened) {
+        if (device_ == nullptr) return mover().all_gather(call.card, opened, {}, outs_, call.waits);
+        move(*device_, call.card, opened, call.waits);
+      });
 }
 
 std::vector<Config> Engine::configs(const What& what, const Config& config, bool only_root_gives, bool only_root_gets,
@@ -369,7 +412,7 @@ std::vector<Config> Engine::configs(const What& what, const Config& config, bool
   Tensor all;
   std::vector<std::uint64_t> sizes;
   run(
-      what, options,
+      what, {}, options,
       [&](Card& card) {
         if (gives) in = packed_whole(config);
         card.bytes = card.largest = in.nbytes();
@@ -384,7 +427,7 @@ std::vector<Config> Engine::configs(const What& what, const Config& config, bool
           place(all, sizes);
         };
         call.then.emplace(then);
-        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
+        mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
   std::vector<Config> received;
   std::uint64_t at = 0;

@@ -175,6 +175,10 @@ void ProcessGroup::add_task(std::function<void(ProcessGroup&)> task) {
   async_->lane.add([task = std::move(task), own = async_->own.get()] { task(*own); });
 }
 
+collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept {
+  return *group.engine_;
+}
+
 void ProcessGroup::pass_on_failure() noexcept {
   runs_in_->lane.pass_on_failure();
 }
