@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/collectives/device_backend.hpp"
 
+#include <fmt/core.h>
+
 #include <atomic>
 
 #include "muster/error.hpp"
@@ -12,20 +14,18 @@ std::atomic<MakeDeviceBackend> make_device_backend{nullptr};
 
 }  // namespace
 
-const char* words_of(Place place) noexcept {
-  switch (place) {
-    case Place::host:
-      return "";
-    case Place::device:
-      return " on a device";
-    case Place::captured:
-      return " on a device, captured into a graph";
-  }
-  return "";
+std::string Place::words() const {
+  if (count == 0) return {};
+  std::string text = count == 1 ? " on a device" : fmt::format(" on {} devices of each rank", count);
+  return is_captured ? text + ", captured into a graph" : text;
 }
 
 void set_device_backend(MakeDeviceBackend make) noexcept {
   make_device_backend = make;
+}
+
+bool has_device_backend() noexcept {
+  return make_device_backend.load() != nullptr;
 }
 
 std::unique_ptr<DeviceBackend> device_backend(sync::Group& group, Backend& round) {

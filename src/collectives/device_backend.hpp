@@ -9,21 +9,26 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "muster/tensor.hpp"
 #include "src/collectives/backend.hpp"
 
 namespace muster::collectives {
 
-/// Where the tensors of a call are. The same on all ranks.
-enum class Place : std::uint8_t {
-  host,
-  device,
-  captured,  ///< on a device, and the call becomes a part of a graph
+/// Where the tensors of a rank's call are.
+struct Place {
+  std::uint64_t devices = 0;  ///< which, by a number that is the same on every host that sees them
+  // The same on all ranks.
+  std::uint32_t count = 0;   ///< of devices; 0: in host memory
+  bool is_captured = false;  ///< the call becomes a part of a graph
+
+  /// Of what is the same on all ranks.
+  [[nodiscard]] std::uint64_t hash() const noexcept { return 2 * std::uint64_t{count} + (is_captured ? 1 : 0); }
+  /// What messages add to a call: " on a device".
+  [[nodiscard]] std::string words() const;
 };
 
-/// What messages add to a call: " on a device".
-const char* words_of(Place place) noexcept;
 /// What devices the tensors of a call are on, as Engine takes it: none if they are in host memory.
 inline std::span<const Device> devices_of(const TensorView& tensor) noexcept {
   return tensor.device().is_host() ? std::span<const Device>() : std::span(&tensor.device(), 1);
@@ -31,13 +36,9 @@ inline std::span<const Device> devices_of(const TensorView& tensor) noexcept {
 
 class DeviceBackend : public Backend {
  public:
-  struct Begun {
-    Place place = Place::host;
-    std::uint64_t devices = 0;  ///< by a number that is the same on every host that sees them
-  };
   /// Begins a call of this rank with tensors on these devices, one on each of them. Local. Throws Error(argument |
   /// unsupported | io), as all of these do.
-  virtual Begun begin(std::span<const Device> devices) = 0;
+  virtual Place begin(std::span<const Device> devices) = 0;
 
   // Of the call that has begun, on its device.
 
@@ -60,7 +61,9 @@ class DeviceBackend : public Backend {
 /// `round` is what the group's calls for host memory go by; its rounds are those of calls on devices, too.
 using MakeDeviceBackend = std::unique_ptr<DeviceBackend> (*)(sync::Group& group, Backend& round);
 void set_device_backend(MakeDeviceBackend make) noexcept;
-/// Throws Error(unsupported) if no library of this program has one.
+/// Whether a library of this program has one.
+[[nodiscard]] bool has_device_backend() noexcept;
+/// Throws Error(unsupported) if there is none.
 std::unique_ptr<DeviceBackend> device_backend(sync::Group& group, Backend& round);
 
 }  // namespace muster::collectives

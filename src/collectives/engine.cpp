@@ -53,7 +53,7 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
   const DeviceEnd at_end(*this);
   const sync::Use use(*group_);
   device_ = nullptr;
-  begun_ = {};
+  place_ = {};
   Call call{waits(options, what.name)};
   std::ranges::fill(ins_, Bytes{});
   std::ranges::fill(outs_, Room{});
@@ -62,14 +62,14 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
       throw Error(ErrorKind::argument, fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
     if (!where.empty()) {
       if (!devices_) devices_ = device_backend(sync::inside(*group_), *backend_);
-      begun_ = devices_->begin(where);
+      place_ = devices_->begin(where);
       device_ = devices_.get();
     }
     prepare(call.card);
   });
   call.card.status = call.trouble ? 1 : 0;
-  if (!call.trouble) call.card.agreed = what.hash() ^ static_cast<std::uint64_t>(begun_.place);
-  call.card.devices = begun_.devices;
+  if (!call.trouble) call.card.agreed = what.hash() ^ place_.hash();
+  call.card.devices = place_.devices;
   const auto opened = [&](std::span<const Card> cards) {
     for (const Card& card : cards)
       if (card.status != 0) sync::inside(*group_).agree(call.trouble, call.waits);
@@ -83,7 +83,7 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
 void Engine::disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const {
   using Words = std::array<char, 512>;
   Words mine;
-  put_text(mine, what.words() + words_of(begun_.place));
+  put_text(mine, what.words() + place_.words());
   std::vector<Words> all(cards.size());
   group_->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), options);
   const auto other = std::ranges::find_if(cards, [&](const Card& card) { return card.agreed != cards[0].agreed; });
@@ -279,6 +279,7 @@ Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional
                               int dim, const CollectiveOptions& options, const Tensor* into) {
   Contiguous in;
   Tensor out;
+  Room room;
   std::vector<std::int64_t> extents;
   std::vector<std::uint64_t> bounds(static_cast<std::size_t>(size()) + 1);
   what.dtype = tensor.dtype();
@@ -302,10 +303,11 @@ Tensor Engine::reduce_scatter(What what, const TensorView& tensor, std::optional
         card.bytes = in.bytes().size();
         shape[along] = extents[self()];
         out = result_of(into, tensor.dtype(), std::move(shape), device_);
+        room = room_of(out, device_);
       },
       [&](Call& call, const Opened& opened) {
-        mover().reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds,
-                               room_of(out, device_), call.waits);
+        mover().reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds, room,
+                               call.waits);
       });
   return out;
 }

@@ -83,7 +83,7 @@ class Engine {
   std::unique_ptr<DeviceBackend> devices_;  // made by the first call with tensors on devices
   // Of the call.
   DeviceBackend* device_ = nullptr;  // if its tensors are on one
-  DeviceBackend::Begun begun_;
+  Place place_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
 };

@@ -23,7 +23,7 @@ class NcclBackend final : public collectives::DeviceBackend {
   NcclBackend(sync::Group& group, collectives::Backend& round) : group_(group), calls_(group, round) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return "NCCL"; }
-  Begun begin(std::span<const Device> devices) override { return calls_.begin(devices); }
+  collectives::Place begin(std::span<const Device> devices) override { return calls_.begin(devices); }
   [[nodiscard]] Bytes bytes_of(const TensorView& tensor) const override;
   void check_reducible(merge::Combine combine, DType dtype) const override { (void)nccl_reduction(combine, dtype); }
   void check_can_allocate() const override;

@@ -44,7 +44,7 @@ std::uint64_t NcclCalls::identity_of(int device) {
   return identity;
 }
 
-collectives::DeviceBackend::Begun NcclCalls::begin(std::span<const Device> devices) {
+collectives::Place NcclCalls::begin(std::span<const Device> devices) {
   lanes_.clear();
   is_captured_ = false;
   if (devices.size() > most_devices)
@@ -66,9 +66,8 @@ collectives::DeviceBackend::Begun NcclCalls::begin(std::span<const Device> devic
         ErrorKind::unsupported,
         "a call for several devices of a rank cannot be captured into a graph: NVIDIA's documentation says that "
         "launching one may never return");
-  return {is_captured_ ? collectives::Place::captured : collectives::Place::device,
-          lanes_.size() == 1 ? identities.front()
-                             : XXH3_64bits(identities.data(), identities.size() * sizeof(std::uint64_t))};
+  const std::uint64_t all = XXH3_64bits(identities.data(), identities.size() * sizeof(std::uint64_t));
+  return {.devices = all, .count = static_cast<std::uint32_t>(lanes_.size()), .is_captured = is_captured_};
 }
 
 const NcclCalls::Lane& NcclCalls::lane_of(const Device& device) const {
@@ -176,9 +175,12 @@ NcclCalls::Communicators& NcclCalls::meet(const WaitOptions& options) {
 }
 
 void NcclCalls::wait_until_ready(const Communicators& communicators, const char* what, const WaitOptions& options) {
-  wait_for_device(
-      group_, [&] { return std::ranges::all_of(communicators, [](const auto& each) { return each->is_ready(); }); },
-      what, options, others());
+  const auto are_ready = [&] {
+    bool all = true;
+    for (const auto& each : communicators) all = each->is_ready() && all;
+    return all;
+  };
+  wait_for_device(group_, are_ready, what, options, others());
 }
 
 // 4.

@@ -43,7 +43,7 @@ class NcclCalls {
   NcclCalls& operator=(const NcclCalls&) = delete;
 
   /// 1. As DeviceBackend::begin().
-  collectives::DeviceBackend::Begun begin(std::span<const Device> devices);
+  collectives::Place begin(std::span<const Device> devices);
   /// 2. Throws on all ranks or on none.
   void open(const collectives::Card& card, const collectives::Opened& opened, const WaitOptions& options);
   /// 3 and 4: `add` asks the communicator of each lane for what is to be done. NCCL's numbers are the ranks' times how
