@@ -72,8 +72,8 @@ Engine& engine_of(ProcessGroup& group) noexcept;
 ///   call returns. A result must not overlap another rank's or call's input.
 /// - In a program with libmuster-cuda the tensors of a call may be on a device of each rank, contiguous, and go by NCCL
 ///   (muster/cuda.hpp; docs/devices.md, "Collectives"). Such a call returns when it is in the stream that is named:
-///   until the device has done it, its inputs must stay as they are, and results are not there. barrier() does not wait
-///   for devices. Messages, shared results and Configs are for host memory: copy_to_host().
+///   until the device has done it (wait_for_devices()), its inputs must stay as they are, and results are not there.
+///   barrier() does not wait for devices. Messages, shared results and Configs are for host memory: copy_to_host().
 /// - Ranks that share memory read larger inputs in a SharedArena where they lie: those are not copied.
 /// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup never meet those of the
 ///   SyncGroup that it was made of.
@@ -84,7 +84,8 @@ class ProcessGroup {
   explicit ProcessGroup(SyncGroup& group, const CollectiveOptions& options = {});
   ProcessGroup(ProcessGroup&&) noexcept;
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
-  /// Local, never waits.
+  /// Local, never waits; but for calls with tensors on devices it waits as wait_for_devices() does, without a word, and
+  /// for a second for the other ranks' ends.
   ~ProcessGroup();
 
   [[nodiscard]] int rank() const noexcept;
@@ -103,6 +104,10 @@ class ProcessGroup {
   [[nodiscard]] std::unique_ptr<ProcessGroup> split(const RankList& ranks, const CollectiveOptions& options = {});
 
   void barrier(const CollectiveOptions& options = {});
+  /// Local. Returns when this rank's devices have done what this group's calls have put into their streams: at once if
+  /// there were none with tensors on devices. Unlike a wait of CUDA it throws if a rank dies, leaves or fails
+  /// meanwhile, or the deadline is over: Error(peer_lost | timeout | cancelled | io), and the group has failed.
+  void wait_for_devices(const CollectiveOptions& options = {});
 
   // The same dtype and shape on all ranks.
 

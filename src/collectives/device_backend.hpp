@@ -54,6 +54,9 @@ class DeviceBackend : public Backend {
   /// Parts that lie one behind the other, each of so many rows, as the rows of one tensor.
   [[nodiscard]] virtual Tensor join(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows) = 0;
 
+  /// Returns when this rank's devices have done what its calls have put into their streams. What fails is the failure
+  /// of the group.
+  virtual void wait(const WaitOptions& options) = 0;
   /// The group has failed: what is under way would never end. The next call meets anew.
   virtual void abort() noexcept = 0;
 };

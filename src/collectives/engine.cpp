@@ -114,6 +114,13 @@ void Engine::barrier(const CollectiveOptions& options) {
       [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, {}, outs_, call.waits); });
 }
 
+void Engine::wait_for_devices(const CollectiveOptions& options) {
+  if (!devices_) return;
+  const DeviceEnd at_end(*this);
+  const sync::Use use(*group_);
+  devices_->wait(waits(options, "wait_for_devices"));
+}
+
 void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& tensor,
                         const CollectiveOptions& options) {
   Contiguous in;

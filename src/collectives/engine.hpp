@@ -35,6 +35,7 @@ class Engine {
   [[nodiscard]] Mail& mail() noexcept { return mail_; }
 
   void barrier(const CollectiveOptions& options);
+  void wait_for_devices(const CollectiveOptions& options);
   void all_reduce(const What& what, const Tensor& out, const TensorView& tensor, const CollectiveOptions& options);
   Tensor all_reduce_shared(const What& what, const TensorView& tensor, const CollectiveOptions& options);
   Tensor all_gather_shared(What what, const TensorView& tensor, const CollectiveOptions& options);

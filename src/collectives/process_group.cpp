@@ -52,6 +52,10 @@ void ProcessGroup::barrier(const CollectiveOptions& options) {
   engine_->barrier(options);
 }
 
+void ProcessGroup::wait_for_devices(const CollectiveOptions& options) {
+  engine_->wait_for_devices(options);
+}
+
 void ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, const CollectiveOptions& options) {
   engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, tensor, tensor.view(), options);
 }

@@ -30,6 +30,7 @@ class NcclBackend final : public collectives::DeviceBackend {
   [[nodiscard]] Tensor allocate(DType dtype, Shape shape) override;
   [[nodiscard]] Tensor cut(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents) override;
   [[nodiscard]] Tensor join(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows) override;
+  void wait(const WaitOptions& options) override { calls_.wait(options); }
   void abort() noexcept override { calls_.abort(); }
 
   void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,

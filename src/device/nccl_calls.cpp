@@ -203,6 +203,27 @@ void NcclCalls::put(const WaitOptions& options, const Add& add) {
 
 // The end.
 
+bool NcclCalls::are_ready() const {
+  bool all = true;
+  for (const auto& [devices, communicators] : met_)
+    for (const auto& each : communicators) all = each->is_ready() && all;
+  return all;
+}
+
+bool NcclCalls::have_ended() const {
+  return std::ranges::all_of(last_, [](const auto& each) { return each.second.has_passed(); });
+}
+
+void NcclCalls::wait(const WaitOptions& options) {
+  const auto work = [&] {
+    // What fails between the devices does not end by itself: NCCL says it.
+    wait_for_device(
+        group_, [&] { return are_ready() && have_ended(); }, "its devices to do what the group's calls have asked",
+        options, others());
+  };
+  by_nccl_or_fail(group_, others(), options, work, [&] { abort(); });
+}
+
 bool NcclCalls::try_close() {
   using Clock = std::chrono::steady_clock;
   const std::vector<int> ranks = others();
@@ -220,24 +241,17 @@ bool NcclCalls::try_close() {
     for (const auto& [devices, communicators] : met_)
       for (const auto& each : communicators) use(*each);
   };
-  const auto are_ready = [&] {
-    bool all = true;
-    with_all([&](const Communicator& each) { all = each.is_ready() && all; });
-    return all;
-  };
-  const auto have_ended = [&] {
-    return are_ready() && std::ranges::all_of(last_, [](const auto& each) { return each.second.has_passed(); });
-  };
-  if (!comes(have_ended, group_.timeout())) return false;
+  if (!comes([&] { return are_ready() && have_ended(); }, group_.timeout())) return false;
   with_all([](Communicator& each) { each.begin_close(); });
-  if (!comes(are_ready, longest_end)) return false;
+  if (!comes([&] { return are_ready(); }, longest_end)) return false;
   with_all([](Communicator& each) { each.note_closed(); });
   return true;
 }
 
 NcclCalls::~NcclCalls() {
   try {
-    if (!met_.empty()) (void)try_close();
+    // In a forked child nothing is ours.
+    if (!met_.empty() && find_driver() != nullptr) (void)try_close();
   } catch (const std::exception&) {
     // A device or NCCL has failed. What has not been closed is aborted.
   }

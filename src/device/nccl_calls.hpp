@@ -63,6 +63,8 @@ class NcclCalls {
   void follow(const Lane& lane);
   /// Something has been put there.
   void note_last(const Lane& lane);
+  /// Until the devices have done what has been put.
+  void wait(const WaitOptions& options);
   /// The group has failed.
   void abort() noexcept { met_.clear(); }
 
@@ -75,6 +77,8 @@ class NcclCalls {
   /// Their communicators; null if they have not met.
   [[nodiscard]] Communicators* met();
   Communicators& meet(const WaitOptions& options);
+  [[nodiscard]] bool are_ready() const;
+  [[nodiscard]] bool have_ended() const;
   void wait_until_ready(const Communicators& communicators, const char* what, const WaitOptions& options);
   /// Whether it could: all have ended in order.
   [[nodiscard]] bool try_close();

@@ -216,6 +216,34 @@ TEST_CASE("a rank that is killed while the others' devices wait for its: named b
   check_ended(ended, {victim});
 }
 
+TEST_CASE("who waits for devices hears of a death and of the deadline; CUDA's own waits would not end") {
+  for (const bool is_killed : {true, false}) {
+    const auto ended = try_ranks(
+        3,
+        [&](SyncGroup& outer) {
+          ProcessGroup group(outer);
+          group.wait_for_devices();
+          const auto pid = static_cast<pid_t>(outer.info(1).pid);
+          const Tensor tensor = mine_of(group);
+          group.all_reduce(tensor);
+          group.wait_for_devices();
+          group.barrier();
+          if (group.rank() == 1) ::setenv("FAKE_CUDA_HANG", "1", 1);
+          group.all_reduce(tensor);
+          group.barrier();
+          if (group.rank() == 1 && is_killed) ::raise(SIGKILL);
+          const auto since = std::chrono::steady_clock::now();
+          if (is_killed)
+            check_named(error_of([&] { group.wait_for_devices(); }), since, 1, pid, 1s);
+          else
+            error_of(ErrorKind::timeout, {"wait_for_devices"}, [&] { group.wait_for_devices({.timeout = 300ms}); });
+          if (group.rank() != 1) (void)copy_to_host(tensor);
+        },
+        30s);
+    check_ended(ended, is_killed ? std::vector{1} : std::vector<int>{});
+  }
+}
+
 TEST_CASE("a rank that is stopped is named by the deadline, as stopped") {
   run_ranks(3,
             [](SyncGroup& outer) {

@@ -2,7 +2,11 @@
 // Collectives of tensors on devices, between real processes, over a fake driver and a fake NCCL (fake/): each call
 // beside the same one in host memory; order in streams.
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <functional>
+#include <optional>
 
 #include "muster/process_group.hpp"
 #include "tests/device/device_ranks.hpp"
@@ -250,6 +254,25 @@ TEST_CASE("one communicator for a set of devices, and its end") {
     }
     RANK_CHECK(inits() == 3);
     RANK_CHECK(ended() == 1);
+  });
+}
+
+TEST_CASE("a process that was forked from one that has met by NCCL ends as it should") {
+  with_devices(2, [](ProcessGroup& group) {
+    const Tensor mine = device_pattern(DType::u8, {100}, 1, group.rank());
+    std::optional<ProcessGroup> another(std::in_place, group.group());
+    another->broadcast(mine, 0);
+    another->wait_for_devices();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      another.reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    RANK_CHECK(::waitpid(child, &status, 0) == child);
+    RANK_CHECK(status == 0);
+    another->broadcast(mine, 1);
+    another->wait_for_devices();
   });
 }
 
