@@ -16,8 +16,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const Setting four_devices("FAKE_CUDA_DEVICES", "4");
-
 Tensor mine_of(const ProcessGroup& group, std::int64_t count = 1000) {
   return on_device(Tensor::take(std::vector<float>(static_cast<std::size_t>(count), 1)), group.rank());
 }
@@ -35,6 +33,7 @@ void refused(ProcessGroup& group, ErrorKind kind, const std::vector<std::string>
 }  // namespace
 
 TEST_CASE("what ranks disagree about, and what cannot be, is every rank's error before a byte moves") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(3, [](SyncGroup& outer) {
     ProcessGroup group(outer);
     const int self = group.rank();
@@ -90,6 +89,7 @@ TEST_CASE("what ranks disagree about, and what cannot be, is every rank's error 
 }
 
 TEST_CASE("NCCL that fails on one rank fails the group, at once, and leaves no batch open") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   struct Failing {
     const char* name;
     const char* value;
@@ -123,6 +123,7 @@ TEST_CASE("NCCL that fails on one rank fails the group, at once, and leaves no b
 }
 
 TEST_CASE("NCCL that cannot make an identity: every rank hears of it, the group goes on") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(2, [](SyncGroup& outer) {
     ProcessGroup group(outer);
     const Tensor tensor = mine_of(group);
@@ -135,6 +136,7 @@ TEST_CASE("NCCL that cannot make an identity: every rank hears of it, the group 
 }
 
 TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(2, [](SyncGroup& outer) {
     ProcessGroup group(outer);
     const Tensor tensor = mine_of(group);
@@ -145,6 +147,7 @@ TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
 }
 
 TEST_CASE("a network that fails between devices is heard of by the next call") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(2, [](SyncGroup& outer) {
     ProcessGroup group(outer);
     const Tensor tensor = mine_of(group);
@@ -159,6 +162,7 @@ TEST_CASE("a network that fails between devices is heard of by the next call") {
 }
 
 TEST_CASE("a rank that is killed before a call or in its middle is named by all, and no stream waits for it") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   std::mt19937 random(2026);
   constexpr int victim = 2;
   for (int turn = 0; turn < 12; ++turn) {
@@ -192,6 +196,7 @@ TEST_CASE("a rank that is killed before a call or in its middle is named by all,
 }
 
 TEST_CASE("a rank that is killed while the others' devices wait for its: named by whatever call comes next") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   constexpr int victim = 1;
   const auto ended = try_ranks(
       3,
@@ -217,6 +222,7 @@ TEST_CASE("a rank that is killed while the others' devices wait for its: named b
 }
 
 TEST_CASE("who waits for devices hears of a death and of the deadline; CUDA's own waits would not end") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   for (const bool is_killed : {true, false}) {
     const auto ended = try_ranks(
         3,
@@ -245,6 +251,7 @@ TEST_CASE("who waits for devices hears of a death and of the deadline; CUDA's ow
 }
 
 TEST_CASE("a rank that is stopped is named by the deadline, as stopped") {
+  const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(3,
             [](SyncGroup& outer) {
               ProcessGroup group(outer);
