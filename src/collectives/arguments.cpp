@@ -102,6 +102,14 @@ std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::si
   return {sizes->begin(), sizes->end()};
 }
 
+void check_on_host(const TensorView& tensor, const char* call) {
+  if (!tensor.device().is_host())
+    throw Error(ErrorKind::unsupported,
+                fmt::format("{} is for tensors in host memory, and one of shape {} is on {}: copy it to the host first "
+                            "(copy_to_host)",
+                            call, to_string(tensor.shape()), to_string(tensor.device())));
+}
+
 Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device) {
   return device == nullptr ? tensor.bytes() : device->bytes_of(tensor);
 }
@@ -168,7 +176,7 @@ Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<cons
 Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows, DeviceBackend* device) {
   if (rows <= 1 || parts.nbytes() == 0) return parts;
   if (device != nullptr) return device->join(parts, sizes, rows);
-  const Tensor whole = Tensor::allocate(parts.dtype(), parts.shape());
+  Tensor whole = Tensor::allocate(parts.dtype(), parts.shape());
   const std::uint64_t stride = parts.nbytes() / rows;
   const std::byte* from = parts.data();
   std::byte* begin = whole.mutable_data();

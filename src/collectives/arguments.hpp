@@ -42,6 +42,9 @@ void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim);
 /// The extents of the slices of so many ranks: even ones, or `sizes`.
 std::vector<std::int64_t> slices_of(const Shape& shape, std::size_t dim, std::size_t ranks,
                                     std::optional<std::span<const std::int64_t>> sizes);
+/// For calls that take no others. Throws Error(unsupported).
+void check_on_host(const TensorView& tensor, const char* call);
+
 // `device`: where the tensors of the call are; null: in host memory. Those that are elsewhere are refused.
 
 /// The elements of a tensor that has no gaps.

@@ -33,20 +33,6 @@ struct Engine::Call {
   std::optional<Opened> then = {};    // once all ranks agree; what it fails with is the failure of the group
 };
 
-/// Whatever call of a group fails it: what it has under way on devices would never end.
-class Engine::DeviceEnd {
- public:
-  explicit DeviceEnd(const Engine& engine) : engine_(engine) {}
-  ~DeviceEnd() {
-    if (engine_.devices_ && engine_.group_->failure()) engine_.devices_->abort();
-  }
-  DeviceEnd(const DeviceEnd&) = delete;
-  DeviceEnd& operator=(const DeviceEnd&) = delete;
-
- private:
-  const Engine& engine_;
-};
-
 template <class Prepare, class Move>
 void Engine::run(const What& what, std::span<const Device> where, const CollectiveOptions& options,
                  const Prepare& prepare, const Move& move) {
@@ -148,6 +134,7 @@ Tensor Engine::all_reduce_shared(const What& what, const TensorView& tensor, con
   run(
       what, {}, options,
       [&](Card& card) {
+        check_on_host(tensor, what.name);
         merge::check_reducible(combine_of(*what.op), tensor.dtype());
         in = Contiguous(tensor);
         card.bytes = in.bytes().size();
@@ -167,6 +154,7 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
   run(
       what, {}, options,
       [&](Card& card) {
+        check_on_host(tensor, what.name);
         what.dim = dimension(tensor.shape(), 0);
         check_whole_bytes(tensor.dtype(), tensor.shape(), 0);
         in = Contiguous(tensor);

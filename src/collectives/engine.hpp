@@ -24,6 +24,21 @@ inline WaitOptions waits(const CollectiveOptions& options, const char* phase) {
 
 class Engine {
  public:
+  /// Around a wait of the group: if the group has failed at its end, what is under way on devices is aborted, because
+  /// it would never end.
+  class DeviceEnd {
+   public:
+    explicit DeviceEnd(const Engine& engine) : engine_(engine) {}
+    ~DeviceEnd() {
+      if (engine_.devices_ && engine_.group_->failure()) engine_.devices_->abort();
+    }
+    DeviceEnd(const DeviceEnd&) = delete;
+    DeviceEnd& operator=(const DeviceEnd&) = delete;
+
+   private:
+    const Engine& engine_;
+  };
+
   /// Collective over `group`, which is its own.
   Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
 
@@ -64,7 +79,6 @@ class Engine {
 
  private:
   struct Call;
-  class DeviceEnd;
   /// `where`: what devices the tensors are on; none: in host memory. `prepare` checks this rank's arguments and writes
   /// its card; `move` calls the backend.
   template <class Prepare, class Move>

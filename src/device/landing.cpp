@@ -153,7 +153,7 @@ void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLis
   }
   queue.follow_caller();
   for (std::size_t at = 0; at < tensors.size(); at += nccl_batch) {
-    entry.communicator->batch([&] {
+    Communicator::batch([&] {
       for (std::size_t i = at; i < std::min(tensors.size(), at + nccl_batch); ++i)
         entry.communicator->send(device_pointer(tensors[i]->data()), tensors[i]->nbytes(), 0, queue.stream());
     });
@@ -319,7 +319,7 @@ void DeviceLanding::receive_parcels(std::vector<Parcel>& parcels, Communicator& 
   std::size_t most = 0;
   for (const Parcel& parcel : parcels) most = std::max(most, parcel.places.size());
   for (std::size_t at = 0; at < most; at += nccl_batch) {
-    communicator.batch([&] {
+    Communicator::batch([&] {
       for (std::size_t i = 0; i < parcels.size(); ++i)
         for (std::size_t k = at; k < std::min(parcels[i].places.size(), at + nccl_batch); ++k)
           communicator.receive(parcels[i].places[k].first, parcels[i].places[k].second, static_cast<int>(i + 1),
