@@ -71,9 +71,9 @@ Engine& engine_of(ProcessGroup& group) noexcept;
 /// - Tensors are in host memory; inputs may be strided, results are contiguous. An input is the caller's again when the
 ///   call returns. A result must not overlap another rank's or call's input.
 /// - In a program with libmuster-cuda the tensors of a call may be on a device of each rank, contiguous, and go by NCCL
-///   (muster/cuda.hpp; docs/devices.md, "Collectives"). Such a call returns when it is in the stream that is named:
-///   until the device has done it (wait_for_devices()), its inputs must stay as they are, and results are not there.
-///   barrier() does not wait for devices. Messages, shared results and Configs are for host memory: copy_to_host().
+///   (muster/cuda.hpp; docs/devices.md, "Collectives"), which adds up in its own order. The call returns when it is in
+///   the stream that is named: until the device has done it (wait_for_devices()), inputs must stay as they are, and
+///   results are not there. barrier() waits for no device. Messages, shared results and Configs: copy_to_host() first.
 /// - Ranks that share memory read larger inputs in a SharedArena where they lie: those are not copied.
 /// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup never meet those of the
 ///   SyncGroup that it was made of.

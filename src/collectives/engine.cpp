@@ -107,16 +107,19 @@ void Engine::wait_for_devices(const CollectiveOptions& options) {
   devices_->wait(waits(options, "wait_for_devices"));
 }
 
-void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& tensor,
-                        const CollectiveOptions& options) {
+std::optional<Tensor> Engine::all_reduce(const What& what, const Tensor* into, const TensorView& tensor,
+                                         const CollectiveOptions& options) {
   Contiguous in;
   Room room;
+  std::optional<Tensor> made;
   run(
       what, devices_of(tensor), options,
       [&](Card& card) {
         check_reducible(*what.op, tensor.dtype());
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         if (card.wants != 0) {
+          if (into == nullptr) made.emplace(result_of(nullptr, tensor.dtype(), tensor.shape(), device_));
+          const Tensor& out = into == nullptr ? *made : *into;
           check_same(out, tensor, "the result");
           room = room_of(out, device_);
         }
@@ -126,6 +129,7 @@ void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& t
       [&](Call& call, const Opened& opened) {
         mover().all_reduce(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room, call.waits);
       });
+  return made;
 }
 
 Tensor Engine::all_reduce_shared(const What& what, const TensorView& tensor, const CollectiveOptions& options) {

@@ -51,7 +51,9 @@ class Engine {
 
   void barrier(const CollectiveOptions& options);
   void wait_for_devices(const CollectiveOptions& options);
-  void all_reduce(const What& what, const Tensor& out, const TensorView& tensor, const CollectiveOptions& options);
+  /// Into `into`; if that is null, into a new tensor where the input is, which is returned.
+  std::optional<Tensor> all_reduce(const What& what, const Tensor* into, const TensorView& tensor,
+                                   const CollectiveOptions& options);
   Tensor all_reduce_shared(const What& what, const TensorView& tensor, const CollectiveOptions& options);
   Tensor all_gather_shared(What what, const TensorView& tensor, const CollectiveOptions& options);
   void broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options);

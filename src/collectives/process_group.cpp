@@ -57,12 +57,12 @@ void ProcessGroup::wait_for_devices(const CollectiveOptions& options) {
 }
 
 void ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, const CollectiveOptions& options) {
-  engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, tensor, tensor.view(), options);
+  (void)engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, &tensor, tensor.view(), options);
 }
 
 void ProcessGroup::all_reduce_into(const Tensor& out, const TensorView& tensor, ReduceOp op,
                                    const CollectiveOptions& options) {
-  engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, out, tensor, options);
+  (void)engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, &out, tensor, options);
 }
 
 Tensor ProcessGroup::all_reduce_shared(const TensorView& tensor, ReduceOp op, const CollectiveOptions& options) {
@@ -74,7 +74,7 @@ Tensor ProcessGroup::all_gather_shared(const TensorView& tensor, const Collectiv
 }
 
 void ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op, const CollectiveOptions& options) {
-  engine_->all_reduce({"reduce", op, root, tensor.dtype(), &tensor.shape()}, tensor, tensor.view(), options);
+  (void)engine_->all_reduce({"reduce", op, root, tensor.dtype(), &tensor.shape()}, &tensor, tensor.view(), options);
 }
 
 void ProcessGroup::broadcast(const Tensor& tensor, int root, const CollectiveOptions& options) {

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "muster/process_group.hpp"
+#include "src/collectives/engine.hpp"
 #include "tests/device/device_ranks.hpp"
 
 using namespace muster;
@@ -111,6 +112,11 @@ TEST_CASE("each call gives what it gives in host memory") {
           const Tensor out = blank(at, shape);
           all.all_reduce_into(out, mine(at, shape), ReduceOp::max);
           return std::vector{out};
+        });
+        check([&](ProcessGroup& all, const At& at) {
+          const Tensor tensor = mine(at, shape);
+          return std::vector{*collectives::engine_of(all).all_reduce(
+              {"all_reduce", ReduceOp::sum, {}, DType::f32, &tensor.shape()}, nullptr, tensor, {})};
         });
         for (int root = 0; root < n; ++root) {
           check([&](ProcessGroup& all, const At& at) {
