@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Tensors on NVIDIA devices: views of them, the stream that an exchange respects, where gathered tensors land. Programs
-// that include this header link libmuster-cuda (pkg-config muster-cuda), which takes the gathers' device route with it.
+// that include this header link libmuster-cuda (pkg-config muster-cuda), which takes the gathers' device route and the
+// collectives' NCCL backend with it.
 // It needs no CUDA toolkit: the driver is loaded when it is first asked for. Rules and the choice of ways are in
 // docs/devices.md.
 
@@ -27,8 +28,7 @@ namespace muster {
 /// no driver, and as TensorView's constructor.
 TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides = {});
 
-/// Fresh memory of a device (cuMemAlloc), not initialised; writable by address only. Throws Error(no_space), and as
-/// above.
+/// Fresh memory of a device (cuMemAlloc), not initialised; writable. Throws Error(no_space), and as above.
 Tensor cuda_allocate(DType dtype, Shape shape, int device);
 
 /// A contiguous copy on the heap, of a tensor wherever it is. Respects the stream as an exchange does, and returns when
@@ -41,13 +41,14 @@ Config config_to_host(const Config& config);
 /// A contiguous copy on a device, of a tensor that is on the host. As above.
 Tensor copy_to_device(const TensorView& tensor, int device);
 
-/// Names the stream that this thread's exchanges respect, as long as it lives: what has been queued there before a call
-/// is done before elements are read; and when the call returns, nothing reads them any more (with Own::borrow, but for
-/// the views of the first rank's own). It counts for tensors on its own device, whichever is current; for tensors on
-/// other devices, and without a scope, it is the device's default stream, which waits for all streams that were not
-/// made non-blocking. Scopes nest. The stream must live as long as the scope. Calls throw Error(argument) while it is
-/// being captured into a graph. The constructor throws Error(argument) on a stream of a context that the program has
-/// made itself (cuCtxCreate).
+/// Names the stream that this thread's exchanges respect, and that its collectives are put into, as long as it lives.
+/// Of an exchange: what has been queued there before a call is done before elements are read; and when the call
+/// returns, nothing reads them any more (with Own::borrow, but for the views of the first rank's own). It counts for
+/// tensors on its own device, whichever is current; for tensors on other devices, and without a scope, it is the
+/// device's default stream, which waits for all streams that were not made non-blocking. Scopes nest. The stream must
+/// live as long as the scope. Exchanges throw Error(argument) while it is being captured into a graph; collectives
+/// become a part of that (muster/cuda_graph.hpp). The constructor throws Error(argument) on a stream of a context that
+/// the program has made itself (cuCtxCreate).
 class CudaStreamScope {
  public:
   explicit CudaStreamScope(CUstream_st* stream);

@@ -32,9 +32,11 @@ struct InitOptions {
 /// Collective over the job. Backends:
 /// - "shm": all ranks are on this host;
 /// - "tcp", "gloo": any hosts, over TCP, which both names mean; ranks of one host share memory all the same;
-/// - "mpi": env:// only, of a job that MPI has started.
-/// Throws Error(argument) on a second call, a backend or method that is none, ranks that cannot be; Error(unsupported)
-/// if the backend cannot reach all ranks, or is "nccl" and there is no device; as world() and tcp_group().
+/// - "mpi": env:// only, of a job that MPI has started;
+/// - "nccl": as "tcp", in a program with libmuster-cuda.
+/// Tensors on devices go by NCCL with each of them (muster/process_group.hpp). Throws Error(argument) on a second call,
+/// a backend or method that is none, ranks that cannot be; Error(unsupported) if the backend cannot reach all ranks, or
+/// is "nccl" and there is no libmuster-cuda; as world() and tcp_group().
 void init_process_group(std::string_view backend, const InitOptions& options = {});
 
 /// Collective over the job. The master-worker mode in place of a process group: is_initialized() stays false. Throws as
@@ -73,8 +75,8 @@ inline const Group world_group{};
 /// What a group's calls run on: for what is not here. Throws Error(argument) on a rank that is not in it.
 [[nodiscard]] ProcessGroup& process_group(const Group& group = world_group);
 
-// `src` and `dst` are ranks of the job, also with a group; Error(argument) if they are not in it. Tensors are in host
-// memory, contiguous, and written to where they are results. What else: ProcessGroup.
+// `src` and `dst` are ranks of the job, also with a group; Error(argument) if they are not in it. Tensors are
+// contiguous, and written to where they are results. What else: ProcessGroup.
 
 [[nodiscard]] Work<void> isend(const Tensor& tensor, int dst);
 [[nodiscard]] Work<int> irecv(const Tensor& tensor, int src);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// ProcessGroup: collectives on the ranks of a SyncGroup, for tensors in host memory and for Configs. Semantics: the
-// collectives of torch.distributed and MPI, with what those leave open decided: reductions take the ranks in their
-// order, so that all ranks have the same bits; whatever the ranks disagree about is an error on all of them.
+// ProcessGroup: collectives on the ranks of a SyncGroup, for tensors and for Configs. Semantics: the collectives of
+// torch.distributed and MPI, with what those leave open decided: reductions take the ranks in their order, so that all
+// ranks have the same bits; whatever the ranks disagree about is an error on all of them.
 
 #include <chrono>
 #include <cstdint>
@@ -51,9 +51,12 @@ struct ReceivedConfig {
   Config config = {};
 };
 
+class ProcessGroup;
 namespace collectives {
 class Engine;
-}
+/// For Muster's other libraries.
+Engine& engine_of(ProcessGroup& group) noexcept;
+}  // namespace collectives
 
 /// Rules of all calls:
 /// - Collective over the group: each rank makes the same calls in the same order. `root`, `to`, `from` are ranks of
@@ -67,6 +70,10 @@ class Engine;
 ///   and in each later call, as those of SyncGroup. What the results have in them then is not told.
 /// - Tensors are in host memory; inputs may be strided, results are contiguous. An input is the caller's again when the
 ///   call returns. A result must not overlap another rank's or call's input.
+/// - In a program with libmuster-cuda the tensors of a call may be on a device of each rank, contiguous, and go by NCCL
+///   (muster/cuda.hpp; docs/devices.md, "Collectives"), which adds up in its own order. The call returns when it is in
+///   the stream that is named: until the device has done it (wait_for_devices()), inputs must stay as they are, and
+///   results are not there. barrier() waits for no device. Messages, shared results and Configs: copy_to_host() first.
 /// - Ranks that share memory read larger inputs in a SharedArena where they lie: those are not copied.
 /// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup never meet those of the
 ///   SyncGroup that it was made of.
@@ -77,7 +84,8 @@ class ProcessGroup {
   explicit ProcessGroup(SyncGroup& group, const CollectiveOptions& options = {});
   ProcessGroup(ProcessGroup&&) noexcept;
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
-  /// Local, never waits.
+  /// Local, never waits; but for calls with tensors on devices it waits as wait_for_devices() does, without a word, and
+  /// for a second for the other ranks' ends.
   ~ProcessGroup();
 
   [[nodiscard]] int rank() const noexcept;
@@ -96,6 +104,10 @@ class ProcessGroup {
   [[nodiscard]] std::unique_ptr<ProcessGroup> split(const RankList& ranks, const CollectiveOptions& options = {});
 
   void barrier(const CollectiveOptions& options = {});
+  /// Local. Returns when this rank's devices have done what this group's calls have put into their streams: at once if
+  /// there were none with tensors on devices. Unlike a wait of CUDA it throws if a rank dies, leaves or fails
+  /// meanwhile, or the deadline is over: Error(peer_lost | timeout | cancelled | io), and the group has failed.
+  void wait_for_devices(const CollectiveOptions& options = {});
 
   // The same dtype and shape on all ranks.
 
@@ -216,6 +228,7 @@ class ProcessGroup {
   }
 
  private:
+  friend collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept;
   explicit ProcessGroup(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
   void add_task(std::function<void(ProcessGroup&)> task);
   void pass_on_failure() noexcept;

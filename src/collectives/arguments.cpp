@@ -108,9 +108,21 @@ Shape with_extent(Shape shape, std::size_t dim, std::int64_t extent) {
   return shape;
 }
 
-Room room_of(const Tensor& tensor) {
+void check_on_host(const TensorView& tensor, const char* call) {
+  if (!tensor.device().is_host())
+    throw Error(ErrorKind::unsupported,
+                fmt::format("{} is for tensors in host memory, and one of shape {} is on {}: copy it to the host first "
+                            "(copy_to_host)",
+                            call, to_string(tensor.shape()), to_string(tensor.device())));
+}
+
+Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device) {
+  return device == nullptr ? tensor.bytes() : device->bytes_of(tensor);
+}
+
+Room room_of(const Tensor& tensor, const DeviceBackend* device) {
   if (!tensor.view().is_contiguous()) throw Error(ErrorKind::argument, "a result must be contiguous");
-  (void)tensor.view().host_data();
+  (void)bytes_of(tensor, device);
   if (tensor.nbytes() == 0) return {};
   return {tensor.mutable_data(), tensor.nbytes()};
 }
@@ -126,6 +138,10 @@ void check_result(const Tensor& result, const TensorView& tensor, std::size_t di
                             to_string(TensorSpec{tensor.dtype(), with_extent(shape, dim, extent)})));
 }
 
+Tensor new_result(DType dtype, Shape shape, DeviceBackend* device) {
+  return device != nullptr ? device->allocate(dtype, std::move(shape)) : Tensor::allocate(dtype, std::move(shape));
+}
+
 void check_same(const TensorView& tensor, const TensorView& other, const char* which) {
   if (tensor.dtype() == other.dtype() && tensor.shape() == other.shape()) return;
   throw Error(ErrorKind::argument,
@@ -133,18 +149,28 @@ void check_same(const TensorView& tensor, const TensorView& other, const char* w
                           to_string(other.dtype()), to_string(other.shape())));
 }
 
-Contiguous::Contiguous(const TensorView& tensor) {
+Contiguous::Contiguous(const TensorView& tensor, const DeviceBackend* device) {
+  if (device != nullptr) {
+    bytes_ = device->bytes_of(tensor);
+    return;
+  }
   (void)tensor.host_data();
   if (!tensor.is_contiguous()) copy_ = Tensor::copy_of(tensor);
   bytes_ = copy_ ? copy_->bytes() : tensor.bytes();
 }
 
-Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents) {
-  (void)tensor.host_data();
+Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents,
+                       DeviceBackend* device) {
   if (rows_before(tensor.shape(), dim) <= 1) {
-    *this = Contiguous(tensor);
+    *this = Contiguous(tensor, device);
     return;
   }
+  if (device != nullptr) {
+    copy_ = device->cut(tensor, dim, extents);
+    bytes_ = device->bytes_of(*copy_);
+    return;
+  }
+  (void)tensor.host_data();
   copy_ = Tensor::allocate(tensor.dtype(), tensor.shape());
   std::byte* to = copy_->mutable_data();
   std::int64_t begin = 0;
@@ -157,9 +183,10 @@ Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<cons
   bytes_ = copy_->bytes();
 }
 
-Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows) {
+Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows, DeviceBackend* device) {
   if (rows <= 1 || parts.nbytes() == 0) return parts;
-  const Tensor whole = Tensor::allocate(parts.dtype(), parts.shape());
+  if (device != nullptr) return device->join(parts, sizes, rows);
+  Tensor whole = Tensor::allocate(parts.dtype(), parts.shape());
   const std::uint64_t stride = parts.nbytes() / rows;
   const std::byte* from = parts.data();
   std::byte* begin = whole.mutable_data();

@@ -11,7 +11,7 @@
 
 #include "muster/process_group.hpp"
 #include "muster/tensor.hpp"
-#include "src/collectives/backend.hpp"
+#include "src/collectives/device_backend.hpp"
 
 namespace muster::collectives {
 
@@ -43,19 +43,29 @@ void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim);
 void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<std::span<const std::int64_t>> sizes,
          std::vector<std::int64_t>& extents);
 Shape with_extent(Shape shape, std::size_t dim, std::int64_t extent);
-/// Of a result.
-Room room_of(const Tensor& tensor);
 /// A result must be as `tensor` is, but for that extent.
 void check_result(const Tensor& result, const TensorView& tensor, std::size_t dim, std::int64_t extent);
+/// For calls that take no others. Throws Error(unsupported).
+void check_on_host(const TensorView& tensor, const char* call);
+
+// `device`: where the tensors of the call are; null: in host memory. Those that are elsewhere are refused.
+
+/// The elements of a tensor that has no gaps.
+Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device = nullptr);
+/// Of a result.
+Room room_of(const Tensor& tensor, const DeviceBackend* device = nullptr);
+/// A new result.
+Tensor new_result(DType dtype, Shape shape, DeviceBackend* device = nullptr);
 void check_same(const TensorView& tensor, const TensorView& other, const char* which);
 
-/// The elements of a tensor without gaps: its own, or a copy.
+/// The elements of a tensor without gaps: its own, or a copy. On a device there have to be none.
 class Contiguous {
  public:
   Contiguous() = default;
-  explicit Contiguous(const TensorView& tensor);
+  explicit Contiguous(const TensorView& tensor, const DeviceBackend* device = nullptr);
   /// Slices along a dimension, one behind the other.
-  Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents);
+  Contiguous(const TensorView& tensor, std::size_t dim, std::span<const std::int64_t> extents,
+             DeviceBackend* device = nullptr);
   [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
 
  private:
@@ -64,6 +74,7 @@ class Contiguous {
 };
 
 /// Parts that lie one behind the other, each of so many rows, as the rows of one tensor.
-Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows);
+Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows,
+              DeviceBackend* device = nullptr);
 
 }  // namespace muster::collectives

@@ -45,6 +45,10 @@ struct Card {
   std::int64_t extent = 0;    // of all_gather, where it is not agreed
   std::uint32_t status = 0;   // 0: this rank's arguments can be
   std::uint32_t wants = 1;    // 0: all_reduce and all_gather have nothing for this rank
+  std::uint32_t joined = 0;   // of all_gather: the rooms for all ranks' bytes lie one behind the other
+  // Of calls on devices: which, and `bytes`, which no backend of the host moves.
+  std::uint64_t devices = 0;
+  std::uint64_t device_bytes = 0;
   // Of backends that share memory.
   InputPlace input = {};
   ResultOffer result = {};

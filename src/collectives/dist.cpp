@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/tcp.hpp"
+#include "src/collectives/device_backend.hpp"
 
 namespace muster::dist {
 namespace {
@@ -36,11 +37,13 @@ Backend backend_of(std::string_view name) {
   if (name == "shm") return Backend::shm;
   if (name == "tcp" || name == "gloo") return Backend::tcp;
   if (name == "mpi") return Backend::mpi;
+  // Whatever the backend, tensors on devices go by NCCL.
+  if (name == "nccl" && collectives::has_device_backend()) return Backend::tcp;
   if (name == "nccl")
     throw Error(ErrorKind::unsupported,
-                "the backend 'nccl' moves tensors on devices, which collectives do not take: copy them to the host, or "
-                "gather them (get_tensors_parallel)");
-  throw Error(ErrorKind::argument, fmt::format("there is no backend '{}': shm, tcp, gloo or mpi", name));
+                "the backend 'nccl' moves tensors on devices, which this program does not know: link libmuster-cuda "
+                "(pkg-config muster-cuda)");
+  throw Error(ErrorKind::argument, fmt::format("there is no backend '{}': shm, tcp, gloo, mpi or nccl", name));
 }
 
 /// env://.

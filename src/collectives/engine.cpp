@@ -35,18 +35,28 @@ struct Engine::Call {
 };
 
 template <class Prepare, class Move>
-void Engine::run(const What& what, const CollectiveOptions& options, const Prepare& prepare, const Move& move) {
+void Engine::run(const What& what, std::span<const Device> where, const CollectiveOptions& options,
+                 const Prepare& prepare, const Move& move) {
+  const DeviceEnd at_end(*this);
   const sync::Use use(*group_);
+  device_ = nullptr;
+  place_ = {};
   Call call(waits(options, what.name));
   std::ranges::fill(ins_, Bytes{});
   std::ranges::fill(outs_, Room{});
   call.trouble = sync::attempt(*group_, [&] {
     if (what.root && (*what.root < 0 || *what.root >= size()))
       throw Error(ErrorKind::argument, fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
+    if (!where.empty()) {
+      if (!devices_) devices_ = device_backend(sync::inside(*group_), *backend_);
+      place_ = devices_->begin(where);
+      device_ = devices_.get();
+    }
     prepare(call.card);
   });
   call.card.status = call.trouble ? 1 : 0;
-  if (!call.trouble) call.card.agreed = what.hash();
+  if (!call.trouble) call.card.agreed = what.hash() ^ place_.hash();
+  call.card.devices = place_.devices;
   const auto opened = [&](std::span<const Card> cards) {
     for (const Card& card : cards)
       if (card.status != 0) sync::inside(*group_).agree(call.trouble, call.waits);
@@ -60,7 +70,7 @@ void Engine::run(const What& what, const CollectiveOptions& options, const Prepa
 void Engine::disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const {
   using Words = std::array<char, 512>;
   Words mine;
-  put_text(mine, what.words());
+  put_text(mine, what.words() + place_.words());
   std::vector<Words> all(cards.size());
   group_->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), options);
   const auto other = std::ranges::find_if(cards, [&](const Card& card) { return card.agreed != cards[0].agreed; });
@@ -69,6 +79,11 @@ void Engine::disagree(const What& what, std::span<const Card> cards, const WaitO
                        fmt::format("{} calls {}, {} {}: all ranks of a group make the same calls in the same order",
                                    sync::name_of(group_->info(0)), get_text(all[0]),
                                    sync::name_of(group_->info(static_cast<int>(rank))), get_text(all[rank])));
+}
+
+void Engine::check_reducible(ReduceOp op, DType dtype) const {
+  merge::check_reducible(combine_of(op), dtype);
+  if (device_ != nullptr) device_->check_reducible(combine_of(op), dtype);
 }
 
 void Engine::place(const Tensor& all, std::span<const std::uint64_t> sizes) {
@@ -82,44 +97,56 @@ void Engine::place(const Tensor& all, std::span<const std::uint64_t> sizes) {
 void Engine::barrier(const CollectiveOptions& options) {
   const What what{"barrier"};
   run(
-      what, options, [](Card&) {},
-      [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, {}, outs_, call.waits); });
+      what, {}, options, [](Card&) {},
+      [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, {}, outs_, call.waits); });
 }
 
-void Engine::all_reduce(const What& what, const Tensor& out, const TensorView& tensor,
-                        const CollectiveOptions& options) {
+void Engine::wait_for_devices(const CollectiveOptions& options) {
+  if (!devices_) return;
+  const DeviceEnd at_end(*this);
+  const sync::Use use(*group_);
+  devices_->wait(waits(options, "wait_for_devices"));
+}
+
+std::optional<Tensor> Engine::all_reduce(const What& what, const Tensor* into, const TensorView& tensor,
+                                         const CollectiveOptions& options) {
   Contiguous in;
   Room room;
+  std::optional<Tensor> made;
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
-        merge::check_reducible(combine_of(*what.op), tensor.dtype());
+        check_reducible(*what.op, tensor.dtype());
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         if (card.wants != 0) {
+          if (into == nullptr) made = new_result(tensor.dtype(), tensor.shape(), device_);
+          const Tensor& out = into == nullptr ? *made : *into;
           check_same(out, tensor, "the result");
-          room = room_of(out);
+          room = room_of(out, device_);
         }
-        in = Contiguous(tensor);
+        in = Contiguous(tensor, device_);
         card.bytes = in.bytes().size();
       },
       [&](Call& call, const Opened& opened) {
-        backend_->all_reduce(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room, call.waits);
+        mover().all_reduce(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), room, call.waits);
       });
+  return made;
 }
 
 Tensor Engine::all_reduce_shared(const What& what, const TensorView& tensor, const CollectiveOptions& options) {
   Contiguous in;
   HeldResult result;
   run(
-      what, options,
+      what, {}, options,
       [&](Card& card) {
+        check_on_host(tensor, what.name);
         merge::check_reducible(combine_of(*what.op), tensor.dtype());
         in = Contiguous(tensor);
         card.bytes = in.bytes().size();
       },
       [&](Call& call, const Opened& opened) {
-        result = backend_->all_reduce_shared(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(),
-                                             call.waits);
+        result =
+            mover().all_reduce_shared(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), call.waits);
       });
   return {TensorView(tensor.dtype(), tensor.shape(), result.data), std::move(result.keeper)};
 }
@@ -130,15 +157,16 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, {}, options,
       [&](Card& card) {
+        check_on_host(tensor, what.name);
         what.dim = dimension(tensor.shape(), 0);
         check_whole_bytes(tensor.dtype(), tensor.shape(), 0);
         in = Contiguous(tensor);
         card.bytes = card.largest = in.bytes().size();
       },
       [&](Call& call, const Opened& opened) {
-        result = backend_->all_gather_shared(call.card, opened, in.bytes(), ins_.size(), call.waits);
+        result = mover().all_gather_shared(call.card, opened, in.bytes(), ins_.size(), call.waits);
       });
   Shape shape = tensor.shape();
   shape[0] *= size();
@@ -148,16 +176,16 @@ Tensor Engine::all_gather_shared(What what, const TensorView& tensor, const Coll
 void Engine::broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options) {
   Bytes in;
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         if (what.root != rank()) {
-          outs_[static_cast<std::size_t>(*what.root)] = room_of(tensor);
+          outs_[static_cast<std::size_t>(*what.root)] = room_of(tensor, device_);
           return;
         }
-        in = tensor.bytes();
+        in = bytes_of(tensor, device_);
         card = {.bytes = in.size(), .largest = in.size(), .wants = 0};
       },
-      [&](Call& call, const Opened& opened) { backend_->all_gather(call.card, opened, in, outs_, call.waits); });
+      [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, in, outs_, call.waits); });
 }
 
 std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int dim, const CollectiveOptions& options,
@@ -169,17 +197,19 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         along = dimension(tensor.shape(), dim);
         check_whole_bytes(tensor.dtype(), tensor.shape(), along);
-        in = Contiguous(tensor);
+        in = Contiguous(tensor, device_);
         card = {.bytes = in.bytes().size(), .largest = in.bytes().size(), .extent = tensor.shape()[along]};
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
+        card.joined = 1;
         what.dim = along;
+        if (device_ != nullptr && into == nullptr && card.wants != 0) device_->check_can_allocate();
         if (into != nullptr) {
           check_result(*into, tensor, along, tensor.shape()[along] * size());
-          (void)room_of(*into);
+          (void)room_of(*into, device_);
         }
         const std::span<const std::int64_t> extents = what.slices;
         if (!extents.empty() && (extents.size() != ins_.size() || extents[self()] != tensor.shape()[along]))
@@ -195,14 +225,14 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
             extent += card.extent;
             sizes_.push_back(card.bytes);
           }
-          if (into == nullptr) parts = Tensor::allocate(tensor.dtype(), with_extent(tensor.shape(), along, extent));
+          if (into == nullptr) parts = new_result(tensor.dtype(), with_extent(tensor.shape(), along, extent), device_);
           place(parts ? *parts : *into, sizes_);
         };
         call.then.emplace(then);
-        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
+        mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
   if (!parts) return std::nullopt;
-  return joined(*parts, sizes_, rows_before(parts->shape(), along));
+  return joined(*parts, sizes_, rows_before(parts->shape(), along), device_);
 }
 
 void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorView& tensor,
@@ -212,7 +242,7 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         const std::size_t wanted = card.wants != 0 ? ins_.size() : 0;
@@ -226,7 +256,7 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
           } else {
             check_same(outs[i], tensor, "a result");
           }
-          outs_[i] = room_of(outs[i]);
+          outs_[i] = room_of(outs[i], device_);
           if (what.varies && !tensor.shape().empty()) extents.push_back(outs[i].shape()[0]);
         }
         // All ranks know them all.
@@ -235,32 +265,29 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
           what.dim = 0;
         else
           what.varies = false;
-        in = Contiguous(tensor);
+        in = Contiguous(tensor, device_);
         card.bytes = card.largest = in.bytes().size();
       },
-      [&](Call& call, const Opened& opened) {
-        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
-      });
+      [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits); });
 }
 
 std::optional<Tensor> Engine::reduce_scatter(What what, const TensorView& tensor,
                                              std::optional<std::span<const std::int64_t>> sizes, int dim,
                                              const CollectiveOptions& options, const Tensor* into) {
   Contiguous in;
-  std::optional<Tensor> made;
+  std::optional<Tensor> out;
   Room room;
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
-        const merge::Combine combine = combine_of(*what.op);
-        merge::check_reducible(combine, tensor.dtype());
+        check_reducible(*what.op, tensor.dtype());
         const std::size_t along = dimension(tensor.shape(), dim);
         cut(tensor.shape(), along, ins_.size(), sizes, extents_);
         what.dim = along;
         if (sizes) what.slices = *sizes;
-        in = Contiguous(tensor, along, extents_);
+        in = Contiguous(tensor, along, extents_, device_);
         const auto whole = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.shape()[along], 1));
         bounds_.assign(1, 0);
         for (const std::int64_t extent : extents_) {
@@ -272,23 +299,23 @@ std::optional<Tensor> Engine::reduce_scatter(What what, const TensorView& tensor
         if (into != nullptr)
           check_result(*into, tensor, along, extents_[self()]);
         else
-          made = Tensor::allocate(tensor.dtype(), with_extent(tensor.shape(), along, extents_[self()]));
-        room = room_of(made ? *made : *into);
+          out = new_result(tensor.dtype(), with_extent(tensor.shape(), along, extents_[self()]), device_);
+        room = room_of(out ? *out : *into, device_);
       },
       [&](Call& call, const Opened& opened) {
-        backend_->reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds_, room,
-                                 call.waits);
+        mover().reduce_scatter(call.card, opened, combine_of(*what.op), tensor.dtype(), in.bytes(), bounds_, room,
+                               call.waits);
       });
-  return made;
+  return out;
 }
 
 void Engine::scatter(const What& what, const Tensor& out, std::span<const TensorView> parts,
                      const CollectiveOptions& options) {
   std::vector<Contiguous> given;
   run(
-      what, options,
+      what, devices_of(out), options,
       [&](Card& card) {
-        outs_[static_cast<std::size_t>(*what.root)] = room_of(out);
+        outs_[static_cast<std::size_t>(*what.root)] = room_of(out, device_);
         const std::size_t wanted = what.root == rank() ? ins_.size() : 0;
         if (parts.size() != wanted)
           throw Error(ErrorKind::argument, fmt::format("scatter wants {} tensors of this rank (root {} gives one for "
@@ -296,11 +323,11 @@ void Engine::scatter(const What& what, const Tensor& out, std::span<const Tensor
                                                        wanted, *what.root, parts.size()));
         for (std::size_t i = 0; i < parts.size(); ++i) {
           check_same(parts[i], out, "a part");
-          ins_[i] = given.emplace_back(parts[i]).bytes();
+          ins_[i] = given.emplace_back(parts[i], device_).bytes();
         }
         card.largest = out.nbytes();
       },
-      [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+      [&](Call& call, const Opened& opened) { mover().all_to_all(call.card, opened, ins_, outs_, call.waits); });
 }
 
 Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<const std::int64_t>> rows,
@@ -319,12 +346,11 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
     row[0] = 1;
     check_whole_bytes(tensor.dtype(), row, 0);
     row_bytes = byte_size(tensor.dtype(), row);
-    in = Contiguous(tensor);
   };
   if (rows)
     // How many rows come from each.
     run(
-        what, options,
+        what, {}, options,
         [&](Card& card) {
           describe();
           card.largest = sizeof(std::int64_t);
@@ -333,19 +359,20 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
             outs_[i] = std::as_writable_bytes(std::span(&theirs[i], 1));
           }
         },
-        [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+        [&](Call& call, const Opened& opened) { mover().all_to_all(call.card, opened, ins_, outs_, call.waits); });
   Tensor out;
   run(
-      what, options,
+      what, devices_of(tensor), options,
       [&](Card& card) {
         if (!rows) {
           describe();
           theirs = mine;
         }
+        in = Contiguous(tensor, device_);
         const std::int64_t extent = std::accumulate(theirs.begin(), theirs.end(), std::int64_t{0});
         if (into != nullptr) check_result(*into, tensor, 0, extent);
-        out = into != nullptr ? *into : Tensor::allocate(tensor.dtype(), with_extent(tensor.shape(), 0, extent));
-        (void)room_of(out);
+        out = into != nullptr ? *into : new_result(tensor.dtype(), with_extent(tensor.shape(), 0, extent), device_);
+        (void)room_of(out, device_);
         std::uint64_t at = 0;
         std::uint64_t to = 0;
         for (std::size_t i = 0; i < ins_.size(); ++i) {
@@ -357,9 +384,24 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
           card.largest = std::max<std::uint64_t>(card.largest, ins_[i].size());
         }
       },
-      [&](Call& call, const Opened& opened) { backend_->all_to_all(call.card, opened, ins_, outs_, call.waits); });
+      [&](Call& call, const Opened& opened) { mover().all_to_all(call.card, opened, ins_, outs_, call.waits); });
   if (received != nullptr) *received = std::move(theirs);
   return out;
+}
+
+void Engine::on_devices(const What& what, std::span<const Device> devices, const CollectiveOptions& options,
+                        FunctionRef<void(DeviceBackend&)> prepare,
+                        FunctionRef<void(DeviceBackend&, const Card&, const Opened&, const WaitOptions&)> move) {
+  run(
+      what, devices, options,
+      [&](Card&) {
+        if (device_ == nullptr) throw Error(ErrorKind::argument, fmt::format("{} has no tensors", what.name));
+        prepare(*device_);
+      },
+      [&](Call& call, const Opened& opened) {
+        if (device_ == nullptr) return mover().all_gather(call.card, opened, {}, outs_, call.waits);
+        move(*device_, call.card, opened, call.waits);
+      });
 }
 
 std::vector<Config> Engine::configs(const What& what, const Config& config, bool only_root_gives, bool only_root_gets,
@@ -370,7 +412,7 @@ std::vector<Config> Engine::configs(const What& what, const Config& config, bool
   Tensor all;
   std::vector<std::uint64_t> sizes;
   run(
-      what, options,
+      what, {}, options,
       [&](Card& card) {
         if (gives) in = packed_whole(config);
         card.bytes = card.largest = in.nbytes();
@@ -385,7 +427,7 @@ std::vector<Config> Engine::configs(const What& what, const Config& config, bool
           place(all, sizes);
         };
         call.then.emplace(then);
-        backend_->all_gather(call.card, opened, in.bytes(), outs_, call.waits);
+        mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
   std::vector<Config> received;
   std::uint64_t at = 0;

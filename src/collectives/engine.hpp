@@ -13,6 +13,7 @@
 #include "muster/process_group.hpp"
 #include "src/collectives/arguments.hpp"
 #include "src/collectives/backend.hpp"
+#include "src/collectives/device_backend.hpp"
 #include "src/collectives/mail.hpp"
 
 namespace muster::collectives {
@@ -23,6 +24,21 @@ inline WaitOptions waits(const CollectiveOptions& options, const char* phase) {
 
 class Engine {
  public:
+  /// Around a wait of the group: if the group has failed at its end, what is under way on devices is aborted, because
+  /// it would never end.
+  class DeviceEnd {
+   public:
+    explicit DeviceEnd(const Engine& engine) : engine_(engine) {}
+    ~DeviceEnd() {
+      if (engine_.devices_ && engine_.group_->failure()) engine_.devices_->abort();
+    }
+    DeviceEnd(const DeviceEnd&) = delete;
+    DeviceEnd& operator=(const DeviceEnd&) = delete;
+
+   private:
+    const Engine& engine_;
+  };
+
   /// Collective over `group`, which is its own.
   Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
 
@@ -34,7 +50,10 @@ class Engine {
   [[nodiscard]] Mail& mail() noexcept { return mail_; }
 
   void barrier(const CollectiveOptions& options);
-  void all_reduce(const What& what, const Tensor& out, const TensorView& tensor, const CollectiveOptions& options);
+  void wait_for_devices(const CollectiveOptions& options);
+  /// Into `into`; if that is null, into a new tensor where the input is, which is returned.
+  std::optional<Tensor> all_reduce(const What& what, const Tensor* into, const TensorView& tensor,
+                                   const CollectiveOptions& options);
   Tensor all_reduce_shared(const What& what, const TensorView& tensor, const CollectiveOptions& options);
   Tensor all_gather_shared(What what, const TensorView& tensor, const CollectiveOptions& options);
   void broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options);
@@ -55,13 +74,23 @@ class Engine {
   /// Of the ranks that give one: root alone (broadcast), or all, to all or to root.
   std::vector<Config> configs(const What& what, const Config& config, bool only_root_gives, bool only_root_gets,
                               const CollectiveOptions& options);
+  /// A call that libmuster-cuda has itself, with tensors on several devices of each rank: `prepare` checks them, `move`
+  /// is the call of Backend.
+  void on_devices(const What& what, std::span<const Device> devices, const CollectiveOptions& options,
+                  FunctionRef<void(DeviceBackend&)> prepare,
+                  FunctionRef<void(DeviceBackend&, const Card&, const Opened&, const WaitOptions&)> move);
 
  private:
   struct Call;
-  /// `prepare` checks this rank's arguments and writes its card; `move` calls the backend.
+  /// `where`: what devices the tensors are on; none: in host memory. `prepare` checks this rank's arguments and writes
+  /// its card; `move` calls the backend.
   template <class Prepare, class Move>
-  void run(const What& what, const CollectiveOptions& options, const Prepare& prepare, const Move& move);
+  void run(const What& what, std::span<const Device> where, const CollectiveOptions& options, const Prepare& prepare,
+           const Move& move);
+  /// The one of the call.
+  [[nodiscard]] Backend& mover() const noexcept { return device_ != nullptr ? *device_ : *backend_; }
   [[noreturn]] void disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const;
+  void check_reducible(ReduceOp op, DType dtype) const;
   /// Rooms for all ranks' bytes, one behind the other.
   void place(const Tensor& all, std::span<const std::uint64_t> sizes);
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(rank()); }
@@ -69,7 +98,10 @@ class Engine {
   std::shared_ptr<SyncGroup> group_;
   Mail mail_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<DeviceBackend> devices_;  // made by the first call with tensors on devices
   // Of the call.
+  DeviceBackend* device_ = nullptr;  // if its tensors are on one
+  Place place_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
   std::vector<std::int64_t> extents_;

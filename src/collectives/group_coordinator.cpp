@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "src/collectives/engine.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster {
@@ -79,9 +80,8 @@ GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks
 }
 
 Tensor GroupCoordinator::all_reduce(const TensorView& tensor, const CollectiveOptions& options) {
-  Tensor sum = Tensor::allocate(tensor.dtype(), tensor.shape());
-  group_->all_reduce_into(sum, tensor, ReduceOp::sum, options);
-  return sum;
+  return *collectives::engine_of(*group_).all_reduce({"all_reduce", ReduceOp::sum, {}, tensor.dtype(), &tensor.shape()},
+                                                     nullptr, tensor, options);
 }
 
 Tensor GroupCoordinator::all_gather(const TensorView& tensor, int dim, const CollectiveOptions& options) {

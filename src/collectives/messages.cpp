@@ -72,6 +72,7 @@ ReceivedConfig received(const Mail::Receiving& receive, const Tensor& tensors) {
 }
 
 std::shared_ptr<Mail::Receiving> begin_receive_tensor(Engine& engine, const Tensor& out, int from, int tag) {
+  check_on_host(out, "recv");
   (void)room_of(out);
   return begin_receive(engine, from, tag, [out, group = &engine.group()](const Envelope& envelope) -> Room {
     const TensorSpec wanted{out.dtype(), out.shape()};
@@ -113,6 +114,7 @@ class Message final : public detail::Operation<Result> {
   void wait(const std::function<bool()>& done) {
     const auto engine = engine_.lock();
     if (!engine) throw Error(ErrorKind::argument, "the group of this Work has been destroyed");
+    const Engine::DeviceEnd at_end(*engine);
     const sync::Use use(engine->group());
     (void)engine->mail().step();
     engine->mail().wait(done, other_, options_);
@@ -136,6 +138,7 @@ Work<Result> work_of(const std::shared_ptr<Engine>& engine, std::shared_ptr<Kind
 /// begin() gives a message, which is waited for.
 template <class Begin>
 auto finished(Engine& engine, int other, const CollectiveOptions& options, const char* phase, const Begin& begin) {
+  const Engine::DeviceEnd at_end(engine);
   const sync::Use use(engine.group());
   const auto message = begin();
   engine.mail().wait([&] { return message->is_done; }, other, waits(options, phase));
@@ -148,6 +151,7 @@ auto finished(Engine& engine, int other, const CollectiveOptions& options, const
 using namespace collectives;  // NOLINT(google-build-using-namespace): this is its public face
 
 void ProcessGroup::send(const TensorView& tensor, int to, int tag, const CollectiveOptions& options) {
+  check_on_host(tensor, "send");
   send_config(Config(Tensor::borrow(tensor)), to, tag, options);
 }
 
@@ -181,6 +185,7 @@ std::optional<MessageInfo> ProcessGroup::probe(int from, int tag) {
 }
 
 Work<void> ProcessGroup::isend(Tensor tensor, int to, int tag, const CollectiveOptions& options) {
+  check_on_host(tensor, "isend");
   return isend_config(Config(std::move(tensor)), to, tag, options);
 }
 

@@ -52,13 +52,17 @@ void ProcessGroup::barrier(const CollectiveOptions& options) {
   engine_->barrier(options);
 }
 
+void ProcessGroup::wait_for_devices(const CollectiveOptions& options) {
+  engine_->wait_for_devices(options);
+}
+
 void ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, const CollectiveOptions& options) {
-  engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, tensor, tensor.view(), options);
+  (void)engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, &tensor, tensor.view(), options);
 }
 
 void ProcessGroup::all_reduce_into(const Tensor& out, const TensorView& tensor, ReduceOp op,
                                    const CollectiveOptions& options) {
-  engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, out, tensor, options);
+  (void)engine_->all_reduce({"all_reduce", op, {}, tensor.dtype(), &tensor.shape()}, &out, tensor, options);
 }
 
 Tensor ProcessGroup::all_reduce_shared(const TensorView& tensor, ReduceOp op, const CollectiveOptions& options) {
@@ -70,7 +74,7 @@ Tensor ProcessGroup::all_gather_shared(const TensorView& tensor, const Collectiv
 }
 
 void ProcessGroup::reduce(const Tensor& tensor, int root, ReduceOp op, const CollectiveOptions& options) {
-  engine_->all_reduce({"reduce", op, root, tensor.dtype(), &tensor.shape()}, tensor, tensor.view(), options);
+  (void)engine_->all_reduce({"reduce", op, root, tensor.dtype(), &tensor.shape()}, &tensor, tensor.view(), options);
 }
 
 void ProcessGroup::broadcast(const Tensor& tensor, int root, const CollectiveOptions& options) {
@@ -173,6 +177,10 @@ void ProcessGroup::add_task(std::function<void(ProcessGroup&)> task) {
   const sync::Use use(group());
   if (!async_) async_ = std::make_shared<Async>(group());
   async_->lane.add([task = std::move(task), own = async_->own.get()] { task(*own); });
+}
+
+collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept {
+  return *group.engine_;
 }
 
 void ProcessGroup::pass_on_failure() noexcept {

@@ -125,9 +125,8 @@ bool Stream::is_idle() const noexcept {
   return status != Status::not_ready;
 }
 
-StreamHandle callers_stream(int device) {
+CallersStream look_at_callers_stream(int device) {
   const StreamHandle stream = named.handle == nullptr || named.device != device ? legacy_stream() : named.handle;
-  // An event of a stream that is captured would draw our streams into the graph, and nothing would be copied.
   int capture = capture_none;
   const Status status = driver().stream_is_capturing(stream, &capture);
   if (status == Status::stream_capture_implicit)
@@ -138,13 +137,19 @@ StreamHandle callers_stream(int device) {
                     "capture first",
                     device));
   check(status, fmt::format("asking a stream of cuda:{} whether it is captured", device));
-  if (capture != capture_none)
+  return {stream, capture != capture_none};
+}
+
+StreamHandle callers_stream(int device) {
+  const CallersStream stream = look_at_callers_stream(device);
+  // An event of a stream that is captured would draw our streams into the graph, and nothing would be copied.
+  if (stream.is_captured)
     throw Error(
         ErrorKind::argument,
         fmt::format("the stream of cuda:{} that is named is being captured into a graph, and an exchange is not "
                     "a part of one: end the capture first",
                     device));
-  return stream;
+  return stream.handle;
 }
 
 int device_of(StreamHandle stream) {

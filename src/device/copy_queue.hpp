@@ -83,8 +83,14 @@ int device_of(StreamHandle stream);
 /// Names one; returns the one before.
 NamedStream name_stream(NamedStream stream) noexcept;
 /// The named stream where it is one of this device, else the device's default stream. The device must be current.
-/// Throws Error(argument) where it is being captured into a graph, or the default stream cannot be used because another
-/// one is: the capture takes no harm.
+struct CallersStream {
+  StreamHandle handle = nullptr;
+  bool is_captured = false;
+};
+/// Throws Error(argument) where the default stream cannot be used because another one is being captured into a graph:
+/// the capture takes no harm.
+CallersStream look_at_callers_stream(int device);
+/// The same, with Error(argument) where it is being captured.
 StreamHandle callers_stream(int device);
 
 /// Returns when done() does; it is asked in turns with short sleeps. `what` is for messages: "cuda:0 to copy". `on`:

@@ -40,14 +40,16 @@ TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides
 
 Tensor cuda_allocate(DType dtype, Shape shape, int device) {
   const std::size_t bytes = byte_size(dtype, shape);
-  if (bytes == 0) return {TensorView(dtype, std::move(shape), nullptr, {}, {Device::Kind::cuda, device}), nullptr};
+  if (bytes == 0)
+    return {TensorView(dtype, std::move(shape), nullptr, {}, {Device::Kind::cuda, device}), nullptr, nullptr};
   const Current current(device);
   DevicePointer pointer = 0;
   check(driver().allocate(&pointer, bytes), fmt::format("allocating {} bytes on cuda:{}", bytes, device));
   const std::shared_ptr<const void> owner(address_of(pointer), [device](const std::byte* memory) {
     on_device_if_there(device, [&](const DriverFunctions& functions) { functions.free(device_pointer(memory)); });
   });
-  return {TensorView(dtype, std::move(shape), address_of(pointer), {}, {Device::Kind::cuda, device}), owner};
+  std::byte* const data = address_of(pointer);
+  return {TensorView(dtype, std::move(shape), data, {}, {Device::Kind::cuda, device}), owner, data};
 }
 
 Tensor copy_to_host(const TensorView& tensor) {

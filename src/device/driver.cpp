@@ -218,6 +218,22 @@ std::optional<Located> locate(const void* address) {
   return located;
 }
 
+Located locate(const TensorView& tensor) {
+  const auto located = locate(static_cast<const void*>(tensor.data()));
+  if (!located)
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("a tensor of shape {} is said to be on {}, but its address is not one of a device: make its "
+                    "view with cuda_view()",
+                    to_string(tensor.shape()), to_string(tensor.device())));
+  if (located->device != tensor.device().index)
+    throw Error(ErrorKind::argument,
+                fmt::format("a tensor of shape {} is said to be on {}, but its address is on cuda:{}: make its view "
+                            "with cuda_view()",
+                            to_string(tensor.shape()), to_string(tensor.device()), located->device));
+  return *located;
+}
+
 Allocation allocation_of(const void* address) {
   Allocation allocation;
   check(driver().address_range(&allocation.base, &allocation.bytes, device_pointer(address)),

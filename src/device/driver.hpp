@@ -13,6 +13,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "muster/tensor.hpp"
 #include "src/device/driver_api.hpp"
 
 namespace muster::cuda {
@@ -118,6 +119,9 @@ struct Located {
 /// None where the address is not of a device: host memory, page-locked or not, and memory that the driver moves between
 /// host and devices (cudaMallocManaged).
 std::optional<Located> locate(const void* address);
+
+/// The same of a tensor's elements. Throws Error(argument) where they are not where its view says.
+Located locate(const TensorView& tensor);
 
 struct Allocation {
   DevicePointer base = 0;

@@ -6,10 +6,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <set>
-#include <thread>
 
 #include "muster/log.hpp"
 #include "src/device/staging.hpp"
@@ -20,6 +18,7 @@ namespace {
 
 constexpr const char* phase = "gather: landing on a device";
 constexpr const char* offer_phase = "gather: offering device memory";
+constexpr const char* nccl_failed_phase = "gather: NCCL has failed";
 
 void send_message(const gather::Call& call, OfferHeader header, std::span<const Export> exports,
                   std::span<const std::uint64_t> gone, std::span<const std::byte> body) {
@@ -92,32 +91,6 @@ Answer receive_answer(const gather::Call& call) {
   return MessageReader(message).take<Answer>();
 }
 
-/// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
-/// tells them late or never: the failure is the group's, at once, and what is under way is aborted. `members`: the
-/// others that take part.
-void by_nccl_or_fail(const gather::Call& call, std::span<const int> members, NcclLists::Entry& entry,
-                     const std::function<void()>& work) {
-  SyncGroup& group = *call.group;
-  try {
-    // What the group has failed with is thrown, also where it is NCCL's way to say that another rank has heard of it.
-    const std::optional<Error> error = gather::attempt(group, work);
-    if (!error) return;
-    // NCCL often sees a death before the group does, which has the better words.
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-    group.wait_until(
-        [&] { return std::chrono::steady_clock::now() >= until; },
-        [](std::chrono::nanoseconds longest) {
-          std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(10)));
-        },
-        members, call.wait("gather: NCCL has failed"));
-    sync::fail(group, sync::error_of(group.info(group.rank()), error->kind(), error->what()));
-  } catch (const Error&) {
-    // A stream that waits for a rank that is gone would never be idle: its communicator goes first.
-    entry.communicator.reset();
-    throw;
-  }
-}
-
 }  // namespace
 
 bool DeviceSending::by_ipc() {
@@ -160,7 +133,9 @@ void DeviceSending::by_nccl(std::span<const int> members) {
   });
   const Answer answer = receive_answer(call_);
   if (answer.verdict != Verdict::taken || tensors.empty()) return;
-  by_nccl_or_fail(call_, members.first(1), entry, [&] { send_by_nccl(tensors, entry, answer, members); });
+  by_nccl_or_fail(
+      *call_.group, members.first(1), call_.wait(nccl_failed_phase),
+      [&] { send_by_nccl(tensors, entry, answer, members); }, [&] { entry.communicator.reset(); });
 }
 
 void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLists::Entry& entry, const Answer& answer,
@@ -178,7 +153,7 @@ void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLis
   }
   queue.follow_caller();
   for (std::size_t at = 0; at < tensors.size(); at += nccl_batch) {
-    entry.communicator->batch([&] {
+    Communicator::batch([&] {
       for (std::size_t i = at; i < std::min(tensors.size(), at + nccl_batch); ++i)
         entry.communicator->send(device_pointer(tensors[i]->data()), tensors[i]->nbytes(), 0, queue.stream());
     });
@@ -323,7 +298,7 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
   if (!is_well) return;  // the words of whoever has failed come with round 2
   const Current current(device_);
   const std::span<const int> senders = std::span<const int>(members).subspan(1);
-  by_nccl_or_fail(call_, senders, entry, [&] {
+  const auto receive = [&] {
     if (answer.is_new != 0) {
       entry.communicator.reset();
       entry.communicator = std::make_unique<Communicator>(answer.size, 0, answer.id);
@@ -332,7 +307,8 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
           call_.wait(phase), senders);
     }
     receive_parcels(parcels, *entry.communicator, senders);
-  });
+  };
+  by_nccl_or_fail(*call_.group, senders, call_.wait(nccl_failed_phase), receive, [&] { entry.communicator.reset(); });
   std::ranges::move(parcels, std::back_inserter(parcels_));
 }
 
@@ -343,7 +319,7 @@ void DeviceLanding::receive_parcels(std::vector<Parcel>& parcels, Communicator& 
   std::size_t most = 0;
   for (const Parcel& parcel : parcels) most = std::max(most, parcel.places.size());
   for (std::size_t at = 0; at < most; at += nccl_batch) {
-    communicator.batch([&] {
+    Communicator::batch([&] {
       for (std::size_t i = 0; i < parcels.size(); ++i)
         for (std::size_t k = at; k < std::min(parcels[i].places.size(), at + nccl_batch); ++k)
           communicator.receive(parcels[i].places[k].first, parcels[i].places[k].second, static_cast<int>(i + 1),

@@ -152,11 +152,10 @@ std::shared_ptr<MemoryPool> make_device_pool(int device) {
       std::size_t free = 0;
       std::size_t total = 0;
       driver().memory_info(&free, &total);
-      throw Error(
-          ErrorKind::no_space,
-          fmt::format("{} bytes on cuda:{} are needed for what lands there, {} of {} are free: gather less at a "
-                      "time, release earlier results, or let it land on the host",
-                      bytes, device, free, total));
+      throw Error(ErrorKind::no_space,
+                  fmt::format("{} bytes on cuda:{} are needed for what comes there, {} of {} are free: take less at a "
+                              "time, release earlier results, or, of a gather, let it land on the host",
+                              bytes, device, free, total));
     }
     check(status, fmt::format("allocating {} bytes on cuda:{}", bytes, device));
     return MemoryPool::Block{address_of(pointer), bytes, true, device};

@@ -3,10 +3,14 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "muster/error.hpp"
 #include "src/device/driver.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::cuda {
 namespace {
@@ -71,7 +75,7 @@ Communicator::Communicator(int size, int rank, const NcclId& id) {
 Communicator::~Communicator() {
   // Without the driver there is nothing left to abort, and in a forked child nothing that is ours.
   if (handle_ == nullptr || find_driver() == nullptr) return;
-  if (const NcclFunctions* functions = find_nccl()) functions->abort(handle_);
+  if (const NcclFunctions* functions = find_nccl()) (is_closed_ ? functions->destroy : functions->abort)(handle_);
 }
 
 bool Communicator::is_ready() const {
@@ -92,15 +96,72 @@ void Communicator::begin_batch() {
 }
 
 void Communicator::send(DevicePointer data, std::uint64_t bytes, int to, StreamHandle stream) {
-  check(nccl().send(address_of(data), bytes, nccl_bytes, to, handle_, stream), "sending a tensor");
+  check(nccl().send(address_of(data), bytes, NcclType::u8, to, handle_, stream), "sending a tensor");
 }
 
 void Communicator::receive(DevicePointer data, std::uint64_t bytes, int from, StreamHandle stream) {
-  check(nccl().receive(address_of(data), bytes, nccl_bytes, from, handle_, stream), "receiving a tensor");
+  check(nccl().receive(address_of(data), bytes, NcclType::u8, from, handle_, stream), "receiving a tensor");
+}
+
+void Communicator::all_reduce(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what,
+                              StreamHandle stream) {
+  check(nccl().all_reduce(address_of(in), address_of(out), bytes / what.element_bytes, what.type, what.op, handle_,
+                          stream),
+        "reducing a tensor of all ranks");
+}
+
+void Communicator::reduce_scatter(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what,
+                                  StreamHandle stream) {
+  check(nccl().reduce_scatter(address_of(in), address_of(out), bytes / what.element_bytes, what.type, what.op, handle_,
+                              stream),
+        "reducing the ranks' slices of a tensor");
+}
+
+void Communicator::reduce(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what, int root,
+                          StreamHandle stream) {
+  check(nccl().reduce(address_of(in), address_of(out), bytes / what.element_bytes, what.type, what.op, root, handle_,
+                      stream),
+        "reducing a tensor to one rank");
+}
+
+void Communicator::broadcast(DevicePointer in, DevicePointer out, std::uint64_t bytes, int root, StreamHandle stream) {
+  check(nccl().broadcast(address_of(in), address_of(out), bytes, NcclType::u8, root, handle_, stream),
+        "broadcasting a tensor");
+}
+
+void Communicator::all_gather(DevicePointer in, DevicePointer out, std::uint64_t bytes, StreamHandle stream) {
+  check(nccl().all_gather(address_of(in), address_of(out), bytes, NcclType::u8, handle_, stream),
+        "gathering a tensor of each rank");
+}
+
+void Communicator::begin_close() {
+  check(nccl().finalize(handle_), "ending a communicator");
 }
 
 void Communicator::end_batch() {
   check(nccl().group_end(), "ending a batch");
+}
+
+void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOptions& options,
+                     const std::function<void()>& work, const std::function<void()>& drop) {
+  try {
+    // What the group has failed with is thrown, also if it is NCCL's way to say that another rank has heard of it.
+    const std::optional<Error> error = sync::attempt(group, work);
+    if (!error) return;
+    // NCCL often sees a death before the group does, which has the better words.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    group.wait_until(
+        [&] { return std::chrono::steady_clock::now() >= until; },
+        [](std::chrono::nanoseconds longest) {
+          std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(10)));
+        },
+        others, options);
+    sync::fail(group, sync::error_of(group.info(group.rank()), error->kind(), error->what()));
+  } catch (const Error&) {
+    // A stream that waits for a rank that is gone would never be idle: its communicator goes first.
+    drop();
+    throw;
+  }
 }
 
 }  // namespace muster::cuda

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NCCL: sends and receives between devices of several hosts. Every call returns at once; what goes on is asked for, so
-// that a rank that is gone costs a deadline and not the process.
+// NCCL: sends and receives between devices, and collectives of them. Every call returns at once; what goes on is asked
+// for, so that a rank that is gone costs a deadline and not the process.
 //
-// What is used of it is declared here: the library is loaded (libnccl.so.2) when ranks on several hosts want it. NCCL
-// keeps its binary interface within a major version. Where nccl.h is found, tests/device/nccl_declarations.cpp
-// compares.
+// What is used of it is declared here: the library is loaded (libnccl.so.2) when ranks want it. NCCL keeps its binary
+// interface within a major version. Where nccl.h is found, tests/device/nccl_declarations.cpp compares.
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/sync_group.hpp"
 #include "src/device/driver_api.hpp"
 
 struct ncclComm;
@@ -27,7 +28,27 @@ using NcclHandle = ::ncclComm*;
 /// ncclResult_t.
 enum class NcclStatus : int { success = 0, in_progress = 7 };
 
-inline constexpr int nccl_bytes = 1;  // ncclUint8
+/// ncclDataType_t.
+enum class NcclType : int {
+  i8 = 0,
+  u8 = 1,
+  i32 = 2,
+  u32 = 3,
+  i64 = 4,
+  u64 = 5,
+  f16 = 6,
+  f32 = 7,
+  f64 = 8,
+  bf16 = 9,
+};
+/// ncclRedOp_t.
+enum class NcclOp : int { sum = 0, product = 1, max = 2, min = 3, average = 4 };
+/// What becomes of elements.
+struct NcclReduction {
+  NcclType type;
+  NcclOp op;
+  std::uint64_t element_bytes;
+};
 
 struct NcclId {
   char bytes[128];
@@ -48,11 +69,18 @@ struct NcclFunctions {
   NcclStatus (*unique_id)(NcclId*) = nullptr;
   NcclStatus (*init)(NcclHandle*, int, NcclId, int, NcclConfig*) = nullptr;
   NcclStatus (*abort)(NcclHandle) = nullptr;
+  NcclStatus (*finalize)(NcclHandle) = nullptr;
+  NcclStatus (*destroy)(NcclHandle) = nullptr;
   NcclStatus (*async_error)(NcclHandle, NcclStatus*) = nullptr;
   NcclStatus (*group_start)() = nullptr;
   NcclStatus (*group_end)() = nullptr;
-  NcclStatus (*send)(const void*, std::size_t, int, int, NcclHandle, StreamHandle) = nullptr;
-  NcclStatus (*receive)(void*, std::size_t, int, int, NcclHandle, StreamHandle) = nullptr;
+  NcclStatus (*send)(const void*, std::size_t, NcclType, int, NcclHandle, StreamHandle) = nullptr;
+  NcclStatus (*receive)(void*, std::size_t, NcclType, int, NcclHandle, StreamHandle) = nullptr;
+  NcclStatus (*all_reduce)(const void*, void*, std::size_t, NcclType, NcclOp, NcclHandle, StreamHandle) = nullptr;
+  NcclStatus (*reduce)(const void*, void*, std::size_t, NcclType, NcclOp, int, NcclHandle, StreamHandle) = nullptr;
+  NcclStatus (*broadcast)(const void*, void*, std::size_t, NcclType, int, NcclHandle, StreamHandle) = nullptr;
+  NcclStatus (*all_gather)(const void*, void*, std::size_t, NcclType, NcclHandle, StreamHandle) = nullptr;
+  NcclStatus (*reduce_scatter)(const void*, void*, std::size_t, NcclType, NcclOp, NcclHandle, StreamHandle) = nullptr;
 };
 
 template <class Functions, class Use>
@@ -62,11 +90,18 @@ void for_each_nccl_function(Functions& f, const Use& use) {
   use("ncclGetUniqueId", f.unique_id);
   use("ncclCommInitRankConfig", f.init);
   use("ncclCommAbort", f.abort);
+  use("ncclCommFinalize", f.finalize);
+  use("ncclCommDestroy", f.destroy);
   use("ncclCommGetAsyncError", f.async_error);
   use("ncclGroupStart", f.group_start);
   use("ncclGroupEnd", f.group_end);
   use("ncclSend", f.send);
   use("ncclRecv", f.receive);
+  use("ncclAllReduce", f.all_reduce);
+  use("ncclReduce", f.reduce);
+  use("ncclBroadcast", f.broadcast);
+  use("ncclAllGather", f.all_gather);
+  use("ncclReduceScatter", f.reduce_scatter);
 }
 
 /// Null, and why in `reason`, where NCCL is not there or is older than 2.14. Thread-safe; loaded once.
@@ -76,10 +111,11 @@ std::string nccl_version();
 /// A new one. Throws Error(io).
 NcclId make_nccl_id();
 
-/// This rank's end of a communicator. Its end aborts what is under way, without the others.
+/// This rank's end of a communicator. Its destructor aborts what is under way, without the others, unless it has been
+/// closed.
 class Communicator {
  public:
-  /// Begins to meet the others; `device` must be current. Throws Error(io).
+  /// Begins to meet the others; the device must be current. Throws Error(io).
   Communicator(int size, int rank, const NcclId& id);
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -88,10 +124,10 @@ class Communicator {
   /// Whether what was begun (the meeting, a batch) has come into the stream. Throws Error(io) where it has failed.
   [[nodiscard]] bool is_ready() const;
 
-  /// The sends and receives that `add` makes are one batch. Not in the stream before is_ready(): nothing may be put
-  /// there until then.
+  /// What `add` asks of this thread's communicators is one batch. Not in the streams before is_ready() of each: nothing
+  /// may be put there until then.
   template <class Add>
-  void batch(const Add& add) {
+  static void batch(const Add& add) {
     begin_batch();
     try {
       add();
@@ -104,13 +140,38 @@ class Communicator {
   void send(DevicePointer data, std::uint64_t bytes, int to, StreamHandle stream);
   void receive(DevicePointer data, std::uint64_t bytes, int from, StreamHandle stream);
 
+  // Of all ranks. `in` and `out` may be the same. `bytes` are those of `in`; of reduce_scatter() those of `out`.
+
+  void all_reduce(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what,
+                  StreamHandle stream);
+  void reduce_scatter(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what,
+                      StreamHandle stream);
+  /// `out` counts on root.
+  void reduce(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what, int root,
+              StreamHandle stream);
+  /// `in` counts on root.
+  void broadcast(DevicePointer in, DevicePointer out, std::uint64_t bytes, int root, StreamHandle stream);
+  void all_gather(DevicePointer in, DevicePointer out, std::uint64_t bytes, StreamHandle stream);
+
+  /// Begins to end it in order: is_ready() says when nothing of it is under way on any rank.
+  void begin_close();
+  /// After that: its destructor ends it without an abort.
+  void note_closed() noexcept { is_closed_ = true; }
+
  private:
-  void begin_batch();
-  void end_batch();
+  static void begin_batch();
+  static void end_batch();
   /// A batch that stayed open would swallow all that this thread asks of NCCL later, the program's own calls too.
-  void leave_batch() noexcept;
+  static void leave_batch() noexcept;
   NcclHandle handle_ = nullptr;
+  bool is_closed_ = false;
 };
+
+/// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
+/// tells them late or never: the failure is the group's, at once. `others` take part. `drop` is called then: it has to
+/// abort what is under way, which would never end.
+void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOptions& options,
+                     const std::function<void()>& work, const std::function<void()>& drop);
 
 /// The communicators of a group: one for each set of ranks that has gone by NCCL, made when it first does.
 ///

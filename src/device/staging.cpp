@@ -140,21 +140,7 @@ void visit_device_tensors(const Config& value, const std::function<void(const Te
 }
 
 void check_places(const Config& value) {
-  visit_device_tensors(value, [](const Tensor& tensor) {
-    const auto located = locate(tensor.data());
-    if (!located)
-      throw Error(
-          ErrorKind::argument,
-          fmt::format("a tensor of shape {} is said to be on {}, but its address is not one of a device: make its "
-                      "view with cuda_view()",
-                      to_string(tensor.shape()), to_string(tensor.device())));
-    if (located->device != tensor.device().index)
-      throw Error(
-          ErrorKind::argument,
-          fmt::format("a tensor of shape {} is said to be on {}, but its address is on cuda:{}: make its view with "
-                      "cuda_view()",
-                      to_string(tensor.shape()), to_string(tensor.device()), located->device));
-  });
+  visit_device_tensors(value, [](const Tensor& tensor) { (void)locate(tensor.view()); });
 }
 
 namespace {

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "src/device/driver_api.hpp"
+#include "src/device/graph_api.hpp"
 #include "tests/device/declarations.hpp"
 
 namespace muster::cuda {
@@ -56,6 +57,15 @@ SAME(ipc_export, cuIpcGetMemHandle);
 SAME(ipc_open, cuIpcOpenMemHandle);
 SAME(ipc_close, cuIpcCloseMemHandle);
 #undef SAME
+#define SAME(member, function) \
+  static_assert(test::Alike<decltype(GraphFunctions::member), decltype(&::function)>::value)
+SAME(begin_capture, cuStreamBeginCapture);
+SAME(end_capture, cuStreamEndCapture);
+SAME(instantiate, cuGraphInstantiateWithFlags);
+SAME(launch, cuGraphLaunch);
+SAME(destroy, cuGraphDestroy);
+SAME(destroy_exec, cuGraphExecDestroy);
+#undef SAME
 
 constexpr int number(Status status) {
   return static_cast<int>(status);
@@ -84,6 +94,7 @@ static_assert(pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(pointer_is_exportable == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
 static_assert(device_max_pitch == CU_DEVICE_ATTRIBUTE_MAX_PITCH);
 static_assert(capture_mode_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(capture_mode_thread_local == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 static_assert(capture_none == CU_STREAM_CAPTURE_STATUS_NONE);
 static_assert(memory_host == CU_MEMORYTYPE_HOST);
 static_assert(memory_device == CU_MEMORYTYPE_DEVICE);

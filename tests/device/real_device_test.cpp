@@ -2,8 +2,11 @@
 // Tensors on real devices. Where there is none this says so and is skipped (77). The driver is only started in forked
 // ranks: a process that was forked after that has no devices.
 
+#include <algorithm>
 #include <cstdio>
 
+#include "muster/cuda_graph.hpp"
+#include "muster/process_group.hpp"
 #include "tests/device/device_ranks.hpp"
 
 using namespace muster;
@@ -106,6 +109,35 @@ TEST_CASE("layers on a device, in a stream") {
     stream_and_check(
         group, all_of(group), 6, [&](int rank, std::uint64_t) { return layer_of(rank, false); },
         {.memory_budget = 16 << 20}, [&](int rank, std::uint64_t) { return layer_of(rank, true); });
+  });
+}
+
+TEST_CASE("collectives by NCCL, with one device a rank, and captured into a graph") {
+  run_ranks(std::min(devices, 4), [](SyncGroup& outer) {
+    if (examine_cuda().nccl.empty()) return;
+    ProcessGroup group(outer);
+    const int n = group.size();
+    const int self = group.rank();
+    const auto numbers = [&](float value) { return Tensor::take(std::vector<float>(1 << 20, value)); };
+    const Tensor mine = on_device(numbers(static_cast<float>(self + 1)), self);
+    const Tensor all = group.all_gather(mine);
+    const Tensor exchanged = group.all_to_all(all);
+    group.all_reduce(mine);
+    group.wait_for_devices();
+    const auto sum = static_cast<float>(n * (n + 1) / 2);
+    RANK_CHECK(bitwise_equal(copy_to_host(mine), numbers(sum)));
+    const Tensor host = copy_to_host(exchanged);
+    for (int rank = 0; rank < n; ++rank)
+      RANK_CHECK(
+          bitwise_equal(host.view().slice(0, rank << 20, (rank + 1) << 20), numbers(static_cast<float>(self + 1))));
+    CudaGraphCapture capture(self);
+    group.all_reduce(mine);
+    const CudaGraph graph = capture.end();
+    UserStream stream(self);
+    graph.launch(stream.handle());
+    graph.launch(stream.handle());
+    const CudaStreamScope scope(stream.handle());
+    RANK_CHECK(bitwise_equal(copy_to_host(mine), numbers(sum * static_cast<float>(n * n))));
   });
 }
 

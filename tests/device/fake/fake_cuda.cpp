@@ -153,10 +153,11 @@ Status cuStreamQuery(CUstream_st* stream) {
 
 Status cuStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
   ENTER("cuStreamWaitEvent", in_context);
-  if (const Status usable = use(stream_of(stream)); usable != Status::success) return usable;
+  CUstream_st* const real = stream_of(stream);
+  if (const Status usable = use(real); usable != Status::success) return usable;
   // A stream that waits for one that is captured is drawn into the graph.
-  if (event->is_captured) stream->is_capturing = true;
-  put(stream, [marks = event->marks] { return have_passed(marks); });
+  if (event->is_captured) real->is_capturing = true;
+  put(real, [marks = event->marks] { return have_passed(marks); });
   return Status::success;
 }
 
@@ -229,6 +230,7 @@ std::uint64_t fake_cuda_open(const char* what) {
   if (name == "locks") return s.locked.size();
   if (name == "host") return s.host_allocated.size();
   if (name == "events") return s.events.size();
+  if (name == "graphs") return s.graphs.size();
   if (name == "streams") return s.streams.size() - s.calls["streams gone"];
   std::uint64_t count = 0;
   for (const auto& [base, memory] : s.memory)
@@ -257,6 +259,7 @@ void* fake_cuda_context(int device) {
 void fake_cuda_capture(void* stream, bool begins) {
   LOCKED;
   static_cast<CUstream_st*>(stream)->is_capturing = begins;
+  static_cast<CUstream_st*>(stream)->captured.clear();
 }
 
 bool fake_cuda_capture_is_whole() {
@@ -271,7 +274,12 @@ void fake_cuda_break(int status) {
 
 void fake_cuda_enqueue(void* stream, std::function<bool()>* step) {
   LOCKED;
-  put(stream_of(static_cast<CUstream_st*>(stream)), *step);
+  put(static_cast<CUstream_st*>(stream), *step);
+}
+
+void* fake_cuda_stream(void* stream) {
+  LOCKED;
+  return current().empty() ? nullptr : stream_of(static_cast<CUstream_st*>(stream));
 }
 
 void* fake_cuda_memory(const void* pointer) {

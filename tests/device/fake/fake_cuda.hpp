@@ -46,9 +46,10 @@ void fake_cuda_capture(void* stream, bool begins);
 bool fake_cuda_capture_is_whole();
 /// From now on every call fails with that status, as after a kernel that has gone astray.
 void fake_cuda_break(int status);
-/// For the fake NCCL: something that a stream does in steps, until it says that it is done; where a device's memory
-/// really is; the UUID of the current device.
+/// For the fake NCCL: something that a stream does in steps, until it says that it is done; which stream a handle is,
+/// while its device is current; where a device's memory really is; the UUID of the current device.
 void fake_cuda_enqueue(void* stream, std::function<bool()>* step);
+void* fake_cuda_stream(void* stream);
 void* fake_cuda_memory(const void* pointer);
 void fake_cuda_tick();
 int fake_cuda_current_uuid(unsigned char* uuid);

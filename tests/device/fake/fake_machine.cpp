@@ -118,10 +118,25 @@ bool have_passed(const std::vector<std::pair<CUstream_st*, std::uint64_t>>& mark
 }
 
 void put(CUstream_st* stream, std::function<bool()> step) {
+  if (stream->is_capturing) return stream->captured.push_back(std::move(step));
   auto marks = marks_of(stream);
   marks.erase(marks.begin());  // itself: steps are in order anyway
   stream->steps.push_back([marks = std::move(marks), step = std::move(step)] { return have_passed(marks) && step(); });
 }
+
+namespace {
+
+void unmap(const Memory& memory) {
+  ::munmap(memory.real, memory.mapped);
+  void* const shown = reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.base));
+  if (memory.is_opened)
+    ::munmap(shown, memory.mapped);
+  else
+    state().free_addresses.emplace(memory.mapped, shown);
+  ::close(memory.file);
+}
+
+}  // namespace
 
 void tick() {
   if (setting("FAKE_CUDA_HANG", 0) != 0) return;
@@ -134,6 +149,11 @@ void tick() {
   for (const auto& stream : s.streams)
     if (!stream->is_capturing) one(*stream);
   for (const auto& stream : s.defaults) one(*stream);
+  std::erase_if(s.dying, [](const auto& each) {
+    if (!have_passed(each.second)) return false;
+    unmap(each.first);
+    return true;
+  });
 }
 
 Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
@@ -166,14 +186,19 @@ Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
 }
 
 void release(Memory& memory) {
-  ::munmap(memory.real, memory.mapped);
-  void* const shown = reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.base));
-  if (memory.is_opened)
-    ::munmap(shown, memory.mapped);
-  else
-    state().free_addresses.emplace(memory.mapped, shown);
-  ::close(memory.file);
   if (!memory.is_opened) state().used -= memory.bytes;
+  unmap(memory);
+  state().memory.erase(memory.base);
+}
+
+void release_after_work(Memory& memory) {
+  Marks marks;
+  for (const auto* streams : {&state().streams, &state().defaults})
+    for (const auto& stream : *streams)
+      if (stream->device == memory.device && !stream->steps.empty()) marks.emplace_back(stream.get(), stream->end());
+  if (marks.empty()) return release(memory);
+  state().used -= memory.bytes;
+  state().dying.emplace_back(memory, std::move(marks));
   state().memory.erase(memory.base);
 }
 

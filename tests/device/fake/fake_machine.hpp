@@ -26,7 +26,14 @@ struct CUstream_st {
   bool is_capturing = false;
   bool is_gone = false;
   std::deque<std::function<bool()>> steps;
+  std::vector<std::function<bool()>> captured;  // what a graph of it would do
   [[nodiscard]] std::uint64_t end() const { return done + steps.size(); }
+};
+
+/// What was captured; graphs that can be run are the same.
+struct CUgraph_st {
+  int device = 0;
+  std::vector<std::function<bool()>> steps;
 };
 
 struct CUevent_st {
@@ -75,6 +82,8 @@ struct Shown {
 };
 static_assert(sizeof(Shown) <= sizeof(IpcHandle));
 
+using Marks = std::vector<std::pair<CUstream_st*, std::uint64_t>>;
+
 struct State {
   std::mutex mutex;
   pid_t pid = 0;
@@ -82,10 +91,12 @@ struct State {
   std::vector<std::unique_ptr<CUstream_st>> defaults;  // by device
   std::map<DevicePointer, Memory> memory;
   std::multimap<std::size_t, void*> free_addresses;  // by size: used again at once, as a driver does
+  std::vector<std::pair<Memory, Marks>> dying;       // freed while something was under way on the device
   std::map<std::uintptr_t, std::size_t> locked;      // host memory that devices reach
   std::map<std::uintptr_t, std::size_t> host_allocated;
   std::vector<std::unique_ptr<CUstream_st>> streams;
   std::vector<std::unique_ptr<CUevent_st>> events;
+  std::vector<std::unique_ptr<CUgraph_st>> graphs;
   std::map<std::string, std::uint64_t> calls;
   std::uint64_t next_buffer = 1;
   std::uint64_t pageable_copies = 0;
@@ -120,6 +131,8 @@ Memory* find(DevicePointer pointer);
 std::byte* real_of(DevicePointer pointer, std::size_t bytes);
 Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable);
 void release(Memory& memory);
+/// The same when the device has done what it has now, for which a driver would wait.
+void release_after_work(Memory& memory);
 /// How the driver sees `bytes` of the host.
 enum class HostMemory { locked, ordinary, in_part };
 HostMemory host_memory(const void* address, std::size_t bytes);
@@ -134,7 +147,8 @@ void drain(CUstream_st* stream);
 /// What must have happened for all that is in the stream now.
 std::vector<std::pair<CUstream_st*, std::uint64_t>> marks_of(CUstream_st* stream);
 bool have_passed(const std::vector<std::pair<CUstream_st*, std::uint64_t>>& marks);
-/// Something that the stream does when it comes to it, again and again until it is true.
+/// Something that the stream does when it comes to it, again and again until it is true. While the stream is captured
+/// it becomes a part of the graph, each of whose runs begins with it as it is here.
 void put(CUstream_st* stream, std::function<bool()> step);
 /// Lets every stream do one thing.
 void tick();

@@ -104,7 +104,7 @@ Status cuMemFree_v2(DevicePointer pointer) {
   ENTER("cuMemFree_v2", unsafe);
   const auto found = state().memory.find(pointer);
   if (found == state().memory.end() || found->second.is_opened) return Status::invalid_value;
-  release(found->second);
+  release_after_work(found->second);
   return Status::success;
 }
 
@@ -165,13 +165,16 @@ Status cuMemcpy2DAsync_v2(const Copy2d* asked, CUstream_st* stream) {
   ENTER("cuMemcpy2DAsync_v2", in_context);
   const Copy2d c = *asked;
   const std::uint64_t most = setting("FAKE_CUDA_MAX_PITCH", max_pitch);
-  if (c.source_type != muster::cuda::memory_device || c.target_type != muster::cuda::memory_host ||
+  const bool is_on_device = c.target_type == muster::cuda::memory_device;
+  if (c.source_type != muster::cuda::memory_device || (c.target_type != muster::cuda::memory_host && !is_on_device) ||
       c.source_pitch < c.width || c.target_pitch < c.width || c.height == 0 || c.source_pitch > most ||
       c.target_pitch > most)
     return Status::invalid_value;
-  return copy_rows({static_cast<std::byte*>(c.target_host), c.target_pitch},
-                   {real_of(c.source_device, (c.height - 1) * c.source_pitch + c.width), c.source_pitch}, c.width,
-                   c.height, stream, Direction::to_host);
+  const Rows from{real_of(c.source_device, (c.height - 1) * c.source_pitch + c.width), c.source_pitch};
+  const Rows to{is_on_device ? real_of(c.target_device, (c.height - 1) * c.target_pitch + c.width)
+                             : static_cast<std::byte*>(c.target_host),
+                c.target_pitch};
+  return copy_rows(to, from, c.width, c.height, stream, is_on_device ? Direction::on_device : Direction::to_host);
 }
 
 Status cuIpcGetMemHandle(IpcHandle* handle, DevicePointer pointer) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// An NCCL for tests, over the fake CUDA driver: none of what passes with it has been seen to work between devices. Rank
-// 0 of a communicator listens at a socket that the identity names (a file: network namespaces do not part it); every
-// other rank connects to it, and only pairs with rank 0 can talk. As with NCCL, calls return at once, the state has to
-// be asked for, a batch takes its place in the stream, sends and receives of a pair match in their order, and two ranks
-// on one device are refused.
+// An NCCL for tests, over the fake CUDA driver: none of what passes with it has been seen to work between devices. Each
+// rank of a communicator listens at a socket that the identity names (a file: network namespaces do not part it), and
+// connects to those before it. As with NCCL, calls return at once, the state has to be asked for, a batch takes its
+// place in the stream, sends and receives of a pair match in their order, and two ranks on one device are refused. A
+// reduction takes the ranks in their order.
 //
 // What is asked for comes into the stream some time after the group's end: who puts something there before the state is
-// success has put it before. A group that stays open swallows all that follows.
+// success has put it before. A group that stays open swallows all that follows. A communicator that is ended in order
+// waits for the others' ends. What an aborted one has in a stream ends at once.
 //
 // FAKE_NCCL_SILENT=1: this rank never comes. FAKE_NCCL_FAIL=FUNCTION: it fails. FAKE_NCCL_STUCK=1: what comes into a
 // stream never ends, and the state says that a network has failed.
@@ -16,29 +17,20 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <vector>
+#include <string>
 
-#include "src/device/nccl.hpp"
 #include "tests/device/fake/fake_cuda.hpp"
+#include "tests/device/fake/fake_mesh.hpp"
 
+using namespace fake;
 using muster::cuda::NcclConfig;
 using muster::cuda::NcclId;
-using muster::cuda::NcclStatus;
 
 namespace {
-
-constexpr auto system_error = static_cast<NcclStatus>(2);
-constexpr auto invalid_argument = static_cast<NcclStatus>(4);
-constexpr auto invalid_usage = static_cast<NcclStatus>(5);
-constexpr auto remote_error = static_cast<NcclStatus>(6);
 
 struct Hello {
   std::int32_t rank;
@@ -46,21 +38,14 @@ struct Hello {
 };
 
 std::atomic<std::uint64_t> inits{0};
+std::atomic<std::uint64_t> ended{0};
 
-sockaddr_un address_of(const NcclId& id, socklen_t& length) {
+sockaddr_un address_of(const NcclId& id, int rank) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, id.bytes, ::strnlen(id.bytes, 60));
-  length = sizeof address;
+  std::snprintf(address.sun_path, sizeof address.sun_path, "%.60s-%d", id.bytes, rank);
   return address;
 }
-
-struct Operation {
-  bool is_send;
-  std::byte* data;
-  std::size_t bytes;
-  int peer;
-};
 
 }  // namespace
 
@@ -71,19 +56,19 @@ struct ncclComm {
   unsigned char uuid[16] = {};
   int listener = -1;
   std::vector<int> sockets;  // by rank
-  int met = 0;
   bool is_refused = false;
+  bool is_met = false;
   int looks = 0;  // until what is asked for comes into the stream
   std::vector<std::pair<void*, std::function<bool()>>> coming;
-  std::shared_ptr<std::atomic<int>> failure = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<State> state = std::make_shared<State>();
+  bool is_ending = false;
+  std::vector<bool> have_ended;  // by rank
 
   ~ncclComm() {
     stop_listening();
     for (const int socket : sockets)
       if (socket >= 0) ::close(socket);
   }
-
-  bool is_met = false;
 
   void come() {
     for (auto& [stream, one] : coming) fake_cuda_enqueue(stream, &one);
@@ -94,57 +79,81 @@ struct ncclComm {
     if (listener < 0) return;
     ::close(listener);
     listener = -1;
-    ::unlink(id.bytes);
+    ::unlink(address_of(id, rank).sun_path);
   }
 
   bool listen() {
-    socklen_t length = 0;
-    const sockaddr_un address = address_of(id, length);
+    const sockaddr_un address = address_of(id, rank);
     listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    return ::bind(listener, reinterpret_cast<const sockaddr*>(&address), length) == 0 && ::listen(listener, 64) == 0;
+    return ::bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+           ::listen(listener, 64) == 0;
+  }
+
+  void connect(int to) {
+    const sockaddr_un address = address_of(id, to);
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+      ::close(socket);
+      return;
+    }
+    Hello hello{rank, {}};
+    std::memcpy(hello.uuid, uuid, sizeof uuid);
+    if (::write(socket, &hello, sizeof hello) != static_cast<ssize_t>(sizeof hello)) is_refused = true;
+    ::fcntl(socket, F_SETFL, O_NONBLOCK);
+    sockets[static_cast<std::size_t>(to)] = socket;
+  }
+
+  bool accept() {
+    const int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) return false;
+    Hello hello{};
+    if (::recv(socket, &hello, sizeof hello, MSG_WAITALL) != static_cast<ssize_t>(sizeof hello) || hello.rank <= rank ||
+        hello.rank >= size || std::memcmp(hello.uuid, uuid, sizeof uuid) == 0) {
+      is_refused = true;
+      ::close(socket);
+      return false;
+    }
+    ::fcntl(socket, F_SETFL, O_NONBLOCK);
+    sockets[static_cast<std::size_t>(hello.rank)] = socket;
+    return true;
   }
 
   /// One try; true when all have met.
   bool meet() {
-    if (rank != 0) {
-      if (met == 1) return true;
-      socklen_t length = 0;
-      const sockaddr_un address = address_of(id, length);
-      const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      if (::connect(socket, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-        ::close(socket);
-        return false;
-      }
-      Hello hello{rank, {}};
-      std::memcpy(hello.uuid, uuid, sizeof uuid);
-      if (::write(socket, &hello, sizeof hello) != static_cast<ssize_t>(sizeof hello)) is_refused = true;
-      ::fcntl(socket, F_SETFL, O_NONBLOCK);
-      sockets[0] = socket;
-      met = 1;
-      return true;
-    }
-    while (met < size - 1) {
-      const int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-      if (socket < 0) return false;
-      Hello hello{};
-      if (::recv(socket, &hello, sizeof hello, MSG_WAITALL) != static_cast<ssize_t>(sizeof hello) || hello.rank <= 0 ||
-          hello.rank >= size || std::memcmp(hello.uuid, uuid, sizeof uuid) == 0) {
-        is_refused = true;
-        ::close(socket);
-        return true;
-      }
-      ::fcntl(socket, F_SETFL, O_NONBLOCK);
-      sockets[static_cast<std::size_t>(hello.rank)] = socket;
-      ++met;
-    }
+    if (is_met || is_refused) return true;
+    for (int other = 0; other < rank; ++other)
+      if (sockets[static_cast<std::size_t>(other)] < 0) connect(other);
+    while (accept()) continue;
+    for (int other = 0; other < size; ++other)
+      if (other != rank && sockets[static_cast<std::size_t>(other)] < 0) return is_refused;
     stop_listening();
+    is_met = true;
+    return true;
+  }
+
+  /// One try; true when all have come to their ends, or are gone.
+  bool end() {
+    for (std::size_t other = 0; other < sockets.size(); ++other) {
+      std::byte word{};
+      if (have_ended[other] || sockets[other] < 0) continue;
+      const ssize_t count = ::recv(sockets[other], &word, 1, 0);
+      if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+      have_ended[other] = true;
+    }
     return true;
   }
 };
 
 namespace {
 
-thread_local std::vector<std::pair<ncclComm*, std::pair<void*, Operation>>> batch;
+/// What is asked of a communicator within a batch.
+struct Asked {
+  ncclComm* communicator;
+  void* stream;
+  std::function<void(Exchange&)> add;
+};
+
+thread_local std::vector<Asked> batch;
 thread_local int depth = 0;
 thread_local NcclStatus batch_failure = NcclStatus::success;
 
@@ -159,32 +168,43 @@ NcclStatus in_batch_failed(NcclStatus status) {
   return status;
 }
 
-/// One step of one operation; true when it is done.
-bool step(int socket, Operation& operation, std::atomic<int>& failure) {
-  while (operation.bytes != 0) {
-    const ssize_t count = operation.is_send ? ::send(socket, operation.data, operation.bytes, MSG_NOSIGNAL)
-                                            : ::recv(socket, operation.data, operation.bytes, 0);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-    if (count <= 0) {
-      // A kernel that waits for a rank that is gone never ends.
-      failure = static_cast<int>(remote_error);
-      return false;
-    }
-    operation.data += count;
-    operation.bytes -= static_cast<std::size_t>(count);
-  }
-  return true;
+/// Elements on a device; a null address has none.
+Span elements(const void* data, std::size_t count, NcclType type) {
+  return {static_cast<std::byte*>(fake_cuda_memory(data)), count * bytes_of(type)};
 }
 
-NcclStatus put(ncclComm* communicator, bool is_send, const void* data, std::size_t bytes, int peer, void* stream) {
+NcclStatus put(const char* function, ncclComm* communicator, void* stream, std::initializer_list<Span> used,
+               std::function<void(Exchange&)> add) {
   if (depth == 0) return invalid_usage;
-  if (fails(is_send ? "ncclSend" : "ncclRecv")) return in_batch_failed(system_error);
+  if (fails(function)) return in_batch_failed(system_error);
   // NCCL refuses a communicator that is still busy with what came before.
-  if (!communicator->is_met || !communicator->coming.empty()) return in_batch_failed(invalid_argument);
-  const Operation operation{is_send, static_cast<std::byte*>(fake_cuda_memory(data)), bytes, peer};
-  if (operation.data == nullptr) return in_batch_failed(invalid_argument);
-  batch.push_back({communicator, {stream, operation}});
+  if (!communicator->is_met || communicator->is_ending || !communicator->coming.empty())
+    return in_batch_failed(invalid_argument);
+  for (const Span each : used)
+    if (each.data() == nullptr) return in_batch_failed(invalid_argument);
+  void* const real = fake_cuda_stream(stream);
+  if (real == nullptr) return in_batch_failed(invalid_argument);
+  batch.push_back({communicator, real, std::move(add)});
   return NcclStatus::success;
+}
+
+/// Rank by rank what each has: one's own where it is, the others' in rooms.
+std::vector<Span> all_of(Exchange& exchange, Span mine) {
+  std::vector<Span> all;
+  for (int rank = 0; rank < exchange.size(); ++rank) {
+    all.push_back(rank == exchange.rank() ? mine : exchange.room(mine.size()));
+    if (rank != exchange.rank()) exchange.receive(rank, all.back());
+  }
+  return all;
+}
+
+void send_to_others(Exchange& exchange, Span data) {
+  for (int rank = 0; rank < exchange.size(); ++rank)
+    if (rank != exchange.rank()) exchange.send(rank, data);
+}
+
+void copy(Span from, Span to) {
+  if (from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
 }
 
 }  // namespace
@@ -193,6 +213,11 @@ extern "C" {
 
 std::uint64_t fake_nccl_inits() {
   return inits;
+}
+
+/// Communicators that have ended in order.
+std::uint64_t fake_nccl_ended() {
+  return ended;
 }
 
 int fake_nccl_depth() {
@@ -226,18 +251,36 @@ NcclStatus ncclCommInitRankConfig(ncclComm** made, int size, NcclId id, int rank
   communicator->rank = rank;
   communicator->id = id;
   communicator->sockets.assign(static_cast<std::size_t>(size), -1);
+  communicator->have_ended.assign(static_cast<std::size_t>(size), false);
   if (fake_cuda_current_uuid(communicator->uuid) != 0) return invalid_usage;
-  if (rank == 0 && !communicator->listen()) return system_error;
+  if (!communicator->listen()) return system_error;
   *made = communicator.release();
   return NcclStatus::in_progress;
 }
 
 NcclStatus ncclCommAbort(ncclComm* communicator) {
+  communicator->state->is_aborted = true;
   // What is in a stream still names the sockets: they are shut, and stay.
   for (int& socket : communicator->sockets) {
     if (socket >= 0) ::shutdown(socket, SHUT_RDWR);
     socket = -1;
   }
+  delete communicator;
+  return NcclStatus::success;
+}
+
+NcclStatus ncclCommFinalize(ncclComm* communicator) {
+  if (communicator->is_ending || !communicator->is_met) return invalid_argument;
+  communicator->is_ending = true;
+  const std::byte word{};
+  for (const int socket : communicator->sockets)
+    if (socket >= 0) (void)::send(socket, &word, 1, MSG_NOSIGNAL);
+  return NcclStatus::in_progress;
+}
+
+NcclStatus ncclCommDestroy(ncclComm* communicator) {
+  if (!communicator->is_ending) return invalid_usage;
+  ++ended;
   delete communicator;
   return NcclStatus::success;
 }
@@ -250,12 +293,12 @@ NcclStatus ncclCommGetAsyncError(ncclComm* communicator, NcclStatus* status) {
   }
   *status = communicator->meet() ? NcclStatus::success : NcclStatus::in_progress;
   if (communicator->is_refused) *status = invalid_usage;
-  if (*status == NcclStatus::success) communicator->is_met = true;
+  if (communicator->is_ending && !communicator->end()) *status = NcclStatus::in_progress;
   if (!communicator->coming.empty()) {
     *status = NcclStatus::in_progress;
     if (++communicator->looks >= 3) communicator->come();
   }
-  if (*communicator->failure != 0) *status = static_cast<NcclStatus>(communicator->failure->load());
+  if (const int failure = communicator->state->failure) *status = static_cast<NcclStatus>(failure);
   return NcclStatus::success;
 }
 
@@ -264,40 +307,108 @@ NcclStatus ncclGroupStart() {
   return NcclStatus::success;
 }
 
-NcclStatus ncclSend(const void* data, std::size_t bytes, int, int peer, ncclComm* communicator, void* stream) {
-  return put(communicator, true, data, bytes, peer, stream);
+NcclStatus ncclSend(const void* data, std::size_t count, NcclType type, int peer, ncclComm* communicator,
+                    void* stream) {
+  const Span sent = elements(data, count, type);
+  return put("ncclSend", communicator, stream, {sent}, [=](Exchange& exchange) { exchange.send(peer, sent); });
 }
 
-NcclStatus ncclRecv(void* data, std::size_t bytes, int, int peer, ncclComm* communicator, void* stream) {
-  return put(communicator, false, data, bytes, peer, stream);
+NcclStatus ncclRecv(void* data, std::size_t count, NcclType type, int peer, ncclComm* communicator, void* stream) {
+  const Span room = elements(data, count, type);
+  return put("ncclRecv", communicator, stream, {room}, [=](Exchange& exchange) { exchange.receive(peer, room); });
+}
+
+NcclStatus ncclAllReduce(const void* in, void* out, std::size_t count, NcclType type, NcclOp op, ncclComm* communicator,
+                         void* stream) {
+  const Span mine = elements(in, count, type);
+  const Span result = elements(out, count, type);
+  return put("ncclAllReduce", communicator, stream, {mine, result}, [=](Exchange& exchange) {
+    send_to_others(exchange, mine);
+    exchange.at_end([=, all = all_of(exchange, mine)] { reduce(result, all, type, op); });
+  });
+}
+
+NcclStatus ncclReduce(const void* in, void* out, std::size_t count, NcclType type, NcclOp op, int root,
+                      ncclComm* communicator, void* stream) {
+  const Span mine = elements(in, count, type);
+  const Span result = communicator->rank == root ? elements(out, count, type) : mine;
+  return put("ncclReduce", communicator, stream, {mine, result}, [=](Exchange& exchange) {
+    if (exchange.rank() != root) return exchange.send(root, mine);
+    exchange.at_end([=, all = all_of(exchange, mine)] { reduce(result, all, type, op); });
+  });
+}
+
+NcclStatus ncclBroadcast(const void* in, void* out, std::size_t count, NcclType type, int root, ncclComm* communicator,
+                         void* stream) {
+  const Span room = elements(out, count, type);
+  const Span given = communicator->rank == root ? elements(in, count, type) : room;
+  return put("ncclBroadcast", communicator, stream, {given, room}, [=](Exchange& exchange) {
+    if (exchange.rank() != root) return exchange.receive(root, room);
+    send_to_others(exchange, given);
+    exchange.at_end([=] { copy(given, room); });
+  });
+}
+
+NcclStatus ncclAllGather(const void* in, void* out, std::size_t count, NcclType type, ncclComm* communicator,
+                         void* stream) {
+  const Span mine = elements(in, count, type);
+  const Span all = elements(out, count * static_cast<std::size_t>(communicator->size), type);
+  return put("ncclAllGather", communicator, stream, {mine, all}, [=](Exchange& exchange) {
+    send_to_others(exchange, mine);
+    for (int rank = 0; rank < exchange.size(); ++rank) {
+      const Span place = all.subspan(static_cast<std::size_t>(rank) * mine.size(), mine.size());
+      if (rank != exchange.rank())
+        exchange.receive(rank, place);
+      else
+        exchange.at_end([=] { copy(mine, place); });
+    }
+  });
+}
+
+NcclStatus ncclReduceScatter(const void* in, void* out, std::size_t count, NcclType type, NcclOp op,
+                             ncclComm* communicator, void* stream) {
+  const Span mine = elements(in, count * static_cast<std::size_t>(communicator->size), type);
+  const Span result = elements(out, count, type);
+  return put("ncclReduceScatter", communicator, stream, {mine, result}, [=](Exchange& exchange) {
+    const auto slice = [&](int rank) {
+      return mine.subspan(static_cast<std::size_t>(rank) * result.size(), result.size());
+    };
+    for (int rank = 0; rank < exchange.size(); ++rank)
+      if (rank != exchange.rank()) exchange.send(rank, slice(rank));
+    exchange.at_end([=, all = all_of(exchange, slice(exchange.rank()))] { reduce(result, all, type, op); });
+  });
 }
 
 NcclStatus ncclGroupEnd() {
   if (depth == 0) return invalid_usage;
   if (--depth != 0) return NcclStatus::success;
-  if (batch_failure != NcclStatus::success) {
-    batch.clear();
-    return batch_failure;
+  const std::vector<Asked> asked = std::move(batch);
+  batch.clear();
+  if (batch_failure != NcclStatus::success) return batch_failure;
+  if (fails("ncclGroupEnd")) return system_error;
+  // What one communicator has for one stream goes on at the same time.
+  std::vector<std::pair<Asked, Exchange>> exchanges;
+  for (const Asked& each : asked) {
+    auto found = exchanges.begin();
+    while (found != exchanges.end() &&
+           (found->first.communicator != each.communicator || found->first.stream != each.stream))
+      ++found;
+    if (found == exchanges.end())
+      found = exchanges.insert(
+          found, {each, Exchange(each.communicator->rank, each.communicator->sockets, each.communicator->state)});
+    each.add(found->second);
   }
-  if (fails("ncclGroupEnd")) {
-    batch.clear();
-    return system_error;
-  }
-  for (auto& [communicator, item] : batch) {
-    auto& [stream, operation] = item;
-    const int socket = communicator->sockets[static_cast<std::size_t>(operation.peer)];
-    if (socket < 0) return invalid_usage;
-    communicator->looks = 0;
-    communicator->coming.emplace_back(
-        stream, [socket, operation = operation, failure = communicator->failure, turns = 0]() mutable {
+  for (auto& [each, exchange] : exchanges) {
+    each.communicator->looks = 0;
+    each.communicator->coming.emplace_back(
+        each.stream, [exchange = exchange, state = each.communicator->state, turns = 0]() mutable {
           if (std::getenv("FAKE_NCCL_STUCK") != nullptr) {
-            if (++turns > 30) *failure = static_cast<int>(remote_error);
-            return false;
+            if (++turns > 30) state->failure = static_cast<int>(remote_error);
+            return state->is_aborted.load();
           }
-          return step(socket, operation, *failure);
+          return exchange.step();
         });
   }
-  batch.clear();
   return NcclStatus::in_progress;
 }
 
