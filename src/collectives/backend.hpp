@@ -33,6 +33,11 @@ struct ResultOffer {
   std::uint64_t place = 0;
   std::uint64_t first_stamp = 0;
 };
+/// Of calls on devices: which, and Card::bytes, which no backend of the host moves.
+struct OnDevices {
+  std::uint64_t devices;
+  std::uint64_t bytes;
+};
 struct HeldResult {
   std::byte* data = nullptr;
   std::shared_ptr<const void> keeper = {};
@@ -43,15 +48,15 @@ struct Card {
   std::uint64_t bytes = 0;    // of what this rank gives
   std::uint64_t largest = 0;  // the largest piece that it gives to one rank
   std::int64_t extent = 0;    // of all_gather, where it is not agreed
-  std::uint32_t status = 0;   // 0: this rank's arguments can be
-  std::uint32_t wants = 1;    // 0: all_reduce and all_gather have nothing for this rank
-  std::uint32_t joined = 0;   // of all_gather: the rooms for all ranks' bytes lie one behind the other
-  // Of calls on devices: which, and `bytes`, which no backend of the host moves.
-  std::uint64_t devices = 0;
-  std::uint64_t device_bytes = 0;
-  // Of backends that share memory.
+  std::uint16_t status = 0;   // 0: this rank's arguments can be
+  std::uint16_t wants = 1;    // 0: all_reduce and all_gather have nothing for this rank
+  std::uint16_t joined = 0;   // of all_gather: the rooms for all ranks' bytes lie one behind the other
+  // Of backends that share memory. The fewer bytes a card has, the sooner it comes.
   InputPlace input = {};
-  ResultOffer result = {};
+  union {
+    ResultOffer result = {};
+    OnDevices on_devices;
+  };
 };
 /// Called with all cards.
 using Opened = FunctionRef<void(std::span<const Card>)>;

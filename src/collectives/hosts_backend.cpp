@@ -154,7 +154,12 @@ class HostsBackend final : public Backend {
 
  private:
   static constexpr auto agreed = [](std::span<const Card>) {};  // about the whole call, before
-  static Card card_of(std::uint64_t bytes, std::uint64_t largest) { return {.bytes = bytes, .largest = largest}; }
+  static Card card_of(std::uint64_t bytes, std::uint64_t largest) {
+    Card card;
+    card.bytes = bytes;
+    card.largest = largest;
+    return card;
+  }
   static std::uint64_t largest(std::span<const std::uint64_t> bounds) {
     std::uint64_t most = 0;
     for (std::size_t i = 0; i + 1 < bounds.size(); ++i) most = std::max(most, bounds[i + 1] - bounds[i]);

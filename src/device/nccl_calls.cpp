@@ -96,12 +96,12 @@ void NcclCalls::note_last(const Lane& lane) {
 
 void NcclCalls::open(const Card& card, const collectives::Opened& opened, const WaitOptions& options) {
   Card mine = card;
-  mine.device_bytes = card.bytes;
+  mine.on_devices.bytes = card.bytes;
   mine.bytes = mine.largest = 0;
   const std::vector<collectives::Room> nothing(static_cast<std::size_t>(group_.size()));
   const auto then = [&](std::span<const Card> cards) {
     cards_.assign(cards.begin(), cards.end());
-    for (Card& each : cards_) each.bytes = each.device_bytes;
+    for (Card& each : cards_) each.bytes = each.on_devices.bytes;
     opened(cards_);
     // All ranks find the same.
     if (is_captured_ && met() == nullptr)
@@ -122,7 +122,7 @@ std::vector<int> NcclCalls::others() const {
 
 std::vector<std::uint64_t> NcclCalls::devices_of_all() const {
   std::vector<std::uint64_t> devices;
-  for (const Card& card : cards_) devices.push_back(card.devices);
+  for (const Card& card : cards_) devices.push_back(card.on_devices.devices);
   return devices;
 }
 
