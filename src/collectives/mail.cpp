@@ -26,7 +26,7 @@ struct Mail::Head {
   std::uint32_t label_bytes = 0;
   std::int64_t tag = 0;
   std::uint64_t id = 0;     // the sender's number of what is not whole
-  std::uint64_t bytes = 0;  // of the body
+  std::uint64_t bytes = 0;  // of the body; of a piece: how many are before it there
 };
 static_assert(std::tuple_size_v<sync::LetterHead> == 32);
 
@@ -131,8 +131,8 @@ bool Mail::push(int to) {
   while (!lane.wanted.empty()) {
     Sending& next = *lane.wanted.front();
     const Bytes left = next.body.subspan(next.sent);
-    const Bytes piece = left.first(std::min(left.size(), group_.longest_letter()));
-    if (!moved(post(to, {.kind = Head::Kind::piece, .id = next.id}, piece))) return has_moved;
+    const Bytes piece = left.first(std::min(left.size(), group_.longest_piece(to)));
+    if (!moved(post(to, {.kind = Head::Kind::piece, .id = next.id, .bytes = next.sent}, piece))) return has_moved;
     next.sent += piece.size();
     if (next.sent != next.body.size()) continue;
     next.is_done = true;
@@ -154,8 +154,9 @@ bool Mail::take(int from) {
       const auto found = lane(from).coming.find(head.id);
       if (found == lane(from).coming.end()) fail(from, "a piece that nobody has asked for");
       receive = found->second;
-      if (length > receive->room.size() - receive->received) fail(from, "more than it has announced");
-      return receive->room.subspan(receive->received, length);
+      if (head.bytes > receive->room.size() || length > receive->room.size() - head.bytes)
+        fail(from, "more than it has announced");
+      return receive->room.subspan(head.bytes, length);
     }
     if (head.kind == Head::Kind::whole && (length < head.label_bytes || length - head.label_bytes != head.bytes))
       fail(from, "a message of another length than it says");

@@ -4,8 +4,8 @@
 // few bytes that come with its announcement, and a body.
 //
 //  - What fits into one letter is sent as one, and is with its receiver then, wanted or not.
-//  - More is announced by a letter. The receiver asks for it once a receive wants it, and it comes in letters, straight
-//    into its place. So only short messages pile up.
+//  - More is announced by a letter. The receiver asks for it once a receive wants it, and it comes in pieces, which say
+//    where they belong, straight into its place. So only short messages pile up.
 // Messages from one rank to another are matched in the order that they were sent in; receives in the order that they
 // were made in. All of it moves in step(), which every wait calls.
 

@@ -2,6 +2,8 @@
 // Collectives by a group's rounds and mail: for ranks that share no memory, over whatever the group runs on.
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -16,38 +18,57 @@ namespace {
 class MessageBackend final : public Backend {
  public:
   MessageBackend(sync::Group& group, Mail& mail)
-      : group_(group), mail_(mail), cards_(static_cast<std::size_t>(group.size())) {}
+      : group_(group),
+        mail_(mail),
+        cards_(static_cast<std::size_t>(group.size())),
+        ins_(cards_.size()),
+        outs_(cards_.size()) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return "messages"; }
 
   void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
                   const WaitOptions& options) override {
     open(card, opened, options);
-    const std::vector<std::uint64_t> bounds = even_slices(in.size(), ranks());
-    std::vector<std::byte> slice(bounds[self() + 1] - bounds[self()]);
-    reduce_slice(combine, dtype, in, bounds, slice, options);
-    std::vector<Bytes> ins(ranks());
-    std::vector<Room> outs(ranks());
-    for (std::size_t rank = 0; rank < ranks(); ++rank) {
-      if (cards_[rank].wants != 0) ins[rank] = slice;
-      if (card.wants != 0) outs[rank] = out.subspan(bounds[rank], bounds[rank + 1] - bounds[rank]);
+    // Of a block each rank reduces a slice. While it does, the slices of the next block are on their way.
+    const std::uint64_t blocks = (in.size() + block_bytes - 1) / block_bytes;
+    for (std::uint64_t at = 0; at <= blocks; ++at) {
+      if (at < blocks) {
+        Block& next = blocks_[at % 2];
+        next.begin = at * block_bytes;
+        const Bytes whole = in.subspan(next.begin, std::min(block_bytes, in.size() - next.begin));
+        next.bounds = even_slices(whole.size(), ranks());
+        begin_slices(next, whole);
+      }
+      if (at == 0) continue;
+      Block& block = blocks_[(at - 1) % 2];
+      finish(block.results, options);
+      block.slice.resize(block.bounds[self() + 1] - block.bounds[self()]);
+      reduce_slice(block, combine, dtype, block.slice, options);
+      for (std::size_t rank = 0; rank < ranks(); ++rank) {
+        ins_[rank] = cards_[rank].wants != 0 ? Bytes(block.slice) : Bytes();
+        outs_[rank] = {};
+        if (card.wants != 0)
+          outs_[rank] = out.subspan(block.begin + block.bounds[rank], block.bounds[rank + 1] - block.bounds[rank]);
+      }
+      begin(block.results);
     }
-    exchange(ins, outs, options);
+    for (Block& block : blocks_) finish(block.results, options);
   }
 
   void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                       std::span<const std::uint64_t> bounds, Room out, const WaitOptions& options) override {
     open(card, opened, options);
-    reduce_slice(combine, dtype, in, bounds, out, options);
+    Block& block = blocks_[0];
+    block.bounds.assign(bounds.begin(), bounds.end());
+    begin_slices(block, in);
+    reduce_slice(block, combine, dtype, out, options);
   }
 
   void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,
                   const WaitOptions& options) override {
     open(card, opened, options);
-    std::vector<Bytes> ins(ranks());
-    for (std::size_t rank = 0; rank < ranks(); ++rank)
-      if (cards_[rank].wants != 0) ins[rank] = in;
-    exchange(ins, outs, options);
+    for (std::size_t rank = 0; rank < ranks(); ++rank) ins_[rank] = cards_[rank].wants != 0 ? in : Bytes();
+    exchange(ins_, outs, options);
   }
 
   void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
@@ -65,45 +86,83 @@ class MessageBackend final : public Backend {
     opened(cards_);
   }
 
-  /// `slice`: the part of the result that is this rank's.
-  void reduce_slice(merge::Combine combine, DType dtype, Bytes in, std::span<const std::uint64_t> bounds, Room slice,
-                    const WaitOptions& options) {
-    std::vector<Bytes> ins(ranks());
-    std::vector<Room> outs(ranks());
-    std::vector<std::byte> others(slice.size() * ranks());
-    std::vector<const std::byte*> sources(ranks());
-    for (std::size_t rank = 0; rank < ranks(); ++rank) {
-      ins[rank] = in.subspan(bounds[rank], bounds[rank + 1] - bounds[rank]);
-      outs[rank] = Room(others).subspan(rank * slice.size(), slice.size());
-      sources[rank] = outs[rank].data();
-    }
-    exchange(ins, outs, options);
-    merge::reduce(combine, dtype, slice, sources);
-  }
-
-  /// To and from all ranks at once.
-  void exchange(std::span<const Bytes> ins, std::span<const Room> outs, const WaitOptions& options) {
-    if (ins[self()].data() != outs[self()].data()) std::ranges::copy(ins[self()], outs[self()].begin());
+  /// Messages that are under way.
+  struct Exchange {
     std::vector<std::shared_ptr<Mail::Receiving>> coming;
     std::vector<std::shared_ptr<Mail::Sending>> going;
+  };
+  /// What is reduced at a time.
+  struct Block {
+    std::uint64_t begin = 0;
+    std::vector<std::uint64_t> bounds;  // of the ranks' slices
+    std::vector<std::byte> others;      // this rank's slice, of all
+    std::vector<const std::byte*> sources;
+    std::vector<std::byte> slice;  // reduced
+    Exchange slices;
+    Exchange results;
+  };
+
+  /// Each rank's slices of `in` go to their ranks.
+  void begin_slices(Block& block, Bytes in) {
+    const std::uint64_t mine = block.bounds[self() + 1] - block.bounds[self()];
+    block.others.resize(mine * ranks());
+    block.sources.resize(ranks());
+    for (std::size_t rank = 0; rank < ranks(); ++rank) {
+      ins_[rank] = in.subspan(block.bounds[rank], block.bounds[rank + 1] - block.bounds[rank]);
+      outs_[rank] = Room(block.others).subspan(rank * mine, mine);
+      block.sources[rank] = outs_[rank].data();
+    }
+    // This rank's own stays where it is.
+    block.sources[self()] = ins_[self()].data();
+    ins_[self()] = {};
+    begin(block.slices);
+  }
+  void reduce_slice(Block& block, merge::Combine combine, DType dtype, Room slice, const WaitOptions& options) {
+    finish(block.slices, options);
+    merge::reduce(combine, dtype, slice, block.sources);
+  }
+
+  void exchange(std::span<const Bytes> ins, std::span<const Room> outs, const WaitOptions& options) {
+    std::ranges::copy(ins, ins_.begin());
+    std::ranges::copy(outs, outs_.begin());
+    Exchange all;
+    begin(all);
+    finish(all, options);
+  }
+
+  /// ins_ to, and outs_ from all ranks at once.
+  void begin(Exchange& exchange) {
+    if (const Bytes own = ins_[self()]; !own.empty() && own.data() != outs_[self()].data() && !outs_[self()].empty())
+      std::memcpy(outs_[self()].data(), own.data(), own.size());
     for (std::size_t apart = 1; apart < ranks(); ++apart) {
       const std::size_t from = (self() + ranks() - apart) % ranks();
-      const Room room = outs[from];
+      const Room room = outs_[from];
       if (!room.empty())
-        coming.push_back(mail_.receive(
+        exchange.coming.push_back(mail_.receive(
             {.from = static_cast<int>(from), .tag = own_tag, .place = [room](const auto&) { return room; }}));
     }
     for (std::size_t apart = 1; apart < ranks(); ++apart) {
       const std::size_t to = (self() + apart) % ranks();
-      if (!ins[to].empty()) going.push_back(mail_.send({.to = static_cast<int>(to), .tag = own_tag, .body = ins[to]}));
+      if (!ins_[to].empty())
+        exchange.going.push_back(mail_.send({.to = static_cast<int>(to), .tag = own_tag, .body = ins_[to]}));
     }
-    for (const auto& each : coming) mail_.wait([&] { return each->is_done; }, each->from, options);
-    for (const auto& each : going) mail_.wait([&] { return each->is_done; }, each->to, options);
   }
+  void finish(Exchange& exchange, const WaitOptions& options) {
+    for (const auto& each : exchange.coming) mail_.wait([&] { return each->is_done; }, each->from, options);
+    for (const auto& each : exchange.going) mail_.wait([&] { return each->is_done; }, each->to, options);
+    exchange.coming.clear();
+    exchange.going.clear();
+  }
+
+  static constexpr std::uint64_t block_bytes = 8 << 20;
 
   sync::Group& group_;
   Mail& mail_;
-  std::vector<Card> cards_;  // of the call
+  // Of the call.
+  std::vector<Card> cards_;
+  std::vector<Bytes> ins_;
+  std::vector<Room> outs_;
+  std::array<Block, 2> blocks_;
 };
 
 }  // namespace

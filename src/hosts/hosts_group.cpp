@@ -46,17 +46,34 @@ struct MessageHead {
 
 /// Bytes that may wait for one receiver before send() waits, too.
 constexpr std::uint64_t most_untaken = 256 << 10;
+/// Pieces of a long message: several are on their way at a time, so that a network is never without one.
+constexpr std::size_t longest_piece_between_hosts = 1 << 20;
+constexpr std::uint64_t most_untaken_letters = 4 << 20;
+constexpr std::size_t most_coming = 4;
+/// Memory for letters that stays with the group.
+constexpr std::uint64_t most_letter_memory = 16 << 20;
 /// A message takes up at least so much of that, as the transport has to remember it.
 constexpr std::uint64_t least_cost = 256;
 
+/// A page is too much for a small one.
+std::shared_ptr<std::byte> memory_for_letter(BufferPool& pool, std::size_t bytes) {
+  if (bytes >= 64 << 10) return pool.take(bytes, most_letter_memory);
+  const auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  return {memory, memory.get()};
+}
+
 /// A part of a message that its receiver has not begun to take in.
 struct Untaken {
-  std::vector<std::byte> bytes;
+  std::shared_ptr<std::byte> memory;
+  std::span<std::byte> bytes;
   std::uint64_t cost;
   std::shared_ptr<std::atomic<std::uint64_t>> sum;  // of all like this
 
-  Untaken(std::size_t head, std::size_t piece, std::shared_ptr<std::atomic<std::uint64_t>> all)
-      : bytes(head + piece), cost(std::max<std::uint64_t>(piece, least_cost)), sum(std::move(all)) {
+  Untaken(BufferPool& pool, std::size_t head, std::size_t piece, std::shared_ptr<std::atomic<std::uint64_t>> all)
+      : memory(memory_for_letter(pool, head + piece)),
+        bytes(memory.get(), head + piece),
+        cost(std::max<std::uint64_t>(piece, least_cost)),
+        sum(std::move(all)) {
     *sum += cost;
   }
   Untaken(const Untaken&) = delete;
@@ -270,7 +287,7 @@ void HostsGroup::do_send(int to, sync::Subject subject, std::span<const std::byt
   do {
     const std::size_t begin = sent == 0 ? sizeof head : 0;
     const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
-    auto part = std::make_shared<Untaken>(begin, piece, untaken);
+    auto part = std::make_shared<Untaken>(*letter_memory_, begin, piece, untaken);
     std::memcpy(part->bytes.data(), &head, begin);
     if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
@@ -310,35 +327,57 @@ std::shared_ptr<std::atomic<std::uint64_t>> HostsGroup::untaken(int to, int tag)
   return count;
 }
 
+std::size_t HostsGroup::longest_piece(int to) const {
+  return hosts_.is_here(to) ? local().longest_piece(place_of(to)) : longest_piece_between_hosts;
+}
+
 bool HostsGroup::do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) {
   if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, letter); });
-  const int tag = this->tag(Tag::mail);
+  // Long ones must not keep short ones waiting: those say what is wanted next.
+  const bool is_long = letter.size() > longest_letter();
+  const int tag = this->tag(is_long ? Tag::long_mail : Tag::mail);
   const auto untaken = this->untaken(to, tag);
-  if (untaken->load() > most_untaken - longest_letter()) return false;
-  auto copy = std::make_shared<Untaken>(head.size(), letter.size(), untaken);
-  std::ranges::copy(head, copy->bytes.begin());
-  std::ranges::copy(letter, copy->bytes.begin() + head.size());
-  towards(to, [&] { post(to, tag, copy->bytes, copy, Finished::taken); });
+  if (untaken->load() > most_untaken_letters - letter.size()) return false;
+  auto copy = std::make_shared<Untaken>(*letter_memory_, head.size(), letter.size(), untaken);
+  std::memcpy(copy->bytes.data(), head.data(), head.size());
+  if (!letter.empty()) std::memcpy(copy->bytes.data() + head.size(), letter.data(), letter.size());
+  towards(to, [&] { post(to, tag, copy->bytes, copy, is_long ? Finished::sent : Finished::taken); });
   progress();
   return true;
 }
 
 bool HostsGroup::do_try_receive(int from, const sync::LetterPlace& place) {
   if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
-  const std::uint64_t most = sizeof(sync::LetterHead) + longest_letter();
   const WaitOptions options{.timeout = {}, .stop = {}, .phase = phase_.load()};
   return or_fail(from, options, [&] {
-    const std::unique_ptr<Found> found = transport().find(number_of(from), tag(Tag::mail));
-    if (!found) return false;
-    const std::vector<std::byte> bytes = take_found(*found, from, most, options, milliseconds(0));
-    sync::LetterHead head;
-    if (bytes.size() < head.size()) sync::fail_on_message(*this, from, bytes.size(), most);
-    std::copy_n(bytes.begin(), head.size(), head.begin());
-    const std::span<const std::byte> letter = std::span(bytes).subspan(head.size());
-    std::ranges::copy(letter, place(head, letter.size()).begin());
-    progress();
-    return true;
+    return take_letter(from, Tag::mail, longest_letter(), place) ||
+           take_letter(from, Tag::long_mail, longest_piece_between_hosts, place);
   });
+}
+
+bool HostsGroup::take_letter(int from, Tag kind, std::uint64_t most, const sync::LetterPlace& place) {
+  const int tag = this->tag(kind);
+  std::deque<Coming>& coming = letters_[{from, tag}];
+  while (coming.size() < most_coming) {
+    const std::unique_ptr<Found> found = transport().find(number_of(from), tag);
+    if (!found) break;
+    const std::size_t length = found->bytes();
+    if (length < sizeof(sync::LetterHead) || length > sizeof(sync::LetterHead) + most)
+      sync::fail_on_message(*this, from, length, most);
+    const std::shared_ptr<std::byte> memory = memory_for_letter(*letter_memory_, length);
+    const std::span<std::byte> bytes(memory.get(), length);
+    coming.push_back({memory, bytes, found->receive(bytes, memory)});
+  }
+  if (coming.empty() || !coming.front().pending.test()) return false;
+  const Coming next = std::move(coming.front());
+  coming.pop_front();
+  sync::LetterHead head;
+  std::memcpy(head.data(), next.bytes.data(), head.size());
+  const std::span<const std::byte> letter = next.bytes.subspan(head.size());
+  const std::span<std::byte> room = place(head, letter.size());
+  if (!letter.empty()) std::memcpy(room.data(), letter.data(), letter.size());
+  progress();
+  return true;
 }
 
 void HostsGroup::do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,

@@ -26,6 +26,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,6 +34,7 @@
 #include <string>
 #include <vector>
 
+#include "src/hosts/buffer_pool.hpp"
 #include "src/hosts/context.hpp"
 #include "src/hosts/hosts.hpp"
 #include "src/sync/failing.hpp"
@@ -140,6 +142,7 @@ class HostsGroup final : public sync::Group, private Listener {
                                     const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
+  [[nodiscard]] std::size_t longest_piece(int to) const override;
   bool do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) override;
   bool do_try_receive(int from, const sync::LetterPlace& place) override;
   void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
@@ -166,7 +169,7 @@ class HostsGroup final : public sync::Group, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
-  enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4, mail = 8 };
+  enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4, mail = 8, long_mail = 9 };
   [[nodiscard]] int tag(Tag kind) const noexcept;
   /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
@@ -178,6 +181,8 @@ class HostsGroup final : public sync::Group, private Listener {
   int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
+  /// A letter of that kind, if it is here.
+  bool take_letter(int from, Tag kind, std::uint64_t most, const sync::LetterPlace& place);
   /// What has been found. Throws as take_message.
   std::vector<std::byte> take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
                                     std::chrono::milliseconds grace);
@@ -235,6 +240,14 @@ class HostsGroup final : public sync::Group, private Listener {
   // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
   // leave room for an exchange's.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
+  /// A letter that comes from another host.
+  struct Coming {
+    std::shared_ptr<std::byte> memory;
+    std::span<const std::byte> bytes;
+    Pending pending;
+  };
+  std::map<std::pair<int, int>, std::deque<Coming>> letters_;  // by sender and tag, in order
+  std::shared_ptr<BufferPool> letter_memory_ = std::make_shared<BufferPool>();
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{sync::between_calls};
   std::vector<View> views_;  // guarded by the context's lock

@@ -70,11 +70,14 @@ class Group : public SyncGroup {
                   std::span<const int> on, const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) final;
-  // Letters: messages that no call waits for. Those from one rank to another come in order, whole. Both calls are made
-  // by the thread that uses the group; `to` and `from` are other ranks.
+  // Letters: messages that no call waits for. Those from one rank to another come whole, and those of at most
+  // longest_letter() bytes in order. Both calls are made by the thread that uses the group; `to` and `from` are other
+  // ranks.
 
   /// How long one can be, without its head.
   [[nodiscard]] virtual std::size_t longest_letter() const noexcept { return 64 << 10; }
+  /// Likewise, of what is known to be wanted: nobody has to keep it. Shorter ones may overtake it.
+  [[nodiscard]] virtual std::size_t longest_piece(int) const { return longest_letter(); }
   /// Sends one, if there is room for it; false if there is not. Throws as send().
   bool try_send(int to, const LetterHead& head, std::span<const std::byte> letter);
   /// Takes the next one, if it has come; false if not. What `place` throws is the failure of the group.
