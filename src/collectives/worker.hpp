@@ -2,9 +2,8 @@
 #pragma once
 // What a master and its workers say to each other, and the worker.
 //
-//  1. The master sends a request: an array of what to do, the number of the tensor, and what belongs to it. Tensors
-//  have
-//     numbers of the master's choice.
+//  1. The master sends a request: an array of what to do, the number of the tensor (the master's choice), and what
+//     belongs to it.
 //  2. The worker does it. What fails is kept, the first time since it was last told.
 //  3. To fetch, wait and stop it answers: what has failed, or the tensor that is fetched.
 // Of a tensor that goes from worker to worker each of the two has a request. Requests of all workers are sent in the
