@@ -57,6 +57,7 @@ void run(const std::shared_ptr<muster::SyncGroup>& group, const Settings& settin
                      ranks.all_reduce(all, muster::ReduceOp::max);
                      return all.values<double>()[0];
                    }};
+  loop.warm_up();
   for (const std::size_t bytes : settings.sizes) {
     const double seconds = settings.milliseconds * 1e-3;
     const Tensor whole = tensor(in, bytes);

@@ -29,6 +29,13 @@ struct Loop {
   std::function<void()> meet;
   std::function<double(double)> largest;
 
+  /// Virtual cores that have rested take some time to come back to speed.
+  void warm_up() const {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto is_over = [&] { return std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(400); };
+    while (largest(is_over() ? 1 : 0) == 0) continue;
+  }
+
   /// Seconds a call; the slowest rank's. `seconds`: how long to go on, about.
   [[nodiscard]] double time(double seconds, char* written, std::size_t bytes, const std::function<void()>& call) const {
     const auto run = [&](int count, bool calls) {

@@ -62,6 +62,7 @@ class MessageBackend final : public Backend {
     block.bounds.assign(bounds.begin(), bounds.end());
     begin_slices(block, in);
     reduce_slice(block, combine, dtype, out, options);
+    if (block.others.size() > block_bytes) block.others = {};
   }
 
   void all_gather(const Card& card, const Opened& opened, Bytes in, std::span<const Room> outs,

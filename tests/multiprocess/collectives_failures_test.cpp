@@ -146,7 +146,7 @@ void end_at(const Named& named, std::int64_t count, std::uint64_t step, int sign
 /// At steps from the first to the last one, in small calls and in those of several chunks.
 void end_at_each(int points, int signal) {
   const char* const asked = std::getenv("MUSTER_TEST_POINTS");
-  if (!over_shared_memory) points = 1;
+  if (!over_shared_memory || under_sanitizer) points = 1;
   if (asked != nullptr) points = std::atoi(asked);
   for (const Named& named : calls_here())
     for (const std::int64_t count : {4, 40000}) {
