@@ -63,7 +63,7 @@ namespace muster::hosts {
 class Health {
  public:
   using Clock = std::chrono::steady_clock;
-  /// Long against a message's way to a rank that waits (those look every 40 ms), short against the deadlines.
+  /// Long against a message's way to a rank that waits (those look every 60 ms), short against the deadlines.
   static constexpr std::chrono::milliseconds settling{200};
   static constexpr std::chrono::milliseconds lead{100};
 

@@ -23,7 +23,7 @@ class Watchdog {
  public:
   ~Watchdog();
   /// The longest sleep between two looks.
-  static constexpr std::chrono::milliseconds slice{40};
+  static constexpr std::chrono::milliseconds slice{60};
   static constexpr int turns = 16;
   static constexpr int least_at_once = 16;
 
