@@ -69,13 +69,16 @@ class MessageBackend final : public Backend {
                   const WaitOptions& options) override {
     open(card, opened, options);
     for (std::size_t rank = 0; rank < ranks(); ++rank) ins_[rank] = cards_[rank].wants != 0 ? in : Bytes();
-    exchange(ins_, outs, options);
+    outs_.assign(outs.begin(), outs.end());
+    exchange(options);
   }
 
   void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
                   const WaitOptions& options) override {
     open(card, opened, options);
-    exchange(ins, outs, options);
+    ins_.assign(ins.begin(), ins.end());
+    outs_.assign(outs.begin(), outs.end());
+    exchange(options);
   }
 
  private:
@@ -123,9 +126,7 @@ class MessageBackend final : public Backend {
     merge::reduce(combine, dtype, slice, block.sources);
   }
 
-  void exchange(std::span<const Bytes> ins, std::span<const Room> outs, const WaitOptions& options) {
-    std::ranges::copy(ins, ins_.begin());
-    std::ranges::copy(outs, outs_.begin());
+  void exchange(const WaitOptions& options) {
     Exchange all;
     begin(all);
     finish(all, options);
