@@ -96,5 +96,8 @@ void gather(const Tensor& tensor, int dst, std::span<const Tensor> tensors = {},
 /// On src, `tensors` has one for each rank; on the others it is empty.
 void scatter(const Tensor& tensor, int src, std::span<const Tensor> tensors = {}, const Group& group = world_group);
 void barrier(const Group& group = world_group);
+/// Dimension 0 cut into equal slices, of which each rank gets one of each rank, in the order of the ranks: a new tensor
+/// of the same shape. Before init_process_group() it is the tensor itself, as ml-starter's is.
+[[nodiscard]] Tensor all_to_all(const Tensor& tensor, const Group& group = world_group);
 
 }  // namespace muster::dist

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Starting the ranks of a job on this host: what `muster run` does, as a library call. The environment that ranks get
+// Starting a command as the ranks of a job: what `muster run` does, as a library call. The environment that ranks get
 // is torchrun's (RANK, WORLD_SIZE ...), so that programs written for it run unchanged, plus MUSTER_JOB for world().
+// muster/multiprocess.hpp starts functions.
 
 #include <chrono>
 #include <cstdint>
@@ -12,16 +13,35 @@
 
 namespace muster {
 
-/// Whether the ranks' output goes where the launcher's goes, or through it.
+/// Where the ranks' output goes.
 enum class RankOutput : std::uint8_t {
   inherit,   ///< the ranks write to the launcher's own standard output and error
-  prefixed,  ///< whole lines with "[rank] " before them, the two streams kept apart
+  lines,     ///< through the launcher, in whole lines, the two streams kept apart
+  prefixed,  ///< likewise, with "[rank] " before each line
+  live,      ///< on a terminal one line for each rank, with what it has said last; else as `prefixed`
+};
+
+/// Several hosts, each with a launcher of its own that is given the same but for node_rank.
+struct LaunchNodes {
+  int nodes = 1;
+  int node_rank = 0;
+  /// Where the launchers meet: "tcp://HOST:PORT", an address of node 0 and a free port there; or "file:///PATH", a file
+  /// that all nodes see.
+  std::string rendezvous;
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the meeting; none: MUSTER_TIMEOUT, else 10 minutes
 };
 
 struct LaunchOptions {
   int ranks = 1;                                                      ///< 1 to 4096
   std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to the ranks' environment
   RankOutput output = RankOutput::inherit;
+  /// If it is not empty, what a rank writes goes into rank-N.out and rank-N.err there, in place of `output`; the
+  /// directory is made if it is not there, and files of an earlier job are replaced.
+  std::string log_directory = {};
+  /// With a log directory: into the files and to `output`, which is `lines` then if it is `inherit`.
+  bool tee = false;
+  /// Starts the ranks of this host alone, a part of a job on several.
+  std::optional<LaunchNodes> nodes = {};
   /// How long the other ranks have after one failed, to leave with their own words, before SIGTERM; and again as long
   /// between SIGTERM and SIGKILL.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
@@ -39,9 +59,11 @@ struct LaunchOptions {
   std::string name = "muster run";
 };
 
-/// What launch_local() returns beside the ranks' own statuses, the last three as the shell and timeout(1) have them.
+/// What launch_local() returns beside the ranks' own statuses: output was lost; the job's time was over (as timeout(1)
+/// has it); the launcher of another node is gone; and, as the shell has them, the command is not there or no program.
 inline constexpr int launch_output_lost = 3;
 inline constexpr int launch_timed_out = 124;
+inline constexpr int launch_node_lost = 125;
 inline constexpr int launch_cannot_execute = 126;
 inline constexpr int launch_not_found = 127;
 
@@ -61,7 +83,7 @@ inline constexpr int launch_not_found = 127;
 ///
 /// Local. Signals of the calling thread are blocked meanwhile, so call it from the main thread of a process that has no
 /// other threads; one that has its own children keeps them. Throws Error(argument) on options that cannot be, Error(io)
-/// where processes or pipes cannot be had.
+/// where processes, pipes or log files cannot be had, before any rank has started; with `nodes`, as tcp_group().
 int launch_local(const std::vector<std::string>& command, const LaunchOptions& options = {});
 
 }  // namespace muster

@@ -19,6 +19,8 @@
 #include "muster/merge_gather.hpp"
 #include "muster/message_queue.hpp"
 #include "muster/model_dir.hpp"
+#include "muster/multiprocess.hpp"
+#include "muster/parallel_groups.hpp"
 #include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"
 #include "muster/process_group.hpp"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/tcp.hpp"
+#include "src/collectives/backend_names.hpp"
 #include "src/collectives/device_backend.hpp"
 
 namespace muster::dist {
@@ -47,18 +48,13 @@ Backend backend_of(std::string_view name) {
 }
 
 /// env://.
-std::shared_ptr<SyncGroup> group_of_environment(Backend backend, const InitOptions& options) {
+std::shared_ptr<SyncGroup> group_of_environment(const InitOptions& options) {
   auto group = muster::world();
   if ((options.rank != -1 && options.rank != group->rank()) ||
       (options.world_size != -1 && options.world_size != group->size()))
     throw Error(ErrorKind::argument,
                 fmt::format("env:// has this process as rank {} of {}, and the call as rank {} of {}", group->rank(),
                             group->size(), options.rank, options.world_size));
-  if (backend == Backend::mpi && group->kind() != "mpi")
-    throw Error(ErrorKind::unsupported,
-                fmt::format("the backend 'mpi' needs a job that MPI has started (mpiexec), and this one is of the kind "
-                            "'{}'",
-                            group->kind()));
   return group;
 }
 
@@ -110,20 +106,44 @@ std::shared_ptr<SyncGroup> find_group(const World& world, std::string_view name,
     throw Error(ErrorKind::argument,
                 "init_process_group() has been called already: destroy_process_group() comes first");
   const Backend backend = backend_of(name);
-  const auto group =
-      options.init_method == "env://" ? group_of_environment(backend, options) : group_at(backend, options);
+  const auto group = options.init_method == "env://" ? group_of_environment(options) : group_at(backend, options);
   if (options.timeout) group->set_timeout(*options.timeout);
-  if (backend == Backend::shm)
-    for (int rank = 0; rank < group->size(); ++rank)
-      if (!group->shares_memory(rank))
-        throw Error(ErrorKind::unsupported,
-                    fmt::format("the backend 'shm' is for ranks of one host, and rank {} is on another one ({}): 'tcp' "
-                                "or 'mpi'",
-                                rank, group->info(rank).host));
+  collectives::check_backend(name, *group);
   return group;
 }
 
 }  // namespace
+}  // namespace muster::dist
+
+namespace muster::collectives {
+
+void check_backend_name(std::string_view name) {
+  dist::backend_of(name);
+}
+
+void check_backend(std::string_view name, const SyncGroup& group) {
+  const dist::Backend backend = dist::backend_of(name);
+  if (backend == dist::Backend::mpi && group.kind() != "mpi")
+    throw Error(ErrorKind::unsupported,
+                fmt::format("the backend 'mpi' needs a job that MPI has started (mpiexec), and this one is of the kind "
+                            "'{}'",
+                            group.kind()));
+  if (backend != dist::Backend::shm) return;
+  for (int rank = 0; rank < group.size(); ++rank)
+    if (group.host_of(rank) != group.host_of(0))
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("the backend 'shm' is for ranks of one host, and rank {} is on another one ({}): 'tcp' "
+                              "or 'mpi'",
+                              group.info(rank).rank, group.info(rank).host));
+}
+
+}  // namespace muster::collectives
+
+namespace muster::dist {
+
+Tensor all_to_all(const Tensor& tensor, const Group& group) {
+  return is_initialized() ? process_group(group).all_to_all(tensor.view()) : tensor;
+}
 
 void init_process_group(std::string_view name, const InitOptions& options) {
   World& world = the_world();

@@ -4,8 +4,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -17,23 +15,20 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "src/os/process.hpp"
 #include "src/sync/start.hpp"
 
 namespace muster::launch {
 namespace {
-
-/// Whatever signals come meanwhile.
-ssize_t read_some(int source, void* target, std::size_t most) noexcept {
-  for (;;)
-    if (const ssize_t got = ::read(source, target, most); got >= 0 || errno != EINTR) return got;
-}
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
@@ -43,23 +38,52 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   return pointers;
 }
 
-/// Between fork and exec: only what is safe after the fork of a process with threads.
-[[noreturn]] void become(const ExecArguments& arguments, const StandardStreams& streams, const sigset_t& mask,
-                         pid_t launcher, int report) {
+/// What exec would close, unless it is to be inherited. The launcher has one thread: nothing is opened meanwhile.
+void close_as_exec_does(std::span<const int> inherited) {
+  std::vector<int> closed;
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), ::closedir);
+  while (const dirent* item = directory ? ::readdir(directory.get()) : nullptr) {
+    const int descriptor = std::atoi(item->d_name);
+    const bool is_closed = descriptor > STDERR_FILENO && descriptor != ::dirfd(directory.get()) &&
+                           (::fcntl(descriptor, F_GETFD) & FD_CLOEXEC) != 0 &&
+                           std::ranges::find(inherited, descriptor) == inherited.end();
+    if (is_closed) closed.push_back(descriptor);
+  }
+  for (const int descriptor : closed) ::close(descriptor);
+}
+
+/// In the child: only what is safe after the fork of a process with threads. 0, or errno.
+int take_over(const Inheritance& inheritance, pid_t launcher) {
   int failure = 0;
   // Asked for too late, the death signal never comes: then the parent is another one already.
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) failure = errno;
   if (::getppid() != launcher) ::_exit(1);
-  if (streams.input >= 0 && ::dup2(streams.input, STDIN_FILENO) < 0) failure = errno;
-  if (streams.output >= 0 && ::dup2(streams.output, STDOUT_FILENO) < 0) failure = errno;
-  if (streams.error >= 0 && ::dup2(streams.error, STDERR_FILENO) < 0) failure = errno;
+  if (inheritance.input >= 0 && ::dup2(inheritance.input, STDIN_FILENO) < 0) failure = errno;
+  if (inheritance.output >= 0 && ::dup2(inheritance.output, STDOUT_FILENO) < 0) failure = errno;
+  if (inheritance.error >= 0 && ::dup2(inheritance.error, STDERR_FILENO) < 0) failure = errno;
+  for (const int descriptor : inheritance.descriptors)
+    if (::fcntl(descriptor, F_SETFD, 0) != 0) failure = errno;
+  return failure;
+}
+
+[[noreturn]] void become(const ExecArguments& arguments, const Inheritance& inheritance, pid_t launcher, int report) {
+  int failure = take_over(inheritance, launcher);
   if (failure == 0) {
-    ::sigprocmask(SIG_SETMASK, &mask, nullptr);
-    ::execvpe(arguments.command()[0], arguments.command(), arguments.environment());
+    ::sigprocmask(SIG_SETMASK, &inheritance.mask, nullptr);
+    ::execvpe(arguments.program(), arguments.command(), arguments.environment());
     failure = errno;
   }
   [[maybe_unused]] const ssize_t told = ::write(report, &failure, sizeof failure);
   ::_exit(127);
+}
+
+os::Fd pidfd_of(pid_t child) {
+  os::Fd process = os::open_pidfd(child);
+  if (process) return process;
+  const int failure = errno;
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  throw os::errno_error("starting a rank: pidfd_open (Linux 5.3 is needed)", failure);
 }
 
 using namespace std::chrono_literals;
@@ -97,12 +121,12 @@ void send_to_all(const std::vector<os::Fd>& processes, int signal) {
 /// Overwrites this process's own mark, as others see it in /proc, so that the end of an outer job does not take the
 /// guard of an inner one before that has done its work.
 void wipe_mark() {
-  const std::size_t length = std::strlen(job_variable);
+  const std::size_t length = std::strlen(mark_variable);
   for (char** entry = environ; *entry != nullptr; ++entry)
-    if (std::strncmp(*entry, job_variable, length) == 0 && (*entry)[length] == '=') std::memset(*entry, '_', length);
+    if (std::strncmp(*entry, mark_variable, length) == 0 && (*entry)[length] == '=') std::memset(*entry, '_', length);
 }
 
-[[noreturn]] void watch(int lifeline, const std::string& job) {
+[[noreturn]] void watch(int lifeline, const std::string& mark) {
   ::setsid();
   ::prctl(PR_SET_NAME, "muster-guard");
   sigset_t all;
@@ -119,7 +143,7 @@ void wipe_mark() {
   const ssize_t got = read_some(lifeline, &goodbye, 1);
   // Again until none is left: one that was forking while the list was made is in the next.
   for (int round = 0; got <= 0 && round < 100; ++round) {
-    const std::vector<os::Fd> processes = processes_of_job(job);
+    const std::vector<os::Fd> processes = marked_processes(mark);
     if (processes.empty() && round > 1) break;
     send_to_all(processes, SIGKILL);
     std::this_thread::sleep_for(10ms);
@@ -127,25 +151,12 @@ void wipe_mark() {
   ::_exit(0);
 }
 
-constexpr std::size_t longest_line = 1U << 20U;
-
-/// errno if it cannot be done, else 0.
-int write_all(int target, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(target, text.data(), text.size());
-    if (written >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno == EAGAIN) {
-      pollfd room{target, POLLOUT, 0};
-      ::poll(&room, 1, 1000);
-    } else if (errno != EINTR) {
-      return errno;
-    }
-  }
-  return 0;
-}
-
 }  // namespace
+
+ssize_t read_some(int source, void* target, std::size_t most) noexcept {
+  for (;;)
+    if (const ssize_t got = ::read(source, target, most); got >= 0 || errno != EINTR) return got;
+}
 
 ExecArguments::ExecArguments(const std::vector<std::string>& command, const Variables& variables) : command_(command) {
   std::map<std::string_view, std::string_view> given;  // the last one wins, as in a shell
@@ -158,9 +169,18 @@ ExecArguments::ExecArguments(const std::vector<std::string>& command, const Vari
   for (const auto& [name, value] : given) environment_.push_back(std::string(name) + "=" + std::string(value));
   command_pointers_ = pointers_to(command_);
   environment_pointers_ = pointers_to(environment_);
+  program_ = command_pointers_.front();
 }
 
-Child spawn(const ExecArguments& arguments, const StandardStreams& streams, const sigset_t& mask) {
+ExecArguments ExecArguments::own_program(const Variables& variables) {
+  std::error_code failure;
+  const std::string name = std::filesystem::read_symlink("/proc/self/exe", failure).string();
+  ExecArguments arguments({name}, variables);
+  arguments.program_ = "/proc/self/exe";
+  return arguments;
+}
+
+Child spawn(const ExecArguments& arguments, const Inheritance& inheritance) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw os::errno_error("starting a rank: making a pipe");
   Child child;
@@ -169,18 +189,29 @@ Child spawn(const ExecArguments& arguments, const StandardStreams& streams, cons
   const pid_t launcher = ::getpid();
   child.pid = ::fork();
   if (child.pid < 0) throw os::errno_error("starting a rank: fork");
-  if (child.pid == 0) become(arguments, streams, mask, launcher, far_end.get());
-  child.process = os::open_pidfd(child.pid);
-  if (!child.process) {
-    const int failure = errno;
-    ::kill(child.pid, SIGKILL);
-    ::waitpid(child.pid, nullptr, 0);
-    throw os::errno_error("starting a rank: pidfd_open (Linux 5.3 is needed)", failure);
+  if (child.pid == 0) become(arguments, inheritance, launcher, far_end.get());
+  child.process = pidfd_of(child.pid);
+  return child;
+}
+
+Child fork_into(const ExecArguments& arguments, const Inheritance& inheritance, const std::function<int()>& body) {
+  Child child;
+  const pid_t launcher = ::getpid();
+  child.pid = ::fork();
+  if (child.pid < 0) throw os::errno_error("starting a rank: fork");
+  if (child.pid == 0) {
+    if (take_over(inheritance, launcher) != 0) ::_exit(127);
+    close_as_exec_does(inheritance.descriptors);
+    environ = const_cast<char**>(arguments.environment());
+    ::sigprocmask(SIG_SETMASK, &inheritance.mask, nullptr);
+    std::exit(body());
   }
+  child.process = pidfd_of(child.pid);
   return child;
 }
 
 int exec_error(Child& child) {
+  if (!child.exec_report) return 0;
   int failure = 0;
   const ssize_t got = read_some(child.exec_report.get(), &failure, sizeof failure);
   child.exec_report.reset();
@@ -226,11 +257,11 @@ void SignalRelay::stop_here() const {
   ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
 }
 
-std::vector<os::Fd> processes_of_job(const std::string& job) {
+std::vector<os::Fd> marked_processes(const std::string& mark) {
   std::vector<os::Fd> processes;
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc"), ::closedir);
   if (!directory) return processes;
-  const std::string entry = std::string(job_variable) + "=" + job;
+  const std::string entry = std::string(mark_variable) + "=" + mark;
   const pid_t self = ::getpid();
   std::string environment;
   while (const dirent* item = ::readdir(directory.get())) {
@@ -249,8 +280,8 @@ std::vector<os::Fd> processes_of_job(const std::string& job) {
   return processes;
 }
 
-std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds patience) {
-  std::vector<os::Fd> processes = processes_of_job(job);
+std::size_t end_marked_processes(const std::string& mark, std::chrono::milliseconds patience) {
+  std::vector<os::Fd> processes = marked_processes(mark);
   const std::size_t count = processes.size();
   if (count == 0) return 0;
   send_to_all(processes, SIGTERM);
@@ -260,7 +291,7 @@ std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds 
     os::wait_for_exit(
         process, std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   for (int round = 0; round < 100; ++round) {
-    processes = processes_of_job(job);
+    processes = marked_processes(mark);
     if (processes.empty()) break;
     send_to_all(processes, SIGKILL);
     for (const os::Fd& process : processes) os::wait_for_exit(process, 10ms);
@@ -268,7 +299,7 @@ std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds 
   return count;
 }
 
-JobGuard::JobGuard(const std::string& job) {
+JobGuard::JobGuard(const std::string& mark) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
     throw os::errno_error("starting a job: making a pair of sockets");
@@ -278,7 +309,7 @@ JobGuard::JobGuard(const std::string& job) {
   if (pid_ < 0) throw os::errno_error("starting a job: fork");
   if (pid_ == 0) {
     lifeline_.reset();
-    watch(far_end.get(), job);
+    watch(far_end.get(), mark);
   }
 }
 
@@ -289,89 +320,6 @@ JobGuard::~JobGuard() {
   while (written < 0 && errno == EINTR);
   lifeline_.reset();
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) continue;
-}
-
-LinePump::~LinePump() {
-  finish(std::chrono::milliseconds(0));
-}
-
-void LinePump::add(os::Fd source, int target, std::string prefix) {
-  Stream stream{std::move(source), target, std::move(prefix), 0};
-  stream.prefix_size = stream.line.size();
-  streams_.push_back(std::move(stream));
-}
-
-void LinePump::start() {
-  if (streams_.empty()) return;
-  stop_ = os::Fd(::eventfd(0, EFD_CLOEXEC));
-  if (!stop_) throw os::errno_error("starting a job: eventfd");
-  thread_ = std::thread([this] { run(); });
-}
-
-int LinePump::finish(std::chrono::milliseconds longest) {
-  if (!thread_.joinable()) return failure_;
-  const std::uint64_t patience = static_cast<std::uint64_t>(longest.count()) + 1;
-  // Adding to a fresh eventfd cannot block, and nothing could be done if it failed.
-  [[maybe_unused]] const ssize_t told = ::write(stop_.get(), &patience, sizeof patience);
-  thread_.join();
-  return failure_;
-}
-
-/// What is lost on a full disk does not keep the ranks from going on; that nobody reads is for them to hear.
-void LinePump::write(Stream& stream) {
-  const int failure = write_all(stream.target, stream.line);
-  if (failure == EPIPE)
-    stream.source.reset();
-  else if (failure_ == 0)
-    failure_ = failure;
-}
-
-void LinePump::pass_on(Stream& stream) {
-  std::array<char, 64U << 10U> bytes;
-  const ssize_t got = read_some(stream.source.get(), bytes.data(), bytes.size());
-  if (got <= 0) {
-    stream.line += '\n';
-    if (stream.line.size() > stream.prefix_size + 1) write(stream);
-    stream.source.reset();
-    return;
-  }
-  std::string_view rest(bytes.data(), static_cast<std::size_t>(got));
-  while (!rest.empty() && stream.source) {
-    const std::size_t room = longest_line - std::min(longest_line, stream.line.size());
-    const std::size_t end = rest.substr(0, room).find('\n');
-    const std::size_t taken = end == std::string_view::npos ? std::min(room, rest.size()) : end + 1;
-    stream.line.append(rest.substr(0, taken));
-    rest.remove_prefix(taken);
-    if (end == std::string_view::npos && stream.line.size() < longest_line) continue;
-    if (end == std::string_view::npos) stream.line += '\n';
-    write(stream);
-    stream.line.resize(stream.prefix_size);
-  }
-}
-
-void LinePump::run() {
-  // Of a pipe that nobody reads this thread hears by EPIPE, whatever the process does on SIGPIPE.
-  sigset_t closed_pipe;
-  sigemptyset(&closed_pipe);
-  sigaddset(&closed_pipe, SIGPIPE);
-  ::pthread_sigmask(SIG_BLOCK, &closed_pipe, nullptr);
-  int patience = -1;  // for ever, until finish() says how long
-  std::vector<pollfd> wanted;
-  for (;;) {
-    wanted.clear();
-    for (const Stream& stream : streams_) wanted.push_back({stream.source.get(), POLLIN, 0});  // -1 is passed over
-    if (std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) { return !stream.source; })) return;
-    if (patience < 0) wanted.push_back({stop_.get(), POLLIN, 0});
-    const int ready = ::poll(wanted.data(), wanted.size(), patience);
-    if (ready == 0 || (ready < 0 && errno != EINTR)) return;
-    if (ready < 0) continue;
-    for (std::size_t i = 0; i < streams_.size(); ++i)
-      if (wanted[i].revents != 0) pass_on(streams_[i]);
-    if (patience < 0 && wanted.back().revents != 0) {
-      std::uint64_t told = 0;
-      if (::read(stop_.get(), &told, sizeof told) == sizeof told) patience = static_cast<int>(told - 1);
-    }
-  }
 }
 
 }  // namespace muster::launch

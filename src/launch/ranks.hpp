@@ -1,21 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ranks as processes of their launcher: fork, what must be set in between, exec; and the signals that it passes on
-// to them; and their output on its way through the launcher.
+// The ranks as processes of their launcher: fork, what must be set in between, exec; the signals that it passes on to
+// them; and how all processes of a job are found and ended.
 
 #include <signal.h>
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstddef>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "src/os/fd.hpp"
 
 namespace muster::launch {
+
+/// read(2), whatever signals come meanwhile.
+ssize_t read_some(int source, void* target, std::size_t most) noexcept;
+
 /// The NULL-terminated arrays that exec wants, made before the fork: nothing may be allocated after it.
 class ExecArguments {
  public:
@@ -23,22 +29,31 @@ class ExecArguments {
   /// The caller's environment with `variables` set in it, and without those that say how the caller was started
   /// (sync::is_own_variable).
   ExecArguments(const std::vector<std::string>& command, const Variables& variables);
+  /// This very program, whatever its file is called now, without arguments.
+  static ExecArguments own_program(const Variables& variables);
 
+  /// What is executed: a path, or a name that is looked for.
+  [[nodiscard]] const char* program() const noexcept { return program_; }
   [[nodiscard]] char* const* command() const noexcept { return command_pointers_.data(); }
   [[nodiscard]] char* const* environment() const noexcept { return environment_pointers_.data(); }
 
  private:
+  const char* program_ = nullptr;
   std::vector<std::string> command_;
   std::vector<std::string> environment_;
   std::vector<char*> command_pointers_;
   std::vector<char*> environment_pointers_;
 };
 
-/// What the child gets as its standard streams; -1: what the caller has.
-struct StandardStreams {
+/// What the child gets of its launcher.
+struct Inheritance {
+  // Standard streams; -1: what the launcher has.
   int input = -1;
   int output = -1;
   int error = -1;
+  /// Descriptors that stay open, by their numbers, whatever is set for exec.
+  std::vector<int> descriptors = {};
+  sigset_t mask{};
 };
 
 struct Child {
@@ -47,9 +62,13 @@ struct Child {
   os::Fd exec_report;  ///< see exec_error()
 };
 
-/// Forks, and executes the command in the child with `mask` as its signal mask; it dies when the calling thread does.
-/// Throws Error(io) if no process can be had. Whether the exec worked is told later, by exec_error().
-Child spawn(const ExecArguments& arguments, const StandardStreams& streams, const sigset_t& mask);
+/// Forks, and executes the command in the child; it dies when the calling thread does. Throws Error(io) if no process
+/// can be had. Whether the exec worked is told later, by exec_error().
+Child spawn(const ExecArguments& arguments, const Inheritance& inheritance);
+
+/// The same without exec, from a process that has no other threads: the child has that environment, the descriptors
+/// that exec would have left it, and ends with what `body` returns, as if by a return from main().
+Child fork_into(const ExecArguments& arguments, const Inheritance& inheritance, const std::function<int()>& body);
 
 /// Waits for the child's exec. 0 if it worked, else errno.
 int exec_error(Child& child);
@@ -84,18 +103,19 @@ class SignalRelay {
   os::Fd descriptor_;
 };
 
-// The processes of a job, found by what they cannot lose by accident: MUSTER_JOB in the environment they were started
-// with. That also finds what ranks left behind, which no process group and no parent leads to any more.
+// The processes that a launcher has started, found by what they cannot lose by accident: its mark in the environment
+// they were started with. That also finds what ranks left behind, which no process group and no parent leads to any
+// more.
 
-/// The environment variable that marks them, and names the job to world().
-inline constexpr const char* job_variable = "MUSTER_JOB";
+/// The environment variable that marks them. (MUSTER_JOB is the same for launchers of one job.)
+inline constexpr const char* mark_variable = "MUSTER_LAUNCHER";
 
-/// A pidfd of each live process of this user that was started with MUSTER_JOB=job, the caller excepted. Processes of
-/// other users and those that rewrote their environment are not found.
-std::vector<os::Fd> processes_of_job(const std::string& job);
+/// A pidfd of each live process of this user that was started with that mark, the caller excepted. Processes of other
+/// users and those that rewrote their environment are not found.
+std::vector<os::Fd> marked_processes(const std::string& mark);
 
 /// SIGTERM, SIGKILL to those that are still there after `patience`. Returns how many there were.
-std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds patience);
+std::size_t end_marked_processes(const std::string& mark, std::chrono::milliseconds patience);
 
 /// A small process that waits for its launcher to die. Death signals reach the ranks alone, not the processes that they
 /// started (a shell's children): the guard kills those too. It stands in a session of its own, where neither the
@@ -103,7 +123,7 @@ std::size_t end_job_processes(const std::string& job, std::chrono::milliseconds 
 class JobGuard {
  public:
   /// Throws Error(io) if no process can be had.
-  explicit JobGuard(const std::string& job);
+  explicit JobGuard(const std::string& mark);
   /// The launcher ends in good order: the guard leaves, and nothing is killed.
   ~JobGuard();
   JobGuard(const JobGuard&) = delete;
@@ -112,43 +132,6 @@ class JobGuard {
  private:
   os::Fd lifeline_;  // a socket: writing to a guard that was killed is no signal
   pid_t pid_ = -1;
-};
-
-/// The ranks' output in whole lines, with the rank before them.
-///
-/// Reads pipes in a thread of its own, so that a reader of the launcher's output who is slow does not keep it from
-/// seeing ranks fail. A line is written by one call, at most 1 MiB of it; a last line without an end gets one.
-class LinePump {
- public:
-  LinePump() = default;
-  /// Ends as finish(0).
-  ~LinePump();
-  LinePump(const LinePump&) = delete;
-  LinePump& operator=(const LinePump&) = delete;
-
-  /// Before start(): what comes from `source` goes to the descriptor `target`, with `prefix` before each line.
-  void add(os::Fd source, int target, std::string prefix);
-  /// Throws Error(io) if no thread or descriptor can be had.
-  void start();
-  /// Waits until all sources have ended, at most `longest` without any coming, and stops. Returns the errno of the
-  /// first write that failed, 0 if none did. A pipe that nobody reads any more is no failure: its sources are closed.
-  int finish(std::chrono::milliseconds longest);
-
- private:
-  struct Stream {
-    os::Fd source;
-    int target = 1;
-    std::string line;  ///< the prefix and what has come of the line
-    std::size_t prefix_size = 0;
-  };
-  void run();
-  void pass_on(Stream& stream);
-  void write(Stream& stream);
-
-  std::vector<Stream> streams_;
-  os::Fd stop_;
-  int failure_ = 0;  // of the thread, as long as it runs
-  std::thread thread_;
 };
 
 }  // namespace muster::launch

@@ -202,8 +202,9 @@ Start find_start(const Surroundings& surroundings) {
 }
 
 bool is_own_variable(std::string_view name) noexcept {
-  constexpr std::array<std::string_view, 7> beginnings = {
-      "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCAL", "HYDI_CONTROL_FD", "MUSTER_ALONE",
+  constexpr std::array<std::string_view, 10> beginnings = {
+      "PMI_",         "PMIX_",           "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCAL", "HYDI_CONTROL_FD",
+      "MUSTER_ALONE", "MUSTER_LISTENER", "MUSTER_CALL",      "MUSTER_PORT",
   };
   return std::ranges::any_of(beginnings, [name](std::string_view beginning) { return name.starts_with(beginning); });
 }

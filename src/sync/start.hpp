@@ -49,7 +49,7 @@ struct Start {
 Start find_start(const Surroundings& surroundings);
 
 /// Whether a variable of a launcher must not be inherited by the ranks that it starts: what a process manager of MPI
-/// told the launcher of itself, and MUSTER_ALONE.
+/// told the launcher of itself, MUSTER_ALONE, and what a launcher has told this process for itself alone.
 bool is_own_variable(std::string_view name) noexcept;
 
 }  // namespace muster::sync

@@ -174,8 +174,9 @@ class Host {
 
   /// A name may stand for another address here than on other hosts (Debian's 127.0.1.1), a number is taken as it is.
   Acceptor listen() {
-    if (place_.literal) return listen_at(io_, *place_.literal);
     const auto port = parse_endpoint("127.0.0.1:" + place_.port)->port();
+    if (auto inherited = inherited_listener(io_, port)) return std::move(*inherited);
+    if (place_.literal) return listen_at(io_, *place_.literal);
     try {
       return listen_at(io_, Endpoint(asio::ip::address_v6::any(), port));
     } catch (const Error& error) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/tcp/sockets.hpp"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -8,11 +10,14 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/ip/v6_only.hpp>
 #include <cerrno>
+#include <charconv>
 #include <memory>
 
 #include "src/os/fd.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::tcp {
 namespace {
@@ -76,6 +81,36 @@ Acceptor listen_anywhere(asio::io_context& io, const asio::ip::address& address)
     // A kernel without IPv6.
     return listen_at(io, Endpoint(asio::ip::address_v4::any(), 0));
   }
+}
+
+std::uint16_t port_of(int socket) noexcept {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
+  // It is at the same place in both kinds of addresses.
+  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+std::optional<Acceptor> inherited_listener(asio::io_context& io, std::uint16_t port) {
+  static std::atomic<bool> is_taken{false};
+  const auto text = os::environment("MUSTER_LISTENER");
+  int descriptor = -1;
+  if (!text || std::from_chars(text->data(), text->data() + text->size(), descriptor).ec != std::errc{})
+    return std::nullopt;
+  int is_listening = 0;
+  socklen_t length = sizeof is_listening;
+  if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &length) != 0 || is_listening == 0)
+    return std::nullopt;
+  sockaddr_storage address{};
+  length = sizeof address;
+  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length);
+  if (port_of(descriptor) != port || is_taken.exchange(true)) return std::nullopt;
+  ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+  Acceptor acceptor(io);
+  error_code failure;
+  acceptor.assign(address.ss_family == AF_INET6 ? Protocol::v6() : Protocol::v4(), descriptor, failure);
+  if (failure) return std::nullopt;
+  return acceptor;
 }
 
 Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept {

@@ -6,6 +6,8 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <chrono>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,10 @@ void tune(Socket& socket) noexcept;
 Acceptor listen_at(asio::io_context& io, const Endpoint& endpoint);
 /// At a free port of all addresses of this host, or of one.
 Acceptor listen_anywhere(asio::io_context& io, const asio::ip::address& address);
+/// 0 if it has none.
+std::uint16_t port_of(int socket) noexcept;
+/// The socket that the launcher of this process listens at for it (MUSTER_LISTENER), if it is at that port. Once.
+std::optional<Acceptor> inherited_listener(asio::io_context& io, std::uint16_t port);
 /// The next connection that has come; a closed socket if there is none.
 Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept;
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # usage: snippets.sh SOURCE-ROOT COMPILER-WITH-FLAGS...
 # Compiles what README.md and the manuals show of the library: each block of C++ is a function's body, after the names
-# that its text speaks of.
+# that its text speaks of; one that is marked as a program is whole.
 set -euo pipefail
 root=$1
 shift
@@ -31,11 +31,16 @@ template <class... Values>
 void use(const Values&...) {}
 END
 count=0
-for document in README.md docs/{gathering,workspaces,devices,collectives}.md; do
+for document in README.md docs/{gathering,workspaces,devices,collectives,launching}.md; do
   awk -v document="$document" '
     /^```cpp$/ {
       inside = 1
       body = body sprintf("void snippet_%d();\nvoid snippet_%d() {\n#line %d \"%s\"\n", NR, NR, NR + 1, document)
+      next
+    }
+    /^```cpp program$/ {
+      inside = 1
+      body = body sprintf("namespace snippet_%d {\n#line %d \"%s\"\n", NR, NR + 1, document)
       next
     }
     /^```$/ && inside { inside = 0; body = body "}\n"; next }
@@ -43,7 +48,7 @@ for document in README.md docs/{gathering,workspaces,devices,collectives}.md; do
     inside { body = body $0 "\n" }
     END { printf "%s#include \"names.hpp\"\n%s", head, body }' "$root/$document" >"$place/snippets.cpp"
   "$@" -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-unused -I"$place" "$place/snippets.cpp"
-  count=$((count + $(grep -c '^void .* {$' "$place/snippets.cpp")))
+  count=$((count + $(grep -cE '^(void|namespace) .* \{$' "$place/snippets.cpp")))
 done
 [ "$count" -ge 10 ]
 echo "$count snippets compile"

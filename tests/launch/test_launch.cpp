@@ -217,6 +217,43 @@ TEST_CASE("a launcher whose output nobody takes can be ended when its ranks have
   CHECK(launcher.wait() == 1000 + SIGTERM);
 }
 
+TEST_CASE("logs: a file for each rank and stream; with --tee the launcher's output, too") {
+  const TemporaryDirectory folder;
+  const std::string logs = folder / "logs";
+  for (const bool tees : {false, true}) {
+    std::vector<std::string> options{"--logs", logs};
+    if (tees) options.insert(options.end(), {"--tee", "--prefix"});
+    Launcher launcher(shell(2, "echo out; echo err >&2; exit $RANK", options));
+    CHECK(launcher.wait() == 1);
+    for (const char* rank : {"0", "1"})
+      for (const char* stream : {"out", "err"})
+        CHECK(read_text(logs + "/rank-" + rank + "." + stream) == std::string(stream) + "\n");
+    auto out = lines_of(launcher.out());
+    std::sort(out.begin(), out.end());
+    CHECK(out == (tees ? std::vector<std::string>{"[0] out", "[1] out"} : std::vector<std::string>{}));
+    CHECK(contains(launcher.err(), "ended with status 1"));
+    CHECK(contains(launcher.err(), "what it wrote is in " + logs + "/rank-1.err") == !tees);
+  }
+  // Whose name is a link of somebody's.
+  REQUIRE(::unlink((logs + "/rank-0.out").c_str()) == 0);
+  REQUIRE(::symlink("/dev/null", (logs + "/rank-0.out").c_str()) == 0);
+  Launcher refused(shell(2, "echo started > " + (folder / "started"), {"--logs", logs}));
+  CHECK(refused.wait() == 2);
+  CHECK(contains(refused.err(), "making the log file " + logs + "/rank-0.out"));
+  CHECK(!fs::exists(folder / "started"));
+}
+
+TEST_CASE("live: a line for each rank on a terminal, whole lines elsewhere") {
+  std::vector<std::string> arguments = shell(2, "echo first; printf 'lo\\033[1mud %s' $RANK >&2", {"--live"});
+  Terminal terminal(arguments);
+  CHECK(terminal.wait() == 0);
+  CHECK(terminal.times("[0] lo\\x1b[1mud 0") > 0);
+  CHECK(terminal.times("[1] lo\\x1b[1mud 1") > 0);
+  Launcher launcher(arguments);
+  CHECK(launcher.wait() == 0);
+  CHECK(contains(launcher.out(), "[1] first\n"));
+}
+
 TEST_CASE("a command that is not there is 127, one that cannot be executed 126") {
   Launcher missing({"-n", "2", "--", "no-such-command-at-all"});
   CHECK(missing.wait() == 127);

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/parallel_groups.hpp"
+
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "muster/dist.hpp"
+#include "src/collectives/backend_names.hpp"
+#include "src/sync/group.hpp"
+
+namespace muster {
+namespace {
+
+struct Made {
+  std::mutex mutex;
+  std::unique_ptr<ParallelGroups> groups;
+};
+/// Destroyed at exit, as the process group is.
+Made& made() {
+  static Made all;
+  return all;
+}
+
+}  // namespace
+
+ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int pipeline_parallelism,
+                               const std::string& model_backend, const std::string& pipeline_backend,
+                               const std::string& data_backend) {
+  const std::int64_t part = std::int64_t{model_parallelism} * pipeline_parallelism;
+  if (model_parallelism < 1 || pipeline_parallelism < 1 || world.size() % part != 0)
+    throw Error(ErrorKind::argument, fmt::format("{} ranks cannot be cut into models of {} ranks by {} stages",
+                                                 world.size(), model_parallelism, pipeline_parallelism));
+  sizes_ = {model_parallelism, pipeline_parallelism, static_cast<int>(world.size() / part)};
+  const int rank = world.rank();
+  place_ = {rank % sizes_.model, rank / sizes_.model % sizes_.pipeline, static_cast<int>(rank / part)};
+  struct Kind {
+    const char* name;
+    int size;
+    int step;      // from one of its ranks to the next
+    int position;  // this rank's
+    const std::string& backend;
+  };
+  const Kind kinds[] = {{"model", sizes_.model, 1, place_.model, model_backend},
+                        {"pipeline", sizes_.pipeline, sizes_.model, place_.pipeline, pipeline_backend},
+                        {"data", sizes_.data, static_cast<int>(part), place_.data, data_backend}};
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Kind& kind = kinds[i];
+    std::vector<int> ranks;
+    for (int other = 0; other < kind.size; ++other) ranks.push_back(rank + (other - kind.position) * kind.step);
+    groups_[i] = world.split(ranks);
+    // Some groups may be well and others not: all ranks hear of the first that is not.
+    sync::inside(world.group()).together({.phase = "parallel groups"}, [&] {
+      if (kind.backend.empty()) return;
+      try {
+        collectives::check_backend(kind.backend, groups_[i]->group());
+      } catch (const Error& error) {
+        throw error.with_context(fmt::format("the {}-parallel groups", kind.name));
+      }
+    });
+  }
+}
+
+void init_parallelism(const MultiprocessConfig& config) {
+  Made& all = made();
+  const std::lock_guard lock(all.mutex);
+  if (all.groups) throw Error(ErrorKind::argument, "init_parallelism() has been called already");
+  all.groups = std::make_unique<ParallelGroups>(dist::process_group(), config.model_parallelism,
+                                                config.pipeline_parallelism, config.model_parallel_backend,
+                                                config.pipeline_parallel_backend, config.data_parallel_backend);
+}
+
+ParallelGroups& parallel_groups() {
+  Made& all = made();
+  const std::lock_guard lock(all.mutex);
+  if (!all.groups) throw Error(ErrorKind::argument, "there are no parallel groups: call init_parallelism() first");
+  return *all.groups;
+}
+
+void destroy_parallel_groups() noexcept {
+  Made& all = made();
+  const std::lock_guard lock(all.mutex);
+  all.groups.reset();
+}
+
+}  // namespace muster

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// launch_subprocesses(): the caller's side. The numbers are those of call.hpp.
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <span>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "src/launch/call.hpp"
+#include "src/launch/job.hpp"
+#include "src/os/process.hpp"
+#include "src/os/shared_memory.hpp"
+
+namespace muster {
+namespace launch {
+namespace {
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw Error(ErrorKind::argument, "launching subprocesses: " + words);
+}
+
+void check_call(const CallText& call) {
+  const int offset = call.options.rank_offset;
+  if (offset < 0 || offset + *call.config.local_world_size > *call.config.world_size)
+    refuse(fmt::format("{} ranks from {} on are not in a world of {}", *call.config.local_world_size, offset,
+                       *call.config.world_size));
+  LaunchOptions options = call.options.launch;
+  options.ranks = *call.config.local_world_size;
+  check(options);
+  if (options.nodes) refuse("`nodes` is for launch_local(): other launchers start the other ranks");
+  if (!call.command.empty()) return;
+  if (!has_main_hook())
+    refuse("main() has to call run_launched_function() first: the ranks are this program, started again");
+  const std::string& setup = call.options.setup;
+  for (const std::string& name : {call.function, setup.empty() ? call.function : setup})
+    if (find_function(name) == nullptr)
+      refuse(fmt::format("there is no registered function '{}' in this program (RegisteredFunction)", name));
+}
+
+/// The launcher's words, once it has closed its pipe.
+std::optional<Error> wait_for_launcher(Child& launcher, const os::Fd& report) {
+  CallFailure failure;
+  const auto bytes = std::as_writable_bytes(std::span(&failure, 1));
+  std::size_t got = 0;
+  while (got < bytes.size()) {
+    const ssize_t more = read_some(report.get(), bytes.data() + got, bytes.size() - got);
+    if (more <= 0) break;
+    got += static_cast<std::size_t>(more);
+  }
+  siginfo_t end{};
+  int waited = 0;
+  do waited = ::waitid(P_PIDFD, static_cast<id_t>(launcher.process.get()), &end, WEXITED);
+  while (waited != 0 && errno == EINTR);
+  if (got == bytes.size() && failure.is_there != 0) return failure.error.get();
+  // A program that ignores its children's ends hears of none.
+  if (got == 0 && (waited != 0 || status_of(end) == 0)) return std::nullopt;
+  return Error(ErrorKind::peer_lost, fmt::format("the launcher (pid {}) on host {} {}, and its ranks with it",
+                                                 launcher.pid, os::host_name(), end_text(end)));
+}
+
+void run(CallText call) {
+  call.config.resolve();
+  check_call(call);
+  const std::string text = to_text(call);
+  // Step 1.
+  const os::Fd memory = os::create_shared_memory(text.size(), os::default_backing());
+  os::write_at(memory, 0, std::as_bytes(std::span(text)));
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw os::errno_error("launching subprocesses: making a pipe");
+  const os::Fd report(ends[0]);
+  os::Fd far_end(ends[1]);
+  ExecArguments::Variables variables = call.options.launch.environment;
+  variables.emplace_back(call_variable, fmt::format("launcher {} {}", memory.get(), far_end.get()));
+  variables.emplace_back(mark_variable, os::random_hex(16));
+  Inheritance inheritance{.descriptors = {memory.get(), far_end.get()}};
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &inheritance.mask);
+  Child launcher = spawn(ExecArguments::own_program(variables), inheritance);
+  far_end.reset();
+  if (const int failure = exec_error(launcher); failure != 0)
+    throw os::errno_error("launching subprocesses: starting this program again", failure);
+  if (const auto failure = wait_for_launcher(launcher, report)) throw Error(*failure);
+}
+
+}  // namespace
+}  // namespace launch
+
+void launch_subprocesses(std::string_view function, const MultiprocessConfig& config,
+                         const SubprocessOptions& options) {
+  launch::run({.function = std::string(function), .command = {}, .config = config, .options = options});
+}
+
+void launch_subprocesses(const std::vector<std::string>& command, const MultiprocessConfig& config,
+                         const SubprocessOptions& options) {
+  if (command.empty()) throw Error(ErrorKind::argument, "launching subprocesses: no command given");
+  launch::run({.function = {}, .command = command, .config = config, .options = options});
+}
+
+}  // namespace muster

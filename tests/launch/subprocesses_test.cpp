@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// launch_subprocesses() with real processes: the ranks are this program.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/dist.hpp"
+#include "muster/error.hpp"
+#include "muster/multiprocess.hpp"
+#include "muster/parallel_groups.hpp"
+#include "src/launch/nodes.hpp"
+#include "src/os/process.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace {
+
+using namespace muster;
+using namespace std::chrono_literals;
+using test::TemporaryDirectory;
+
+using Arguments = std::span<const std::string>;
+
+int number(const char* name) {
+  return std::atoi(os::environment(name).value_or("-1").c_str());
+}
+
+void append(const std::string& path, const std::string& line) {
+  const os::Fd file(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
+  [[maybe_unused]] const ssize_t written = ::write(file.get(), line.data(), line.size());
+}
+
+/// Each rank writes a line of what it finds.
+void tell(Arguments arguments) {
+  const Tensor sum = Tensor::allocate(DType::i32, {1});
+  sum.mutable_values<std::int32_t>()[0] = dist::get_rank() + 1;
+  dist::all_reduce(sum);
+  const ParallelGroups& groups = parallel_groups();
+  const auto last = [](const ProcessGroup& group) { return std::to_string(group.global_rank(group.size() - 1)); };
+  append(arguments[0], std::to_string(dist::get_rank()) + " " + std::to_string(sum.values<std::int32_t>()[0]) + " " +
+                           std::to_string(number("LOCAL_RANK")) + " " + last(groups.model()) + " " +
+                           last(groups.pipeline()) + " " + last(groups.data()) + " " +
+                           os::environment("WORD").value_or("-") + "\n");
+}
+const RegisteredFunction registered_tell("tell", tell);
+
+void set_up(Arguments) {
+  ::setenv("WORD", "set", 1);
+}
+const RegisteredFunction registered_set_up("set up", set_up);
+
+/// The rank that is named ends in a way that is named; the others wait for it.
+void fail(Arguments arguments) {
+  const std::string& how = arguments[0];
+  if (number("RANK") == std::stoi(arguments[1])) {
+    std::fprintf(stderr, "about to %s\n", how.c_str());
+    if (how == "throw") throw std::runtime_error("the shard is empty");
+    if (how == "error") throw Error(ErrorKind::corrupt, "the shard is torn");
+    if (how == "exit") ::_exit(7);
+    if (how == "abort") std::abort();
+    if (how == "kill") ::raise(SIGKILL);
+    if (how == "interrupt") ::raise(SIGINT);
+    if (how == "memory") {
+      const rlimit none{std::size_t{1} << 30, std::size_t{1} << 30};
+      ::setrlimit(RLIMIT_AS, &none);
+      ::operator delete(::operator new (std::size_t{1} << 40));
+    }
+  }
+  if (dist::is_initialized()) dist::barrier();
+}
+const RegisteredFunction registered_fail("fail", fail);
+void nothing(Arguments) {}
+const RegisteredFunction registered_nothing("nothing", nothing);
+
+void compute(Arguments) {
+  for (;;) ::pause();
+}
+const RegisteredFunction registered_compute("compute", compute);
+
+std::vector<std::string> sorted_lines(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  std::ranges::sort(lines);
+  return lines;
+}
+
+bool has_children() {
+  std::ifstream file("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+  std::string child;
+  return static_cast<bool>(file >> child);
+}
+
+Error thrown_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorKind::io, "nothing was thrown");
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_CASE("a function runs on every rank, with its groups") {
+  for (const LaunchMethod method : {LaunchMethod::forkserver, LaunchMethod::spawn}) {
+    const TemporaryDirectory folder;
+    const std::string path = folder / "lines";
+    MultiprocessConfig config{.world_size = 8, .model_parallelism = 2, .pipeline_parallelism = 2};
+    config.launch_method = method;
+    launch_subprocesses("tell", config, {.arguments = {path}, .setup = "set up"});
+    CHECK(sorted_lines(path) == std::vector<std::string>{"0 36 0 1 2 4 set", "1 36 1 1 3 5 set", "2 36 2 3 2 6 set",
+                                                         "3 36 3 3 3 7 set", "4 36 4 5 6 4 set", "5 36 5 5 7 5 set",
+                                                         "6 36 6 7 6 6 set", "7 36 7 7 7 7 set"});
+    CHECK(!has_children());
+  }
+}
+
+TEST_CASE("one rank is a process, too") {
+  const TemporaryDirectory folder;
+  const std::string path = folder / "lines";
+  launch_subprocesses("tell", {.world_size = 1}, {.arguments = {path}, .launch = {.environment = {{"WORD", "given"}}}});
+  CHECK(sorted_lines(path) == std::vector<std::string>{"0 1 0 0 0 0 given"});
+}
+
+TEST_CASE("launchers that each start a part of the ranks") {
+  const TemporaryDirectory folder;
+  const std::string path = folder / "lines";
+  std::optional<launch::ReservedPort> port = launch::reserve_port(0);
+  REQUIRE(port);
+  const MultiprocessConfig config{.world_size = 4, .local_world_size = 2, .master_port = port->number};
+  // Threads may call it.
+  std::vector<std::thread> launchers;
+  for (const int offset : {0, 2})
+    launchers.emplace_back(
+        [&, offset] { launch_subprocesses("tell", config, {.arguments = {path}, .rank_offset = offset}); });
+  for (std::thread& launcher : launchers) launcher.join();
+  CHECK(sorted_lines(path) ==
+        std::vector<std::string>{"0 10 0 0 0 3 -", "1 10 1 1 1 3 -", "2 10 0 2 2 3 -", "3 10 1 3 3 3 -"});
+}
+
+struct Ending {
+  const char* how;
+  const char* words;
+  ErrorKind kind;
+};
+constexpr Ending endings[] = {{"throw", "the shard is empty (it ended with status 1)", ErrorKind::peer_lost},
+                              {"error", "the shard is torn (it ended with status 1)", ErrorKind::corrupt},
+                              {"memory", "out of memory", ErrorKind::no_space},
+                              {"exit", "ended with status 7", ErrorKind::peer_lost},
+                              {"abort", "was killed by SIGABRT", ErrorKind::peer_lost},
+                              {"kill", "was killed by SIGKILL", ErrorKind::peer_lost},
+                              {"interrupt", "was killed by SIGINT", ErrorKind::peer_lost}};
+
+/// Launches ranks of which one fails, before or after they have met, and looks at what is thrown and left.
+void check_failure(const Ending& ending, LaunchMethod method, bool is_before, int ranks, int victim) {
+  CAPTURE(ending.how);
+  CAPTURE(is_before);
+  MultiprocessConfig config{.world_size = ranks};
+  config.launch_method = method;
+  const Error error = thrown_by([&] {
+    launch_subprocesses(is_before ? "nothing" : "fail", config,
+                        {.arguments = {ending.how, std::to_string(victim)},
+                         .setup = is_before ? "fail" : "",
+                         .launch = {.environment = {{"MUSTER_TIMEOUT", "60"}}, .grace = 200ms}});
+  });
+  CAPTURE(std::string(error.what()));
+  CHECK(contains(error.what(), ending.words));
+  CHECK(contains(error.what(), "about to " + std::string(ending.how)));
+  CHECK(contains(error.what(), "rank " + std::to_string(victim) + " (host " + os::host_name()));
+  CHECK(error.kind() == ending.kind);
+  CHECK(error.rank() == victim);
+  CHECK(error.host() == os::host_name());
+  CHECK((error.pid() && ::kill(static_cast<pid_t>(*error.pid()), 0) != 0));
+  CHECK(!has_children());
+}
+
+TEST_CASE("the failing rank's own words") {
+  for (const LaunchMethod method : {LaunchMethod::forkserver, LaunchMethod::spawn})
+    for (const Ending& ending : endings)
+      for (const bool is_before : {true, false}) check_failure(ending, method, is_before, 3, 1);
+}
+
+/// Processes of this program, and files of shared memory.
+std::vector<std::string> left_behind() {
+  std::vector<std::string> names;
+  std::error_code failure;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe");
+  for (const auto& entry : std::filesystem::directory_iterator("/proc"))
+    if (std::filesystem::read_symlink(entry.path() / "exe", failure) == self) names.push_back(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.push_back(entry.path());
+  return names;
+}
+
+// The long form: MUSTER_TEST_LAUNCHES=1000, with nothing else that uses this program or /dev/shm.
+TEST_CASE("launches with a rank that fails at random") {
+  const int launches = std::atoi(os::environment("MUSTER_TEST_LAUNCHES").value_or("10").c_str());
+  const bool looks = launches > 10;
+  const std::vector<std::string> before = looks ? left_behind() : std::vector<std::string>{};
+  std::mt19937 random(1);
+  const auto below = [&random](int most) { return static_cast<int>(random() % static_cast<unsigned>(most)); };
+  for (int launch = 0; launch < launches; ++launch) {
+    CAPTURE(launch);
+    const int ranks = 2 + below(5);
+    check_failure(endings[static_cast<std::size_t>(below(std::size(endings)))],
+                  below(2) == 0 ? LaunchMethod::forkserver : LaunchMethod::spawn, below(2) == 0, ranks, below(ranks));
+  }
+  if (looks) CHECK(left_behind() == before);
+}
+
+TEST_CASE("a command's status and the end of its standard error") {
+  const Error error = thrown_by([] {
+    launch_subprocesses(std::vector<std::string>{"sh", "-c", "echo words >&2; [ $RANK = 0 ] || exit 3"},
+                        {.world_size = 2});
+  });
+  CAPTURE(std::string(error.what()));
+  CHECK(contains(error.what(), "ended with status 3; the end of what it wrote to standard error: words"));
+  CHECK(error.rank() == 1);
+  CHECK(thrown_by([] {
+          launch_subprocesses(std::vector<std::string>{"no-such-command-at-all"}, {.world_size = 2});
+        }).kind() == ErrorKind::not_found);
+  launch_subprocesses(std::vector<std::string>{"true"}, {.world_size = 2});
+}
+
+TEST_CASE("a job that takes too long is ended") {
+  const Error error = thrown_by(
+      [] { launch_subprocesses("compute", {.world_size = 2}, {.launch = {.grace = 100ms, .timeout = 300ms}}); });
+  CHECK(error.kind() == ErrorKind::timeout);
+  CHECK(!has_children());
+}
+
+TEST_CASE("logs: a file for each stream, and on the launcher's streams with tee alone") {
+  const TemporaryDirectory folder;
+  const std::vector<std::string> command{"sh", "-c", "echo out $RANK; echo err $RANK >&2; exit $RANK"};
+  const std::string logs = folder / "logs/of/a job";
+  const Error error =
+      thrown_by([&] { launch_subprocesses(command, {.world_size = 2}, {.launch = {.log_directory = logs}}); });
+  CHECK(contains(error.what(), "standard error: err 1"));
+  for (const char* rank : {"0", "1"})
+    for (const char* stream : {"out", "err"})
+      CHECK(test::read_text(logs + "/rank-" + rank + "." + stream) == std::string(stream) + " " + rank + "\n");
+  const Error refused =
+      thrown_by([&] { launch_subprocesses(command, {.world_size = 2}, {.launch = {.log_directory = "/proc/none"}}); });
+  CHECK(contains(refused.what(), "making the log directory /proc/none"));
+}
+
+TEST_CASE("bad input is refused before anything is started") {
+  struct Case {
+    MultiprocessConfig config;
+    SubprocessOptions options;
+    const char* words;
+  };
+  std::optional<launch::ReservedPort> port = launch::reserve_port(0);
+  const os::Fd listener = launch::listen_for_ranks(0);
+  REQUIRE(port);
+  const Case cases[] = {
+      {{.world_size = 0}, {}, "0 ranks on this host of 0"},
+      {{.world_size = 2, .local_world_size = 3}, {}, "3 ranks on this host of 2"},
+      {{.world_size = 6, .model_parallelism = 2, .pipeline_parallelism = 2},
+       {},
+       "6 ranks cannot be cut into models of"},
+      {{.world_size = 4, .model_parallelism = 0}, {}, "models of 0 ranks"},
+      {{.world_size = 2, .backend = "smoke"}, {}, "there is no backend 'smoke'"},
+      {{.world_size = 2, .data_parallel_backend = "nccl"}, {}, "link libmuster-cuda"},
+      {{.world_size = 4, .local_world_size = 2}, {}, "master_port has to say where all meet"},
+      {{.world_size = 4, .local_world_size = 2, .master_port = 29500}, {.rank_offset = 3}, "2 ranks from 3 on"},
+      {{.world_size = 2, .master_port = 70000}, {}, "the master_port 70000"},
+      {{.world_size = 2, .init_method = "udp://x"}, {}, "'udp://x' is no init_method"},
+      {{.world_size = 2}, {.setup = "not there"}, "no registered function 'not there'"},
+      {{.world_size = 2}, {.launch = {.tee = true}}, "tee is for a job with a log directory"},
+      {{.world_size = 2}, {.launch = {.environment = {{"A=B", "c"}}}}, "cannot be an environment variable"},
+  };
+  for (const Case& each : cases) {
+    const Error error = thrown_by([&] { launch_subprocesses("nothing", each.config, each.options); });
+    CAPTURE(std::string(error.what()));
+    CHECK(contains(error.what(), each.words));
+  }
+  CHECK(contains(thrown_by([] { launch_subprocesses("gone", {.world_size = 2}); }).what(),
+                 "no registered function 'gone'"));
+  CHECK_THROWS_AS(RegisteredFunction("fail", fail), Error);
+}
+
+TEST_CASE("a port in use is told before any rank starts") {
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  const os::Fd taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::bind(taken.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0);
+  REQUIRE(::listen(taken.get(), 1) == 0);
+  REQUIRE(::getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  const int port = ntohs(address.sin_port);
+  const TemporaryDirectory folder;
+  const Error error = thrown_by([&] {
+    launch_subprocesses("tell", {.world_size = 4, .local_world_size = 2, .master_port = port - 1},
+                        {.arguments = {folder / "lines"}});
+  });
+  CHECK(contains(error.what(), "is the port another program's"));
+  CHECK(sorted_lines(folder / "lines").empty());
+}
+
+TEST_CASE("a reserved port is nobody's but for who listens as torch does") {
+  const auto port = launch::reserve_port(0);
+  REQUIRE(port);
+  const os::Fd listener = launch::listen_for_ranks(port->number);
+  CHECK(listener);
+  CHECK(!launch::reserve_port(port->number));
+}
+
+TEST_CASE("backends by name") {
+  CHECK(default_backend() == "tcp");
+  CHECK(get_distributed_backend() == "tcp");
+  set_distributed_backend("shm");
+  CHECK(get_distributed_backend() == "shm");
+  CHECK_THROWS_AS(set_distributed_backend("smoke"), Error);
+  MultiprocessConfig config{.world_size = 2};
+  config.resolve();
+  CHECK(config.data_parallel_backend == "shm");
+  set_distributed_backend("tcp");
+  ::setenv("TORCH_DISTRIBUTED_BACKEND", "gloo", 1);
+  CHECK(default_backend() == "gloo");
+  ::unsetenv("TORCH_DISTRIBUTED_BACKEND");
+}
+
+TEST_CASE("init_and_run in this process") {
+  static int called = 0;
+  MultiprocessConfig config{.rank = 0, .local_rank = 0, .world_size = 1, .master_port = 29500};
+  config.resolve();
+  init_and_run([](Arguments) { called = dist::get_world_size() * parallel_groups().data().size(); }, config);
+  CHECK(called == 1);
+  CHECK(!dist::is_initialized());
+  CHECK_THROWS_AS(static_cast<void>(parallel_groups()), Error);
+  const Tensor same = Tensor::allocate(DType::u8, {2});
+  CHECK(dist::all_to_all(same).view().data() == same.view().data());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // What the launchers of this test tell its ranks must not come from outside.
+  muster::run_launched_function();
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+    ::unsetenv(name);
+  return doctest::Context(argc, argv).run();
+}
