@@ -8,12 +8,13 @@
 //  3. When all have ended the launcher writes the failure, if there was one, into the caller's pipe.
 // run_launched_function() is what the launcher and ranks that were started by exec come to in main().
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "muster/multiprocess.hpp"
-#include "src/base/written.hpp"
 #include "src/os/fd.hpp"
 
 namespace muster::launch {
@@ -30,11 +31,10 @@ struct CallText {
 std::string to_text(const CallText& call);
 CallText parse_call(std::string_view text);
 
-/// What a rank writes into its pipe, and the launcher into its own. Less than a pipe holds.
-struct CallFailure {
-  std::uint32_t is_there = 0;
-  WrittenError<24000> error;
-};
+/// What a rank says into its pipe, and the launcher into its own: less than a pipe holds.
+void tell_failure(const os::Fd& report, const Error& error) noexcept;
+/// None if nothing has been said. Waits for all of it, or the end of those who could say it, if the pipe waits.
+std::optional<Error> read_failure(const os::Fd& report);
 
 /// Null if there is none of that name.
 RankFunction find_function(std::string_view name);

@@ -83,13 +83,15 @@ Job::~Job() {
 }
 
 int Job::run() {
+  if (nodes_ != nullptr) nodes_->start();
   start();
   if (!wait_for_exec()) {
-    const bool is_missing = failed_exec_ == ENOENT;
-    return is_missing ? launch_not_found : launch_cannot_execute;
+    failed_ = true;
+    status_ = failed_exec_ == ENOENT ? launch_not_found : launch_cannot_execute;
+    words_ = fmt::format("host {}: the ranks cannot be started: {}", os::host_name(), std::strerror(failed_exec_));
+    end_ranks(SIGKILL);
   }
   pump_.start();
-  if (nodes_ != nullptr) nodes_->start();
   supervise();
   const std::size_t left = end_marked_processes(mark_, std::min<std::chrono::milliseconds>(options_.grace, 1s));
   // Whoever reads the rest of the output may be stopped for ever: signals end this process again.
@@ -141,6 +143,7 @@ void Job::start() {
                        (options_.log_directory.empty() || options_.tee);
   if (is_live) {
     std::vector<std::string> names;
+    names.reserve(count);
     for (int rank = 0; rank < options_.ranks; ++rank) names.push_back(fmt::format("[{}] ", place_.rank_offset + rank));
     pump_.draw_lines(STDOUT_FILENO, std::move(names));
   }

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "muster/error.hpp"
 #include "src/launch/job.hpp"
@@ -33,6 +34,19 @@ std::string exec_failure(const std::string& command, int failure) {
                      failure == ENOENT ? " (is it installed, and its name or path right?)" : "");
 }
 
+namespace {
+
+int run_command(const std::vector<std::string>& command, const LaunchOptions& options, Place place, Nodes* nodes) {
+  Job job(options, std::move(place), nodes, os::random_hex(16), true,
+          [&](int, const ExecArguments::Variables& variables, const Inheritance& inheritance) {
+            return spawn(ExecArguments(command, variables), inheritance);
+          });
+  const int status = job.run();
+  if (job.failed_exec() != 0) job.say(exec_failure(command[0], job.failed_exec()));
+  return status;
+}
+
+}  // namespace
 }  // namespace launch
 
 int launch_local(const std::vector<std::string>& command, const LaunchOptions& options) {
@@ -53,13 +67,12 @@ int launch_local(const std::vector<std::string>& command, const LaunchOptions& o
     place.master_port = place.reserved ? place.reserved->number : launch::usual_port;
   }
   if (!own.job.empty()) place.job = own.job;
-  launch::Job job(own, std::move(place), nodes.get(), os::random_hex(16), true,
-                  [&](int, const launch::ExecArguments::Variables& variables, const launch::Inheritance& inheritance) {
-                    return launch::spawn(launch::ExecArguments(command, variables), inheritance);
-                  });
-  const int status = job.run();
-  if (job.failed_exec() != 0) job.say(launch::exec_failure(command[0], job.failed_exec()));
-  return status;
+  try {
+    return launch::run_command(command, own, std::move(place), nodes.get());
+  } catch (const Error& error) {
+    if (nodes) nodes->give_up(error);
+    throw;
+  }
 }
 
 }  // namespace muster

@@ -14,11 +14,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <new>
+#include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "muster/error.hpp"
-#include "muster/state.hpp"
 #include "src/launch/call.hpp"
 #include "src/launch/job.hpp"
 #include "src/os/process.hpp"
@@ -35,40 +38,6 @@ Functions& functions() {
 }
 
 std::atomic<bool> is_hooked{false};
-
-Config list_of_texts(const std::vector<std::string>& texts) {
-  Config list = Config::array();
-  for (const std::string& text : texts) list.push_back(text);
-  return list;
-}
-
-std::vector<std::string> texts_of(const Config& list) {
-  std::vector<std::string> texts;
-  for (const Config& text : list.as_array()) texts.push_back(text.as_string());
-  return texts;
-}
-
-void tell(const os::Fd& report, const Error& error) noexcept {
-  CallFailure failure;
-  failure.is_there = 1;
-  failure.error.put(error);
-  const auto bytes = std::as_bytes(std::span(&failure, 1));
-  // A pipe holds it, and nobody else writes here.
-  [[maybe_unused]] const ssize_t written = ::write(report.get(), bytes.data(), bytes.size());
-}
-
-std::optional<Error> failure_in(const os::Fd& report) {
-  CallFailure failure;
-  const auto bytes = std::as_writable_bytes(std::span(&failure, 1));
-  std::size_t got = 0;
-  while (got < bytes.size()) {
-    const ssize_t more = read_some(report.get(), bytes.data() + got, bytes.size() - got);
-    if (more <= 0) break;
-    got += static_cast<std::size_t>(more);
-  }
-  if (got != bytes.size() || failure.is_there == 0) return std::nullopt;
-  return failure.error.get();
-}
 
 /// The end of what a rank wrote in one line: "words | more words".
 std::string in_one_line(std::string_view tail) {
@@ -148,7 +117,7 @@ class Launcher {
       const JobRank& rank = job.ranks()[i];
       if (status_of(rank.end) == 0) continue;
       const RankInfo info{call_.options.rank_offset + static_cast<int>(i), os::host_name(), rank.child.pid};
-      const std::optional<Error> own = failure_in(reports_[i]);
+      const std::optional<Error> own = read_failure(reports_[i]);
       const bool blames = own && (own->pid() ? *own->pid() != info.pid : own->rank() && *own->rank() != info.rank);
       const int badness = rank.was_told_to ? 2 : blames ? 1 : 0;
       if (first && std::pair(badness, rank.order) > std::pair(first_badness, first_order)) continue;
@@ -188,71 +157,6 @@ int own_number(const char* name) {
 
 }  // namespace
 
-std::string to_text(const CallText& call) {
-  const MultiprocessConfig& config = call.config;
-  const LaunchOptions& launch = call.options.launch;
-  Config tree = Config::object({
-      {"function", call.function},
-      {"command", list_of_texts(call.command)},
-      {"arguments", list_of_texts(call.options.arguments)},
-      {"setup", call.options.setup},
-      {"rank_offset", call.options.rank_offset},
-      {"world_size", *config.world_size},
-      {"local_world_size", *config.local_world_size},
-      {"master_addr", config.master_addr},
-      {"master_port", *config.master_port},
-      {"init_method", config.init_method},
-      {"model_parallelism", config.model_parallelism},
-      {"pipeline_parallelism", config.pipeline_parallelism},
-      {"backend", config.backend},
-      {"model_parallel_backend", config.model_parallel_backend},
-      {"pipeline_parallel_backend", config.pipeline_parallel_backend},
-      {"data_parallel_backend", config.data_parallel_backend},
-      {"spawns", config.launch_method == LaunchMethod::spawn},
-      {"output", static_cast<int>(launch.output)},
-      {"log_directory", launch.log_directory},
-      {"tee", launch.tee},
-      {"grace", launch.grace.count()},
-      {"kill_after", launch.kill_after.count()},
-      {"timeout", launch.timeout ? Config(launch.timeout->count()) : Config()},
-      {"job", launch.job},
-  });
-  return to_json(tree);
-}
-
-CallText parse_call(std::string_view text) {
-  const Config tree = parse_json(text);
-  using Milliseconds = std::chrono::milliseconds;
-  CallText call;
-  call.function = tree.at("function").as_string();
-  call.command = texts_of(tree.at("command"));
-  call.options.arguments = texts_of(tree.at("arguments"));
-  call.options.setup = tree.at("setup").as_string();
-  call.options.rank_offset = tree.at("rank_offset").as<int>();
-  MultiprocessConfig& config = call.config;
-  config.world_size = tree.at("world_size").as<int>();
-  config.local_world_size = tree.at("local_world_size").as<int>();
-  config.master_addr = tree.at("master_addr").as_string();
-  config.master_port = tree.at("master_port").as<int>();
-  config.init_method = tree.at("init_method").as_string();
-  config.model_parallelism = tree.at("model_parallelism").as<int>();
-  config.pipeline_parallelism = tree.at("pipeline_parallelism").as<int>();
-  config.backend = tree.at("backend").as_string();
-  config.model_parallel_backend = tree.at("model_parallel_backend").as_string();
-  config.pipeline_parallel_backend = tree.at("pipeline_parallel_backend").as_string();
-  config.data_parallel_backend = tree.at("data_parallel_backend").as_string();
-  if (tree.at("spawns").as_bool()) config.launch_method = LaunchMethod::spawn;
-  LaunchOptions& launch = call.options.launch;
-  launch.output = static_cast<RankOutput>(tree.at("output").as<int>());
-  launch.log_directory = tree.at("log_directory").as_string();
-  launch.tee = tree.at("tee").as_bool();
-  launch.grace = Milliseconds(tree.at("grace").as_int());
-  launch.kill_after = Milliseconds(tree.at("kill_after").as_int());
-  if (!tree.at("timeout").is_null()) launch.timeout = Milliseconds(tree.at("timeout").as_int());
-  launch.job = tree.at("job").as_string();
-  return call;
-}
-
 RankFunction find_function(std::string_view name) {
   const auto found = functions().find(name);
   return found == functions().end() ? nullptr : found->second;
@@ -265,11 +169,11 @@ bool has_main_hook() noexcept {
 int run_launcher(const CallText& call, const os::Fd& memory, os::Fd report) {
   try {
     // What the launcher holds does not go on to its ranks.
-    if (const auto failure = Launcher(call, memory).run()) tell(report, *failure);
+    if (const auto failure = Launcher(call, memory).run()) tell_failure(report, *failure);
   } catch (const Error& error) {
-    tell(report, error);
+    tell_failure(report, error);
   } catch (const std::exception& error) {
-    tell(report, Error(ErrorKind::no_space, error.what()));
+    tell_failure(report, Error(ErrorKind::no_space, error.what()));
   }
   return 0;
 }
@@ -289,13 +193,13 @@ int run_rank(const CallText& call, os::Fd report) {
     init_and_run(function, config, call.options.arguments);
     return 0;
   } catch (const Error& error) {
-    tell(report, error);
+    tell_failure(report, error);
   } catch (const std::bad_alloc&) {
-    tell(report, Error(ErrorKind::no_space, "out of memory"));
+    tell_failure(report, Error(ErrorKind::no_space, "out of memory"));
   } catch (const std::exception& error) {
-    tell(report, Error(ErrorKind::peer_lost, error.what()));
+    tell_failure(report, Error(ErrorKind::peer_lost, error.what()));
   } catch (...) {
-    tell(report, Error(ErrorKind::peer_lost, "it has thrown something that is no std::exception"));
+    tell_failure(report, Error(ErrorKind::peer_lost, "it has thrown something that is no std::exception"));
   }
   return 1;
 }

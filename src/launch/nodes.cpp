@@ -113,7 +113,7 @@ Nodes::~Nodes() {
   }
   changed_.notify_all();
   // Its waits end: the other launchers hear that this one has given up.
-  group_->poison(Error(ErrorKind::cancelled, "its launcher has ended"));
+  give_up(Error(ErrorKind::cancelled, "its launcher has ended"));
   thread_.join();
 }
 

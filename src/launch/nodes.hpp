@@ -62,7 +62,7 @@ class Nodes {
   /// This node's.
   [[nodiscard]] Place take_place() { return std::move(place_); }
 
-  /// Step 2: once the ranks have been started.
+  /// Step 2.
   void start();
   /// Readable if news() has something.
   [[nodiscard]] int descriptor() const noexcept { return bell_.get(); }
@@ -72,6 +72,8 @@ class Nodes {
     std::string words;  ///< which, and how
   };
   News news();
+  /// Ends the rounds of all launchers: this one cannot go on. Any thread.
+  void give_up(const Error& cause) noexcept { group_->poison(cause); }
   /// This node's ranks have ended or, if `status` is not 0, failed; `words` say how.
   void tell(bool has_ended, int status, const std::string& words);
 

@@ -49,6 +49,7 @@ ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int p
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Kind& kind = kinds[i];
     std::vector<int> ranks;
+    ranks.reserve(static_cast<std::size_t>(kind.size));
     for (int other = 0; other < kind.size; ++other) ranks.push_back(rank + (other - kind.position) * kind.step);
     groups_[i] = world.split(ranks);
     // Some groups may be well and others not: all ranks hear of the first that is not.

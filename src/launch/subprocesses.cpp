@@ -45,21 +45,13 @@ void check_call(const CallText& call) {
 
 /// The launcher's words, once it has closed its pipe.
 std::optional<Error> wait_for_launcher(Child& launcher, const os::Fd& report) {
-  CallFailure failure;
-  const auto bytes = std::as_writable_bytes(std::span(&failure, 1));
-  std::size_t got = 0;
-  while (got < bytes.size()) {
-    const ssize_t more = read_some(report.get(), bytes.data() + got, bytes.size() - got);
-    if (more <= 0) break;
-    got += static_cast<std::size_t>(more);
-  }
+  auto failure = read_failure(report);
   siginfo_t end{};
   int waited = 0;
   do waited = ::waitid(P_PIDFD, static_cast<id_t>(launcher.process.get()), &end, WEXITED);
   while (waited != 0 && errno == EINTR);
-  if (got == bytes.size() && failure.is_there != 0) return failure.error.get();
   // A program that ignores its children's ends hears of none.
-  if (got == 0 && (waited != 0 || status_of(end) == 0)) return std::nullopt;
+  if (failure || waited != 0 || status_of(end) == 0) return failure;
   return Error(ErrorKind::peer_lost, fmt::format("the launcher (pid {}) on host {} {}, and its ranks with it",
                                                  launcher.pid, os::host_name(), end_text(end)));
 }

@@ -100,9 +100,9 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   if (!rank && !size) return std::nullopt;
   if (!rank || !size)
     throw Error(ErrorKind::argument,
-                fmt::format("the environment has RANK or WORLD_SIZE but not {}: set all of them or "
-                            "none",
-                            rank ? "WORLD_SIZE" : "RANK"));
+                fmt::format("the environment has {} but not {}: muster run, torchrun and init_dist() set both; unset "
+                            "the one to run alone",
+                            rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK"));
   Start start;
   start.by = StartedBy::launcher;
   tell(start, "RANK", *rank, "WORLD_SIZE", *size);

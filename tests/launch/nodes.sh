@@ -50,6 +50,18 @@ has 0.err 'node 1: rank 3 (pid [0-9]*) on host .* ended with status 41'
 has 1.err 'muster run: rank 3 (pid [0-9]*) on host .* ended with status 41'
 has 1.err '^rank 3 ends$'
 
+# The command is not there on one node; its log directory cannot be.
+meet missing
+node 0 1 --rendezvous "$meeting" --grace 0.2 -- "$program"
+node 1 1 --rendezvous "$meeting" --grace 0.2 -- "$place/nothing"
+ends 127 127
+has 0.err 'node 1: host .*: the ranks cannot be started: No such file'
+meet unwritable
+node 0 1 --rendezvous "$meeting" --grace 0.2 -- "$program"
+node 1 1 --rendezvous "$meeting" --logs /proc/none -- "$program"
+ends 125 2
+has 0.err 'making the log directory /proc/none'
+
 # A launcher is killed while its ranks wait.
 meet killed
 MUSTER_TEST_END=9 node 0 2 --rendezvous "$meeting" --grace 0.2 -- "$program"

@@ -24,6 +24,7 @@
 #include "muster/parallel_groups.hpp"
 #include "src/launch/nodes.hpp"
 #include "src/os/process.hpp"
+#include "tests/support/forked_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace {
@@ -74,6 +75,8 @@ void fail(Arguments arguments) {
     if (how == "kill") ::raise(SIGKILL);
     if (how == "interrupt") ::raise(SIGINT);
     if (how == "memory") {
+      // A sanitizer ends the process before that.
+      if (test::under_sanitizer) throw std::bad_alloc();
       const rlimit none{std::size_t{1} << 30, std::size_t{1} << 30};
       ::setrlimit(RLIMIT_AS, &none);
       ::operator delete(::operator new (std::size_t{1} << 40));
