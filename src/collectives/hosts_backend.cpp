@@ -10,11 +10,14 @@
 // would be rounded in between: those go from each rank to each, as all_to_all does.
 //
 // The ranks of a host have a group of their own, and those at the same place on all hosts. What fails in one of them
-// fails all groups of that rank, and by them all ranks.
+// fails all groups of that rank, and by them all ranks. If a rank stands still, ranks that wait for those that wait for
+// it come to their deadlines as well: who has it before him is first to say so.
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +25,7 @@
 #include "src/collectives/mail.hpp"
 #include "src/collectives/slices.hpp"
 #include "src/hosts/hosts.hpp"
+#include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/settings.hpp"
 
@@ -59,6 +63,11 @@ class HostsBackend final : public Backend {
     if (!inside_) throw Error(ErrorKind::unsupported, "the ranks of a host share no memory");
     if (!has_lane()) return;
     far_mail_.emplace(sync::inside(*far_));
+    // Who waits for this rank in the other groups sees that it gets on.
+    far_mail_->on_moved([this] {
+      near_->progress();
+      group_.progress();
+    });
     across_ = message_backend(sync::inside(*far_), *far_mail_);
   }
 
@@ -73,16 +82,16 @@ class HostsBackend final : public Backend {
     std::vector<std::uint64_t> bounds = even_slices(in.size(), lanes_);
     bounds.resize(places() + 1, in.size());
     slice_.resize(bounds[place_ + 1] - bounds[place_]);
-    stage(options, [&](const WaitOptions& waits) {
+    stage(*near_, options, [&](const WaitOptions& waits) {
       inside_->reduce_scatter(card_of(in.size(), largest(bounds)), agreed, combine, dtype, in, bounds, slice_, waits);
     });
     const bool host_wants = wants(host_);
-    stage(options, [&](const WaitOptions& waits) {
-      if (!has_lane()) return;
-      Card mine = card_of(slice_.size(), slice_.size());
-      mine.wants = host_wants ? 1 : 0;
-      across_->all_reduce(mine, agreed, combine, dtype, slice_, host_wants ? Room(slice_) : Room(), waits);
-    });
+    if (has_lane())
+      stage(*far_, options, [&](const WaitOptions& waits) {
+        Card mine = card_of(slice_.size(), slice_.size());
+        mine.wants = host_wants ? 1 : 0;
+        across_->all_reduce(mine, agreed, combine, dtype, slice_, host_wants ? Room(slice_) : Room(), waits);
+      });
     if (!host_wants) return;
     std::vector<Room> outs(places());
     for (std::size_t place = 0; place < places() && card.wants != 0; ++place)
@@ -105,13 +114,13 @@ class HostsBackend final : public Backend {
       std::vector<std::uint64_t> theirs(places() + 1);
       for (std::size_t place = 0; place < places(); ++place)
         theirs[place + 1] = theirs[place] + bytes_of(bounds, host, place);
-      stage(options, [&](const WaitOptions& waits) {
+      stage(*near_, options, [&](const WaitOptions& waits) {
         inside_->reduce_scatter(card_of(theirs.back(), largest(theirs)), agreed, combine, dtype,
                                 in.subspan(bounds[first], theirs.back()), theirs,
                                 Room(slice_).subspan(parts[host], parts[host + 1] - parts[host]), waits);
       });
     }
-    stage(options, [&](const WaitOptions& waits) {
+    stage(*far_, options, [&](const WaitOptions& waits) {
       across_->reduce_scatter(card_of(slice_.size(), largest(parts)), agreed, combine, dtype, slice_, parts, out,
                               waits);
     });
@@ -133,7 +142,7 @@ class HostsBackend final : public Backend {
       come[host] = card.wants != 0 ? outs[rank_at(host, place_)] : Room(slice_).subspan(at, bytes);
       at += bytes;
     }
-    stage(options, [&](const WaitOptions& waits) {
+    stage(*far_, options, [&](const WaitOptions& waits) {
       Card mine = card_of(in.size(), in.size());
       mine.wants = host_wants ? 1 : 0;
       across_->all_gather(mine, agreed, in, come, waits);
@@ -194,7 +203,7 @@ class HostsBackend final : public Backend {
 
   /// Every rank of this host gives `in`, and those that want it get all.
   void gather_here(Bytes in, std::span<const Room> outs, bool wants, const WaitOptions& options) {
-    stage(options, [&](const WaitOptions& waits) {
+    stage(*near_, options, [&](const WaitOptions& waits) {
       Card mine = card_of(in.size(), in.size());
       mine.wants = wants ? 1 : 0;
       inside_->all_gather(mine, agreed, in, outs, waits);
@@ -203,18 +212,33 @@ class HostsBackend final : public Backend {
 
   /// Runs a call of one of the groups.
   template <class Call>
-  void stage(const WaitOptions& options, const Call& call) {
+  void stage(const SyncGroup& in, const WaitOptions& options, const Call& call) {
     WaitOptions waits = options;
     waits.timeout = sync::timeout_of(options, group_);
     try {
       call(waits);
     } catch (const Error& error) {
       // Ranks that wait in the other groups hear of it, too.
+      if (error.kind() == ErrorKind::timeout) let_others_speak(error, in);
       near_->poison(error);
       if (far_) far_->poison(error);
       sync::fail(group_, sync::in_own_name(group_, error));
     }
     group_.progress();
+  }
+
+  /// A rank that is late may be waiting in the other group, for one that whoever waits for it there names. Throws what
+  /// that is.
+  void let_others_speak(const Error& late, const SyncGroup& in) {
+    const bool is_near = &in == near_.get();
+    if (is_near && late.pid() && os::process_state(*late.pid()) == os::ProcessState::stopped) return;
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::seconds moment{1};
+    const auto until = Clock::now() + (is_near ? 2 * moment : moment);
+    const auto nap = [](std::chrono::nanoseconds longest) {
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(10)));
+    };
+    group_.wait_until([&] { return Clock::now() >= until; }, nap, {}, {.phase = "a deadline"});
   }
 
   sync::Group& group_;

@@ -73,6 +73,7 @@ bool Mail::step() {
     while (take(rank)) has_moved = true;
     has_moved = push(rank) || has_moved;
   }
+  if (has_moved && on_moved_) on_moved_();
   return has_moved;
 }
 

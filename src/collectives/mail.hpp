@@ -68,6 +68,8 @@ class Mail {
   std::shared_ptr<Receiving> receive(Receiving wanted);
   /// The oldest message that such a receive would get, if there is one.
   [[nodiscard]] const Envelope* find(int from, std::int64_t tag) const;
+  /// Called whenever something has moved.
+  void on_moved(std::function<void()> call) { on_moved_ = std::move(call); }
   /// Moves what can be moved now; false if nothing could.
   bool step();
   /// Until done(), which depends on `rank` (any_rank: on all others). Throws as SyncGroup::wait_until.
@@ -105,6 +107,7 @@ class Mail {
   std::list<std::shared_ptr<Receiving>> receives_;  // that no message has met
   std::list<Unexpected> unexpected_;
   std::uint64_t next_id_ = 1;
+  std::function<void()> on_moved_;
 };
 
 }  // namespace muster::collectives
