@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "muster/dist.hpp"
@@ -64,11 +65,12 @@ struct RankLayout {
   /// Of a manager: that of the first rank that it serves. Of the coordinator: 0.
   [[nodiscard]] int agent_group_id(int rank) const;
   [[nodiscard]] int agent_group_size() const noexcept {
-    return static_cast<int>(training_ranks.size() / agent_groups.size());
+    return agent_groups.empty() ? 0 : static_cast<int>(agent_groups.front().size());
   }
 };
 
-/// A message on its way. The message keeps its bytes, whether or not this handle lives.
+/// A message on its way. It keeps its bytes and goes on, whether or not this handle lives; what has not gone when the
+/// context ends is lost.
 class AsyncSendHandle {
  public:
   AsyncSendHandle() = default;
@@ -122,8 +124,9 @@ class DistributedContext {
   /// This training rank's agent group. If there is one alone, it is the train group itself.
   [[nodiscard]] ProcessGroup& agent_group() const;
 
-  /// Local, never waits, any number of times. Ends the groups of this rank: the others see that it has left, which ends
-  /// waits for it and for any rank. A job whose ranks end at different times calls barrier() first.
+  /// Local, any number of times. Ends the groups of this rank, and waits for no more than ~ProcessGroup does. The
+  /// others see that it has left, which ends waits for it and for any rank: a program whose ranks end at different
+  /// times calls barrier() first.
   void cleanup() noexcept;
 
   // Messages of bytes, between ranks of the world, by tag (0 or more). The receiver learns the length. Tensors of any
