@@ -186,9 +186,9 @@ class DistributedContext {
 /// Moves tensors wherever ranks are. Ranks of one host share memory all the same.
 inline constexpr std::string_view default_backend = "tcp";
 
-/// Collective over `group`, whose ranks are the world's. Sizes that cannot be are Error(argument) on all ranks, sizes
-/// that differ Error(rank_mismatch); both before a group is made, and `group` goes on. Else throws as
-/// SyncGroup::split. Rank 0 logs a warning if the layout ignores the hosts.
+/// Collective over `group`, whose ranks are the world's, on the hosts that SyncGroup::host_of() says. Sizes that cannot
+/// be are Error(argument) on all ranks, sizes that differ Error(rank_mismatch); both before a group is made, and
+/// `group` goes on. Else throws as SyncGroup::split. Rank 0 logs a warning if the layout ignores the hosts.
 [[nodiscard]] DistributedContext initialize_distributed_compute(SyncGroup& group, const RoleSizes& sizes,
                                                                 const CollectiveOptions& options = {});
 /// Collective over the job, whose ranks meet as those of dist::init_process_group() do, by the same backends. It makes

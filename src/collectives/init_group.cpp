@@ -68,7 +68,7 @@ std::shared_ptr<SyncGroup> group_at(Way way, const dist::InitOptions& options) {
 
 std::shared_ptr<SyncGroup> init_group(std::string_view name, const dist::InitOptions& options) {
   const Way way = way_of(name);
-  const auto group = options.init_method == "env://" ? group_of_environment(way, options) : group_at(way, options);
+  auto group = options.init_method == "env://" ? group_of_environment(way, options) : group_at(way, options);
   if (options.timeout) group->set_timeout(*options.timeout);
   if (way == Way::shm)
     for (int rank = 0; rank < group->size(); ++rank)

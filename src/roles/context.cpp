@@ -50,8 +50,8 @@ RankLayout agreed_layout(SyncGroup& group, const RoleSizes& sizes, const Collect
   }
   RankLayout layout;
   sync::inside(group).together(waits, [&] {
-    std::vector<int> hosts;
-    for (int rank = 0; rank < group.size(); ++rank) hosts.push_back(group.host_of(rank));
+    std::vector<int> hosts(all.size());
+    for (int rank = 0; rank < group.size(); ++rank) hosts[static_cast<std::size_t>(rank)] = group.host_of(rank);
     layout = RankLayout::by_hosts(hosts, sizes);
   });
   return layout;

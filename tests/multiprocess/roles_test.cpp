@@ -305,25 +305,25 @@ TEST_CASE("averages are over the ranks of the group alone, and the others never 
       model.push_back(parameter(("layer." + std::to_string(i)).c_str(), drawn(i), drawn(1000 + i)));
       if (i % 7 == 3) model.back().gradient.reset();
     }
+    const auto copies = [&](bool of_gradients) {
+      std::vector<Tensor> all(model.size());
+      for (std::size_t i = 0; i < all.size(); ++i)
+        all[i] = Tensor::copy_of(of_gradients ? model[i].gradient.value_or(Tensor()) : model[i].value);
+      return all;
+    };
+    const auto equal = [&](const std::vector<Tensor>& tensors, bool of_gradients) {
+      const std::vector<Tensor> own = copies(of_gradients);
+      for (std::size_t i = 0; i < own.size(); ++i) RANK_CHECK(bitwise_equal(own[i], tensors[i]));
+    };
+    // As one call for each gives them; the others stay.
     const auto check = [&](ProcessGroup& ranks, bool of_gradients) {
-      std::vector<Tensor> wanted;
-      for (const Parameter& one : model) {
-        const Tensor* const tensor = of_gradients ? one.gradient ? &*one.gradient : nullptr : &one.value;
-        wanted.push_back(tensor == nullptr ? Tensor() : Tensor::copy_of(*tensor));
-        if (tensor != nullptr) ranks.all_reduce(wanted.back(), ReduceOp::average);
-      }
-      const std::vector<Tensor> others = [&] {
-        std::vector<Tensor> copies;
-        for (const Parameter& one : model)
-          copies.push_back(Tensor::copy_of(of_gradients ? one.value : one.gradient.value_or(Tensor())));
-        return copies;
-      }();
+      const std::vector<Tensor> wanted = copies(of_gradients);
+      const std::vector<Tensor> others = copies(!of_gradients);
+      for (const Tensor& tensor : wanted)
+        if (tensor.nbytes() != 0) ranks.all_reduce(tensor, ReduceOp::average);
       of_gradients ? average_gradients(model, ranks) : average_models(model, ranks);
-      for (std::size_t i = 0; i < model.size(); ++i) {
-        const Tensor gradient = model[i].gradient.value_or(Tensor());
-        RANK_CHECK(bitwise_equal(of_gradients ? gradient : model[i].value, wanted[i]));
-        RANK_CHECK(bitwise_equal(of_gradients ? model[i].value : gradient, others[i]));
-      }
+      equal(wanted, of_gradients);
+      equal(others, !of_gradients);
     };
     check(context.agent_group(), true);
     check(group, true);

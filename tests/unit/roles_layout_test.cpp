@@ -144,12 +144,13 @@ TEST_CASE("all sizes and hosts beside a model") {
   int layouts = 0;
   int errors = 0;
   for (int world = 1; world <= 24; ++world)
-    for (const auto& [name, hosts] : distributions(world))
+    for (const auto& distribution : distributions(world))
       for (int buffers = 0; buffers <= world + 1; ++buffers)
         for (int groups = 1; groups <= world; ++groups)
           for (const bool coordinator : {false, true}) {
             const RoleSizes sizes{buffers, groups, coordinator};
-            CAPTURE(name);
+            const Ranks& hosts = distribution.second;
+            CAPTURE(distribution.first);
             CAPTURE(world);
             CAPTURE(buffers);
             CAPTURE(groups);
