@@ -6,7 +6,9 @@
 set -euo pipefail
 version=$1 soversion=$2
 shift 2
-# The headers are formatted: classes and functions of a namespace are at the begin of a line.
+# The headers are formatted: classes and functions of a namespace are at the begin of a line. A namespace of its own
+# (`namespace muster::dist {`) is for programs as a whole.
+namespaces=$(sed -nE 's/^namespace muster::(\w+) .*/\1/p' "$@" | sort -u)
 classes=$(sed -nE 's/^(class|struct) (\w+).*/\2/p' "$@" | sort -u)
 functions=$(sed -nE 's/^[^ ("/][^("/]* [*&]?([a-z0-9_]+)\(.*/\1/p' "$@" | sort -u)
 # Where two patterns fit, the later one counts.
@@ -20,6 +22,7 @@ MUSTER_PRIVATE_$version {
 MUSTER_$soversion {
   global:
     extern "C++" {
+$(for name in $namespaces; do echo "      muster::$name::*; *?for?muster::$name::*;"; done)
 $(for name in $classes; do echo "      muster::$name::*; *?for?muster::$name;"; done)
 $(for name in $functions; do echo "      muster::$name[!a-z0-9_]*; muster::detail::$name[!a-z0-9_]*;"; done)
       muster::operator[!a-z]*;

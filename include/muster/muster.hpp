@@ -25,6 +25,7 @@
 #include "muster/plan.hpp"
 #include "muster/process_group.hpp"
 #include "muster/progress.hpp"
+#include "muster/roles.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/shared_arena.hpp"
 #include "muster/state.hpp"

@@ -3,13 +3,10 @@
 
 #include <fmt/core.h>
 
-#include <cstdint>
 #include <mutex>
 #include <vector>
 
-#include "muster/tcp.hpp"
-#include "src/collectives/backend_names.hpp"
-#include "src/collectives/device_backend.hpp"
+#include "src/collectives/init_group.hpp"
 
 namespace muster::dist {
 namespace {
@@ -30,54 +27,6 @@ ProcessGroup& world_now() {
   const std::lock_guard lock(world.mutex);
   if (!world.group) throw Error(ErrorKind::argument, "there is no process group: call init_process_group() first");
   return *world.group;
-}
-
-enum class Backend : std::uint8_t { shm, tcp, mpi };
-
-Backend backend_of(std::string_view name) {
-  if (name == "shm") return Backend::shm;
-  if (name == "tcp" || name == "gloo") return Backend::tcp;
-  if (name == "mpi") return Backend::mpi;
-  // Whatever the backend, tensors on devices go by NCCL.
-  if (name == "nccl" && collectives::has_device_backend()) return Backend::tcp;
-  if (name == "nccl")
-    throw Error(ErrorKind::unsupported,
-                "the backend 'nccl' moves tensors on devices, which this program does not know: link libmuster-cuda "
-                "(pkg-config muster-cuda)");
-  throw Error(ErrorKind::argument, fmt::format("there is no backend '{}': shm, tcp, gloo, mpi or nccl", name));
-}
-
-/// env://.
-std::shared_ptr<SyncGroup> group_of_environment(const InitOptions& options) {
-  auto group = muster::world();
-  if ((options.rank != -1 && options.rank != group->rank()) ||
-      (options.world_size != -1 && options.world_size != group->size()))
-    throw Error(ErrorKind::argument,
-                fmt::format("env:// has this process as rank {} of {}, and the call as rank {} of {}", group->rank(),
-                            group->size(), options.rank, options.world_size));
-  return group;
-}
-
-std::shared_ptr<SyncGroup> group_at(Backend backend, const InitOptions& options) {
-  const std::string& method = options.init_method;
-  if (!method.starts_with("tcp://") && !method.starts_with("file://"))
-    throw Error(ErrorKind::argument,
-                fmt::format("'{}' is no init_method: env://, tcp://HOST:PORT or file:///PATH", method));
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    throw Error(ErrorKind::argument, fmt::format("{} needs a rank and a world_size, and cannot have rank {} of {}",
-                                                 method, options.rank, options.world_size));
-  if (backend == Backend::mpi)
-    throw Error(ErrorKind::argument, fmt::format("the backend 'mpi' finds its ranks itself: env://, not {}", method));
-  if (backend == Backend::shm)
-    return local_group({.key = method + ' ' + options.group_name,
-                        .rank = options.rank,
-                        .size = options.world_size,
-                        .timeout = options.timeout});
-  return tcp_group({.address = method,
-                    .rank = options.rank,
-                    .size = options.world_size,
-                    .timeout = options.timeout,
-                    .key = options.group_name});
 }
 
 /// The rank of the world that the job calls so.
@@ -105,41 +54,10 @@ std::shared_ptr<SyncGroup> find_group(const World& world, std::string_view name,
   if (world.group)
     throw Error(ErrorKind::argument,
                 "init_process_group() has been called already: destroy_process_group() comes first");
-  const Backend backend = backend_of(name);
-  const auto group = options.init_method == "env://" ? group_of_environment(options) : group_at(backend, options);
-  if (options.timeout) group->set_timeout(*options.timeout);
-  collectives::check_backend(name, *group);
-  return group;
+  return collectives::init_group(name, options);
 }
 
 }  // namespace
-}  // namespace muster::dist
-
-namespace muster::collectives {
-
-void check_backend_name(std::string_view name) {
-  dist::backend_of(name);
-}
-
-void check_backend(std::string_view name, const SyncGroup& group) {
-  const dist::Backend backend = dist::backend_of(name);
-  if (backend == dist::Backend::mpi && group.kind() != "mpi")
-    throw Error(ErrorKind::unsupported,
-                fmt::format("the backend 'mpi' needs a job that MPI has started (mpiexec), and this one is of the kind "
-                            "'{}'",
-                            group.kind()));
-  if (backend != dist::Backend::shm) return;
-  for (int rank = 0; rank < group.size(); ++rank)
-    if (group.host_of(rank) != group.host_of(0))
-      throw Error(ErrorKind::unsupported,
-                  fmt::format("the backend 'shm' is for ranks of one host, and rank {} is on another one ({}): 'tcp' "
-                              "or 'mpi'",
-                              group.info(rank).rank, group.info(rank).host));
-}
-
-}  // namespace muster::collectives
-
-namespace muster::dist {
 
 Tensor all_to_all(const Tensor& tensor, const Group& group) {
   return is_initialized() ? process_group(group).all_to_all(tensor.view()) : tensor;

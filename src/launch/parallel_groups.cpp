@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/dist.hpp"
-#include "src/collectives/backend_names.hpp"
+#include "src/collectives/init_group.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster {

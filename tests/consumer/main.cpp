@@ -20,6 +20,9 @@ int main(int, char** arguments) {
   muster::write_state_file(arguments[1], {}, {{{"weight", tensor}}});
   const muster::StateFile file = muster::StateFile::open(arguments[1]);
   if (file.tensors().size() != 1 || file.tensor("weight").values<float>()[2] != 3) return 1;
+  // What has a namespace of its own is for programs, too.
+  const auto context = muster::roles::initialize_distributed_compute(*muster::single_group(), {});
+  if (!context.is_training_rank() || muster::dist::is_initialized()) return 1;
   std::printf("%s\n", std::string(muster::version()).c_str());
   return 0;
 }

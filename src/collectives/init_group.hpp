@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Backends by the names of muster::dist.
+// How the ranks of a job meet by the names of torch.distributed: a backend and an init method.
 
+#include <memory>
 #include <string_view>
 
-#include "muster/sync_group.hpp"
+#include "muster/dist.hpp"
 
 namespace muster::collectives {
 
@@ -12,5 +13,8 @@ namespace muster::collectives {
 void check_backend_name(std::string_view name);
 /// Also Error(unsupported) if that backend does not reach all ranks of the group. Local, the same on all ranks.
 void check_backend(std::string_view name, const SyncGroup& group);
+
+/// Collective over the job. Throws as dist::init_process_group().
+std::shared_ptr<SyncGroup> init_group(std::string_view backend, const dist::InitOptions& options);
 
 }  // namespace muster::collectives

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "muster/roles.hpp"
+
+namespace muster::roles {
+namespace {
+
+std::size_t index(int number) {
+  return static_cast<std::size_t>(number);
+}
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw Error(ErrorKind::argument, "a layout of roles: " + words);
+}
+
+/// As many parts as equal as can be, the larger ones first.
+std::vector<int> evenly(int total, int parts) {
+  std::vector<int> sizes(index(parts), total / parts);
+  for (int i = 0; i < total % parts; ++i) ++sizes[index(i)];
+  return sizes;
+}
+
+/// How many training ranks there will be.
+int training_ranks_of(int world_size, const RoleSizes& sizes) {
+  if (sizes.num_remote_buffers < 0 || sizes.num_agent_groups < 1)
+    refuse(fmt::format("there cannot be {} remote buffers and {} agent groups: 0 buffers or more, 1 group or more",
+                       sizes.num_remote_buffers, sizes.num_agent_groups));
+  // Before the subtraction, which could leave the range of int.
+  const int others = world_size - (sizes.use_coordinator ? 1 : 0);
+  const int training = sizes.num_remote_buffers < others ? others - sizes.num_remote_buffers : 0;
+  const auto all = [&] {
+    return fmt::format("{} ranks, with {} remote buffers and {} coordinator,", world_size, sizes.num_remote_buffers,
+                       sizes.use_coordinator ? "a" : "no");
+  };
+  if (training <= 0) refuse(all() + " leave no training rank: start more ranks");
+  if (training < sizes.num_remote_buffers)
+    refuse(fmt::format("{} leave {} training ranks: each buffer needs one or more", all(), training));
+  if (training % sizes.num_agent_groups != 0)
+    refuse(fmt::format("{} leave {} training ranks, which are no multiple of {} agent groups", all(), training,
+                       sizes.num_agent_groups));
+  return training;
+}
+
+/// `chunks`: of each manager the ranks that it serves, and itself as the last one; without buffers, training ranks.
+RankLayout layout_of(int world_size, const RoleSizes& sizes, std::vector<std::vector<int>> chunks) {
+  RankLayout layout;
+  layout.world_size = world_size;
+  if (sizes.use_coordinator) layout.coordinator_rank = world_size - 1;
+  for (std::vector<int>& chunk : chunks) {
+    if (sizes.num_remote_buffers > 0) {
+      layout.buffer_ranks.push_back(chunk.back());
+      chunk.pop_back();
+    }
+    layout.training_ranks.insert(layout.training_ranks.end(), chunk.begin(), chunk.end());
+  }
+  if (sizes.num_remote_buffers > 0) layout.served = std::move(chunks);
+  const auto size = static_cast<std::ptrdiff_t>(layout.training_ranks.size()) / sizes.num_agent_groups;
+  for (auto begin = layout.training_ranks.begin(); begin != layout.training_ranks.end(); begin += size)
+    layout.agent_groups.emplace_back(begin, begin + size);
+  return layout;
+}
+
+}  // namespace
+
+RankLayout RankLayout::by_arithmetic(int world_size, const RoleSizes& sizes) {
+  const int training = training_ranks_of(world_size, sizes);
+  const int managers = sizes.num_remote_buffers > 0 ? 1 : 0;  // of a chunk
+  std::vector<std::vector<int>> chunks;
+  int next = 0;
+  for (const int agents : evenly(training, std::max(sizes.num_remote_buffers, 1))) {
+    chunks.emplace_back(index(agents + managers));
+    std::iota(chunks.back().begin(), chunks.back().end(), next);
+    next += agents + managers;
+  }
+  return layout_of(world_size, sizes, std::move(chunks));
+}
+
+RankLayout RankLayout::by_hosts(std::span<const int> hosts, const RoleSizes& sizes) {
+  const auto world_size = static_cast<int>(hosts.size());
+  (void)training_ranks_of(world_size, sizes);
+  // The hosts in the order of their first ranks. One with the coordinator alone is a host, too.
+  std::map<int, std::size_t> places;
+  std::vector<std::vector<int>> ranks_of_host;
+  for (int rank = 0; rank < world_size; ++rank) {
+    const std::size_t place = places.try_emplace(hosts[index(rank)], places.size()).first->second;
+    ranks_of_host.resize(places.size());
+    ranks_of_host[place].push_back(rank);
+  }
+  const auto host_count = static_cast<int>(ranks_of_host.size());
+  if (sizes.num_remote_buffers % host_count != 0 || sizes.num_remote_buffers == 0) {
+    RankLayout layout = by_arithmetic(world_size, sizes);
+    layout.ignores_hosts = sizes.num_remote_buffers != 0;
+    return layout;
+  }
+  const int managers = sizes.num_remote_buffers / host_count;
+  std::vector<std::vector<int>> chunks;
+  for (std::vector<int>& ranks : ranks_of_host) {
+    const int first = ranks.front();
+    if (sizes.use_coordinator && ranks.back() == world_size - 1) ranks.pop_back();
+    if (static_cast<int>(ranks.size()) < 2 * managers)
+      refuse(
+          fmt::format("{} remote buffers on {} hosts are {} on each, which needs {} ranks or more there beside the "
+                      "coordinator; the host of rank {} has {}: start more on it, or choose other buffers",
+                      sizes.num_remote_buffers, host_count, managers, 2 * managers, first, ranks.size()));
+    auto begin = ranks.begin();
+    for (const int size : evenly(static_cast<int>(ranks.size()), managers)) {
+      chunks.emplace_back(begin, begin + size);
+      begin += size;
+    }
+  }
+  return layout_of(world_size, sizes, std::move(chunks));
+}
+
+Role RankLayout::role(int rank) const {
+  if (rank < 0 || rank >= world_size)
+    throw Error(ErrorKind::argument, fmt::format("there is no rank {} in a layout of {} ranks", rank, world_size));
+  if (rank == coordinator_rank) return Role::coordinator;
+  return std::ranges::find(buffer_ranks, rank) == buffer_ranks.end() ? Role::training : Role::buffer;
+}
+
+std::optional<int> RankLayout::assigned_buffer(int rank) const {
+  if (role(rank) != Role::training) return std::nullopt;
+  for (std::size_t buffer = 0; buffer < served.size(); ++buffer)
+    if (std::ranges::find(served[buffer], rank) != served[buffer].end()) return buffer_ranks[buffer];
+  return std::nullopt;
+}
+
+std::vector<int> RankLayout::assigned_training_ranks(int rank) const {
+  if (role(rank) != Role::buffer) return {};
+  return served[index(static_cast<int>(std::ranges::find(buffer_ranks, rank) - buffer_ranks.begin()))];
+}
+
+int RankLayout::agent_group_id(int rank) const {
+  switch (role(rank)) {
+    case Role::training:
+      return static_cast<int>(std::ranges::find(training_ranks, rank) - training_ranks.begin()) / agent_group_size();
+    case Role::buffer:
+      return agent_group_id(assigned_training_ranks(rank).front());
+    case Role::coordinator:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace muster::roles
