@@ -12,6 +12,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/opening.hpp"
 #include "src/os/process.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster::gather {
 namespace {
@@ -24,15 +25,18 @@ constexpr std::uint64_t copied_early = 1 << 20;
 /// Times one phase after another.
 class Phases {
  public:
-  explicit Phases(ExchangeReport& report) : report_(report) {}
+  Phases(ExchangeReport& report, trace::Span& span) : report_(report), span_(span) {}
   void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0, std::uint64_t page_faults = 0) {
     const Clock::time_point now = Clock::now();
     report_.phases.push_back({name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, page_faults});
+    const auto ns = [](Clock::time_point time) { return static_cast<std::uint64_t>(time.time_since_epoch().count()); };
+    span_.add({name, ns(begin_), ns(now), bytes, copies, page_faults});
     begin_ = now;
   }
 
  private:
   ExchangeReport& report_;
+  trace::Span& span_;
   Clock::time_point begin_ = Clock::now();
 };
 
@@ -86,8 +90,8 @@ class ExchangeRun {
     call_.number = next_number(group);
   }
 
-  Outcome operator()() {
-    Phases phases(state_->report);
+  Outcome operator()(trace::Span& span) {
+    Phases phases(state_->report, span);
     const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
     if (failure) {
       record_ = Record{};
@@ -132,6 +136,8 @@ class ExchangeRun {
     if (transfer_) transfer_->commit();
     if (is_closed) phases.end("round 2");
     report.payload_bytes = in_list;
+    span.add_bytes(record_.payload_bytes);
+    span.set_route(to_string(report.route));
     if (transfer_) {
       if (call_.is_first()) {
         outcome.entries = transfer_->deliver();
@@ -257,10 +263,11 @@ class ExchangeRun {
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge) {
+  trace::Span span(trace::Kind::exchange, to_string(operation), sync::inside(group).operations().next());
   ExchangeRun run(operation, value, ranks, group, options, merge);
   // While it still lends: a first rank that is about to take a lease has to hear of the failure before that is
   // withdrawn.
-  Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(); });
+  Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(span); });
   if (log_enabled(LogLevel::debug)) {
     const ExchangeReport& report = outcome.state->report;
     log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),

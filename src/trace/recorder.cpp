@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "muster/log.hpp"
+#include "muster/trace.hpp"
+#include "src/base/written.hpp"
+#include "src/os/clock.hpp"
+#include "src/os/process.hpp"
+#include "src/trace/span.hpp"
+#include "src/trace/trace_file.hpp"
+
+namespace muster::trace {
+namespace {
+
+using Word = std::atomic_ref<std::uint64_t>;
+
+/// Of this thread.
+struct Thread {
+  Span* innermost = nullptr;
+  std::int64_t pid = 0;  // whose `id` is known: a forked child's first thread is another one
+  std::uint32_t id = 0;
+};
+thread_local constinit Thread thread;
+
+std::uint32_t thread_number(std::int64_t pid) noexcept {
+  if (thread.pid != pid) {
+    thread.pid = pid;
+    thread.id = os::thread_id();
+  }
+  return thread.id;
+}
+
+Header own_header() {
+  Header header{};
+  std::ranges::copy(magic, header.magic.begin());
+  header.version = version;
+  header.record_bytes = sizeof(Record);
+  header.capacity = ring_records;
+  header.wall_clock = static_cast<std::int64_t>(os::clock_ns(CLOCK_REALTIME) - os::now_ns());
+  header.rank = -1;
+  put_text(header.identity, os::identity_text(os::own_identity()));
+  return header;
+}
+
+}  // namespace
+
+/// What one process records to. Made at the first record and never destroyed: threads may record as long as it runs.
+class Recorder {
+ public:
+  /// This process's; null if there is no memory for it. A forked child has its own.
+  static Recorder* own() noexcept {
+    Recorder* const known = current().load(std::memory_order_acquire);
+    if (known != nullptr && known->pid_ == os::process_id()) return known;
+    return make(known);
+  }
+
+  [[nodiscard]] TraceFile* file() const noexcept { return file_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::int64_t pid() const noexcept { return pid_; }
+
+  /// A number in the ring, whose place is free for it: what has not ended there is kept, within reason.
+  std::uint64_t claim() noexcept {
+    constexpr int patience = 8;
+    Header& header = *ring();
+    std::uint64_t number = 0;
+    for (int turn = 0; turn < patience; ++turn) {
+      number = Word(header.claimed).fetch_add(1, std::memory_order_relaxed) + 1;
+      Record& there = at(number);
+      if (Word(there.number).load(std::memory_order_relaxed) == 0 ||
+          Word(there.end).load(std::memory_order_acquire) != 0)
+        break;
+    }
+    return number;
+  }
+  [[nodiscard]] Record& at(std::uint64_t number) const noexcept {
+    return reinterpret_cast<Record*>(ring() + 1)[(number - 1) % ring_records];
+  }
+
+  void join(std::span<const std::byte, 16> job, int rank, int size) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (size <= header_.size) return;
+    header_.rank = rank;
+    header_.size = size;
+    std::ranges::copy(job, header_.job.begin());
+    tell(*ring());
+    if (TraceFile* const its = file()) tell(its->header());
+  }
+
+  void move_ring(std::byte* memory) noexcept {
+    const std::lock_guard lock(mutex_);
+    std::memcpy(memory, static_cast<const void*>(ring()), ring_bytes);
+    ring_.store(reinterpret_cast<Header*>(memory), std::memory_order_release);
+  }
+
+ private:
+  static std::atomic<Recorder*>& current() noexcept {
+    static constinit std::atomic<Recorder*> recorder{nullptr};
+    return recorder;
+  }
+  static Recorder* make(Recorder* known) noexcept {
+    try {
+      auto made = std::make_unique<Recorder>();
+      if (current().compare_exchange_strong(known, made.get(), std::memory_order_acq_rel)) {
+        made->open_file();
+        return made.release();
+      }
+      return known;
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+
+ public:
+  Recorder() : own_ring_(std::make_unique<OwnRing>()), ring_(&own_ring_->header) { *ring() = header_; }
+
+ private:
+  /// Until there is memory that others see.
+  struct OwnRing {
+    Header header{};
+    std::array<Record, ring_records> records{};
+  };
+
+  [[nodiscard]] Header* ring() const noexcept { return ring_.load(std::memory_order_acquire); }
+  void tell(Header& header) const noexcept {
+    header.rank = header_.rank;
+    header.size = header_.size;
+    header.job = header_.job;
+  }
+  void open_file() noexcept {
+    try {
+      const auto directory = os::environment("MUSTER_TRACE");
+      if (!directory) return;
+      Header header = header_;
+      header.capacity = 0;
+      file_.store(std::make_unique<TraceFile>(*directory, header).release(), std::memory_order_release);
+    } catch (const std::exception& error) {
+      log(LogLevel::warning, std::string("MUSTER_TRACE: nothing is traced, and the job goes on: ") + error.what());
+    }
+  }
+
+  std::int64_t pid_ = os::process_id();
+  Header header_ = own_header();
+  std::unique_ptr<OwnRing> own_ring_;
+  std::atomic<Header*> ring_;
+  std::atomic<TraceFile*> file_{nullptr};
+  std::mutex mutex_;
+};
+
+Span::Span(Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+  begin(kind, name, operation, peer);
+}
+
+Span::Span(Outermost, Kind kind, std::string_view name, Operations& operations) noexcept {
+  if (is_outermost()) begin(kind, name, operations.next(), -1);
+}
+
+Span::Span(Outermost, Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+  if (is_outermost()) begin(kind, name, operation, peer);
+}
+
+bool Span::is_outermost() noexcept {
+  return thread.innermost == nullptr || !thread.innermost->is_library_;
+}
+
+void Span::begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+  Recorder* const recorder = Recorder::own();
+  if (recorder == nullptr) return;
+  recorder_ = recorder;
+  exceptions_ = std::uncaught_exceptions();
+  outer_ = thread.innermost;
+  // A forked child begins anew.
+  if (outer_ != nullptr && outer_->recorder_ != recorder) outer_ = nullptr;
+  thread.innermost = this;
+  std::uint32_t parent = 0;
+  if (outer_ != nullptr) {
+    parent = outer_->file_number_;
+    depth_ = static_cast<std::uint8_t>(std::min(outer_->depth_ + 1, 255));
+  }
+  is_library_ = kind != Kind::program || (outer_ != nullptr && outer_->is_library_);
+  TraceFile* const file = recorder->file();
+  const bool is_traced = file != nullptr && (in_file_ = file->claim(file_number_)) != nullptr;
+  number_ = recorder->claim();
+  Record& record = recorder->at(number_);
+  Word(record.number).store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  record.end = 0;
+  record.bytes = 0;
+  record.done = 0;
+  record.group = operation.group;
+  record.operation = operation.number;
+  record.parent = parent;
+  record.thread = thread_number(recorder->pid());
+  record.page_faults = 0;
+  record.peer = peer;
+  record.copies = 0;
+  record.depth = depth_;
+  record.kind = kind;
+  record.failed = 0;
+  put_text(record.name, name);
+  record.detail[0] = 0;
+  record.begin = is_traced ? os::now_ns() : os::tick_ns();
+  if (is_traced) {
+    std::memcpy(static_cast<void*>(in_file_), &record, sizeof record);
+    Word(in_file_->number).store(file_number_, std::memory_order_release);
+  }
+  Word(record.number).store(number_, std::memory_order_release);
+}
+
+Record* Span::in_ring() const noexcept {
+  Record& record = recorder_->at(number_);
+  return Word(record.number).load(std::memory_order_relaxed) == number_ ? &record : nullptr;
+}
+
+Span::~Span() {
+  if (recorder_ == nullptr) return;
+  thread.innermost = outer_;
+  if (recorder_->pid() != os::process_id()) return;
+  const bool has_failed = std::uncaught_exceptions() > exceptions_;
+  const auto finish = [&](Record& record, std::uint64_t end) {
+    record.bytes = bytes_;
+    record.failed = has_failed ? 1 : 0;
+    put_text(record.detail, route_);
+    Word(record.end).store(end, std::memory_order_release);
+  };
+  const std::uint64_t end = in_file_ != nullptr ? os::now_ns() : os::tick_ns();
+  if (Record* const record = in_ring()) finish(*record, end);
+  if (in_file_ != nullptr) finish(*in_file_, end);
+}
+
+void Span::add(const Part& part) noexcept {
+  if (recorder_ == nullptr) return;
+  if (Record* const record = in_ring()) put_text(record->detail, part.name);
+  if (in_file_ == nullptr) return;
+  std::uint32_t number = 0;
+  Record* const record = recorder_->file()->claim(number);
+  if (record == nullptr) return;
+  record->begin = part.begin;
+  record->bytes = part.bytes;
+  record->parent = file_number_;
+  record->thread = in_file_->thread;
+  record->page_faults = static_cast<std::uint32_t>(part.page_faults);
+  record->peer = -1;
+  record->copies = static_cast<std::uint8_t>(std::min<std::uint64_t>(part.copies, 255));
+  record->depth = static_cast<std::uint8_t>(std::min(depth_ + 1, 255));
+  record->kind = Kind::phase;
+  put_text(record->name, part.name);
+  record->end = part.end;
+  Word(record->number).store(number, std::memory_order_release);
+}
+
+void Span::has_moved(std::uint64_t bytes) noexcept {
+  if (recorder_ == nullptr) return;
+  if (Record* const record = in_ring()) record->done = bytes;
+  if (in_file_ != nullptr) in_file_->done = bytes;
+}
+
+void join(std::span<const std::byte, 16> job, int rank, int size) noexcept {
+  if (Recorder* const recorder = Recorder::own()) recorder->join(job, rank, size);
+}
+
+void keep_ring_in(std::byte* memory) noexcept {
+  if (Recorder* const recorder = Recorder::own()) recorder->move_ring(memory);
+}
+
+}  // namespace muster::trace
+
+namespace muster {
+
+TraceSpan::TraceSpan(std::string_view name) noexcept {
+  static_assert(sizeof(trace::Span) <= sizeof span_ && alignof(trace::Span) <= 8);
+  new (span_.data()) trace::Span(trace::Kind::program, name);
+}
+
+TraceSpan::~TraceSpan() {
+  std::launder(reinterpret_cast<trace::Span*>(span_.data()))->~Span();
+}
+
+void TraceSpan::add_bytes(std::uint64_t bytes) noexcept {
+  std::launder(reinterpret_cast<trace::Span*>(span_.data()))->add_bytes(bytes);
+}
+
+bool is_tracing() noexcept {
+  const trace::Recorder* const recorder = trace::Recorder::own();
+  const trace::TraceFile* const file = recorder == nullptr ? nullptr : recorder->file();
+  return file != nullptr && !file->has_stopped();
+}
+
+}  // namespace muster
