@@ -25,7 +25,7 @@ class TraceSpan {
   void add_bytes(std::uint64_t bytes) noexcept;
 
  private:
-  alignas(8) std::array<std::byte, 96> span_;
+  alignas(8) std::array<std::byte, 104> span_;
 };
 
 /// Whether this process writes a trace. Local; the first call may make the file.

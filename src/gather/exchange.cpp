@@ -22,22 +22,25 @@ using Clock = std::chrono::steady_clock;
 /// The first rank copies so much of its own before round 1, which then can be the only one.
 constexpr std::uint64_t copied_early = 1 << 20;
 
+std::uint64_t nanoseconds(Clock::time_point time) {
+  return static_cast<std::uint64_t>(time.time_since_epoch().count());
+}
+
 /// Times one phase after another.
 class Phases {
  public:
-  Phases(ExchangeReport& report, trace::Span& span) : report_(report), span_(span) {}
+  Phases(ExchangeReport& report, const trace::Span& span) : report_(report), parts_(span, nanoseconds(begin_)) {}
   void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0, std::uint64_t page_faults = 0) {
     const Clock::time_point now = Clock::now();
     report_.phases.push_back({name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, page_faults});
-    const auto ns = [](Clock::time_point time) { return static_cast<std::uint64_t>(time.time_since_epoch().count()); };
-    span_.add({name, ns(begin_), ns(now), bytes, copies, page_faults});
+    parts_.end(name, nanoseconds(now), bytes, copies, page_faults);
     begin_ = now;
   }
 
  private:
   ExchangeReport& report_;
-  trace::Span& span_;
   Clock::time_point begin_ = Clock::now();
+  trace::Parts parts_;
 };
 
 struct ExchangeCount {

@@ -264,6 +264,10 @@ std::byte* GrowingFile::grow(std::uint64_t bytes) {
   void* const memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), static_cast<off_t>(bytes_));
   if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping {} bytes of", bytes), errno, path_);
+#ifdef MADV_POPULATE_WRITE
+  // All pages at once cost a fraction of a fault for each.
+  (void)::madvise(memory, bytes, MADV_POPULATE_WRITE);
+#endif
   bytes_ += bytes;
   return static_cast<std::byte*>(memory);
 }

@@ -57,6 +57,35 @@ Entry entry_of(const Record& record) {
           .detail = get_text(record.detail)};
 }
 
+/// Adds the parts; false if they cannot be.
+bool add_parts(const Record& record, std::uint64_t at, std::vector<Entry>& entries) {
+  PartsRecord parts{};
+  std::memcpy(&parts, &record, sizeof parts);
+  if (parts.number != at + 1 || parts.count > PartsRecord::most || parts.parent >= parts.number) return false;
+  const std::size_t before = entries.size();
+  std::uint64_t begin = parts.begin;
+  for (std::size_t i = 0; i < parts.count; ++i) {
+    if (begin >= longest_time || parts.nanoseconds[i] >= longest_time - begin) {
+      entries.resize(before);
+      return false;
+    }
+    const bool moves = parts.moving == i;
+    entries.push_back({.number = parts.number,
+                       .begin = begin,
+                       .end = begin + parts.nanoseconds[i],
+                       .bytes = moves ? parts.bytes : 0,
+                       .parent = parts.parent,
+                       .thread = parts.thread,
+                       .page_faults = moves ? parts.page_faults : 0,
+                       .copies = moves ? parts.copies : 0,
+                       .depth = parts.depth,
+                       .kind = Kind::phase,
+                       .name = get_text(parts.names[i])});
+    begin = entries.back().end;
+  }
+  return true;
+}
+
 }  // namespace
 
 Process parse(std::span<const std::byte> bytes, const std::string& name) {
@@ -80,12 +109,14 @@ Process parse(std::span<const std::byte> bytes, const std::string& name) {
     Record record{};
     std::memcpy(static_cast<void*>(&record), bytes.data() + sizeof header + at * sizeof record, sizeof record);
     if (record.number == 0) continue;
-    if (can_be(record, at, header.capacity))
+    const bool is_parts = record.kind == Kind::parts && header.capacity == 0;
+    if (is_parts && add_parts(record, at, process.entries)) continue;
+    if (!is_parts && can_be(record, at, header.capacity))
       process.entries.push_back(entry_of(record));
     else
       ++process.damaged;
   }
-  std::ranges::sort(process.entries, {}, &Entry::number);
+  std::ranges::stable_sort(process.entries, {}, &Entry::number);
   return process;
 }
 

@@ -24,6 +24,7 @@ enum class Kind : std::uint8_t {
   export_model,
   program,  ///< the program's own (muster/trace.hpp)
   phase,    ///< a part of one of the others
+  parts,    ///< of records alone: several of those (PartsRecord)
 };
 inline constexpr std::array<std::string_view, 9> kind_names = {"none", "exchange", "stream",  "collective", "message",
                                                                "file", "export",   "program", "phase"};
@@ -53,6 +54,27 @@ struct Record {
       detail;  // before it ends the last part of it that has ended; after that its route, if it has one
 };
 static_assert(sizeof(Record) == 128);
+
+/// In place of a Record, of trace files: the parts of an operation that follow each other, written when the last of
+/// them has ended.
+struct PartsRecord {
+  static constexpr std::size_t most = 5;
+  std::uint64_t number;
+  std::uint64_t begin;
+  std::uint64_t bytes;  // that moved in one of them
+  std::array<std::array<char, 8>, most> names;
+  std::uint32_t page_faults;  // in that one
+  std::uint32_t parent;
+  std::uint8_t copies;  // in that one
+  std::uint8_t depth;
+  Kind kind;
+  std::uint8_t moving;  // which one that is
+  std::uint32_t thread;
+  std::array<std::uint64_t, most> nanoseconds;  // that each took
+  std::uint32_t count;
+  std::uint32_t unused;
+};
+static_assert(sizeof(PartsRecord) == sizeof(Record) && offsetof(PartsRecord, kind) == offsetof(Record, kind));
 
 struct Header {
   std::array<char, 8> magic;

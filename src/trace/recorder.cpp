@@ -26,9 +26,10 @@ struct Thread {
   std::int64_t pid = 0;  // whose `id` is known: a forked child's first thread is another one
   std::uint32_t id = 0;
 };
-thread_local constinit Thread thread;
+// Few bytes, which every program has room for: found without a call.
+[[gnu::tls_model("initial-exec")]] thread_local constinit Thread this_thread;
 
-std::uint32_t thread_number(std::int64_t pid) noexcept {
+std::uint32_t thread_number(Thread& thread, std::int64_t pid) noexcept {
   if (thread.pid != pid) {
     thread.pid = pid;
     thread.id = os::thread_id();
@@ -70,16 +71,15 @@ class Recorder {
     std::uint64_t number = 0;
     for (int turn = 0; turn < patience; ++turn) {
       number = Word(header.claimed).fetch_add(1, std::memory_order_relaxed) + 1;
-      Record& there = at(number);
+      Record& there = at(place_of(number));
       if (Word(there.number).load(std::memory_order_relaxed) == 0 ||
           Word(there.end).load(std::memory_order_acquire) != 0)
         break;
     }
     return number;
   }
-  [[nodiscard]] Record& at(std::uint64_t number) const noexcept {
-    return reinterpret_cast<Record*>(ring() + 1)[(number - 1) % ring_records];
-  }
+  [[nodiscard]] Record& at(std::uint64_t place) const noexcept { return reinterpret_cast<Record*>(ring() + 1)[place]; }
+  static std::uint64_t place_of(std::uint64_t number) noexcept { return (number - 1) % ring_records; }
 
   void join(std::span<const std::byte, 16> job, int rank, int size) noexcept {
     const std::lock_guard lock(mutex_);
@@ -164,7 +164,7 @@ Span::Span(Outermost, Kind kind, std::string_view name, Operation operation, int
 }
 
 bool Span::is_outermost() noexcept {
-  return thread.innermost == nullptr || !thread.innermost->is_library_;
+  return this_thread.innermost == nullptr || !this_thread.innermost->is_library_;
 }
 
 void Span::begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept {
@@ -172,6 +172,7 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
   if (recorder == nullptr) return;
   recorder_ = recorder;
   exceptions_ = std::uncaught_exceptions();
+  Thread& thread = this_thread;
   outer_ = thread.innermost;
   // A forked child begins anew.
   if (outer_ != nullptr && outer_->recorder_ != recorder) outer_ = nullptr;
@@ -185,7 +186,8 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
   TraceFile* const file = recorder->file();
   const bool is_traced = file != nullptr && (in_file_ = file->claim(file_number_)) != nullptr;
   number_ = recorder->claim();
-  Record& record = recorder->at(number_);
+  place_ = Recorder::place_of(number_);
+  Record& record = recorder->at(place_);
   Word(record.number).store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   record.end = 0;
@@ -194,7 +196,7 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
   record.group = operation.group;
   record.operation = operation.number;
   record.parent = parent;
-  record.thread = thread_number(recorder->pid());
+  record.thread = thread_number(thread, recorder->pid());
   record.page_faults = 0;
   record.peer = peer;
   record.copies = 0;
@@ -212,13 +214,13 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
 }
 
 Record* Span::in_ring() const noexcept {
-  Record& record = recorder_->at(number_);
+  Record& record = recorder_->at(place_);
   return Word(record.number).load(std::memory_order_relaxed) == number_ ? &record : nullptr;
 }
 
 Span::~Span() {
   if (recorder_ == nullptr) return;
-  thread.innermost = outer_;
+  this_thread.innermost = outer_;
   if (recorder_->pid() != os::process_id()) return;
   const bool has_failed = std::uncaught_exceptions() > exceptions_;
   const auto finish = [&](Record& record, std::uint64_t end) {
@@ -232,25 +234,44 @@ Span::~Span() {
   if (in_file_ != nullptr) finish(*in_file_, end);
 }
 
-void Span::add(const Part& part) noexcept {
-  if (recorder_ == nullptr) return;
-  if (Record* const record = in_ring()) put_text(record->detail, part.name);
-  if (in_file_ == nullptr) return;
+Parts::Parts(const Span& span, std::uint64_t begin) noexcept : span_(span), last_(begin) {
+  record_.begin = begin;
+  record_.bytes = 0;
+  record_.page_faults = 0;
+  record_.copies = 0;
+  record_.moving = 0;
+  record_.count = 0;
+}
+
+void Parts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
+                std::uint64_t page_faults) noexcept {
+  if (span_.recorder_ == nullptr) return;
+  if (Record* const record = span_.in_ring()) put_text(record->detail, name);
+  if (span_.in_file_ == nullptr || record_.count == PartsRecord::most) return;
+  put_text(record_.names[record_.count], name);
+  record_.nanoseconds[record_.count] = now - last_;
+  last_ = now;
+  if (bytes != 0) {
+    record_.bytes = bytes;
+    record_.page_faults = static_cast<std::uint32_t>(page_faults);
+    record_.copies = static_cast<std::uint8_t>(std::min<std::uint64_t>(copies, 255));
+    record_.moving = static_cast<std::uint8_t>(record_.count);
+  }
+  ++record_.count;
+}
+
+Parts::~Parts() {
+  if (span_.in_file_ == nullptr || record_.count == 0) return;
   std::uint32_t number = 0;
-  Record* const record = recorder_->file()->claim(number);
-  if (record == nullptr) return;
-  record->begin = part.begin;
-  record->bytes = part.bytes;
-  record->parent = file_number_;
-  record->thread = in_file_->thread;
-  record->page_faults = static_cast<std::uint32_t>(part.page_faults);
-  record->peer = -1;
-  record->copies = static_cast<std::uint8_t>(std::min<std::uint64_t>(part.copies, 255));
-  record->depth = static_cast<std::uint8_t>(std::min(depth_ + 1, 255));
-  record->kind = Kind::phase;
-  put_text(record->name, part.name);
-  record->end = part.end;
-  Word(record->number).store(number, std::memory_order_release);
+  Record* const target = span_.recorder_->file()->claim(number);
+  if (target == nullptr) return;
+  record_.number = 0;
+  record_.parent = span_.file_number_;
+  record_.depth = static_cast<std::uint8_t>(std::min(span_.depth_ + 1, 255));
+  record_.kind = Kind::parts;
+  record_.thread = span_.in_file_->thread;
+  std::memcpy(static_cast<void*>(target), &record_, sizeof record_);
+  Word(target->number).store(number, std::memory_order_release);
 }
 
 void Span::has_moved(std::uint64_t bytes) noexcept {

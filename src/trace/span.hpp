@@ -29,16 +29,6 @@ struct Operations {
   Operation next() noexcept { return {group, ++begun}; }
 };
 
-/// A part of an operation, told when it has ended.
-struct Part {
-  std::string_view name;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t copies = 0;
-  std::uint64_t page_faults = 0;
-};
-
 class Span {
  public:
   Span(Kind kind, std::string_view name, Operation operation = {}, int peer = -1) noexcept;
@@ -53,11 +43,11 @@ class Span {
   void add_bytes(std::uint64_t bytes) noexcept { bytes_ += bytes; }
   /// Its route. The text is not copied.
   void set_route(std::string_view route) noexcept { route_ = route; }
-  void add(const Part& part) noexcept;
   /// So many bytes have moved so far.
   void has_moved(std::uint64_t bytes) noexcept;
 
  private:
+  friend class Parts;
   void begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept;
   static bool is_outermost() noexcept;
   /// Its record in the ring; null if that is another one's by now.
@@ -65,7 +55,8 @@ class Span {
 
   Recorder* recorder_ = nullptr;  // none: nothing is recorded
   Span* outer_ = nullptr;         // of this thread
-  std::uint64_t number_ = 0;      // in the ring
+  std::uint64_t number_ = 0;      // in the ring, and its place there
+  std::uint64_t place_ = 0;
   Record* in_file_ = nullptr;
   std::uint64_t bytes_ = 0;
   std::string_view route_;
@@ -73,6 +64,23 @@ class Span {
   int exceptions_ = 0;
   std::uint8_t depth_ = 0;
   bool is_library_ = false;  // an operation of the library, or in one
+};
+
+/// The parts of an operation, one after the other: recorded when it goes, before its span.
+class Parts {
+ public:
+  Parts(const Span& span, std::uint64_t begin) noexcept;
+  ~Parts();
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+  /// One ends here, and the next one begins.
+  void end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
+           std::uint64_t page_faults) noexcept;
+
+ private:
+  const Span& span_;
+  std::uint64_t last_;
+  PartsRecord record_;
 };
 
 /// This process's rank in its job: that of the largest group that it is in.

@@ -103,7 +103,8 @@ TEST_CASE("the trace of 10,000 exchanges of four ranks has all of them, each wit
       if (!is_right) FAIL("exchange " << at << " of rank " << i << " is another one");
     }
     std::map<std::uint64_t, const trace::Entry*> by_number;
-    for (const trace::Entry& entry : process.entries) by_number[entry.number] = &entry;
+    for (const trace::Entry& entry : process.entries)
+      if (entry.kind != trace::Kind::phase) by_number[entry.number] = &entry;
     for (const trace::Entry& entry : process.entries) {
       if (entry.parent == 0) continue;
       const auto parent = by_number.find(entry.parent);
