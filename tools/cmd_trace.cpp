@@ -62,7 +62,7 @@ void merge(const TraceArguments& arguments) {
 void add_trace_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("trace", "Traces of a job's ranks as one, and what its ranks are or were in");
   auto arguments = std::make_shared<TraceArguments>();
-  command->add_option("what", arguments->what, "The directory that MUSTER_TRACE named; with --last also a job or a pid")
+  command->add_option("path", arguments->what, "The directory that MUSTER_TRACE named; with --last also a job or a pid")
       ->type_name("DIR|JOB|PID");
   command->add_option("-o,--out", arguments->out, "A file for Perfetto and chrome://tracing to make")
       ->type_name("FILE");

@@ -5,6 +5,7 @@
 
 #include "muster/log.hpp"
 #include "src/os/directory.hpp"
+#include "src/os/process.hpp"
 
 namespace muster::trace {
 namespace {
