@@ -19,7 +19,6 @@ namespace muster::inspect {
 namespace {
 
 using trace::Entry;
-using trace::Kind;
 using trace::Process;
 
 constexpr std::uint64_t largest_failure = 1 << 30;
@@ -132,9 +131,10 @@ std::vector<const Entry*> open_of(const Process& process) {
 }
 
 const Entry* last_ended(const Process& process) {
-  const auto ended = std::ranges::find_if(process.entries.rbegin(), process.entries.rend(),
-                                          [](const Entry& entry) { return entry.end != 0; });
-  return ended == process.entries.rend() ? nullptr : &*ended;
+  // What has parts ends with the last of them, or within the same tick.
+  const auto order = [](const Entry& entry) { return std::pair(entry.end, -entry.depth); };
+  const auto last = std::ranges::max_element(process.entries, {}, order);
+  return last == process.entries.end() || last->end == 0 ? nullptr : &*last;
 }
 
 std::string progress_of(const Entry& entry) {

@@ -12,7 +12,6 @@ namespace muster::inspect {
 namespace {
 
 using trace::Entry;
-using trace::Kind;
 using trace::Process;
 
 /// Ranks as the numbers of processes, where each is there once; else they are counted.

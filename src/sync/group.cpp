@@ -13,6 +13,7 @@
 #include "src/base/written.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/region.hpp"
 #include "src/sync/settings.hpp"
 #include "src/trace/span.hpp"
 
@@ -72,6 +73,7 @@ Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::mi
   std::iota(all_.begin(), all_.end(), 0);
   std::memcpy(&operations_.group, nonce_.data(), sizeof operations_.group);
   trace::join(nonce_, ranks_[static_cast<std::size_t>(rank)].rank, size());
+  if (size() > 1) Region::show_own();
 }
 
 const RankInfo& Group::info(int rank) const {

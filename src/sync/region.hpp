@@ -20,6 +20,8 @@ class Region {
   /// This process's, which its slots, arenas and windows lie in, and its ring of last operations at its begin. Made
   /// when it is first asked for; a forked child makes its own. Throws Error(no_space | unsupported).
   static std::shared_ptr<Region> own();
+  /// Makes it, as far as that can be: what this process is in is seen by it, whether its ranks share memory or not.
+  static void show_own() noexcept;
   /// A new one. Throws as own().
   explicit Region(os::Backing backing);
   /// A new one that everybody takes places of who has it: how far they go stands in its first page. Throws as own().

@@ -78,6 +78,7 @@ std::vector<std::string> failures_in(const std::string& directory) {
   }
   std::ranges::sort(found, std::greater());
   std::vector<std::string> paths;
+  paths.reserve(found.size());
   for (auto& [time, path] : found) paths.push_back(std::move(path));
   return paths;
 }

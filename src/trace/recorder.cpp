@@ -213,6 +213,10 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
   Word(record.number).store(number_, std::memory_order_release);
 }
 
+bool Span::is_recorded() const noexcept {
+  return recorder_ != nullptr && recorder_->pid() == os::process_id();
+}
+
 Record* Span::in_ring() const noexcept {
   Record& record = recorder_->at(place_);
   return Word(record.number).load(std::memory_order_relaxed) == number_ ? &record : nullptr;
@@ -221,7 +225,7 @@ Record* Span::in_ring() const noexcept {
 Span::~Span() {
   if (recorder_ == nullptr) return;
   this_thread.innermost = outer_;
-  if (recorder_->pid() != os::process_id()) return;
+  if (!is_recorded()) return;
   const bool has_failed = std::uncaught_exceptions() > exceptions_;
   const auto finish = [&](Record& record, std::uint64_t end) {
     record.bytes = bytes_;
@@ -235,17 +239,14 @@ Span::~Span() {
 }
 
 Parts::Parts(const Span& span, std::uint64_t begin) noexcept : span_(span), last_(begin) {
+  if (span.in_file_ == nullptr) return;
+  record_ = {};
   record_.begin = begin;
-  record_.bytes = 0;
-  record_.page_faults = 0;
-  record_.copies = 0;
-  record_.moving = 0;
-  record_.count = 0;
 }
 
 void Parts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
                 std::uint64_t page_faults) noexcept {
-  if (span_.recorder_ == nullptr) return;
+  if (!span_.is_recorded()) return;
   if (Record* const record = span_.in_ring()) put_text(record->detail, name);
   if (span_.in_file_ == nullptr || record_.count == PartsRecord::most) return;
   put_text(record_.names[record_.count], name);
@@ -261,11 +262,10 @@ void Parts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, s
 }
 
 Parts::~Parts() {
-  if (span_.in_file_ == nullptr || record_.count == 0) return;
+  if (span_.in_file_ == nullptr || !span_.is_recorded() || record_.count == 0) return;
   std::uint32_t number = 0;
   Record* const target = span_.recorder_->file()->claim(number);
   if (target == nullptr) return;
-  record_.number = 0;
   record_.parent = span_.file_number_;
   record_.depth = static_cast<std::uint8_t>(std::min(span_.depth_ + 1, 255));
   record_.kind = Kind::parts;
@@ -275,7 +275,7 @@ Parts::~Parts() {
 }
 
 void Span::has_moved(std::uint64_t bytes) noexcept {
-  if (recorder_ == nullptr) return;
+  if (!is_recorded()) return;
   if (Record* const record = in_ring()) record->done = bytes;
   if (in_file_ != nullptr) in_file_->done = bytes;
 }

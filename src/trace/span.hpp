@@ -50,6 +50,8 @@ class Span {
   friend class Parts;
   void begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept;
   static bool is_outermost() noexcept;
+  /// And this is the process that it began in.
+  [[nodiscard]] bool is_recorded() const noexcept;
   /// Its record in the ring; null if that is another one's by now.
   [[nodiscard]] Record* in_ring() const noexcept;
 
@@ -80,7 +82,7 @@ class Parts {
  private:
   const Span& span_;
   std::uint64_t last_;
-  PartsRecord record_;
+  PartsRecord record_;  // made where there is a file
 };
 
 /// This process's rank in its job: that of the largest group that it is in.
