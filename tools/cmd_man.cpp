@@ -347,6 +347,7 @@ std::string man_page(const CLI::App& app) {
       fmt::format(".TP\n{}, {}, {}\nWhether terminals get characters beyond ASCII.\n", bold("LC_ALL"), bold("LC_CTYPE"),
                   bold("LANG")) +
       fmt::format(".TP\n{}\nSeconds that a wait may take without progress.\n", bold("MUSTER_TIMEOUT")) +
+      fmt::format(".TP\n{}\nA directory that every process of a job writes a trace into.\n", bold("MUSTER_TRACE")) +
       fmt::format(".TP\n{}\n1: this process is no rank of a job, whatever the job's variables say.\n",
                   bold("MUSTER_ALONE")) +
       ".SH FILES\n" + fmt::format(".TP\n{}\nWhat makes a directory a workspace.\n", italic("muster-workspace.json")) +

@@ -35,6 +35,7 @@ void add_shard_command(CLI::App& app, int& status);
 void add_export_command(CLI::App& app, int& status);
 void add_plan_command(CLI::App& app, int& status);
 void add_gc_command(CLI::App& app, int& status);
+void add_trace_command(CLI::App& app, int& status);
 void add_doctor_command(CLI::App& app, int& status);
 void add_completion_command(CLI::App& app, int& status);
 void add_man_command(CLI::App& app, int& status);

@@ -33,6 +33,8 @@
 #include "muster/sync_group.hpp"
 #include "muster/tcp.hpp"
 #include "muster/tensor.hpp"
+#include "muster/time_report.hpp"
+#include "muster/trace.hpp"
 #include "muster/units.hpp"
 #include "muster/verify.hpp"
 #include "muster/version.hpp"

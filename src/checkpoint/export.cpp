@@ -40,6 +40,7 @@
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/sync/failing.hpp"
+#include "src/trace/span.hpp"
 #include "src/workspace/discovery.hpp"
 
 namespace muster {
@@ -146,7 +147,7 @@ class Export {
         options_(options),
         is_written_(is_written) {}
 
-  ExportReport run() {
+  ExportReport run(trace::Span& span) {
     agree_on(group_, "export: opening the shards", [&] {
       shards_.emplace(shards_dir_, group_.rank(), group_.size(),
                       workspace::StateChoice{{}, options_.generation, options_.job});
@@ -156,6 +157,7 @@ class Export {
       if (is_first()) prepare(read_listings(told, rooms_));
     });
     hand_out_work();
+    span.add_bytes(work_.written);
     if (is_spread(group_))
       agree_on(group_, "export: looking at the output", [&] {
         if (work_.written != 0) look_for_output(group_, work_.directory);
@@ -176,6 +178,7 @@ class Export {
 
   // Step 3, on rank 0.
   void prepare(std::vector<ShardListing> listings) {
+    const trace::Span span(trace::Kind::phase, "export: planning");
     check_not_source(shards_dir_, out_);
     check_output(out_, choice());
     if (options_.checksums && options_.to)
@@ -264,6 +267,7 @@ class Export {
 
   // Step 4.
   void hand_out_work() {
+    const trace::Span span(trace::Kind::phase, "export: handing out");
     const WaitOptions wait{.phase = "export: handing out the work"};
     if (!is_first()) {
       work_ = decode_work(group_.receive(0, longest_message, wait, sync::Subject::exchange));
@@ -281,6 +285,7 @@ class Export {
 
   // Step 5.
   void assemble_files() {
+    const trace::Span span(trace::Kind::phase, "export: writing");
     const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
     const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
     const auto work = [&] {
@@ -317,6 +322,7 @@ class Export {
 
   // Step 6.
   void compare() {
+    const trace::Span span(trace::Kind::phase, "export: comparing");
     const WaitOptions wait{.phase = "export: comparing"};
     if (!is_first()) {
       group_.send(0, std::as_bytes(std::span(hashes_)), wait, sync::Subject::exchange);
@@ -358,6 +364,7 @@ class Export {
 
   // Step 7, on rank 0.
   void finish() {
+    const trace::Span span(trace::Kind::phase, "export: finishing");
     CarriedFiles carried = carried_files(shards_dir_, options_.carry);
     const std::string& partial = work_.directory;
     copy_carried_files(shards_dir_, partial, carried.names, [&] { go_on(group_); });
@@ -413,9 +420,10 @@ std::string_view to_string(Writers writers) noexcept {
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
                           SyncGroup& group, const ExportOptions& options) {
   const sync::Use use(group);
+  trace::Span span(trace::Kind::export_model, "export_model", sync::inside(group).operations().next());
   std::atomic<bool> is_written = false;
   const FailOnStop on_stop = fail_on_stop(group, options.stop, &is_written);
-  return Export(shards_dir, out, plan, group, options, is_written).run();
+  return Export(shards_dir, out, plan, group, options, is_written).run(span);
 }
 
 }  // namespace muster

@@ -10,6 +10,7 @@
 #include "muster/error.hpp"
 #include "src/core/quoted.hpp"
 #include "src/merge/reduce.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster {
 namespace {
@@ -99,11 +100,13 @@ void write_state_file(const TensorSource& source, const std::string& path, const
                       const StateFileOptions& options, ProgressCounter& progress) {
   std::vector<StateFileWriter::Entry> entries;
   for (const TensorEntry& entry : source.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
+  trace::Span span(trace::Kind::file, "write state file");
   StateFileWriter writer(path, config, std::move(entries), options);
   // Pieces that do not end with a chunk must come in their order.
   for_each_piece(source, options.zstd_level.has_value(), progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(tensor, offset, bytes);
+                   span.add_bytes(bytes.size());
                  });
   writer.commit();
 }

@@ -14,6 +14,7 @@
 #include "src/collectives/packed_config.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/sync/failing.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster::collectives {
 
@@ -50,6 +51,7 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
                  const Prepare& prepare, const Move& move) {
   const DeviceEnd at_end(*this);
   const sync::Use use(*group_);
+  trace::Span span(trace::Kind::collective, what.name, sync::inside(*group_).operations().next());
   device_ = nullptr;
   place_ = {};
   Call call(waits(options, what.name));
@@ -68,6 +70,8 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
   call.card.status = call.trouble ? 1 : 0;
   if (!call.trouble) call.card.agreed = what.hash() ^ place_.hash();
   if (device_ != nullptr) call.card.on_devices = {place_.devices, 0};
+  span.add_bytes(call.card.bytes);
+  span.set_route(mover().name());
   const auto opened = [&](std::span<const Card> cards) {
     for (const Card& card : cards)
       if (card.status != 0) sync::inside(*group_).agree(call.trouble, call.waits);

@@ -24,6 +24,7 @@
 #include "src/collectives/shared_blocks.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster {
 
@@ -233,6 +234,7 @@ class MessageQueue::Ring {
     if (rank == self_)
       throw Error(ErrorKind::argument,
                   fmt::format("{}: there is nothing, and this rank itself is the writer", options.phase));
+    const trace::Span span(trace::Kind::message, options.phase, inside().some_operation(), inside().info(rank).rank);
     collectives::wait_on(inside(), word(which), std::span(&rank, 1), turns_, options, done);
   }
 

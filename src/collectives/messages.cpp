@@ -12,6 +12,7 @@
 #include "src/collectives/engine.hpp"
 #include "src/collectives/packed_config.hpp"
 #include "src/sync/failing.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster {
 namespace collectives {
@@ -87,6 +88,19 @@ std::shared_ptr<Mail::Receiving> begin_receive_tensor(Engine& engine, const Tens
   });
 }
 
+// For spans.
+
+/// What the job calls the other rank; -1: any, or none.
+int number_of(const sync::Group& group, int rank) {
+  return rank < 0 || rank >= group.size() ? -1 : group.info(rank).rank;
+}
+std::uint64_t bytes_of(const Mail::Sending& message) {
+  return message.body.size();
+}
+std::uint64_t bytes_of(const Mail::Receiving& message) {
+  return message.envelope.bytes;
+}
+
 /// A message under way: `Kind` is Mail::Sending or Mail::Receiving; take(message) gives the result of one that is done.
 template <class Result, class Kind, class Take>
 class Message final : public detail::Operation<Result> {
@@ -116,8 +130,11 @@ class Message final : public detail::Operation<Result> {
     if (!engine) throw Error(ErrorKind::argument, "the group of this Work has been destroyed");
     const Engine::DeviceEnd at_end(*engine);
     const sync::Use use(engine->group());
+    sync::Group& group = sync::inside(engine->group());
+    trace::Span span(trace::Kind::message, options_.phase, group.some_operation(), number_of(group, other_));
     (void)engine->mail().step();
     engine->mail().wait(done, other_, options_);
+    if (message_->is_done) span.add_bytes(bytes_of(*message_));
   }
 
   std::weak_ptr<Engine> engine_;
@@ -140,8 +157,11 @@ template <class Begin>
 auto finished(Engine& engine, int other, const CollectiveOptions& options, const char* phase, const Begin& begin) {
   const Engine::DeviceEnd at_end(engine);
   const sync::Use use(engine.group());
+  sync::Group& group = sync::inside(engine.group());
+  trace::Span span(trace::Kind::message, phase, group.some_operation(), number_of(group, other));
   const auto message = begin();
   engine.mail().wait([&] { return message->is_done; }, other, waits(options, phase));
+  span.add_bytes(bytes_of(*message));
   return message;
 }
 

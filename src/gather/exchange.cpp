@@ -12,6 +12,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/opening.hpp"
 #include "src/os/process.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster::gather {
 namespace {
@@ -21,19 +22,25 @@ using Clock = std::chrono::steady_clock;
 /// The first rank copies so much of its own before round 1, which then can be the only one.
 constexpr std::uint64_t copied_early = 1 << 20;
 
+std::uint64_t nanoseconds(Clock::time_point time) {
+  return static_cast<std::uint64_t>(time.time_since_epoch().count());
+}
+
 /// Times one phase after another.
 class Phases {
  public:
-  explicit Phases(ExchangeReport& report) : report_(report) {}
+  Phases(ExchangeReport& report, const trace::Span& span) : report_(report), parts_(span, nanoseconds(begin_)) {}
   void end(const char* name, std::uint64_t bytes = 0, std::uint64_t copies = 0, std::uint64_t page_faults = 0) {
     const Clock::time_point now = Clock::now();
     report_.phases.push_back({name, std::chrono::duration<double>(now - begin_).count(), bytes, copies, page_faults});
+    parts_.end(name, nanoseconds(now), bytes, copies, page_faults);
     begin_ = now;
   }
 
  private:
   ExchangeReport& report_;
   Clock::time_point begin_ = Clock::now();
+  trace::Parts parts_;
 };
 
 struct ExchangeCount {
@@ -86,8 +93,8 @@ class ExchangeRun {
     call_.number = next_number(group);
   }
 
-  Outcome operator()() {
-    Phases phases(state_->report);
+  Outcome operator()(trace::Span& span) {
+    Phases phases(state_->report, span);
     const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
     if (failure) {
       record_ = Record{};
@@ -132,6 +139,8 @@ class ExchangeRun {
     if (transfer_) transfer_->commit();
     if (is_closed) phases.end("round 2");
     report.payload_bytes = in_list;
+    span.add_bytes(record_.payload_bytes);
+    span.set_route(to_string(report.route));
     if (transfer_) {
       if (call_.is_first()) {
         outcome.entries = transfer_->deliver();
@@ -257,10 +266,11 @@ class ExchangeRun {
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge) {
+  trace::Span span(trace::Kind::exchange, to_string(operation), sync::inside(group).operations().next());
   ExchangeRun run(operation, value, ranks, group, options, merge);
   // While it still lends: a first rank that is about to take a lease has to hear of the failure before that is
   // withdrawn.
-  Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(); });
+  Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(span); });
   if (log_enabled(LogLevel::debug)) {
     const ExchangeReport& report = outcome.state->report;
     log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),

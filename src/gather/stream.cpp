@@ -66,6 +66,8 @@ class StreamRun {
 
   StreamReport operator()() {
     const Clock::time_point begin = Clock::now();
+    trace::Span span(trace::Kind::stream, to_string(Operation::stream), group_.operations().next());
+    call_.span = &span;
     open();
     set_up();
     try {
@@ -81,11 +83,14 @@ class StreamRun {
       throw;
     }
     report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (call_.entry.is_sender()) span.add_bytes(report_.bytes);
+    span.set_route(to_string(report_.route));
     return std::move(report_);
   }
 
  private:
   void open() {
+    const trace::Span span(trace::Kind::phase, "opening");
     const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
     if (failure) {
       record_ = Record{};
@@ -170,6 +175,7 @@ class StreamRun {
   /// 3 to 6. Returns this rank's own failure; throws if the group has failed.
   std::optional<Error> stream() {
     if (!call_.entry.is_member()) return std::nullopt;
+    const trace::Span span(trace::Kind::phase, "parts");
     std::optional<Error> own;
     try {
       own = attempt(*call_.companion, [&] {
@@ -211,6 +217,7 @@ class StreamRun {
   }
 
   void close(const std::optional<Error>& own) {
+    const trace::Span span(trace::Kind::phase, "closing");
     ++report_.rounds;
     try {
       closing_round(call_.entry, own, "gather_each: closing", "gather_each: failing");

@@ -30,6 +30,7 @@
 
 #include "muster/gather_each.hpp"
 #include "src/gather/route.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster::gather {
 
@@ -46,6 +47,7 @@ struct StreamCall {
   GatherOptions part_options;    // of each part's transfer
   std::uint64_t part_bytes = 0;
   StreamReport* report = nullptr;
+  trace::Span* span = nullptr;
   mutable std::chrono::steady_clock::time_point looked{};  // for dead ranks, if nothing had to be waited for
 
   [[nodiscard]] WaitOptions wait(const char* phase) const {

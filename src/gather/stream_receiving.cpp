@@ -223,6 +223,7 @@ std::vector<std::byte> StreamReceiving::receive(int sender, std::uint64_t most) 
 
 void StreamReceiving::consume(LayerPart& part) {
   ++call_.report->parts;
+  call_.span->has_moved(call_.report->bytes);
   const Unattended unattended(call_.inlet);
   call_.call_back(fmt::format("the consumer threw at layer {}", part.layer), [&] { (*call_.consume)(part); });
 }

@@ -108,6 +108,7 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
     call_.companion->send(call.first(), std::as_bytes(std::span(&call.number, 1)), call_.wait("gather_each: sending"));
   StreamReport& report = *call_.report;
   report.bytes += header.record.payload_bytes;
+  call_.span->has_moved(report.bytes);
   report.arena_bytes += moved.arena_bytes;
   report.peak_slot_bytes = std::max(report.peak_slot_bytes, transfer_->pool_bytes() + call_.staged_bytes());
   transfer_.reset();
@@ -124,6 +125,7 @@ void StreamSending::send_through_outlet(PartHeader header, const std::vector<Ten
   call_.outlet->offer(value, header.record);
   call_.outlet->send(message_of(header, slices), call_.wait("gather_each: sending"));
   call_.report->bytes += header.record.payload_bytes;
+  call_.span->has_moved(call_.report->bytes);
 }
 
 void StreamSending::send_header(const PartHeader& header, const std::vector<TensorSlice>& slices) {

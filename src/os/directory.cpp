@@ -144,6 +144,14 @@ bool make_directory(const std::string& path) {
   throw errno_error("making the directory", errno, path);
 }
 
+bool make_own_directory(const std::string& path) {
+  if (try_call("mkdir", path, [&] { return ::mkdir(path.c_str(), 0700); }) != 0 && errno != EEXIST)
+    throw errno_error("making the directory", errno, path);
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) throw errno_error("looking at", errno, path);
+  return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() && (status.st_mode & 077U) == 0;
+}
+
 Fd open_directory(const std::string& path) {
   Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) throw errno_error("opening the directory", errno, path);

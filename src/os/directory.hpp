@@ -39,6 +39,9 @@ std::optional<FileStatus> file_status(const std::string& path, Links links = Lin
 
 /// False if it was there. Parents must be. Throws Error(io | not_found | no_space).
 bool make_directory(const std::string& path);
+/// A directory of this user's alone, made if it is not there. False if the name is taken by a link, by another user, or
+/// by what others may write to or read. Parents must be. Throws Error(io | not_found | no_space).
+bool make_own_directory(const std::string& path);
 /// False if it was not there. Throws Error(io).
 bool remove_file(const std::string& path);
 /// False if it was not there, or is not empty. Throws Error(io).

@@ -245,4 +245,31 @@ void WritableFile::close() {
   if ((result != 0 || injected) && errno != EINTR) throw errno_error("closing", errno, name_);
 }
 
+GrowingFile::GrowingFile(std::string path)
+    : path_(std::move(path)), fd_(try_call("create", path_, [&] {
+        return ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      })) {
+  if (!fd_) throw errno_error("creating", errno, path_);
+}
+
+std::byte* GrowingFile::grow(std::uint64_t bytes) {
+  const FileSizeAsError no_signal;
+  // Where the file system reserves nothing the library writes zeros.
+  int status = EINTR;
+  while (status == EINTR)
+    status = is_faulty("fallocate", path_)
+                 ? errno
+                 : ::posix_fallocate(fd_.get(), static_cast<off_t>(bytes_), static_cast<off_t>(bytes));
+  if (status != 0) throw_full(path_, bytes_ + bytes, status);
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), static_cast<off_t>(bytes_));
+  if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping {} bytes of", bytes), errno, path_);
+#ifdef MADV_POPULATE_WRITE
+  // All pages at once cost a fraction of a fault for each.
+  (void)::madvise(memory, bytes, MADV_POPULATE_WRITE);
+#endif
+  bytes_ += bytes;
+  return static_cast<std::byte*>(memory);
+}
+
 }  // namespace muster::os

@@ -127,4 +127,20 @@ class WritableFile {
   Fd fd_;
 };
 
+/// A new file that is written through mappings, which stay as long as the process lives: what is there when that dies
+/// is not lost. Its owner serialises the calls.
+class GrowingFile {
+ public:
+  /// The name must not be there. Throws Error(io | no_space | not_found).
+  explicit GrowingFile(std::string path);
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  /// Takes the space of the next `bytes` (whole pages), and maps them. Throws Error(no_space | io).
+  std::byte* grow(std::uint64_t bytes);
+
+ private:
+  std::string path_;
+  Fd fd_;
+  std::uint64_t bytes_ = 0;
+};
+
 }  // namespace muster::os

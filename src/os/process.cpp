@@ -126,6 +126,9 @@ std::int64_t process_id() noexcept {
 std::uint32_t user_id() noexcept {
   return ::geteuid();
 }
+std::uint32_t thread_id() noexcept {
+  return static_cast<std::uint32_t>(::gettid());
+}
 
 std::string host_name() {
   std::array<char, 256> name{};

@@ -20,6 +20,8 @@
 namespace muster::os {
 std::int64_t process_id() noexcept;
 std::uint32_t user_id() noexcept;
+/// The kernel's number of the calling thread.
+std::uint32_t thread_id() noexcept;
 std::string host_name();
 
 enum class ProcessState : std::uint8_t { running, stopped, dead, unknown };

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/interprocess/exceptions.hpp>
 #include <fstream>
 #include <limits>
@@ -147,6 +148,17 @@ std::uint64_t shared_memory_size(const Fd& memory) {
   if (try_call("fstat", seam_path, [&] { return ::fstat(memory.get(), &status); }) != 0)
     throw errno_error("asking for the size of shared memory");
   return static_cast<std::uint64_t>(status.st_size);
+}
+
+std::vector<std::byte> beginning_of_shared_memory(const std::string& descriptor, std::size_t bytes) {
+  std::array<char, 64> link{};
+  const ssize_t length = ::readlink(descriptor.c_str(), link.data(), link.size());
+  const std::string_view name(link.data(), length < 0 ? 0 : static_cast<std::size_t>(length));
+  if (!name.starts_with("/memfd:muster ") && !name.starts_with(std::string(posix_mount) + "/")) return {};
+  const Fd memory(::open(descriptor.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  std::vector<std::byte> beginning(bytes);
+  if (!memory || ::pread(memory.get(), beginning.data(), bytes, 0) != static_cast<ssize_t>(bytes)) return {};
+  return beginning;
 }
 
 void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noexcept {

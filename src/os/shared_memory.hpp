@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "src/os/fd.hpp"
 
@@ -26,6 +27,10 @@ Backing default_backing();
 Fd create_shared_memory(std::uint64_t bytes, Backing backing);
 /// Size of a shared memory file. Throws Error(io).
 std::uint64_t shared_memory_size(const Fd& memory);
+
+/// The first `bytes` of what a descriptor of some process stands for ("/proc/PID/fd/N"), where that is shared memory
+/// that Muster can have made; else nothing.
+std::vector<std::byte> beginning_of_shared_memory(const std::string& descriptor, std::size_t bytes);
 
 /// Gives the pages of [offset, offset + bytes) back; they read as zero after it.
 void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noexcept;

@@ -16,6 +16,7 @@
 #include "src/os/process.hpp"
 #include "src/statefile/chunk_codec.hpp"
 #include "src/statefile/format.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster {
 
@@ -370,9 +371,13 @@ void StateFile::read(std::size_t index, std::uint64_t offset, std::span<std::byt
 }
 
 State StateFile::load() const {
+  trace::Span span(trace::Kind::file, "load state file");
   State state{config(), {}};
   state.weights.reserve(tensors().size());
-  for (std::size_t i = 0; i < tensors().size(); ++i) state.weights.emplace_back(tensors()[i].name, tensor(i));
+  for (std::size_t i = 0; i < tensors().size(); ++i) {
+    state.weights.emplace_back(tensors()[i].name, tensor(i));
+    span.add_bytes(tensors()[i].bytes);
+  }
   return state;
 }
 

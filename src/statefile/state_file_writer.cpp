@@ -13,6 +13,7 @@
 #include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 #include "src/statefile/writer_state.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster {
 namespace statefile {
@@ -486,6 +487,7 @@ void StateFileWriter::written_elsewhere(std::size_t index) {
 }
 
 void StateFileWriter::commit() {
+  const trace::Span span(trace::Kind::file, "commit state file");
   state_->commit();
 }
 
@@ -499,6 +501,8 @@ void write_state_file(const std::string& path, const Config& config, std::span<c
     entries.push_back({name, tensor.dtype(), tensor.shape()});
     tensors.push_back(tensor.view());
   }
+  trace::Span span(trace::Kind::file, "write state file");
+  for (const TensorView& tensor : tensors) span.add_bytes(tensor.nbytes());
   StateFileWriter writer(path, config, std::move(entries), options);
   writer.write_all(tensors);
   writer.commit();

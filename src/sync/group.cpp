@@ -13,7 +13,9 @@
 #include "src/base/written.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/region.hpp"
 #include "src/sync/settings.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster {
 
@@ -69,6 +71,9 @@ Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::mi
       owner_pid_(os::process_id()),
       statuses_(ranks_.size()) {
   std::iota(all_.begin(), all_.end(), 0);
+  std::memcpy(&operations_.group, nonce_.data(), sizeof operations_.group);
+  trace::join(nonce_, ranks_[static_cast<std::size_t>(rank)].rank, size());
+  if (size() > 1) Region::show_own();
 }
 
 const RankInfo& Group::info(int rank) const {
@@ -123,6 +128,7 @@ Use::~Use() {
 
 void Group::barrier(const WaitOptions& options) {
   const Use use(*this);
+  const trace::Span span(trace::Span::Outermost{}, trace::Kind::collective, "barrier", operations_);
   unless_out_of_memory(*this, [&] { do_barrier(options); });
 }
 
@@ -133,6 +139,8 @@ void Group::all_gather(std::span<const std::byte> mine, std::span<std::byte> all
                                          std::to_string(max_record) + " fit");
   if (all.size() != mine.size() * ranks_.size())
     throw Error(ErrorKind::argument, "all_gather: the result must have room for one record a rank");
+  trace::Span span(trace::Span::Outermost{}, trace::Kind::collective, "all_gather", operations_);
+  span.add_bytes(mine.size());
   unless_out_of_memory(*this, [&] { do_all_gather(mine, all, options); });
 }
 
@@ -148,6 +156,8 @@ void Group::send(int to, std::span<const std::byte> message, const WaitOptions& 
   const Use use(*this);
   (void)info(to);
   if (to == rank_) throw Error(ErrorKind::argument, "a rank cannot send a message to itself");
+  trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "send", some_operation(), info(to).rank);
+  span.add_bytes(message.size());
   unless_out_of_memory(*this, [&] { do_send(to, subject, message, options); });
 }
 
@@ -159,7 +169,11 @@ std::vector<std::byte> Group::receive(int from, std::uint64_t most, const WaitOp
   const Use use(*this);
   (void)info(from);
   if (from == rank_) throw Error(ErrorKind::argument, "a rank cannot receive a message from itself");
-  return unless_out_of_memory(*this, [&] { return do_receive(from, subject, most, options); });
+  trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "receive", some_operation(), info(from).rank);
+  std::vector<std::byte> message =
+      unless_out_of_memory(*this, [&] { return do_receive(from, subject, most, options); });
+  span.add_bytes(message.size());
+  return message;
 }
 
 bool Group::try_send(int to, const LetterHead& head, std::span<const std::byte> letter) {

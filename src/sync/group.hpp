@@ -19,6 +19,7 @@
 
 #include "muster/sync_group.hpp"
 #include "src/base/function_ref.hpp"
+#include "src/trace/span.hpp"
 
 namespace muster::sync {
 
@@ -53,6 +54,9 @@ class Group : public SyncGroup {
   [[nodiscard]] const Nonce& nonce() const noexcept final { return nonce_; }
   [[nodiscard]] std::chrono::milliseconds timeout() const noexcept final { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) final;
+  /// For spans: of the operations that all ranks are in together, and one that some are in.
+  [[nodiscard]] trace::Operations& operations() noexcept { return operations_; }
+  [[nodiscard]] trace::Operation some_operation() const noexcept { return {operations_.group, 0}; }
   /// 0, 1, ...
   [[nodiscard]] std::span<const int> all() const noexcept { return all_; }
   /// The shared memory of `rank`; null if it shares none with this one, and in a group of one. Local.
@@ -152,6 +156,7 @@ class Group : public SyncGroup {
   Nonce nonce_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t owner_pid_;
+  trace::Operations operations_;
   std::atomic<std::thread::id> user_{};  // the thread inside
   int depth_ = 0;
   std::mutex extensions_mutex_;

@@ -17,9 +17,11 @@ namespace muster::sync {
 
 class Region {
  public:
-  /// This process's, which its slots, arenas and windows lie in. Made when it is first asked for; a forked child makes
-  /// its own. Throws Error(no_space | unsupported).
+  /// This process's, which its slots, arenas and windows lie in, and its ring of last operations at its begin. Made
+  /// when it is first asked for; a forked child makes its own. Throws Error(no_space | unsupported).
   static std::shared_ptr<Region> own();
+  /// Makes it, as far as that can be: what this process is in is seen by it, whether its ranks share memory or not.
+  static void show_own() noexcept;
   /// A new one. Throws as own().
   explicit Region(os::Backing backing);
   /// A new one that everybody takes places of who has it: how far they go stands in its first page. Throws as own().
@@ -52,6 +54,8 @@ class Region {
     std::uint32_t must_reserve;
   };
   Head& head();
+  /// This process's own one begins with what it is in (src/trace/), for the others to see.
+  void hold_ring() noexcept;
   void check_room(std::uint64_t bytes, std::uint64_t room) const;
   /// The first place that has not been taken.
   std::atomic<std::uint64_t>& next() { return is_shared_ ? head().next : next_; }

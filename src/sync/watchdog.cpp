@@ -8,6 +8,7 @@
 
 #include "muster/log.hpp"
 #include "src/sync/failing.hpp"
+#include "src/trace/rings.hpp"
 
 namespace muster::sync {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t most_named = 16;  // in one message
+constexpr const char* what_ranks_were_in = "; muster trace --last shows what each rank was in";
 
 double seconds(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
@@ -57,6 +59,15 @@ void Watchdog::fail(const Error& cause) {
   throw group_.failure().value_or(cause);
 }
 
+void Watchdog::fail_with_ranks(const Error& cause) {
+  // Before the others hear of it: then they are not in it any more.
+  const trace::RanksAtFailure ranks(!group_.has_failure());
+  group_.poison(cause);
+  const Error first = group_.failure().value_or(cause);
+  ranks.keep(first.what());
+  throw first;
+}
+
 std::string Watchdog::describe(int rank) const {
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
   return fmt::format("rank {} (host {}, pid {}, {}{})", info.rank, info.host, info.pid, peers_.state_of(rank),
@@ -83,11 +94,11 @@ void Watchdog::time_out(const std::vector<int>& missing) {
     names += (i == 0 ? "" : ", ") + describe(missing[i]);
   if (missing.size() > most_named) names += fmt::format(" and {} more", missing.size() - most_named);
   const RankInfo& first = peers_.ranks[static_cast<std::size_t>(missing.front())];
-  fail(error_of(
+  fail_with_ranks(error_of(
       first, ErrorKind::timeout,
       fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does, or raise the "
-                  "timeout (MUSTER_TIMEOUT, seconds)",
-                  number(self_), seconds(Clock::now() - begin_), options_.phase, names)));
+                  "timeout (MUSTER_TIMEOUT, seconds){}",
+                  number(self_), seconds(Clock::now() - begin_), options_.phase, names, what_ranks_were_in)));
 }
 
 int Watchdog::at_once() const noexcept {
@@ -116,9 +127,9 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   // A rank that never came into the group ended for want of what rank 0 had to give it.
   if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-  fail(error_of(info, ErrorKind::peer_lost,
-                fmt::format("{} {} while rank {} was in '{}'{}", name_of(info), *end, number(self_), options_.phase,
-                            last_seen(rank, "; it was "))));
+  fail_with_ranks(error_of(info, ErrorKind::peer_lost,
+                           fmt::format("{} {} while rank {} was in '{}'{}{}", name_of(info), *end, number(self_),
+                                       options_.phase, last_seen(rank, "; it was "), what_ranks_were_in)));
 }
 
 bool Watchdog::is_late(int rank, Clock::time_point now) {

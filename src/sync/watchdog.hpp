@@ -49,6 +49,8 @@ class Watchdog {
     std::chrono::steady_clock::time_point since;
   };
   [[noreturn]] void fail(const Error& cause);
+  /// Likewise of what this rank has found out, and keeps what the ranks of its host are in.
+  [[noreturn]] void fail_with_ranks(const Error& cause);
   /// What messages call a rank.
   [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].rank; }
   [[nodiscard]] std::string describe(int rank) const;

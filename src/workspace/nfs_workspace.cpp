@@ -23,6 +23,7 @@
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/sync/settings.hpp"
+#include "src/trace/span.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/names.hpp"
@@ -142,6 +143,7 @@ void NFSWorkspace::require_initialized() const {
 std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights,
                                                       std::optional<std::uint64_t> step) {
   require_initialized();
+  const trace::Span span(trace::Kind::file, "write to workspace");
   if (!weights.empty() && has_tensors(config))
     throw Error(ErrorKind::argument,
                 "the config has tensors at its leaves, and weights are given beside it: put all of them into one");
@@ -208,6 +210,7 @@ void NFSWorkspace::forget_earlier() const {
 
 std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query) {
   require_initialized();
+  const trace::Span span(trace::Kind::file, "read from workspace");
   const bool is_own = query.job == WorkspaceJob::own;
   if (is_own) (void)group_->info(rank);
   std::optional<WorkspaceState> found;

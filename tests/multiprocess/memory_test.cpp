@@ -113,7 +113,7 @@ TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget t
 
 TEST_CASE("/dev/shm without room for a stream: a clear error on all ranks, and the group goes on") {
   // What an exchange of so little needs is there already; a second control block does not fit.
-  over_posix(88, 4, [](SyncGroup& group) {
+  over_posix(152, 4, [](SyncGroup& group) {
     gather_and_check(group, four, 1000, 0);
     error_of(ErrorKind::no_space, {},
              [&] { gather_each([] { return std::nullopt; }, four, group, [](LayerPart&) {}); });

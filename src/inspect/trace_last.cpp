@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks are in, or were in when they ended: from processes that run, from files of failures, from traces.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "muster/error.hpp"
+#include "src/core/quoted.hpp"
+#include "src/inspect/trace_output.hpp"
+#include "src/os/clock.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/file.hpp"
+#include "src/trace/rings.hpp"
+
+namespace muster::inspect {
+namespace {
+
+using trace::Entry;
+using trace::Process;
+
+constexpr std::uint64_t largest_failure = 1 << 30;
+
+bool is_wanted(const std::vector<Process>& processes, const std::string& wanted) {
+  return wanted.empty() || std::ranges::any_of(processes, [&](const Process& process) {
+           return process.job.starts_with(wanted) || std::to_string(process.identity.pid) == wanted;
+         });
+}
+
+void sort_by_rank(std::vector<Process>& processes) {
+  std::ranges::sort(processes, {}, [](const Process& process) {
+    return std::tuple(process.rank, process.identity.host, process.identity.pid);
+  });
+}
+
+/// A job each, of processes of whatever source.
+std::vector<LastWords> jobs_of(std::vector<Process> processes) {
+  std::map<std::string, LastWords> jobs;
+  for (Process& process : processes) jobs[process.job].processes.push_back(std::move(process));
+  std::vector<LastWords> list;
+  for (auto& [name, job] : jobs) {
+    job.job = name;
+    sort_by_rank(job.processes);
+    list.push_back(std::move(job));
+  }
+  return list;
+}
+
+std::vector<LastWords> running(const std::string& wanted) {
+  std::vector<Process> processes;
+  for (const trace::Ring& ring : trace::all_rings()) {
+    try {
+      processes.push_back(trace::parse(ring, "a ring"));
+    } catch (const Error&) {
+      // Another program's memory, or another version's.
+    }
+  }
+  std::vector<LastWords> jobs = jobs_of(std::move(processes));
+  std::erase_if(jobs, [&](LastWords& job) {
+    job.time = os::now_ns();
+    job.wall_clock = static_cast<std::int64_t>(os::clock_ns(CLOCK_REALTIME) - job.time);
+    return !is_wanted(job.processes, wanted);
+  });
+  return jobs;
+}
+
+std::optional<LastWords> failed(const std::string& directory, const std::string& wanted) {
+  for (const std::string& path : trace::failures_in(directory)) {
+    try {
+      trace::Failure failure = trace::parse_failure(os::read_small_file(path, largest_failure), path);
+      if (failure.processes.empty() || !is_wanted(failure.processes, wanted)) continue;
+      sort_by_rank(failure.processes);
+      return LastWords{.job = failure.processes.front().job,
+                       .source = path,
+                       .words = std::move(failure.words),
+                       .time = failure.time,
+                       .wall_clock = failure.wall_clock,
+                       .processes = std::move(failure.processes)};
+    } catch (const Error&) {
+      // Damaged, or gone: an older one may do.
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<LastWords> traced(const std::string& directory) {
+  Trace trace = read_trace(directory);
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < trace.processes.size(); ++i)
+    for (Entry& entry : trace.processes[i].entries) {
+      const auto align = [&](std::uint64_t& time) {
+        if (time != 0) time = static_cast<std::uint64_t>(trace.aligned(i, time));
+        end = std::max(end, time);
+      };
+      align(entry.begin);
+      align(entry.end);
+    }
+  std::vector<LastWords> jobs = jobs_of(std::move(trace.processes));
+  for (LastWords& job : jobs) {
+    job.source = directory;
+    job.time = end;
+    job.wall_clock = job.processes.front().wall_clock;
+  }
+  return jobs;
+}
+
+std::string state_of(const LastWords& job, const Process& process) {
+  if (!job.source.empty()) return "";
+  switch (os::life_of(process.identity)) {
+    case os::Life::dead:
+      return "dead";
+    case os::Life::unknown:
+      return "unknown";
+    default:
+      return os::process_state(process.identity.pid) == os::ProcessState::stopped ? "stopped" : "running";
+  }
+}
+
+double seconds_before(const LastWords& job, std::uint64_t time) {
+  return time > job.time ? 0 : static_cast<double>(job.time - time) * 1e-9;
+}
+
+/// Those that have not ended, in the order of their beginning; parts of others that are told by those themselves.
+std::vector<const Entry*> open_of(const Process& process) {
+  std::vector<const Entry*> open;
+  for (const Entry& entry : process.entries)
+    if (entry.end == 0) open.push_back(&entry);
+  return open;
+}
+
+const Entry* last_ended(const Process& process) {
+  // What has parts ends with the last of them, or within the same tick.
+  const auto order = [](const Entry& entry) { return std::pair(entry.end, -entry.depth); };
+  const auto last = std::ranges::max_element(process.entries, {}, order);
+  return last == process.entries.end() || last->end == 0 ? nullptr : &*last;
+}
+
+std::string progress_of(const Entry& entry) {
+  std::string text;
+  if (entry.done != 0) text = human_bytes(entry.done) + " moved";
+  if (entry.bytes != 0) text = human_bytes(entry.bytes);
+  if (!entry.detail.empty()) text += fmt::format("{}after {}", text.empty() ? "" : ", ", printable(entry.detail));
+  if (entry.peer >= 0) text += fmt::format("{}rank {}", text.empty() ? "" : ", ", entry.peer);
+  return text;
+}
+
+}  // namespace
+
+std::vector<LastWords> last_words(const std::string& wanted) {
+  if (const auto status = wanted.empty() ? std::nullopt : os::file_status(wanted, os::Links::followed);
+      status && status->is_directory)
+    return traced(wanted);
+  std::vector<LastWords> jobs = running(wanted);
+  if (jobs.empty())
+    if (auto job = failed(trace::failure_directory(), wanted)) jobs.push_back(std::move(*job));
+  if (jobs.empty())
+    throw Error(ErrorKind::not_found,
+                wanted.empty()
+                    ? fmt::format("no job of this user runs on this host, and there is none that failed in {}",
+                                  in_quotes(trace::failure_directory()))
+                    : fmt::format("{} is no directory, no process of a job that runs on this host, and no job that "
+                                  "runs or failed here ({})",
+                                  in_quotes(wanted), in_quotes(trace::failure_directory())));
+  return jobs;
+}
+
+std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& style) {
+  std::string text;
+  for (const LastWords& job : jobs) {
+    text += fmt::format("{}job {}, {} of {} ranks", text.empty() ? "" : "\n", job.job, job.processes.size(),
+                        std::max(job.processes.front().size, static_cast<int>(job.processes.size())));
+    text += job.source.empty() ? "\n" : fmt::format(", from {}\n", printable(job.source));
+    if (!job.words.empty()) text += printable(job.words) + "\n";
+    TextTable table({{"rank", Align::right},
+                     {"host"},
+                     {"pid", Align::right},
+                     {"state"},
+                     {"in"},
+                     {"number", Align::right},
+                     {"group"},
+                     {"for", Align::right},
+                     {"how far"}},
+                    {1, 8});
+    for (const Process& process : job.processes) {
+      const auto row = [&](const std::string& what, const Entry* entry, double time, const std::string& how_far) {
+        const bool has_number = entry != nullptr && entry->operation != 0;
+        table.add({std::to_string(process.rank), printable(process.identity.host), std::to_string(process.identity.pid),
+                   state_of(job, process), what, has_number ? std::to_string(entry->operation) : "",
+                   entry != nullptr && entry->group != 0 ? fmt::format("{:016x}", entry->group).substr(0, 6) : "",
+                   entry != nullptr ? fmt::format("{:.1f} s", time) : "", how_far});
+      };
+      const std::vector<const Entry*> open = open_of(process);
+      for (const Entry* entry : open)
+        row(printable(entry->name), entry, seconds_before(job, entry->begin), progress_of(*entry));
+      if (!open.empty()) continue;
+      const Entry* const last = last_ended(process);
+      row("no operation", last, last == nullptr ? 0 : seconds_before(job, last->end),
+          last == nullptr ? "" : fmt::format("after {}", printable(last->name)));
+    }
+    table.append_to(text, style);
+  }
+  return text;
+}
+
+Config last_tree(const std::vector<LastWords>& jobs) {
+  const auto entry_tree = [](const LastWords& job, const Entry& entry) {
+    return Config::object({{"name", entry.name},
+                           {"kind", to_string(entry.kind)},
+                           {"group", entry.group == 0 ? Config() : Config(fmt::format("{:016x}", entry.group))},
+                           {"operation", entry.operation == 0 ? Config() : Config(entry.operation)},
+                           {"peer", entry.peer < 0 ? Config() : Config(entry.peer)},
+                           {"began", seconds_before(job, entry.begin)},
+                           {"ended", entry.end == 0 ? Config() : Config(seconds_before(job, entry.end))},
+                           {"failed", entry.failed},
+                           {"bytes", entry.bytes},
+                           {"moved", entry.done},
+                           {entry.end == 0 ? "after" : "route", or_null(entry.detail)}});
+  };
+  return Config::object(
+      {{"jobs", list_of(jobs, [&](const LastWords& job) {
+          return Config::object(
+              {{"job", job.job},
+               {"source", or_null(job.source)},
+               {"words", or_null(job.words)},
+               {"time", (static_cast<double>(job.wall_clock) + static_cast<double>(job.time)) * 1e-9},
+               {"ranks", list_of(job.processes, [&](const Process& process) {
+                  const Entry* const last = last_ended(process);
+                  return Config::object(
+                      {{"rank", process.rank},
+                       {"size", process.size},
+                       {"host", process.identity.host},
+                       {"pid", process.identity.pid},
+                       {"state", or_null(state_of(job, process))},
+                       {"open", list_of(open_of(process), [&](const Entry* entry) { return entry_tree(job, *entry); })},
+                       {"last", last == nullptr ? Config() : entry_tree(job, *last)}});
+                })}});
+        })}});
+}
+
+}  // namespace muster::inspect

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/trace/reading.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "muster/error.hpp"
+#include "src/base/written.hpp"
+
+namespace muster::trace {
+namespace {
+
+[[noreturn]] void refuse(ErrorKind kind, const std::string& name, const std::string& words) {
+  throw Error(kind, fmt::format("reading {}: {}", name, words), {.path = name});
+}
+
+void check_magic(std::span<const char> magic, std::string_view wanted, std::uint32_t its_version,
+                 const std::string& name) {
+  if (std::string_view(magic.data(), magic.size()) != wanted)
+    refuse(ErrorKind::corrupt, name, "it is not what Muster records");
+  if (its_version != version)
+    refuse(
+        ErrorKind::version, name,
+        fmt::format("it is of version {}, and this is version {}: use the muster that made it", its_version, version));
+}
+
+/// Longer than any machine runs, in nanoseconds: sums of a few times have room in 64 bits.
+constexpr std::uint64_t longest_time = std::uint64_t{1} << 60;
+
+/// Whether a process can have written it as number `number` of its file, or `capacity` at a time, of its ring.
+bool can_be(const Record& record, std::uint64_t at, std::uint64_t capacity) {
+  const bool is_in_place = capacity == 0 ? record.number == at + 1 : (record.number - 1) % capacity == at;
+  return is_in_place && record.kind > Kind::none && record.kind <= Kind::phase && record.failed <= 1 &&
+         record.begin < longest_time && record.end < longest_time && (record.end == 0 || record.end >= record.begin) &&
+         (capacity != 0 || record.parent < record.number);
+}
+
+Entry entry_of(const Record& record) {
+  return {.number = record.number,
+          .begin = record.begin,
+          .end = record.end,
+          .bytes = record.bytes,
+          .done = record.done,
+          .group = record.group,
+          .operation = record.operation,
+          .parent = record.parent,
+          .thread = record.thread,
+          .page_faults = record.page_faults,
+          .peer = record.peer,
+          .copies = record.copies,
+          .depth = record.depth,
+          .kind = record.kind,
+          .failed = record.failed != 0,
+          .name = get_text(record.name),
+          .detail = get_text(record.detail)};
+}
+
+/// Adds the parts; false if they cannot be.
+bool add_parts(const Record& record, std::uint64_t at, std::vector<Entry>& entries) {
+  PartsRecord parts{};
+  std::memcpy(&parts, &record, sizeof parts);
+  if (parts.number != at + 1 || parts.count > PartsRecord::most || parts.parent >= parts.number) return false;
+  const std::size_t before = entries.size();
+  std::uint64_t begin = parts.begin;
+  for (std::size_t i = 0; i < parts.count; ++i) {
+    if (begin >= longest_time || parts.nanoseconds[i] >= longest_time - begin) {
+      entries.resize(before);
+      return false;
+    }
+    const bool moves = parts.moving == i;
+    entries.push_back({.number = parts.number,
+                       .begin = begin,
+                       .end = begin + parts.nanoseconds[i],
+                       .bytes = moves ? parts.bytes : 0,
+                       .parent = parts.parent,
+                       .thread = parts.thread,
+                       .page_faults = moves ? parts.page_faults : 0,
+                       .copies = moves ? parts.copies : 0,
+                       .depth = parts.depth,
+                       .kind = Kind::phase,
+                       .name = get_text(parts.names[i])});
+    begin = entries.back().end;
+  }
+  return true;
+}
+
+}  // namespace
+
+Process parse(std::span<const std::byte> bytes, const std::string& name) {
+  Header header{};
+  if (bytes.size() < sizeof header) refuse(ErrorKind::corrupt, name, "it is too short");
+  std::memcpy(&header, bytes.data(), sizeof header);
+  check_magic(header.magic, magic, header.version, name);
+  const auto identity = os::parse_identity(get_text(header.identity));
+  if (header.record_bytes != sizeof(Record) || !identity || header.rank < -1 || header.size < 0 ||
+      (header.rank >= 0 && header.size == 0) || header.capacity > ring_records)
+    refuse(ErrorKind::corrupt, name, "its header cannot be");
+  Process process{.identity = *identity,
+                  .rank = header.rank,
+                  .size = header.size,
+                  .job = os::hex_text(header.job),
+                  .wall_clock = header.wall_clock};
+  // A file may be cut off, and its end is zeros.
+  std::uint64_t count = (bytes.size() - sizeof header) / sizeof(Record);
+  if (header.capacity != 0) count = std::min(count, header.capacity);
+  for (std::uint64_t at = 0; at < count; ++at) {
+    Record record{};
+    std::memcpy(static_cast<void*>(&record), bytes.data() + sizeof header + at * sizeof record, sizeof record);
+    if (record.number == 0) continue;
+    const bool is_parts = record.kind == Kind::parts && header.capacity == 0;
+    if (is_parts && add_parts(record, at, process.entries)) continue;
+    if (!is_parts && can_be(record, at, header.capacity))
+      process.entries.push_back(entry_of(record));
+    else
+      ++process.damaged;
+  }
+  std::ranges::stable_sort(process.entries, {}, &Entry::number);
+  return process;
+}
+
+Failure parse_failure(std::span<const std::byte> bytes, const std::string& name) {
+  FailureHead head{};
+  if (bytes.size() < sizeof head) refuse(ErrorKind::corrupt, name, "it is too short");
+  std::memcpy(&head, bytes.data(), sizeof head);
+  check_magic(head.magic, failure_magic, head.version, name);
+  if (head.rings > (bytes.size() - sizeof head) / ring_bytes)
+    refuse(ErrorKind::corrupt, name, "it ends before what it should have");
+  Failure failure{get_text(head.words), head.time, head.wall_clock, {}};
+  for (std::uint64_t ring = 0; ring < head.rings; ++ring)
+    failure.processes.push_back(parse(bytes.subspan(sizeof head + ring * ring_bytes, ring_bytes), name));
+  return failure;
+}
+
+}  // namespace muster::trace

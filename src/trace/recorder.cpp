@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "muster/log.hpp"
+#include "muster/trace.hpp"
+#include "src/base/written.hpp"
+#include "src/os/clock.hpp"
+#include "src/os/process.hpp"
+#include "src/trace/span.hpp"
+#include "src/trace/trace_file.hpp"
+
+namespace muster::trace {
+namespace {
+
+using Word = std::atomic_ref<std::uint64_t>;
+
+/// Of this thread.
+struct Thread {
+  Span* innermost = nullptr;
+  std::int64_t pid = 0;  // whose `id` is known: a forked child's first thread is another one
+  std::uint32_t id = 0;
+};
+// Few bytes, which every program has room for: found without a call.
+[[gnu::tls_model("initial-exec")]] thread_local constinit Thread this_thread;
+
+std::uint32_t thread_number(Thread& thread, std::int64_t pid) noexcept {
+  if (thread.pid != pid) {
+    thread.pid = pid;
+    thread.id = os::thread_id();
+  }
+  return thread.id;
+}
+
+Header own_header() {
+  Header header{};
+  std::ranges::copy(magic, header.magic.begin());
+  header.version = version;
+  header.record_bytes = sizeof(Record);
+  header.capacity = ring_records;
+  header.wall_clock = static_cast<std::int64_t>(os::clock_ns(CLOCK_REALTIME) - os::now_ns());
+  header.rank = -1;
+  put_text(header.identity, os::identity_text(os::own_identity()));
+  return header;
+}
+
+}  // namespace
+
+/// What one process records to. Made at the first record and never destroyed: threads may record as long as it runs.
+class Recorder {
+ public:
+  /// This process's; null if there is no memory for it. A forked child has its own.
+  static Recorder* own() noexcept {
+    Recorder* const known = current().load(std::memory_order_acquire);
+    if (known != nullptr && known->pid_ == os::process_id()) return known;
+    return make(known);
+  }
+
+  [[nodiscard]] TraceFile* file() const noexcept { return file_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::int64_t pid() const noexcept { return pid_; }
+
+  /// A number in the ring, whose place is free for it: what has not ended there is kept, within reason.
+  std::uint64_t claim() noexcept {
+    constexpr int patience = 8;
+    Header& header = *ring();
+    std::uint64_t number = 0;
+    for (int turn = 0; turn < patience; ++turn) {
+      number = Word(header.claimed).fetch_add(1, std::memory_order_relaxed) + 1;
+      Record& there = at(place_of(number));
+      if (Word(there.number).load(std::memory_order_relaxed) == 0 ||
+          Word(there.end).load(std::memory_order_acquire) != 0)
+        break;
+    }
+    return number;
+  }
+  [[nodiscard]] Record& at(std::uint64_t place) const noexcept { return reinterpret_cast<Record*>(ring() + 1)[place]; }
+  static std::uint64_t place_of(std::uint64_t number) noexcept { return (number - 1) % ring_records; }
+
+  void join(std::span<const std::byte, 16> job, int rank, int size) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (size <= header_.size) return;
+    header_.rank = rank;
+    header_.size = size;
+    std::ranges::copy(job, header_.job.begin());
+    tell(*ring());
+    if (TraceFile* const its = file()) tell(its->header());
+  }
+
+  void move_ring(std::byte* memory) noexcept {
+    const std::lock_guard lock(mutex_);
+    std::memcpy(memory, static_cast<const void*>(ring()), ring_bytes);
+    ring_.store(reinterpret_cast<Header*>(memory), std::memory_order_release);
+  }
+
+ private:
+  static std::atomic<Recorder*>& current() noexcept {
+    static constinit std::atomic<Recorder*> recorder{nullptr};
+    return recorder;
+  }
+  static Recorder* make(Recorder* known) noexcept {
+    try {
+      auto made = std::make_unique<Recorder>();
+      if (current().compare_exchange_strong(known, made.get(), std::memory_order_acq_rel)) {
+        made->open_file();
+        return made.release();
+      }
+      return known;
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+
+ public:
+  Recorder() : own_ring_(std::make_unique<OwnRing>()), ring_(&own_ring_->header) { *ring() = header_; }
+
+ private:
+  /// Until there is memory that others see.
+  struct OwnRing {
+    Header header{};
+    std::array<Record, ring_records> records{};
+  };
+
+  [[nodiscard]] Header* ring() const noexcept { return ring_.load(std::memory_order_acquire); }
+  void tell(Header& header) const noexcept {
+    header.rank = header_.rank;
+    header.size = header_.size;
+    header.job = header_.job;
+  }
+  void open_file() noexcept {
+    try {
+      const auto directory = os::environment("MUSTER_TRACE");
+      if (!directory) return;
+      Header header = header_;
+      header.capacity = 0;
+      file_.store(std::make_unique<TraceFile>(*directory, header).release(), std::memory_order_release);
+    } catch (const std::exception& error) {
+      log(LogLevel::warning, std::string("MUSTER_TRACE: nothing is traced, and the job goes on: ") + error.what());
+    }
+  }
+
+  std::int64_t pid_ = os::process_id();
+  Header header_ = own_header();
+  std::unique_ptr<OwnRing> own_ring_;
+  std::atomic<Header*> ring_;
+  std::atomic<TraceFile*> file_{nullptr};
+  std::mutex mutex_;
+};
+
+Span::Span(Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+  begin(kind, name, operation, peer);
+}
+
+Span::Span(Outermost, Kind kind, std::string_view name, Operations& operations) noexcept {
+  if (is_outermost()) begin(kind, name, operations.next(), -1);
+}
+
+Span::Span(Outermost, Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+  if (is_outermost()) begin(kind, name, operation, peer);
+}
+
+bool Span::is_outermost() noexcept {
+  return this_thread.innermost == nullptr || !this_thread.innermost->is_library_;
+}
+
+void Span::begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept {
+  Recorder* const recorder = Recorder::own();
+  if (recorder == nullptr) return;
+  recorder_ = recorder;
+  exceptions_ = std::uncaught_exceptions();
+  Thread& thread = this_thread;
+  outer_ = thread.innermost;
+  // A forked child begins anew.
+  if (outer_ != nullptr && outer_->recorder_ != recorder) outer_ = nullptr;
+  thread.innermost = this;
+  std::uint32_t parent = 0;
+  if (outer_ != nullptr) {
+    parent = outer_->file_number_;
+    depth_ = static_cast<std::uint8_t>(std::min(outer_->depth_ + 1, 255));
+  }
+  is_library_ = kind != Kind::program || (outer_ != nullptr && outer_->is_library_);
+  TraceFile* const file = recorder->file();
+  const bool is_traced = file != nullptr && (in_file_ = file->claim(file_number_)) != nullptr;
+  number_ = recorder->claim();
+  place_ = Recorder::place_of(number_);
+  Record& record = recorder->at(place_);
+  Word(record.number).store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  record.end = 0;
+  record.bytes = 0;
+  record.done = 0;
+  record.group = operation.group;
+  record.operation = operation.number;
+  record.parent = parent;
+  record.thread = thread_number(thread, recorder->pid());
+  record.page_faults = 0;
+  record.peer = peer;
+  record.copies = 0;
+  record.depth = depth_;
+  record.kind = kind;
+  record.failed = 0;
+  put_text(record.name, name);
+  record.detail[0] = 0;
+  record.begin = is_traced ? os::now_ns() : os::tick_ns();
+  if (is_traced) {
+    std::memcpy(static_cast<void*>(in_file_), &record, sizeof record);
+    Word(in_file_->number).store(file_number_, std::memory_order_release);
+  }
+  Word(record.number).store(number_, std::memory_order_release);
+}
+
+bool Span::is_recorded() const noexcept {
+  return recorder_ != nullptr && recorder_->pid() == os::process_id();
+}
+
+Record* Span::in_ring() const noexcept {
+  Record& record = recorder_->at(place_);
+  return Word(record.number).load(std::memory_order_relaxed) == number_ ? &record : nullptr;
+}
+
+Span::~Span() {
+  if (recorder_ == nullptr) return;
+  this_thread.innermost = outer_;
+  if (!is_recorded()) return;
+  const bool has_failed = std::uncaught_exceptions() > exceptions_;
+  const auto finish = [&](Record& record, std::uint64_t end) {
+    record.bytes = bytes_;
+    record.failed = has_failed ? 1 : 0;
+    put_text(record.detail, route_);
+    Word(record.end).store(end, std::memory_order_release);
+  };
+  const std::uint64_t end = in_file_ != nullptr ? os::now_ns() : os::tick_ns();
+  if (Record* const record = in_ring()) finish(*record, end);
+  if (in_file_ != nullptr) finish(*in_file_, end);
+}
+
+Parts::Parts(const Span& span, std::uint64_t begin) noexcept : span_(span), last_(begin) {
+  if (span.in_file_ == nullptr) return;
+  record_ = {};
+  record_.begin = begin;
+}
+
+void Parts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
+                std::uint64_t page_faults) noexcept {
+  if (!span_.is_recorded()) return;
+  if (Record* const record = span_.in_ring()) put_text(record->detail, name);
+  if (span_.in_file_ == nullptr || record_.count == PartsRecord::most) return;
+  put_text(record_.names[record_.count], name);
+  record_.nanoseconds[record_.count] = now - last_;
+  last_ = now;
+  if (bytes != 0) {
+    record_.bytes = bytes;
+    record_.page_faults = static_cast<std::uint32_t>(page_faults);
+    record_.copies = static_cast<std::uint8_t>(std::min<std::uint64_t>(copies, 255));
+    record_.moving = static_cast<std::uint8_t>(record_.count);
+  }
+  ++record_.count;
+}
+
+Parts::~Parts() {
+  if (span_.in_file_ == nullptr || !span_.is_recorded() || record_.count == 0) return;
+  std::uint32_t number = 0;
+  Record* const target = span_.recorder_->file()->claim(number);
+  if (target == nullptr) return;
+  record_.parent = span_.file_number_;
+  record_.depth = static_cast<std::uint8_t>(std::min(span_.depth_ + 1, 255));
+  record_.kind = Kind::parts;
+  record_.thread = span_.in_file_->thread;
+  std::memcpy(static_cast<void*>(target), &record_, sizeof record_);
+  Word(target->number).store(number, std::memory_order_release);
+}
+
+void Span::has_moved(std::uint64_t bytes) noexcept {
+  if (!is_recorded()) return;
+  if (Record* const record = in_ring()) record->done = bytes;
+  if (in_file_ != nullptr) in_file_->done = bytes;
+}
+
+void join(std::span<const std::byte, 16> job, int rank, int size) noexcept {
+  if (Recorder* const recorder = Recorder::own()) recorder->join(job, rank, size);
+}
+
+void keep_ring_in(std::byte* memory) noexcept {
+  if (Recorder* const recorder = Recorder::own()) recorder->move_ring(memory);
+}
+
+}  // namespace muster::trace
+
+namespace muster {
+
+TraceSpan::TraceSpan(std::string_view name) noexcept {
+  static_assert(sizeof(trace::Span) <= sizeof span_ && alignof(trace::Span) <= 8);
+  new (span_.data()) trace::Span(trace::Kind::program, name);
+}
+
+TraceSpan::~TraceSpan() {
+  std::launder(reinterpret_cast<trace::Span*>(span_.data()))->~Span();
+}
+
+void TraceSpan::add_bytes(std::uint64_t bytes) noexcept {
+  std::launder(reinterpret_cast<trace::Span*>(span_.data()))->add_bytes(bytes);
+}
+
+bool is_tracing() noexcept {
+  const trace::Recorder* const recorder = trace::Recorder::own();
+  const trace::TraceFile* const file = recorder == nullptr ? nullptr : recorder->file();
+  return file != nullptr && !file->has_stopped();
+}
+
+}  // namespace muster

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "muster/time_report.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "muster/error.hpp"
+
+namespace muster {
+namespace {
+
+const StepTimes* find(const RankTimes& rank, const std::string& step) {
+  const auto found = std::ranges::find(rank, step, &StepTimes::step);
+  return found == rank.end() ? nullptr : &*found;
+}
+
+double sum(const std::vector<double>& seconds) {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+}
+
+/// Of all ranks, each once, in the order in which they first come.
+std::vector<std::string> steps_of(std::span<const RankTimes> ranks) {
+  std::vector<std::string> steps;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const StepTimes& times : ranks[rank]) {
+      if (find(ranks[rank], times.step) != &times)
+        throw Error(ErrorKind::argument, fmt::format("rank {} has the step \"{}\" twice", rank, times.step));
+      if (!std::ranges::all_of(times.seconds, [](double time) { return std::isfinite(time) && time >= 0; }))
+        throw Error(ErrorKind::argument,
+                    fmt::format("rank {}, step \"{}\": a time must be seconds, 0 or more", rank, times.step));
+      if (std::ranges::find(steps, times.step) == steps.end()) steps.push_back(times.step);
+    }
+  }
+  return steps;
+}
+
+}  // namespace
+
+ImbalanceReport report_load_imbalance(std::span<const RankTimes> ranks) {
+  ImbalanceReport report;
+  for (const std::string& step : steps_of(ranks)) {
+    std::vector<const std::vector<double>*> times;
+    std::string missing;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (const StepTimes* found = find(ranks[rank], step))
+        times.push_back(&found->seconds);
+      else
+        missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
+    }
+    if (!missing.empty()) {
+      report.warnings.push_back(fmt::format("step \"{}\" is left out: not on rank {}", step, missing));
+      continue;
+    }
+    const auto [fewest, most] = std::ranges::minmax(times, {}, [](const auto* each) { return each->size(); });
+    StepImbalance imbalance{step, fewest->size()};
+    if (fewest->size() != most->size())
+      report.warnings.push_back(fmt::format("step \"{}\": only the first {} iterations count; some ranks have {}", step,
+                                            fewest->size(), most->size()));
+    for (std::size_t i = 0; i < imbalance.iterations; ++i) {
+      double total = 0;
+      double longest = 0;
+      for (const auto* each : times) {
+        total += (*each)[i];
+        longest = std::max(longest, (*each)[i]);
+      }
+      const double mean = total / static_cast<double>(times.size());
+      imbalance.useful_seconds += mean;
+      imbalance.waiting_seconds += longest - mean;
+    }
+    report.useful_seconds += imbalance.useful_seconds;
+    report.waiting_seconds += imbalance.waiting_seconds;
+    report.steps.push_back(std::move(imbalance));
+  }
+  return report;
+}
+
+std::string to_string(const ImbalanceReport& report) {
+  const auto line = [](const std::string& name, double useful, double waiting) {
+    const double all = useful + waiting;
+    return fmt::format("{}: {:.6f} s useful, {:.6f} s waiting ({:.1f} %)\n", name, useful, waiting,
+                       all > 0 ? waiting / all * 100 : 0.0);
+  };
+  std::string text;
+  for (const StepImbalance& step : report.steps)
+    text += line(fmt::format("{} ({} times)", step.step, step.iterations), step.useful_seconds, step.waiting_seconds);
+  text += line("all steps", report.useful_seconds, report.waiting_seconds);
+  for (const std::string& warning : report.warnings) text += "warning: " + warning + "\n";
+  return text;
+}
+
+TimeReport report_time_info(std::span<const RankTimes> ranks) {
+  TimeReport report;
+  for (const std::string& step : steps_of(ranks)) {
+    StepTimeInfo info{.step = step,
+                      .mean_seconds = std::vector<double>(ranks.size()),
+                      .total_seconds = std::vector<double>(ranks.size()),
+                      .iterations = std::vector<std::size_t>(ranks.size())};
+    std::size_t having = 0;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const StepTimes* const found = find(ranks[rank], step);
+      if (found == nullptr) continue;
+      ++having;
+      const double total = sum(found->seconds);
+      info.iterations[rank] = found->seconds.size();
+      info.total_seconds[rank] = total;
+      if (!found->seconds.empty()) info.mean_seconds[rank] = total / static_cast<double>(found->seconds.size());
+      info.largest_total = std::max(info.largest_total, total);
+      info.mean_total += total;
+    }
+    info.mean_total /= static_cast<double>(having);
+    report.steps.push_back(std::move(info));
+  }
+  return report;
+}
+
+std::string to_string(const TimeReport& report) {
+  std::string text;
+  for (const StepTimeInfo& step : report.steps) {
+    for (std::size_t rank = 0; rank < step.iterations.size(); ++rank)
+      if (step.iterations[rank] != 0)
+        text += fmt::format("{}, rank {}: mean {:.6f} s, total {:.6f} s\n", step.step, rank, step.mean_seconds[rank],
+                            step.total_seconds[rank]);
+    text += fmt::format("{}: largest total {:.6f} s, mean total {:.6f} s\n", step.step, step.largest_total,
+                        step.mean_total);
+  }
+  return text;
+}
+
+}  // namespace muster

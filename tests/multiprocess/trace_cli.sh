@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Traces by command: of a job of four ranks as text, JSON and events, what it was in, and what cannot be done.
+#   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
+set -u
+source "$(dirname "$0")/cli.sh"
+export TMPDIR=$work/tmp
+mkdir tmp
+
+"$demo" model --megabytes 3 > /dev/null || fail "no demo model"
+says 0 "" "$program" shard model --layout tp=4 --plan llama --out shards
+MUSTER_TRACE=trace says 0 "written by rank" "$program" run -n 4 -- "$program" export shards --plan auto --out out
+[ "$(ls trace/*.mtrace | wc -l)" = 4 ] || fail "not one file a rank: $(ls trace)"
+[ -z "$(ls tmp)" ] || fail "left behind: $(ls tmp)"
+
+says 0 "of 4 processes" "$program" trace trace --out trace.json
+says 0 "export_model" "$program" trace trace
+says 0 "export_model (1 times)" "$program" trace trace --imbalance
+says 0 '"routes"' "$program" trace trace --json --imbalance
+says 0 "no operation" "$program" trace --last trace
+says 0 '"jobs"' "$program" trace --last trace --json
+if command -v python3 > /dev/null; then
+  python3 - << 'END' || fail "the events are not as viewers want them"
+import json
+events = json.load(open("trace.json"))["traceEvents"]
+spans = [event for event in events if event["ph"] == "X"]
+assert {event["pid"] for event in spans} == {0, 1, 2, 3}
+assert sum(event["name"] == "export_model" for event in spans) == 4
+assert all(event["dur"] >= 0 and event["ts"] >= 0 and "args" in event for event in spans)
+names = {event["args"]["name"].split(" (")[0] for event in events if event["name"] == "process_name"}
+assert names == {"rank 0", "rank 1", "rank 2", "rank 3"}
+END
+fi
+
+# A file that is cut off, or of something else, leaves the others.
+cp -r trace torn
+truncate -s 100 "torn/$(ls torn | head -1)"
+says 0 "note: reading" "$program" trace torn
+says 2 "there is no trace in shards" "$program" trace shards
+says 2 "nowhere" "$program" trace nowhere
+says 2 "DIR" "$program" trace
+says 2 "no job that runs or failed here" "$program" trace --last ffffffffffffffffffffffffffffffff
+says 2 "" "$program" trace --last trace --out other.json
+finish

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Traces as one: clocks that are apart, what is damaged, what the summary counts; and the reports of steps.
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "muster/time_report.hpp"
+#include "src/inspect/trace_output.hpp"
+#include "src/trace/rings.hpp"
+#include "src/trace/trace_file.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+constexpr std::uint64_t second = 1'000'000'000;
+const inspect::OutputStyle plain;
+
+/// Ranks that make collectives whose members come within a millisecond, and leave some microseconds after the last one
+/// has come. `ahead`: of each rank's clock.
+inspect::Trace trace_of(const std::vector<std::int64_t>& ahead, const std::vector<std::string>& hosts, int operations) {
+  std::mt19937_64 random(1);
+  inspect::Trace trace;
+  for (std::size_t rank = 0; rank < ahead.size(); ++rank) {
+    trace::Process process;
+    process.rank = static_cast<int>(rank);
+    process.size = static_cast<int>(ahead.size());
+    process.identity.host = hosts[rank];
+    process.job = std::string(32, 'a');
+    trace.processes.push_back(process);
+  }
+  for (int i = 0; i < operations; ++i) {
+    const std::uint64_t start = 5000 * second + static_cast<std::uint64_t>(i) * 10'000'000;
+    std::vector<std::uint64_t> begins;
+    for (std::size_t rank = 0; rank < ahead.size(); ++rank) begins.push_back(start + random() % 1'000'000);
+    const std::uint64_t last = *std::ranges::max_element(begins);
+    for (std::size_t rank = 0; rank < ahead.size(); ++rank) {
+      const std::uint64_t end = last + 1'000 + random() % 20'000;
+      const auto shift = static_cast<std::uint64_t>(ahead[rank]);
+      trace.processes[rank].entries.push_back({.number = static_cast<std::uint64_t>(i) + 1,
+                                               .begin = begins[rank] + shift,
+                                               .end = end + shift,
+                                               .bytes = 1000,
+                                               .group = 7,
+                                               .operation = static_cast<std::uint64_t>(i) + 1,
+                                               .thread = 1,
+                                               .kind = trace::Kind::collective,
+                                               .name = "all_reduce",
+                                               .detail = "route"});
+    }
+  }
+  inspect::align(trace);
+  return trace;
+}
+
+std::vector<std::byte> file_of(const std::vector<trace::Record>& records) {
+  trace::Header header{};
+  std::ranges::copy(trace::magic, header.magic.begin());
+  header.version = trace::version;
+  header.record_bytes = sizeof(trace::Record);
+  header.rank = 0;
+  header.size = 1;
+  std::strcpy(header.identity.data(), "host,0123456789abcdef,1,2,3");
+  std::vector<std::byte> bytes(sizeof header + records.size() * sizeof(trace::Record));
+  std::memcpy(bytes.data(), &header, sizeof header);
+  for (std::size_t i = 0; i < records.size(); ++i)
+    std::memcpy(bytes.data() + sizeof header + i * sizeof(trace::Record), &records[i], sizeof(trace::Record));
+  return bytes;
+}
+
+trace::Record record_of(std::uint64_t number) {
+  trace::Record record{};
+  record.number = number;
+  record.begin = 10;
+  record.end = 20;
+  record.kind = trace::Kind::program;
+  std::strcpy(record.name.data(), "step");
+  return record;
+}
+
+RankTimes times(std::initializer_list<StepTimes> steps) {
+  return steps;
+}
+
+}  // namespace
+
+TEST_CASE("clocks come together within 50 us, and those of one host are the same one") {
+  // hosts, how far each clock is ahead of the first
+  const auto near = [](std::int64_t found, std::int64_t true_one) { return std::abs(found - true_one) < 50'000; };
+  SUBCASE("one host") {
+    const auto trace = trace_of({0, 0, 0, 0}, {"a", "a", "a", "a"}, 200);
+    CHECK(trace.offsets == std::vector<std::int64_t>(4));
+  }
+  SUBCASE("two hosts of two ranks") {
+    constexpr std::int64_t ahead = 123'456'789'012;
+    const auto trace = trace_of({0, 0, ahead, ahead}, {"a", "a", "b", "b"}, 200);
+    CHECK(trace.offsets[1] == 0);
+    CHECK(near(trace.offsets[2], ahead));
+    CHECK(trace.offsets[3] == trace.offsets[2]);
+  }
+  SUBCASE("every clock is another one") {
+    const std::vector<std::int64_t> ahead = {0, -7 * static_cast<std::int64_t>(second), 300'000, 42};
+    const auto trace = trace_of(ahead, {"a", "b", "c", "d"}, 200);
+    for (std::size_t i = 0; i < ahead.size(); ++i) CHECK(near(trace.offsets[i], ahead[i]));
+    CHECK(trace.notes.empty());
+  }
+  SUBCASE("nothing joins them") {
+    const auto trace = trace_of({0, 5}, {"a", "b"}, 0);
+    CHECK(trace.offsets == std::vector<std::int64_t>(2));
+  }
+}
+
+TEST_CASE("a clock that runs apart is told") {
+  auto trace = trace_of({0, 0}, {"a", "b"}, 100);
+  for (trace::Entry& entry : trace.processes[1].entries) {
+    const std::uint64_t drift = entry.operation * 1'000'000;
+    entry.begin += drift;
+    entry.end += drift;
+  }
+  inspect::align(trace);
+  REQUIRE(trace.notes.size() == 1);
+  CHECK(has(trace.notes[0], "rank 1"));
+}
+
+TEST_CASE("what the summary counts: waits, for whom, routes") {
+  auto trace = trace_of({0, 0, 0}, {"a", "a", "a"}, 10);
+  // Rank 2 is late by a second, once.
+  trace.processes[2].entries[4].begin += second;
+  for (trace::Process& process : trace.processes) process.entries[4].end += second;
+  // An operation that failed counts nothing.
+  for (trace::Process& process : trace.processes) process.entries[5].failed = true;
+  const inspect::TraceSummary summary = inspect::summarize(trace);
+  CHECK(summary.operations == 9);
+  CHECK(summary.ranks[0].longest_wait > 0.99);
+  CHECK(summary.ranks[0].longest_operation == "all_reduce 5");
+  CHECK(summary.ranks[0].longest_for == 2);
+  CHECK(summary.ranks[2].awaited_seconds > 1.98);
+  REQUIRE(summary.routes.size() == 1);
+  CHECK(summary.routes[0].bytes == 9 * 3 * 1000);
+  CHECK(has(inspect::trace_text(trace, summary, plain), "The others waited longest for rank 2"));
+}
+
+TEST_CASE("records that cannot be are left out, and files that cannot be are refused") {
+  std::vector<trace::Record> records = {record_of(1), record_of(2), record_of(4), record_of(4),
+                                        record_of(5), record_of(6), record_of(7), {}};
+  records[1].end = 5;                                                // before its begin
+  records[3].kind = static_cast<trace::Kind>(200);                   // of no kind
+  records[4].parent = 5;                                             // of itself
+  records[5].begin = records[5].end = ~std::uint64_t{0};             // longer than machines run
+  std::memset(records[6].name.data(), 'x', records[6].name.size());  // does not end
+  const std::vector<std::byte> bytes = file_of(records);
+  const trace::Process process = trace::parse(bytes, "file");
+  CHECK(process.damaged == 5);
+  REQUIRE(process.entries.size() == 2);
+  CHECK(process.entries[1].name == std::string(32, 'x'));
+  // Cut off anywhere.
+  for (std::size_t length = 0; length < bytes.size(); length += 37) {
+    const std::span<const std::byte> part = std::span(bytes).first(length);
+    if (length < sizeof(trace::Header))
+      thrown_by(ErrorKind::corrupt, [&] { (void)trace::parse(part, "file"); });
+    else
+      CHECK(trace::parse(part, "file").entries.size() <= 2);
+  }
+  auto other = bytes;
+  other[8] = std::byte{9};
+  thrown_by(ErrorKind::version, [&] { (void)trace::parse(other, "file"); });
+}
+
+TEST_CASE("a directory without a trace, and one with damaged files") {
+  const TemporaryDirectory directory;
+  thrown_by(ErrorKind::not_found, [&] { (void)inspect::read_trace(directory.path().string()); });
+  write_text(directory / ("bad" + std::string(trace::file_suffix)), "nothing");
+  CHECK(inspect::read_trace(directory.path().string()).notes.size() == 1);
+}
+
+TEST_CASE("load imbalance: what is missing, what differs, and sums") {
+  const std::vector<RankTimes> ranks = {
+      times({{"forward", {1, 2, 3}}, {"backward", {4, 4}}}),
+      times({{"forward", {3, 2, 1}}, {"backward", {2, 6, 9}}, {"write", {1}}}),
+  };
+  const ImbalanceReport report = report_load_imbalance(ranks);
+  REQUIRE(report.steps.size() == 2);
+  CHECK(report.steps[0].step == "forward");
+  CHECK(report.steps[0].iterations == 3);
+  CHECK(report.steps[0].useful_seconds == doctest::Approx(6));
+  CHECK(report.steps[0].waiting_seconds == doctest::Approx(2));
+  CHECK(report.steps[1].iterations == 2);
+  CHECK(report.steps[1].useful_seconds == doctest::Approx(8));
+  CHECK(report.steps[1].waiting_seconds == doctest::Approx(2));
+  CHECK(report.useful_seconds == doctest::Approx(14));
+  REQUIRE(report.warnings.size() == 2);
+  CHECK(has(report.warnings[0], "only the first 2 iterations count"));
+  CHECK(has(report.warnings[1], "\"write\" is left out: not on rank 0"));
+  CHECK(has(to_string(report), "forward (3 times): 6.000000 s useful, 2.000000 s waiting (25.0 %)\n"));
+
+  const TimeReport info = report_time_info(ranks);
+  REQUIRE(info.steps.size() == 3);
+  CHECK(info.steps[1].largest_total == doctest::Approx(17));
+  CHECK(info.steps[1].mean_total == doctest::Approx(12.5));
+  CHECK(info.steps[1].mean_seconds[1] == doctest::Approx(17.0 / 3));
+  CHECK(info.steps[2].step == "write");
+  CHECK(info.steps[2].iterations == std::vector<std::size_t>{0, 1});
+  CHECK(info.steps[2].mean_total == doctest::Approx(1));
+  CHECK(has(to_string(info), "write, rank 1: mean 1.000000 s, total 1.000000 s\nwrite: largest total 1.000000 s"));
+
+  CHECK(report_load_imbalance({}).steps.empty());
+  const std::vector<RankTimes> twice = {times({{"a", {1}}, {"a", {1}}})};
+  thrown_by(ErrorKind::argument, [&] { (void)report_load_imbalance(twice); });
+  const std::vector<RankTimes> negative = {times({{"a", {-1}}})};
+  thrown_by(ErrorKind::argument, [&] { (void)report_time_info(negative); });
+}
