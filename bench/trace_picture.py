@@ -21,7 +21,9 @@ def main():
     parser.add_argument("trace")
     parser.add_argument("--begin", type=float, default=0, metavar="MS")
     parser.add_argument("--length", type=float, required=True, metavar="MS")
+    parser.add_argument("--name", action="append", default=[], metavar="RANK=NAME", help="what a row is called")
     arguments = parser.parse_args()
+    roles = {int(rank): name for rank, name in (each.split("=", 1) for each in arguments.name)}
     with open(arguments.trace, encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
@@ -45,7 +47,7 @@ def main():
            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
            text(LEFT, 18, f"{arguments.length:g} ms")]
     for rank in ranks:
-        out.append(text(LEFT - 8, rows[rank] + ROW / 2 + 4, names[rank], "end"))
+        out.append(text(LEFT - 8, rows[rank] + ROW / 2 + 4, roles.get(rank, names[rank].split(" (")[0]), "end"))
         out.append(f'<rect x="{LEFT}" y="{rows[rank]}" width="{WIDTH - LEFT - RIGHT}" height="{ROW}" fill="#f4f4f4"/>')
     # What begins first lies behind, and of those the longer one.
     for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
