@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <type_traits>
 
 #include "muster/log.hpp"
 #include "muster/trace.hpp"
@@ -19,6 +20,49 @@ namespace muster::trace {
 namespace {
 
 using Word = std::atomic_ref<std::uint64_t>;
+
+// A thread that is held up for a whole turn of the ring may write to a record beside the next one: what comes of that
+// is read like any other damage.
+template <class T>
+void set(T& field, std::type_identity_t<T> value) noexcept {
+  std::atomic_ref(field).store(value, std::memory_order_relaxed);
+}
+
+/// Eight bytes of a text from `at` on, zeros behind its end: without a detour through memory.
+std::uint64_t word_of(std::string_view text, std::size_t at) noexcept {
+  std::uint64_t word = 0;
+  if (text.size() >= at + 8)
+    std::memcpy(&word, text.data() + at, 8);
+  else
+    for (std::size_t i = at; i < text.size(); ++i)
+      word |= std::uint64_t{static_cast<unsigned char>(text[i])} << 8 * (i - at);
+  return word;
+}
+
+/// Cut if it is too long, and zeros behind it.
+void set_detail(Record& record, std::string_view text) noexcept {
+  text = text.substr(0, sizeof record.detail - 1);
+  auto* const words = reinterpret_cast<std::uint32_t*>(record.detail.data());
+  const std::array<std::uint64_t, 3> pairs = {word_of(text, 0), word_of(text, 8), word_of(text, 16)};
+  for (std::size_t i = 0; i < sizeof record.detail / 4; ++i)
+    set(words[i], static_cast<std::uint32_t>(pairs[i / 2] >> 32 * (i % 2)));
+}
+
+/// What stands from the record's number of copies to its end: four bytes, and the name.
+void set_name(Record& record, std::uint32_t before, std::string_view name) noexcept {
+  name = name.substr(0, sizeof record.name - 1);
+  auto* const words = reinterpret_cast<std::uint64_t*>(&record) + offsetof(Record, copies) / 8;
+  std::uint64_t carried = before;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint64_t word = word_of(name, 8 * i);
+    set(words[i], carried | word << 32);
+    carried = word >> 32;
+  }
+  set(words[4], carried);
+  set(words[5], 0);
+  set(words[6], 0);
+}
+static_assert(offsetof(Record, copies) % 8 == 0 && offsetof(Record, name) == offsetof(Record, copies) + 4);
 
 /// Of this thread.
 struct Thread {
@@ -185,32 +229,27 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
   is_library_ = kind != Kind::program || (outer_ != nullptr && outer_->is_library_);
   TraceFile* const file = recorder->file();
   const bool is_traced = file != nullptr && (in_file_ = file->claim(file_number_)) != nullptr;
+  const std::uint64_t now = is_traced ? os::now_ns() : os::tick_ns();
+  const std::uint32_t number_of_thread = thread_number(thread, recorder->pid());
+  const auto write = [&](Record& record, std::uint64_t number) {
+    set(record.number, 0);
+    set(record.begin, now);
+    set(record.end, 0);
+    set(record.bytes, 0);
+    set(record.done, 0);
+    set(record.group, operation.group);
+    set(record.operation, operation.number);
+    set(record.parent, parent);
+    set(record.thread, number_of_thread);
+    set(record.page_faults, 0);
+    set(record.peer, peer);
+    set_name(record, static_cast<std::uint32_t>(depth_) << 8 | static_cast<std::uint32_t>(kind) << 16, name);
+    Word(record.number).store(number, std::memory_order_release);
+  };
+  if (is_traced) write(*in_file_, file_number_);
   number_ = recorder->claim();
   place_ = Recorder::place_of(number_);
-  Record& record = recorder->at(place_);
-  Word(record.number).store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  record.end = 0;
-  record.bytes = 0;
-  record.done = 0;
-  record.group = operation.group;
-  record.operation = operation.number;
-  record.parent = parent;
-  record.thread = thread_number(thread, recorder->pid());
-  record.page_faults = 0;
-  record.peer = peer;
-  record.copies = 0;
-  record.depth = depth_;
-  record.kind = kind;
-  record.failed = 0;
-  put_text(record.name, name);
-  record.detail[0] = 0;
-  record.begin = is_traced ? os::now_ns() : os::tick_ns();
-  if (is_traced) {
-    std::memcpy(static_cast<void*>(in_file_), &record, sizeof record);
-    Word(in_file_->number).store(file_number_, std::memory_order_release);
-  }
-  Word(record.number).store(number_, std::memory_order_release);
+  write(recorder->at(place_), number_);
 }
 
 bool Span::is_recorded() const noexcept {
@@ -228,9 +267,9 @@ Span::~Span() {
   if (!is_recorded()) return;
   const bool has_failed = std::uncaught_exceptions() > exceptions_;
   const auto finish = [&](Record& record, std::uint64_t end) {
-    record.bytes = bytes_;
-    record.failed = has_failed ? 1 : 0;
-    put_text(record.detail, route_);
+    set(record.bytes, bytes_);
+    set(record.failed, has_failed ? 1 : 0);
+    if (!route_.empty()) set_detail(record, route_);
     Word(record.end).store(end, std::memory_order_release);
   };
   const std::uint64_t end = in_file_ != nullptr ? os::now_ns() : os::tick_ns();
@@ -247,7 +286,7 @@ Parts::Parts(const Span& span, std::uint64_t begin) noexcept : span_(span), last
 void Parts::end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
                 std::uint64_t page_faults) noexcept {
   if (!span_.is_recorded()) return;
-  if (Record* const record = span_.in_ring()) put_text(record->detail, name);
+  if (Record* const record = span_.in_ring()) set_detail(*record, name);
   if (span_.in_file_ == nullptr || record_.count == PartsRecord::most) return;
   put_text(record_.names[record_.count], name);
   record_.nanoseconds[record_.count] = now - last_;
@@ -276,7 +315,7 @@ Parts::~Parts() {
 
 void Span::has_moved(std::uint64_t bytes) noexcept {
   if (!is_recorded()) return;
-  if (Record* const record = in_ring()) record->done = bytes;
+  if (Record* const record = in_ring()) set(record->done, bytes);
   if (in_file_ != nullptr) in_file_->done = bytes;
 }
 

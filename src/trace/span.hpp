@@ -61,7 +61,7 @@ class Span {
   std::uint64_t place_ = 0;
   Record* in_file_ = nullptr;
   std::uint64_t bytes_ = 0;
-  std::string_view route_;
+  std::string_view route_ = "";
   std::uint32_t file_number_ = 0;
   int exceptions_ = 0;
   std::uint8_t depth_ = 0;

@@ -10,6 +10,7 @@
 #include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
 #include "src/shm/segment.hpp"
+#include "src/trace/record.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/shared_words.hpp"
 
@@ -25,7 +26,7 @@ const std::vector<int> four = {0, 1, 2, 3};
 std::uint64_t own_segment_bytes() {
   struct ::stat facts {};
   RANK_CHECK(::fstat(sync::Region::own()->memory()->get(), &facts) == 0);
-  return static_cast<std::uint64_t>(facts.st_blocks) * 512;
+  return static_cast<std::uint64_t>(facts.st_blocks) * 512 - trace::ring_bytes;
 }
 
 Config small_layer(std::uint64_t layer) {

@@ -415,10 +415,8 @@ TEST_CASE("an operation that fails is told as one, and waits count for whom they
     CHECK_FALSE(entries_of(process, "step").at(0)->failed);
   }
   const inspect::TraceSummary summary = inspect::summarize(trace);
-  CHECK(summary.ranks[0].longest_for == 1);
   CHECK(summary.ranks[2].waiting_seconds > 0.008);
   CHECK(summary.ranks[1].awaited_seconds > 0.016);
-  CHECK(summary.ranks[1].awaited_seconds > 5 * summary.ranks[0].awaited_seconds);
   const auto times = inspect::step_times(trace);
   CHECK(std::ranges::find(times[0], "step", &StepTimes::step) != times[0].end());
   CHECK(inspect::trace_text(trace, summary, plain).find("rank 1") != std::string::npos);
