@@ -299,6 +299,7 @@ Job Meeting::lead() {
 Job Meeting::follow() {
   std::set<std::string> read;
   std::optional<MeetingName> caller;
+  bool has_died = false;
   Pauses pauses(workspace_.is_network);
   for (;;) {
     const Seen seen = look();
@@ -337,9 +338,11 @@ Job Meeting::follow() {
     if (caller) {
       for (const auto& [file, name] : seen.of(Kind::job))
         if (name.first_token == caller->first_token) return take(file);
-      if (os::life_of(caller->writer) == os::Life::dead)
+      if (has_died)
         throw Error(ErrorKind::peer_lost, fmt::format("rank 0 ({}) died while the ranks met", where(*caller)),
                     {.rank = 0, .pid = caller->writer.pid, .host = caller->writer.host});
+      // What it wrote last may be younger than this look.
+      has_died = os::life_of(caller->writer) == os::Life::dead;
     }
     // Rank 0 knows who is missing: it has the time to say so.
     const auto grace = caller ? std::max<milliseconds>(std::chrono::seconds(1), timeout_ / 10) : milliseconds(0);
