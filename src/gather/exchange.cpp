@@ -86,9 +86,13 @@ class ExchangeRun {
     call_.number = next_number(group);
   }
 
-  Outcome operator()() {
+  /// `refusal`: what this rank cannot go on for, if it cannot from the start.
+  Outcome operator()(const Error* refusal = nullptr) {
     Phases phases(state_->report);
-    const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
+    const std::optional<Error> failure = attempt(group_, [&] {
+      if (refusal != nullptr) throw Error(*refusal);
+      prepare();
+    });
     if (failure) {
       record_ = Record{};
       record_.status = status_of(failure->kind());
@@ -267,6 +271,13 @@ Outcome exchange(Operation operation, const Config* value, std::span<const int> 
                                      report.payload_bytes, to_string(report.route), report.reason));
   }
   return outcome;
+}
+
+void refuse(Operation operation, const Error& failure, const RankList& ranks, SyncGroup& group,
+            const GatherOptions& options) {
+  collectively(group, operation,
+               [&] { ExchangeRun(operation, nullptr, ranks.in(group), group, options, nullptr)(&failure); });
+  throw Error(failure);
 }
 
 }  // namespace muster::gather

@@ -56,6 +56,11 @@ GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGro
 Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                     const GatherOptions& options);
 
+/// Takes part in such an exchange as a rank that cannot: all ranks throw `failure` in its name. For arguments that are
+/// none before the library has seen them. Collective.
+[[noreturn]] void refuse(Operation operation, const Error& failure, const RankList& ranks, SyncGroup& group,
+                         const GatherOptions& options);
+
 /// Gives back what the group's asynchronous calls that have ended keep for the next ones; nothing while one runs.
 /// Returns the bytes.
 std::uint64_t trim_async(SyncGroup& group);
