@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -23,6 +24,7 @@ namespace muster::python {
 
 namespace nb = nanobind;
 
+void bind_collectives(nb::module_& module);
 void bind_errors(nb::module_& module);
 void bind_tensors(nb::module_& module);
 void bind_files(nb::module_& module);

@@ -17,5 +17,6 @@ NB_MODULE(_core, module) {
   bind_groups(module);
   bind_files(module);
   bind_gathers(module);
+  bind_collectives(module);
   install_interrupt_hook();
 }

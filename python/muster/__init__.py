@@ -4,7 +4,7 @@
 The manual is docs/python.md. Importing this package imports neither torch nor numpy.
 """
 
-from ._core import Group, SharedArena, Tensor, version as __version__
+from ._core import Group, ProcessGroup, SharedArena, Tensor, version as __version__
 from ._files import (
     NFSWorkspace,
     State,
