@@ -62,7 +62,9 @@ def to_numpy(tensor):
 def to_torch(tensor, copy=None):
     import torch
 
-    if copy or (copy is None and not tensor.is_writable):
+    if copy is False and not tensor.is_writable:
+        raise BufferError("the tensor is read-only, and PyTorch does not look at that: it gets a copy only")
+    if copy or not tensor.is_writable:
         tensor = tensor.copy()
     if tensor.dtype in PACKED:
         even = tensor.ndim > 0 and tensor.shape[-1] % 2 == 0

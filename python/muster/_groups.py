@@ -18,7 +18,7 @@ def world() -> Group:
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return from_process_group(distributed.group.WORLD)
+        return from_process_group(distributed.distributed_c10d._get_default_group())
     return _core.world()
 
 
@@ -74,7 +74,8 @@ def _place() -> str:
     return " ".join([boot, os.readlink("/proc/self/ns/ipc"), os.readlink("/proc/self/ns/net")])
 
 
-_attribute = "_muster_group"
+# By what they were made of; kept as long as the process, because process groups take no attributes.
+_met: dict = {}
 
 
 def from_process_group(pg, *, timeout: float | None = None) -> Group:
@@ -84,20 +85,21 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
     which has torch's `set` and `get`. No collective of `pg` is called. Its ranks have to be on one host: for several
     hosts make a tcp_group() or a file_group(), or start with `muster run`.
     """
-    found = getattr(pg, _attribute, None)
-    if found is not None:
-        return found
+    if pg in _met:
+        return _met[pg]
     if hasattr(pg, "store"):
         store, rank, size, numbers = pg.store, pg.rank, getattr(pg, "world_size", None), ()
         rank = rank() if callable(rank) else rank
         size = pg.size() if size is None else size() if callable(size) else size
     else:
         import torch.distributed as distributed
-        from torch.distributed.distributed_c10d import _get_process_group_store
 
-        numbers = distributed.get_process_group_ranks(pg)
+        c10d = distributed.distributed_c10d
         rank, size = distributed.get_rank(pg), distributed.get_world_size(pg)
-        store = distributed.PrefixStore("muster", _get_process_group_store(pg))
+        if hasattr(c10d, "_get_process_group_store"):
+            store, numbers = c10d._get_process_group_store(pg), distributed.get_process_group_ranks(pg)
+        else:  # before 2.0
+            store, numbers = c10d._pg_map[pg][1], list(c10d._pg_group_ranks[pg])
     if rank == 0:
         store.set("muster/key", os.urandom(16).hex())
     store.set(f"muster/place/{rank}", _place())
@@ -109,12 +111,8 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
             f"the ranks of this process group share no memory (ranks 0 and {places.index(next(p for p in places if p != places[0]))} "
             "are on different hosts or in different containers): make a tcp_group() or a file_group()"
         )
-    group = local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
-    try:
-        setattr(pg, _attribute, group)
-    except AttributeError:
-        pass
-    return group
+    _met[pg] = local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
+    return _met[pg]
 
 
 def _text(value) -> str:
