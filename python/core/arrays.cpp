@@ -204,7 +204,7 @@ Tensor tensor_from_array_interface(nb::handle object) {
       strides.push_back(nb::cast<std::int64_t>(step));
     if (strides.size() == shape.size()) strides = in_elements(std::move(strides), item, shape);
   }
-  void* address = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));
+  void* address = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));  // NOLINT(performance-no-int-to-ptr)
   return tensor_at(*dtype, std::move(shape), address, std::move(strides), owner_of(nb::borrow(object)),
                    nb::cast<bool>(data[1]));
 }

@@ -92,9 +92,9 @@ nb::object give(const Tensor& tensor, const Named& named, bool copied) {
     given->managed.version = {1, 1};
     given->managed.flags = (tensor.is_writable() ? 0 : dlpack::read_only) | (copied ? dlpack::is_copied : 0);
   }
-  const auto capsule = nb::steal(PyCapsule_New(&given->managed, is_versioned ? versioned_name : name, drop<Managed>));
+  auto capsule = nb::steal(PyCapsule_New(&given->managed, is_versioned ? versioned_name : name, drop<Managed>));
   if (!capsule.is_valid()) throw nb::python_error();
-  given.release();
+  (void)given.release();
   return capsule;
 }
 
@@ -155,7 +155,8 @@ Tensor tensor_from_dlpack(nb::handle object) {
   refuse("__dlpack__() gave no capsule that can be taken");
 }
 
-nb::object to_dlpack(const Tensor& tensor, nb::object max_version, nb::object dl_device, std::optional<bool> copy) {
+nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,
+                     std::optional<bool> copy) {
   if (!tensor.device().is_host()) refuse_to_give("the tensor is on a device");
   if (!dl_device.is_none() && nb::cast<int>(dl_device[0]) != dlpack::on_host)
     refuse_to_give("a tensor in host memory can only be given to the host");

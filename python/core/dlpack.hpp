@@ -60,6 +60,7 @@ Tensor tensor_from_dlpack(nb::handle object);
 
 /// A capsule of the tensor, which it keeps: of a read-only one without READ_ONLY's being asked for, of a copy.
 /// Throws BufferError if that cannot be.
-nb::object to_dlpack(const Tensor& tensor, nb::object max_version, nb::object dl_device, std::optional<bool> copy);
+nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,
+                     std::optional<bool> copy);
 
 }  // namespace muster::python

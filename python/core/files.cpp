@@ -138,6 +138,7 @@ void bind_safetensors(nb::module_& module) {
       [](const std::string& path, nb::handle tensors, nb::handle metadata) {
         const std::vector<NamedTensor> named = weights_of(tensors);
         std::vector<TensorEntry> entries;
+        entries.reserve(named.size());
         for (const auto& [name, tensor] : named)
           entries.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape()});
         std::map<std::string, std::string> texts;

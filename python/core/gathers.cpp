@@ -167,8 +167,8 @@ nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Sy
 
 /// Runs what calls back into Python, and makes its exception the failure that all ranks hear of.
 template <class Call>
-auto in_python(const Call& call) -> decltype(call()) {
-  const nb::gil_scoped_acquire with_gil;
+auto call_python(const Call& call) -> decltype(call()) {
+  const InPython in_python;
   try {
     return call();
   } catch (nb::python_error& raised) {
@@ -226,13 +226,13 @@ nb::object stream(nb::callable source, nb::handle ranks, SyncGroup& group, nb::c
   given.stop = stop.get_token();
   const auto next = [&]() -> std::optional<Config> {
     if (failure) throw Error(*failure);
-    return in_python([&]() -> std::optional<Config> {
+    return call_python([&]() -> std::optional<Config> {
       const nb::object layer = source();
       if (layer.is_none()) return std::nullopt;
       return config_of(layer[0]);
     });
   };
-  const auto take = [&](LayerPart& part) { in_python([&] { consume(object_of_part(part)); }); };
+  const auto take = [&](LayerPart& part) { call_python([&] { consume(object_of_part(part)); }); };
   const StreamReport report = without_gil([&] { return gather_each(next, list_of(list), group, take, given); });
   nb::dict told;
   told["route"] = std::string(to_string(report.route));

@@ -145,9 +145,8 @@ void bind_tensors(nb::module_& module) {
           "raises BufferError where a copy is needed. Packed dtypes are bytes, two elements each.")
       .def(
           "__dlpack__",
-          [](const Tensor& self, nb::object, nb::object max_version, nb::object dl_device, std::optional<bool> copy) {
-            return to_dlpack(self, std::move(max_version), std::move(dl_device), copy);
-          },
+          [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,
+             std::optional<bool> copy) { return to_dlpack(self, max_version, dl_device, copy); },
           nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
       .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); })
@@ -180,7 +179,7 @@ void bind_tensors(nb::module_& module) {
       "Shared memory for tensors: a gather on one host then moves names only. Tensors of it must not "
       "be written to while the first rank holds what it has gathered.")
       .def(
-          "__init__", [](SharedArena* self, nb::object capacity) { new (self) SharedArena(bytes_of(capacity)); },
+          "__init__", [](SharedArena* self, nb::handle capacity) { new (self) SharedArena(bytes_of(capacity)); },
           nb::arg("capacity"))
       .def(
           "allocate",

@@ -2,6 +2,7 @@
 #include "python/core/waiting.hpp"
 
 #include <chrono>
+#include <utility>
 
 #include "muster/interrupt.hpp"
 
@@ -31,6 +32,14 @@ Waiting::Waiting() noexcept : state_(PyEval_SaveThread()), outer_(current) {
 Waiting::~Waiting() {
   current = outer_;
   PyEval_RestoreThread(state_);
+}
+
+// What waits in Python's hands does not let the GIL go again.
+InPython::InPython() noexcept : outer_(std::exchange(current, nullptr)), state_(PyGILState_Ensure()) {}
+
+InPython::~InPython() {
+  PyGILState_Release(state_);
+  current = outer_;
 }
 
 bool ask_for_signals() noexcept {

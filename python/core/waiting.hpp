@@ -22,6 +22,19 @@ class Waiting {
   Waiting* outer_;
 };
 
+/// While it lives, this thread has the GIL again, inside a call that lets it go: for what the library calls back.
+class InPython {
+ public:
+  InPython() noexcept;
+  ~InPython();
+  InPython(const InPython&) = delete;
+  InPython& operator=(const InPython&) = delete;
+
+ private:
+  Waiting* outer_;
+  PyGILState_STATE state_;
+};
+
 /// Makes the exception of a signal's handler (KeyboardInterrupt) Python's current one, if this thread's wait has met
 /// one.
 bool restore_interrupt() noexcept;

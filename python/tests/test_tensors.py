@@ -57,6 +57,14 @@ def test_dtypes_of_ml_dtypes_both_ways(name, numpy_name):
     assert tensor.numpy().dtype == values.dtype and tensor.numpy().tobytes() == values.tobytes()
 
 
+@pytest.mark.parametrize("name", [*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"])
+def test_every_dtype_by_dlpack(name):
+    tensor = muster.empty(name, (3, 4))
+    memoryview(tensor).cast("B")[:] = bytes(range(tensor.nbytes))
+    back = muster.as_tensor(OnlyDLPack(tensor))
+    assert (back.dtype, back.shape, back.is_writable) == (name, (3, 4), True) and bytes(back) == bytes(tensor)
+
+
 def test_packed_dtypes_are_bytes():
     for name in ("F4", "U4", "I4"):
         tensor = muster.as_tensor(np.arange(6, dtype="u1"), name, (3, 4))
