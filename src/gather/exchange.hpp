@@ -46,9 +46,9 @@ struct Outcome {
 };
 
 /// Collective, inside collectively() (opening.hpp). `value` may be null on ranks that have none; `merge` belongs to
-/// Operation::merge.
+/// Operation::merge; `refusal` is what this rank cannot go on for, if it cannot from the start.
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
-                 const GatherOptions& options, const Merge* merge = nullptr);
+                 const GatherOptions& options, const Merge* merge = nullptr, const Error* refusal = nullptr);
 
 /// The public calls, but that the first rank's own tensor in the result keeps its owner.
 GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
