@@ -12,6 +12,7 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/group_coordinator.hpp"
+#include "muster/interrupt.hpp"
 #include "muster/launch.hpp"
 #include "muster/log.hpp"
 #include "muster/master_worker.hpp"

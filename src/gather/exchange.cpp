@@ -93,6 +93,8 @@ class ExchangeRun {
     call_.number = next_number(group);
   }
 
+  void refuse(const Error* failure) noexcept { refusal_ = failure; }
+
   Outcome operator()(trace::Span& span) {
     Phases phases(state_->report, span);
     const std::optional<Error> failure = attempt(group_, [&] { prepare(); });
@@ -157,6 +159,7 @@ class ExchangeRun {
 
  private:
   void prepare() {
+    if (refusal_ != nullptr) throw Error(*refusal_);
     // A rank that is in no list only takes part in the rounds.
     if (!enter_list(ranks_, options_, call_, record_)) {
       call_.value = nullptr;
@@ -258,16 +261,18 @@ class ExchangeRun {
   std::unique_ptr<Proof> proof_;
   std::unique_ptr<Transfer> transfer_;
   bool copies_own_ = false;
-  Config own_;  // the copy
+  Config own_;                      // the copy
+  const Error* refusal_ = nullptr;  // what this rank cannot go on for, if it cannot from the start
   std::shared_ptr<detail::ExchangeState> state_ = std::make_shared<detail::ExchangeState>();
 };
 
 }  // namespace
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
-                 const GatherOptions& options, const Merge* merge) {
+                 const GatherOptions& options, const Merge* merge, const Error* refusal) {
   trace::Span span(trace::Kind::exchange, to_string(operation), sync::inside(group).operations().next());
   ExchangeRun run(operation, value, ranks, group, options, merge);
+  run.refuse(refusal);
   // While it still lends: a first rank that is about to take a lease has to hear of the failure before that is
   // withdrawn.
   Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(span); });
@@ -277,6 +282,13 @@ Outcome exchange(Operation operation, const Config* value, std::span<const int> 
                                      report.payload_bytes, to_string(report.route), report.reason));
   }
   return outcome;
+}
+
+void refuse(Operation operation, const Error& failure, const RankList& ranks, SyncGroup& group,
+            const GatherOptions& options) {
+  collectively(group, operation,
+               [&] { exchange(operation, nullptr, ranks.in(group), group, options, nullptr, &failure); });
+  throw Error(failure);
 }
 
 }  // namespace muster::gather

@@ -46,15 +46,20 @@ struct Outcome {
 };
 
 /// Collective, inside collectively() (opening.hpp). `value` may be null on ranks that have none; `merge` belongs to
-/// Operation::merge.
+/// Operation::merge; `refusal` is what this rank cannot go on for, if it cannot from the start.
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
-                 const GatherOptions& options, const Merge* merge = nullptr);
+                 const GatherOptions& options, const Merge* merge = nullptr, const Error* refusal = nullptr);
 
 /// The public calls, but that the first rank's own tensor in the result keeps its owner.
 GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
                             const GatherOptions& options);
 Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                     const GatherOptions& options);
+
+/// Takes part in such an exchange as a rank that cannot: all ranks throw `failure` in its name. For arguments that are
+/// none before the library has seen them. Collective.
+[[noreturn]] void refuse(Operation operation, const Error& failure, const RankList& ranks, SyncGroup& group,
+                         const GatherOptions& options);
 
 /// Gives back what the group's asynchronous calls that have ended keep for the next ones; nothing while one runs.
 /// Returns the bytes.

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "src/os/process.hpp"
+#include "src/sync/interruption.hpp"
 #include "src/sync/rendezvous_packets.hpp"
 #include "src/sync/settings.hpp"
 
@@ -113,6 +114,7 @@ class Visitor {
         return;
       }
       if (Clock::now() > deadline_) time_out("rank 0 did not open the rendezvous");
+      check_interrupted("rendezvous");
       std::this_thread::sleep_for(milliseconds(2));
     }
   }
@@ -146,6 +148,7 @@ class Visitor {
       }
       // Rank 0 itself gives up at its deadline and says who is missing: hear it out.
       if (Clock::now() > deadline_ + std::chrono::seconds(5)) time_out(std::string("rank 0 did not send ") + what);
+      check_interrupted("rendezvous");
       os::wait_readable(socket_, milliseconds(50));
     }
   }

@@ -11,6 +11,7 @@
 
 #include "muster/log.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/interruption.hpp"
 #include "src/sync/rendezvous_packets.hpp"
 
 namespace muster::sync {
@@ -77,6 +78,7 @@ class Host {
         looked = now;
       }
       if (missing != 0 && Clock::now() > deadline_) time_out();
+      check_interrupted("rendezvous");
     }
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/os/process.hpp"
+#include "src/sync/interruption.hpp"
 #include "src/sync/pulse.hpp"
 #include "src/sync/settings.hpp"
 
@@ -78,7 +79,7 @@ class SingleGroup final : public sync::Group {
 
  private:
   void check(const WaitOptions& options) {
-    if (!options.stop.stop_requested()) return;
+    if (!options.stop.stop_requested() && !sync::is_interrupted()) return;
     const Error cause(ErrorKind::cancelled, std::string(options.phase) + ": cancelled", {.rank = 0});
     poison(cause);
     throw cause;

@@ -8,6 +8,7 @@
 
 #include "muster/log.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/interruption.hpp"
 #include "src/trace/rings.hpp"
 
 namespace muster::sync {
@@ -82,10 +83,12 @@ std::string Watchdog::last_seen(int rank, const char* before) const {
 void Watchdog::check_failure() {
   if (group_.has_failure()) throw *group_.failure();
   if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->failure());
-  if (options_.stop.stop_requested()) {
-    const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
-    fail(error_of(info, ErrorKind::cancelled, fmt::format("{} cancelled '{}'", name_of(info), options_.phase)));
-  }
+  if (options_.stop.stop_requested()) cancel("cancelled");
+}
+
+void Watchdog::cancel(const char* how) {
+  const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
+  fail(error_of(info, ErrorKind::cancelled, fmt::format("{} {} '{}'", name_of(info), how, options_.phase)));
 }
 
 void Watchdog::time_out(const std::vector<int>& missing) {
@@ -148,6 +151,7 @@ void Watchdog::check(const std::function<bool()>& done, const std::function<bool
   const Clock::time_point now = Clock::now();
   if (now - looked_ < slice) return;
   looked_ = now;
+  if (is_interrupted()) cancel("was interrupted in");
   try {
     look(now, done, needed, awaited);
   } catch (const std::bad_alloc&) {

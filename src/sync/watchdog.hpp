@@ -33,15 +33,16 @@ class Watchdog {
       : group_(group), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
 
   /// Called before each sleep. Throws (and poisons the group) where the wait cannot succeed: the group has failed, the
-  /// caller cancelled; and, looked at once a slice, a rank that `needed` names is dead or has left, or none of those
-  /// that `awaited` names made progress until the deadline. `done` is asked again before a rank is blamed: it may have
-  /// done its part and gone.
+  /// caller cancelled; and, looked at once a slice, the program was interrupted, a rank that `needed` names is dead or
+  /// has left, or none of those that `awaited` names made progress until the deadline. `done` is asked again before a
+  /// rank is blamed: it may have done its part and gone.
   void check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
              const std::function<bool(int)>& awaited);
 
  private:
   /// Cancelled or failed: the cheap half, without a look at the other ranks.
   void check_failure();
+  [[noreturn]] void cancel(const char* how);
   void look(std::chrono::steady_clock::time_point now, const std::function<bool()>& done,
             const std::function<bool(int)>& needed, const std::function<bool(int)>& awaited);
   struct Seen {

@@ -4,8 +4,10 @@
 #include "muster/gather.hpp"
 
 #include <string>
+#include <thread>
 
 #include "doctest/doctest.h"
+#include "muster/interrupt.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
 
@@ -382,5 +384,18 @@ TEST_CASE("messages of the caller's own that are under way do not meet an exchan
       const std::vector<std::byte> message = group.receive(other, 1);
       RANK_CHECK(message.size() == 1 && message.front() == word(other, rank));
     }
+  });
+}
+
+TEST_CASE("a program that is interrupted ends its wait, and the other ranks hear of it") {
+  run_ranks(2, [](SyncGroup& group) {
+    if (group.rank() == 0) set_interrupt_hook([]() noexcept { return true; });
+    error_of(ErrorKind::cancelled, {"rank 0", "interrupted"}, [&] {
+      if (group.rank() == 0) group.barrier();
+      // What never comes: only the failure of the group ends it.
+      const int first = 0;
+      group.wait_until([] { return false; },
+                       [](std::chrono::nanoseconds longest) { std::this_thread::sleep_for(longest); }, {&first, 1});
+    });
   });
 }

@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster.ProcessGroup: collectives and messages.
+
+#include <fmt/core.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/process_group.hpp"
+#include "python/core/bindings.hpp"
+#include "python/core/waiting.hpp"
+#include "src/sync/failing.hpp"
+
+namespace muster::python {
+namespace {
+
+using Seconds = std::optional<double>;
+using Sizes = std::vector<std::int64_t>;
+
+/// make(), which turns Python's objects into arguments. If it cannot, the others wait already: that is the end of the
+/// group.
+template <class Make>
+auto arguments_of(ProcessGroup& group, const Make& make) -> decltype(make()) {
+  return sync::or_fail(group.group(), [&] {
+    try {
+      return make();
+    } catch (nb::python_error& error) {
+      throw error_of(error, ErrorKind::argument);
+    }
+  });
+}
+
+Tensor tensor_for(ProcessGroup& group, nb::handle object) {
+  return arguments_of(group, [&] { return tensor_of(object); });
+}
+
+std::vector<Tensor> tensors_for(ProcessGroup& group, nb::handle objects) {
+  return arguments_of(group, [&] {
+    std::vector<Tensor> tensors;
+    if (!objects.is_none())
+      for (const nb::handle each : nb::iter(objects)) tensors.push_back(tensor_of(each));
+    return tensors;
+  });
+}
+
+Config config_for(ProcessGroup& group, nb::handle object) {
+  return arguments_of(group, [&] { return config_of(object); });
+}
+
+bool is_list(nb::handle object) {
+  return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
+}
+
+ReduceOp op_of(ProcessGroup& group, const std::string& name) {
+  return arguments_of(group, [&] {
+    if (name == "sum") return ReduceOp::sum;
+    if (name == "product") return ReduceOp::product;
+    if (name == "min") return ReduceOp::min;
+    if (name == "max") return ReduceOp::max;
+    if (name == "average") return ReduceOp::average;
+    throw Error(ErrorKind::argument, fmt::format("op is 'sum', 'product', 'min', 'max' or 'average', not '{}'", name));
+  });
+}
+
+CollectiveOptions options_of(Seconds timeout) {
+  return {.timeout = timeout_of(timeout)};
+}
+
+nb::object object_of(std::optional<Tensor> tensor) {
+  return tensor ? nb::cast(std::move(*tensor)) : nb::none();
+}
+
+nb::list list_of(const std::vector<Config>& configs) {
+  nb::list list;
+  for (const Config& config : configs) list.append(python::object_of(config));
+  return list;
+}
+
+nb::tuple tuple_of(const ReceivedConfig& received) {
+  return nb::make_tuple(python::object_of(received.config), received.from, received.tag);
+}
+
+template <class Result>
+void bind_work(nb::module_& module, const char* name) {
+  nb::class_<Work<Result>>(module, name, "An operation under way.")
+      .def(
+          "is_done", [](const Work<Result>& self) { return self.is_done(); }, "Whether it has ended. Never waits.")
+      .def(
+          "wait",
+          [](const Work<Result>& self, double seconds) {
+            const auto longest = *timeout_of(seconds);
+            return without_gil([&] { return self.wait_for(longest); });
+          },
+          nb::arg("timeout"), "Waits until it has ended, at most so long; false if it has not.")
+      .def(
+          "get",
+          [](Work<Result>& self) -> nb::object {
+            if constexpr (std::is_void_v<Result>) {
+              without_gil([&] { self.get(); });
+              return nb::none();
+            } else if constexpr (std::is_same_v<Result, ReceivedConfig>) {
+              return tuple_of(without_gil([&] { return self.get(); }));
+            } else {
+              return nb::cast(without_gil([&] { return self.get(); }));
+            }
+          },
+          "Waits until it has ended, and gives its result or raises its error. Once.");
+}
+
+void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
+  group
+      .def(
+          "all_reduce",
+          [](ProcessGroup& self, nb::handle tensor, const std::string& op, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            const ReduceOp how = op_of(self, op);
+            without_gil([&] { self.all_reduce(own, how, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "In place. `op`: sum, product, min, max, average.")
+      .def(
+          "all_reduce_into",
+          [](ProcessGroup& self, nb::handle out, nb::handle tensor, const std::string& op, Seconds timeout) {
+            const Tensor target = tensor_for(self, out);
+            const Tensor own = tensor_for(self, tensor);
+            const ReduceOp how = op_of(self, op);
+            without_gil([&] { self.all_reduce_into(target, own, how, options_of(timeout)); });
+          },
+          nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def(
+          "reduce",
+          [](ProcessGroup& self, nb::handle tensor, int root, const std::string& op, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            const ReduceOp how = op_of(self, op);
+            without_gil([&] { self.reduce(own, root, how, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::arg("root"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "The result is in root's tensor; the others' stay as they are.")
+      .def(
+          "broadcast",
+          [](ProcessGroup& self, nb::handle tensor, int root, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            without_gil([&] { self.broadcast(own, root, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "Root's elements come into all tensors.")
+      .def(
+          "reduce_scatter_into",
+          [](ProcessGroup& self, nb::handle out, nb::handle tensor, const std::string& op, Seconds timeout) {
+            const Tensor target = tensor_for(self, out);
+            const Tensor own = tensor_for(self, tensor);
+            const ReduceOp how = op_of(self, op);
+            without_gil([&] { self.reduce_scatter_into(target, own, how, options_of(timeout)); });
+          },
+          nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "Along dimension 0.")
+      .def(
+          "all_gather_into",
+          [](ProcessGroup& self, nb::handle out, nb::handle tensor, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            if (is_list(out)) {
+              const std::vector<Tensor> targets = tensors_for(self, out);
+              without_gil([&] { self.all_gather_into(targets, own, options_of(timeout)); });
+            } else {
+              const Tensor target = tensor_for(self, out);
+              without_gil([&] { self.all_gather_into(target, own, options_of(timeout)); });
+            }
+          },
+          nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "`out`: one tensor, along dimension 0, or a list of one for each rank.")
+      .def(
+          "gather_into",
+          [](ProcessGroup& self, nb::handle out, nb::handle tensor, int root, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            if (out.is_none() || is_list(out)) {
+              const std::vector<Tensor> targets = tensors_for(self, out);
+              without_gil([&] { self.gather_into(targets, own, root, options_of(timeout)); });
+            } else {
+              const Tensor target = tensor_for(self, out);
+              without_gil([&] { self.gather_into(target, own, root, options_of(timeout)); });
+            }
+          },
+          nb::arg("out").none(), nb::arg("tensor"), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "`out` on root: a list of one tensor for each rank; None on the others. Or one tensor on all ranks.")
+      .def(
+          "scatter",
+          [](ProcessGroup& self, nb::handle out, nb::handle parts, int root, Seconds timeout) {
+            const Tensor target = tensor_for(self, out);
+            const std::vector<Tensor> tensors = tensors_for(self, parts);
+            const std::vector<TensorView> views(tensors.begin(), tensors.end());
+            without_gil([&] { self.scatter(target, views, root, options_of(timeout)); });
+          },
+          nb::arg("out"), nb::arg("parts").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "`parts`: on root one tensor for each rank; None on the others.")
+      .def(
+          "all_to_all_into",
+          [](ProcessGroup& self, nb::handle out, nb::handle tensor, Seconds timeout) {
+            const Tensor target = tensor_for(self, out);
+            const Tensor own = tensor_for(self, tensor);
+            without_gil([&] { self.all_to_all_into(target, own, options_of(timeout)); });
+          },
+          nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none());
+}
+
+void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
+  group
+      .def(
+          "all_reduce_shared",
+          [](ProcessGroup& self, nb::handle tensor, const std::string& op, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            const ReduceOp how = op_of(self, op);
+            return without_gil([&] { return self.all_reduce_shared(own, how, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "One result for all ranks of a host, which each has mapped, read-only.")
+      .def(
+          "all_gather_shared",
+          [](ProcessGroup& self, nb::handle tensor, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            return without_gil([&] { return self.all_gather_shared(own, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(), "Likewise, along dimension 0.")
+      .def(
+          "reduce_scatter",
+          [](ProcessGroup& self, nb::handle tensor, int dim, const std::string& op, const std::optional<Sizes>& sizes,
+             Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            const ReduceOp how = op_of(self, op);
+            return without_gil([&] {
+              return sizes ? self.reduce_scatterv(own, *sizes, dim, how, options_of(timeout))
+                           : self.reduce_scatter(own, dim, how, options_of(timeout));
+            });
+          },
+          nb::arg("tensor"), nb::arg("dim") = 0, nb::arg("op") = "sum", nb::kw_only(), nb::arg("sizes") = nb::none(),
+          nb::arg("timeout") = nb::none(), "This rank's slice. `sizes`: the extents of all; None: equal ones.")
+      .def(
+          "all_gather",
+          [](ProcessGroup& self, nb::handle tensor, int dim, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            return without_gil([&] { return self.all_gather(own, dim, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def(
+          "all_gatherv",
+          [](ProcessGroup& self, nb::handle tensor, int dim, const std::optional<Sizes>& sizes, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            return without_gil(
+                [&] { return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("sizes") = nb::none(),
+          nb::arg("timeout") = nb::none(), "The extents along `dim` may differ.")
+      .def(
+          "gather",
+          [](ProcessGroup& self, nb::handle tensor, int root, int dim, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            return object_of(without_gil([&] { return self.gather(own, root, dim, options_of(timeout)); }));
+          },
+          nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "On root all tensors along `dim`; None elsewhere.")
+      .def(
+          "gatherv",
+          [](ProcessGroup& self, nb::handle tensor, int root, int dim, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            return object_of(without_gil([&] { return self.gatherv(own, root, dim, options_of(timeout)); }));
+          },
+          nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def(
+          "all_to_all",
+          [](ProcessGroup& self, nb::handle tensor, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            return without_gil([&] { return self.all_to_all(own, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(), "Along dimension 0, in equal slices.")
+      .def(
+          "all_to_allv",
+          [](ProcessGroup& self, nb::handle tensor, const Sizes& rows, Seconds timeout) {
+            const Tensor own = tensor_for(self, tensor);
+            Sizes received;
+            Tensor result = without_gil([&] { return self.all_to_allv(own, rows, &received, options_of(timeout)); });
+            return nb::make_tuple(std::move(result), received);
+          },
+          nb::arg("tensor"), nb::arg("rows"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "`rows`: how many go to each rank. Returns the rows of all, and how many came from each.")
+      .def(
+          "broadcast_config",
+          [](ProcessGroup& self, nb::handle config, int root, Seconds timeout) {
+            const Config own = self.rank() == root ? config_for(self, config) : Config();
+            return python::object_of(
+                without_gil([&] { return self.broadcast_config(own, root, options_of(timeout)); }));
+          },
+          nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "Root's, on all ranks; what the others give is not looked at.")
+      .def(
+          "all_gather_config",
+          [](ProcessGroup& self, nb::handle config, Seconds timeout) {
+            const Config own = config_for(self, config);
+            return list_of(without_gil([&] { return self.all_gather_config(own, options_of(timeout)); }));
+          },
+          nb::arg("config").none(), nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def(
+          "gather_config",
+          [](ProcessGroup& self, nb::handle config, int root, Seconds timeout) {
+            const Config own = config_for(self, config);
+            return list_of(without_gil([&] { return self.gather_config(own, root, options_of(timeout)); }));
+          },
+          nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "On root a list of each rank's; empty elsewhere.");
+}
+
+void bind_messages(nb::class_<ProcessGroup>& group) {
+  group
+      .def(
+          "send",
+          [](ProcessGroup& self, nb::handle tensor, int to, int tag, Seconds timeout) {
+            const Tensor own = tensor_of(tensor);
+            without_gil([&] { self.send(own, to, tag, options_of(timeout)); });
+          },
+          nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def(
+          "recv",
+          [](ProcessGroup& self, nb::handle out, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
+            const Tensor target = tensor_of(out);
+            return without_gil(
+                [&] { return self.recv(target, from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout)); });
+          },
+          nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
+          nb::arg("timeout") = nb::none(), "Into `out`; returns the sender. None: any rank, any tag.")
+      .def(
+          "send_config",
+          [](ProcessGroup& self, nb::handle config, int to, int tag, Seconds timeout) {
+            const Config own = config_of(config);
+            without_gil([&] { self.send_config(own, to, tag, options_of(timeout)); });
+          },
+          nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def(
+          "recv_config",
+          [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
+            return tuple_of(without_gil([&] {
+              return self.recv_message(from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
+            }));
+          },
+          nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "(config, sender, tag). None: any rank, any tag.")
+      .def(
+          "probe",
+          [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag) -> nb::object {
+            const auto found = self.probe(from.value_or(any_rank), tag.value_or(any_tag));
+            return found ? nb::object(nb::make_tuple(found->from, found->tag, found->bytes)) : nb::none();
+          },
+          nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
+          "(sender, tag, bytes of its tensors) of the oldest message that has come; None if there is none. Never "
+          "waits.")
+      .def(
+          "isend",
+          [](ProcessGroup& self, nb::handle tensor, int to, int tag, Seconds timeout) {
+            return self.isend(tensor_of(tensor), to, tag, options_of(timeout));
+          },
+          nb::keep_alive<0, 1>(), nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
+          nb::arg("timeout") = nb::none(), "Does not wait; the tensor must stay as it is until the work is done.")
+      .def(
+          "irecv",
+          [](ProcessGroup& self, nb::handle out, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
+            return self.irecv(tensor_of(out), from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
+          },
+          nb::keep_alive<0, 1>(), nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
+          nb::arg("timeout") = nb::none())
+      .def(
+          "isend_config",
+          [](ProcessGroup& self, nb::handle config, int to, int tag, Seconds timeout) {
+            return self.isend_config(config_of(config), to, tag, options_of(timeout));
+          },
+          nb::keep_alive<0, 1>(), nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
+          nb::arg("timeout") = nb::none())
+      .def(
+          "irecv_config",
+          [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
+            return self.irecv_config(from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
+          },
+          nb::keep_alive<0, 1>(), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
+          nb::arg("timeout") = nb::none());
+}
+
+}  // namespace
+
+void bind_collectives(nb::module_& module) {
+  bind_work<void>(module, "SendWork");
+  bind_work<int>(module, "ReceiveWork");
+  bind_work<ReceivedConfig>(module, "ReceiveConfigWork");
+  nb::class_<ProcessGroup> group(
+      module, "ProcessGroup",
+      "Collectives and messages of the ranks of a group, with rounds, messages and failures of its own. Each rank "
+      "makes "
+      "the same calls in the same order. What ranks disagree about is an error on all, and the group goes on; a rank "
+      "that is lost, late or cancelled ends it, and so does an object that is no tensor, which the others wait for.");
+  group
+      .def(
+          "__init__",
+          [](ProcessGroup* self, nb::handle of, Seconds timeout) {
+            const auto made =
+                nb::cast<std::shared_ptr<SyncGroup>>(nb::module_::import_("muster._groups").attr("_resolve")(of));
+            new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options_of(timeout)); }));
+          },
+          nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "Collective over `group`; None: the world.")
+      .def_prop_ro("rank", &ProcessGroup::rank)
+      .def_prop_ro("size", &ProcessGroup::size)
+      .def_prop_ro("backend", [](const ProcessGroup& self) { return std::string(self.backend()); })
+      .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"), "What the job calls a rank of this group.")
+      .def("rank_of_global", &ProcessGroup::rank_of_global, nb::arg("global_rank"))
+      .def(
+          "split",
+          [](ProcessGroup& self, const std::vector<int>& ranks, Seconds timeout) {
+            return without_gil([&] { return self.split(ranks, options_of(timeout)); });
+          },
+          nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "Collective. The group of the ranks of a list; None on a rank that is not in its list.")
+      .def(
+          "barrier",
+          [](ProcessGroup& self, Seconds timeout) { without_gil([&] { self.barrier(options_of(timeout)); }); },
+          nb::kw_only(), nb::arg("timeout") = nb::none());
+  bind_collectives_in_place(group);
+  bind_collectives_with_results(group);
+  bind_messages(group);
+}
+
+}  // namespace muster::python

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Config and Python's objects, both ways.
+
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "python/core/bindings.hpp"
+
+namespace muster::python {
+namespace {
+
+/// Where in the tree a value is; made into text only if something is wrong there.
+struct Place {
+  const Place* above = nullptr;
+  PyObject* key = nullptr;  // null: an item
+  Py_ssize_t index = 0;
+
+  [[nodiscard]] std::string text() const {
+    if (above == nullptr) return "config";
+    if (key == nullptr) return fmt::format("{}[{}]", above->text(), index);
+    const nb::object name = nb::steal(PyObject_Repr(key));
+    if (!name.is_valid()) PyErr_Clear();
+    return fmt::format("{}[{}]", above->text(), name.is_valid() ? nb::cast<nb::str>(name).c_str() : "?");
+  }
+  [[noreturn]] void refuse(const std::string& words, ErrorKind kind = ErrorKind::argument) const {
+    throw Error(kind, text() + ": " + words);
+  }
+};
+
+std::string text_of(PyObject* object, const Place& place) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(object, &length);
+  if (text == nullptr) {
+    PyErr_Clear();
+    place.refuse("a str that is no Unicode text (it has lone surrogates)");
+  }
+  return {text, static_cast<std::size_t>(length)};
+}
+
+Config integer_of(PyObject* object, const Place& place) {
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+  if (overflow == 0) return static_cast<std::int64_t>(value);
+  if (overflow > 0) {
+    const unsigned long long large = PyLong_AsUnsignedLongLong(object);
+    if (PyErr_Occurred() == nullptr) return static_cast<std::uint64_t>(large);
+    PyErr_Clear();
+  }
+  place.refuse("an int beyond 64 bits");
+}
+
+bool looks_like_tensor(PyObject* object) {
+  return nb::isinstance<Tensor>(nb::handle(object)) || PyObject_CheckBuffer(object) != 0 ||
+         nb::hasattr(object, "__dlpack__") || nb::hasattr(object, "__array_interface__");
+}
+
+Config value_of(PyObject* object, const Place& place, int depth);
+
+Config object_of_dict(PyObject* object, const Place& place, int depth) {
+  ConfigObject members;
+  members.reserve(static_cast<std::size_t>(PyDict_Size(object)));
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(object, &position, &key, &value) != 0) {
+    if (PyUnicode_Check(key) == 0) place.refuse(fmt::format("a key is {}, not str", Py_TYPE(key)->tp_name));
+    // What a conversion runs may change the dict.
+    const nb::object kept = nb::borrow(value);
+    members.insert(text_of(key, place), value_of(value, {&place, key, 0}, depth + 1));
+  }
+  return members;
+}
+
+Config array_of(PyObject* object, const Place& place, int depth) {
+  ConfigArray items;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+    const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(object, i));
+    items.push_back(value_of(item.ptr(), {&place, nullptr, i}, depth + 1));
+  }
+  return items;
+}
+
+Config leaf_of(PyObject* object, const Place& place) {
+  try {
+    const nb::handle handle(object);
+    // A scalar of NumPy is a number, not a tensor.
+    if (nb::hasattr(handle, "item") && !nb::hasattr(handle, "__dlpack_device__") && nb::hasattr(handle, "dtype")) {
+      const nb::object plain = handle.attr("item")();
+      PyObject* value = plain.ptr();
+      if (PyBool_Check(value) != 0 || PyLong_Check(value) != 0 || PyFloat_Check(value) != 0)
+        return value_of(value, place, 0);
+    }
+    if (looks_like_tensor(object)) return tensor_of(handle);
+  } catch (const Error& error) {
+    const std::string words = error.what();
+    place.refuse(words, error.kind());
+  } catch (nb::python_error& error) {
+    place.refuse(error_of(error, ErrorKind::argument).what());
+  }
+  place.refuse(fmt::format(
+      "{} is not a value: it takes dict with str keys, list, tuple, str, int, float, bool, None and tensors",
+      Py_TYPE(object)->tp_name));
+}
+
+Config value_of(PyObject* object, const Place& place, int depth) {
+  if (depth > max_config_depth)
+    throw Error(ErrorKind::argument, fmt::format("config: nested more than {} deep", max_config_depth));
+  if (object == Py_None) return nullptr;
+  if (PyBool_Check(object) != 0) return object == Py_True;
+  if (PyLong_Check(object) != 0) return integer_of(object, place);
+  if (PyFloat_Check(object) != 0) return PyFloat_AS_DOUBLE(object);
+  if (PyUnicode_Check(object) != 0) return text_of(object, place);
+  if (PyDict_Check(object) != 0) return object_of_dict(object, place, depth);
+  if (PyList_Check(object) != 0 || PyTuple_Check(object) != 0) return array_of(object, place, depth);
+  return leaf_of(object, place);
+}
+
+nb::object text_object(const std::string& text) {
+  // A text that another rank sent need not be UTF-8.
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
+}
+
+}  // namespace
+
+Config config_of(nb::handle object) {
+  return value_of(object.ptr(), {}, 0);
+}
+
+nb::object object_of(const Config& config) {
+  switch (config.type()) {
+    case Config::Type::null:
+      return nb::none();
+    case Config::Type::boolean:
+      return nb::bool_(config.as_bool());
+    case Config::Type::integer:
+      return nb::int_(config.as_int());
+    case Config::Type::unsigned_integer:
+      return nb::int_(config.as_uint());
+    case Config::Type::real:
+      return nb::float_(config.as_double());
+    case Config::Type::string:
+      return text_object(config.as_string());
+    case Config::Type::array: {
+      nb::list list;
+      for (const Config& item : config.as_array()) list.append(object_of(item));
+      return list;
+    }
+    case Config::Type::object: {
+      nb::dict dict;
+      for (const auto& [key, value] : config.as_object()) dict[text_object(key)] = object_of(value);
+      return dict;
+    }
+    case Config::Type::tensor:
+      return nb::cast(config.as_tensor());
+  }
+  return nb::none();
+}
+
+}  // namespace muster::python

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/core/dlpack.hpp"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "muster/error.hpp"
+
+namespace muster::python {
+namespace {
+
+constexpr const char* name = "dltensor";
+constexpr const char* versioned_name = "dltensor_versioned";
+
+struct Named {
+  DType dtype;
+  std::uint8_t code;
+  std::uint8_t bits;
+};
+// Codes from 10 on are of version 1.1.
+constexpr std::array table{
+    Named{DType::boolean, 6, 8},  Named{DType::u8, 1, 8},         Named{DType::i8, 0, 8},
+    Named{DType::u16, 1, 16},     Named{DType::i16, 0, 16},       Named{DType::u32, 1, 32},
+    Named{DType::i32, 0, 32},     Named{DType::u64, 1, 64},       Named{DType::i64, 0, 64},
+    Named{DType::f16, 2, 16},     Named{DType::bf16, 4, 16},      Named{DType::f32, 2, 32},
+    Named{DType::f64, 2, 64},     Named{DType::f8_e4m3fn, 10, 8}, Named{DType::f8_e5m2, 12, 8},
+    Named{DType::f8_e8m0, 14, 8}, Named{DType::f4_e2m1, 17, 4},   Named{DType::u4, 1, 4},
+    Named{DType::i4, 0, 4},       Named{DType::complex64, 5, 64},
+};
+constexpr std::uint8_t first_of_1_1 = 7;
+constexpr std::uint64_t is_padded = 4;  // 4-bit elements have a byte each
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw Error(ErrorKind::argument, "DLPack: " + words);
+}
+[[noreturn]] void refuse_to_give(const char* words) {
+  throw nb::buffer_error(words);
+}
+
+/// One capsule's tensor and what it points to.
+template <class Managed>
+struct Given {
+  Managed managed{};
+  Tensor tensor;
+  Shape shape;
+  Strides strides;
+};
+
+template <class Managed>
+void fill(Given<Managed>& given, const Named& named) {
+  dlpack::Tensor& out = given.managed.tensor;
+  given.shape = given.tensor.shape();
+  given.strides = given.tensor.view().strides();
+  if (given.strides.empty()) {
+    // Older readers want them always.
+    given.strides.resize(given.shape.size());
+    std::int64_t step = 1;
+    for (std::size_t i = given.shape.size(); i-- > 0; step *= std::max<std::int64_t>(given.shape[i], 1))
+      given.strides[i] = step;
+  }
+  out.data = const_cast<std::byte*>(given.tensor.data());
+  out.device = {dlpack::on_host, 0};
+  out.dims = static_cast<std::int32_t>(given.shape.size());
+  out.dtype = {named.code, named.bits, 1};
+  out.shape = given.shape.data();
+  out.strides = given.strides.data();
+  given.managed.context = &given;
+  given.managed.deleter = [](Managed* self) { delete static_cast<Given<Managed>*>(self->context); };
+}
+
+/// The capsule's destructor: if nobody has taken what is in it, and so renamed it.
+template <class Managed>
+void drop(PyObject* capsule) {
+  constexpr bool is_versioned = std::is_same_v<Managed, dlpack::ManagedTensorVersioned>;
+  const char* own = is_versioned ? versioned_name : name;
+  if (PyCapsule_IsValid(capsule, own) == 0) return;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, own));
+  managed->deleter(managed);
+}
+
+template <class Managed>
+nb::object give(const Tensor& tensor, const Named& named, bool copied) {
+  constexpr bool is_versioned = std::is_same_v<Managed, dlpack::ManagedTensorVersioned>;
+  auto given = std::make_unique<Given<Managed>>();
+  given->tensor = tensor;
+  fill(*given, named);
+  if constexpr (is_versioned) {
+    given->managed.version = {1, 1};
+    given->managed.flags = (tensor.is_writable() ? 0 : dlpack::read_only) | (copied ? dlpack::is_copied : 0);
+  }
+  auto capsule = nb::steal(PyCapsule_New(&given->managed, is_versioned ? versioned_name : name, drop<Managed>));
+  if (!capsule.is_valid()) throw nb::python_error();
+  (void)given.release();
+  return capsule;
+}
+
+template <class Managed>
+Tensor take(const nb::object& capsule, Managed* managed, const char* used) {
+  const dlpack::Tensor& in = managed->tensor;
+  if (in.device.type != dlpack::on_host && in.dtype.lanes == 1)
+    refuse("the tensor is on a device: copy it to the host first (.cpu())");
+  std::uint64_t flags = 0;
+  if constexpr (std::is_same_v<Managed, dlpack::ManagedTensorVersioned>) {
+    if (managed->version.major != 1) refuse("version " + std::to_string(managed->version.major) + " is not known here");
+    flags = managed->flags;
+  }
+  const auto named = std::find_if(table.begin(), table.end(), [&](const Named& each) {
+    return each.code == in.dtype.code && each.bits == in.dtype.bits && in.dtype.lanes == 1;
+  });
+  if (named == table.end() || (in.dtype.bits < 8 && (flags & is_padded) != 0))
+    refuse("there is no dtype here for code " + std::to_string(in.dtype.code) + ", " + std::to_string(in.dtype.bits) +
+           " bits, " + std::to_string(in.dtype.lanes) + " lanes");
+  Shape shape(in.shape, in.shape + in.dims);
+  Strides strides;
+  if (in.strides != nullptr && in.dtype.bits >= 8) strides.assign(in.strides, in.strides + in.dims);
+  auto* data = static_cast<std::byte*>(in.data);
+  if (data != nullptr) data += in.byte_offset;
+  const TensorView view(named->dtype, std::move(shape), data, std::move(strides));
+  if (PyCapsule_SetName(capsule.ptr(), used) != 0) throw nb::python_error();
+  // Ours from here on.
+  const std::shared_ptr<const void> owner(managed, [](const void* kept) {
+    if (Py_IsInitialized() == 0) return;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    auto* self = static_cast<Managed*>(const_cast<void*>(kept));
+    if (self->deleter != nullptr) self->deleter(self);
+    PyGILState_Release(state);
+  });
+  if ((flags & dlpack::read_only) != 0) return {view, owner};
+  return {view, owner, data};
+}
+
+nb::object capsule_of(nb::handle object) {
+  try {
+    return object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 1));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+  }
+  return object.attr("__dlpack__")();
+}
+
+}  // namespace
+
+Tensor tensor_from_dlpack(nb::handle object) {
+  const nb::object capsule = capsule_of(object);
+  PyObject* raw = capsule.ptr();
+  if (PyCapsule_IsValid(raw, versioned_name) != 0)
+    return take(capsule, static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(raw, versioned_name)),
+                "used_dltensor_versioned");
+  if (PyCapsule_IsValid(raw, name) != 0)
+    return take(capsule, static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(raw, name)), "used_dltensor");
+  refuse("__dlpack__() gave no capsule that can be taken");
+}
+
+nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,
+                     std::optional<bool> copy) {
+  if (!tensor.device().is_host()) refuse_to_give("the tensor is on a device");
+  if (!dl_device.is_none() && nb::cast<int>(dl_device[0]) != dlpack::on_host)
+    refuse_to_give("a tensor in host memory can only be given to the host");
+  int major = 0;
+  int minor = 0;
+  if (!max_version.is_none()) {
+    major = nb::cast<int>(max_version[0]);
+    minor = nb::cast<int>(max_version[1]);
+  }
+  const auto named =
+      std::find_if(table.begin(), table.end(), [&](const Named& each) { return each.dtype == tensor.dtype(); });
+  // PyTorch takes READ_ONLY for nothing and writes: what is read-only goes as a copy.
+  const bool needs_copy = copy.value_or(!tensor.is_writable() && tensor.nbytes() != 0);
+  if (copy == false && !tensor.is_writable() && tensor.nbytes() != 0)
+    refuse_to_give("the tensor is read-only, and not all readers of DLPack look at that: it goes as a copy only");
+  if (named->code >= first_of_1_1 && (major > 1 || (major == 1 && minor >= 1)) == false)
+    refuse_to_give("this dtype needs DLPack 1.1, which the reader has not: use .view(\"U8\")");
+  const Tensor given = needs_copy ? Tensor::copy_of(tensor.view()) : tensor;
+  if (major >= 1) return give<dlpack::ManagedTensorVersioned>(given, *named, needs_copy);
+  return give<dlpack::ManagedTensor>(given, *named, needs_copy);
+}
+
+}  // namespace muster::python

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// DLPack 1.1: tensors as other libraries hand them over, in capsules.
+// Source of the structures: dmlc/dlpack, include/dlpack/dlpack.h; of the calls: the Python array API standard.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "python/core/bindings.hpp"
+
+namespace muster::python {
+
+namespace dlpack {
+
+struct Device {
+  std::int32_t type;
+  std::int32_t id;
+};
+struct DataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t dims;
+  DataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // in elements; null: row-major without gaps
+  std::uint64_t byte_offset;
+};
+struct ManagedTensor {
+  Tensor tensor;
+  void* context;
+  void (*deleter)(ManagedTensor* self);
+};
+struct Version {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+struct ManagedTensorVersioned {
+  Version version;
+  void* context;
+  void (*deleter)(ManagedTensorVersioned* self);
+  std::uint64_t flags;
+  Tensor tensor;
+};
+static_assert(sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80);
+
+inline constexpr std::int32_t on_host = 1;
+inline constexpr std::uint64_t read_only = 1;
+inline constexpr std::uint64_t is_copied = 2;
+
+}  // namespace dlpack
+
+/// What obj.__dlpack__() gives. Throws Error(argument) on tensors of devices, on dtypes without a name here, and on
+/// capsules that have been used.
+Tensor tensor_from_dlpack(nb::handle object);
+
+/// A capsule of the tensor, which it keeps: of a read-only one without READ_ONLY's being asked for, of a copy.
+/// Throws BufferError if that cannot be.
+nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,
+                     std::optional<bool> copy);
+
+}  // namespace muster::python

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// State files, workspaces, safetensors, checkpoints, and what the program says of files.
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "muster/safetensors.hpp"
+#include "muster/state.hpp"
+#include "muster/state_file.hpp"
+#include "muster/verify.hpp"
+#include "muster/workspace.hpp"
+#include "python/core/bindings.hpp"
+#include "python/core/waiting.hpp"
+#include "src/inspect/diff.hpp"
+#include "src/inspect/reports.hpp"
+#include "src/inspect/show.hpp"
+#include "src/sync/failing.hpp"
+
+namespace muster::python {
+namespace {
+
+std::vector<NamedTensor> weights_of(nb::handle weights) {
+  std::vector<NamedTensor> named;
+  if (weights.is_none()) return named;
+  for (const auto& [name, tensor] : nb::cast<nb::dict>(weights))
+    named.emplace_back(nb::cast<std::string>(name), tensor_of(tensor));
+  return named;
+}
+
+nb::dict dict_of(const std::vector<NamedTensor>& weights) {
+  nb::dict dict;
+  for (const auto& [name, tensor] : weights) dict[name.c_str()] = nb::cast(tensor);
+  return dict;
+}
+
+nb::object pair_of(const State& state) {
+  return nb::make_tuple(object_of(state.config), dict_of(state.weights));
+}
+
+void bind_states(nb::module_& module) {
+  module.def(
+      "split", [](nb::handle config) { return pair_of(split(config_of(config))); }, nb::arg().none());
+  module.def(
+      "join",
+      [](nb::handle config, nb::handle weights) {
+        return object_of(join({.config = config_of(config), .weights = weights_of(weights)}));
+      },
+      nb::arg().none(), nb::arg().none());
+  module.def(
+      "write_state_file",
+      [](const std::string& path, nb::handle config, nb::handle weights, int rank, int world_size,
+         std::uint64_t generation, std::optional<int> zstd_level, bool durable) {
+        State state{.config = config_of(config), .weights = weights_of(weights)};
+        if (weights.is_none()) state = split(state.config);
+        StateFileOptions options{.zstd_level = zstd_level, .durable = durable};
+        options.info.generation = generation;
+        options.info.rank = rank;
+        options.info.world_size = world_size;
+        without_gil([&] { write_state_file(path, state.config, state.weights, options); });
+      },
+      nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
+  module.def("read_state_file", [](const std::string& path) {
+    std::optional<StateFileInfo> info;
+    const State state = without_gil([&] {
+      const StateFile file = StateFile::open(path);
+      info = file.info();
+      return file.load();
+    });
+    nb::dict told;
+    told["rank"] = info->rank;
+    told["world_size"] = info->world_size;
+    told["generation"] = info->generation;
+    return nb::make_tuple(object_of(state.config), dict_of(state.weights), told);
+  });
+}
+
+void bind_workspaces(nb::module_& module) {
+  nb::class_<NFSWorkspace>(module, "Workspace")
+      .def(
+          "__init__",
+          [](NFSWorkspace* self, const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group,
+             std::optional<int> zstd_level, bool durable, int generations_kept, std::optional<double> timeout) {
+            const WorkspaceOptions options{.zstd_level = zstd_level,
+                                           .durable = durable,
+                                           .generations_kept = generations_kept,
+                                           .timeout = timeout_of(timeout)};
+            new (self) NFSWorkspace(without_gil([&] { return NFSWorkspace(path, group, options); }));
+          },
+          nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
+      .def_prop_ro("path", &NFSWorkspace::path)
+      .def_prop_ro("is_initialized", &NFSWorkspace::is_initialized)
+      .def(
+          "write",
+          [](NFSWorkspace& self, nb::handle config, nb::handle weights, std::optional<std::uint64_t> step) {
+            const Config tree = config_of(config);
+            const std::vector<NamedTensor> named = weights_of(weights);
+            return without_gil([&] { return self.write_configs_and_weights(tree, named, step); });
+          },
+          nb::arg().none(), nb::arg().none(), nb::arg().none())
+      .def(
+          "read",
+          [](NFSWorkspace& self, int rank, std::uint64_t at_least, std::optional<std::uint64_t> step, bool on_all_ranks,
+             bool newest) -> nb::object {
+            const WorkspaceQuery query{.at_least = at_least,
+                                       .step = step,
+                                       .on_all_ranks = on_all_ranks,
+                                       .job = newest ? WorkspaceJob::newest : WorkspaceJob::own};
+            const auto state = without_gil([&] { return self.read_configs_and_weights_from_rank(rank, query); });
+            if (!state) return nb::none();
+            nb::dict told;
+            told["generation"] = state->generation;
+            told["path"] = state->path;
+            told["world_size"] = state->world_size;
+            return nb::make_tuple(object_of(state->state.config), dict_of(state->state.weights), told);
+          },
+          nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+}
+
+void bind_safetensors(nb::module_& module) {
+  module.def("load_safetensors", [](const std::string& path) {
+    std::vector<NamedTensor> tensors;
+    const SafetensorsFile file = without_gil([&] {
+      SafetensorsFile open = SafetensorsFile::open(path);
+      for (std::size_t i = 0; i < open.tensors().size(); ++i)
+        tensors.emplace_back(open.tensors()[i].name, open.tensor(i));
+      return open;
+    });
+    nb::dict metadata;
+    for (const auto& [key, value] : file.metadata()) metadata[key.c_str()] = value;
+    return nb::make_tuple(dict_of(tensors), metadata);
+  });
+  module.def(
+      "save_safetensors",
+      [](const std::string& path, nb::handle tensors, nb::handle metadata) {
+        const std::vector<NamedTensor> named = weights_of(tensors);
+        std::vector<TensorEntry> entries;
+        entries.reserve(named.size());
+        for (const auto& [name, tensor] : named)
+          entries.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape()});
+        std::map<std::string, std::string> texts;
+        if (!metadata.is_none())
+          for (const auto& [key, value] : nb::cast<nb::dict>(metadata))
+            texts[nb::cast<std::string>(key)] = nb::cast<std::string>(value);
+        without_gil([&] {
+          SafetensorsWriter writer(path, std::move(entries), std::move(texts));
+          for (const auto& [name, tensor] : named) writer.write(name, tensor.view());
+          writer.commit();
+        });
+      },
+      nb::arg(), nb::arg(), nb::arg().none());
+}
+
+nb::list left_of(const std::vector<LeftFile>& files) {
+  nb::list list;
+  for (const LeftFile& file : files) list.append(nb::make_tuple(file.name, file.reason));
+  return list;
+}
+
+nb::object shard(const std::string& model_dir, const std::string& out, const std::string& plan,
+                 const std::string& layout, bool force, bool to_workspace, bool dry_run,
+                 std::optional<int> zstd_level) {
+  const ShardOptions options{
+      .force = force, .to_workspace = to_workspace, .zstd_level = zstd_level, .dry_run = dry_run};
+  const ShardReport report =
+      without_gil([&] { return shard_model(model_dir, out, plan, ParallelLayout::parse(layout), options); });
+  nb::dict told;
+  told["tensors"] = report.tensors;
+  told["bytes"] = report.bytes;
+  told["bytes_written"] = report.bytes_written;
+  told["job"] = report.job;
+  told["left"] = left_of(report.left);
+  told["notes"] = nb::cast(report.notes);
+  told["seconds"] = report.seconds;
+  return told;
+}
+
+nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan,
+                         SyncGroup& group, const nb::dict& given) {
+  // The others wait for this rank already.
+  const ExportOptions options = sync::or_fail(group, [&] {
+    ExportOptions made;
+    try {
+      made.force = nb::cast<bool>(given["force"]);
+      made.max_shard_size = bytes_of(given["max_shard_size"]);
+      made.memory_budget = bytes_of(given["memory_budget"]);
+      made.writers = nb::cast<std::string>(given["writers"]) == "first" ? Writers::first : Writers::owners;
+      if (!given["layout"].is_none()) made.layout = ParallelLayout::parse(nb::cast<std::string>(given["layout"]));
+      if (!given["to"].is_none()) made.to = ParallelLayout::parse(nb::cast<std::string>(given["to"]));
+      made.resume = nb::cast<bool>(given["resume"]);
+      made.checksums = nb::cast<bool>(given["checksums"]);
+      made.job = nb::cast<std::string>(given["job"]);
+      if (!given["generation"].is_none()) made.generation = nb::cast<std::uint64_t>(given["generation"]);
+    } catch (nb::python_error& error) {
+      throw error_of(error, ErrorKind::argument);
+    } catch (const nb::cast_error&) {
+      throw Error(ErrorKind::argument, "an option of export_model is not of the type that it should be");
+    }
+    return made;
+  });
+  const ExportReport report = without_gil([&] { return export_model(shards_dir, out, plan, group, options); });
+  nb::dict told;
+  if (group.rank() != 0) return told;
+  told["account"] = object_of(inspect::account_tree(report.account));
+  told["files_resumed"] = report.files_resumed;
+  told["bytes_resumed"] = report.bytes_resumed;
+  told["bytes_written"] = nb::cast(report.bytes_written);
+  told["left"] = left_of(report.left);
+  told["seconds"] = report.seconds;
+  return told;
+}
+
+void bind_checkpoints(nb::module_& module) {
+  module.def("shard_model", shard, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none());
+  module.def("export_model", export_shards);
+  module.def("plan_export", [](const std::string& shards_dir, const std::string& plan) {
+    return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards_dir, plan); })));
+  });
+  module.def("verify", [](const std::string& path, bool checksums) {
+    return object_of(inspect::verify_tree(without_gil([&] { return verify(path, {.checksums = checksums}); })));
+  });
+  module.def("diff", [](const std::string& a, const std::string& b, const std::string& plan) {
+    inspect::SourceOptions options;
+    options.plan = plan;
+    return object_of(without_gil([&] { return inspect::diff_models(a, b, options); }));
+  });
+  module.def("show", [](const std::string& path, const std::string& plan, const std::string& pattern) {
+    inspect::SourceOptions options;
+    options.plan = plan;
+    inspect::ShowOptions wanted;
+    wanted.pattern = pattern;
+    return object_of(without_gil([&] {
+      std::string text;
+      inspect::show_json(inspect::open_source(path, options), wanted, [&](std::string_view piece) { text += piece; });
+      return parse_json(text);
+    }));
+  });
+}
+
+}  // namespace
+
+void bind_files(nb::module_& module) {
+  bind_states(module);
+  bind_workspaces(module);
+  bind_safetensors(module);
+  bind_checkpoints(module);
+}
+
+}  // namespace muster::python

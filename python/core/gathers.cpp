@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gathers, merges and streams. What is wrong with a rank's arguments is told to the others, as any failure is.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/merge_gather.hpp"
+#include "python/core/bindings.hpp"
+#include "python/core/waiting.hpp"
+#include "src/gather/exchange.hpp"
+
+namespace muster::python {
+namespace {
+
+using gather::Operation;
+
+/// make(), which turns Python's objects into arguments. If it cannot, every rank of the group hears why.
+template <class Make>
+auto arguments_of(Operation operation, SyncGroup& group, const Make& make) -> decltype(make()) {
+  std::optional<Error> failure;
+  try {
+    return make();
+  } catch (const Error& error) {
+    failure = error;
+  } catch (nb::python_error& error) {
+    failure = error_of(error, ErrorKind::argument);
+  } catch (const nb::cast_error&) {
+    failure = Error(ErrorKind::argument, "an argument is not of the type that it should be");
+  }
+  without_gil([&] { gather::refuse(operation, *failure, all_ranks, group, {}); });
+  throw Error(*failure);
+}
+
+Route route_named(const std::string& name) {
+  if (name == "auto") return Route::automatic;
+  constexpr std::array all{Route::local, Route::shm, Route::workspace, Route::mpi, Route::tcp, Route::device};
+  for (const Route each : all)
+    if (to_string(each) == name) return each;
+  throw Error(ErrorKind::argument, fmt::format("there is no route '{}'", name));
+}
+
+std::optional<std::vector<int>> ranks_of(nb::handle ranks) {
+  if (ranks.is_none()) return std::nullopt;
+  std::vector<int> list;
+  for (const nb::handle rank : nb::iter(ranks)) list.push_back(nb::cast<int>(nb::int_(rank)));
+  return list;
+}
+
+struct Asked {
+  std::optional<std::vector<int>> ranks;
+  GatherOptions options;
+};
+
+template <class T>
+std::optional<T> optional_of(nb::handle value) {
+  return value.is_none() ? std::nullopt : std::optional<T>(nb::cast<T>(value));
+}
+
+std::string path_of(nb::handle path) {
+  return path.is_none() ? std::string() : nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
+}
+
+Asked asked(nb::handle ranks, const nb::dict& options) {
+  Asked asked{ranks_of(ranks), {}};
+  const auto own = nb::cast<std::string>(options["own"]);
+  if (own != "borrow" && own != "copy")
+    throw Error(ErrorKind::argument, fmt::format("own is 'borrow' or 'copy', not '{}'", own));
+  asked.options.own = own == "copy" ? Own::copy : Own::borrow;
+  asked.options.route = route_named(nb::cast<std::string>(options["route"]));
+  asked.options.timeout = timeout_of(optional_of<double>(options["timeout"]));
+  asked.options.workspace.path = path_of(options["workspace_path"]);
+  return asked;
+}
+
+nb::object report_of(const Exchange& exchange) {
+  const ExchangeReport& report = exchange.report();
+  nb::dict dict;
+  dict["route"] = std::string(to_string(report.route));
+  dict["reason"] = report.reason;
+  dict["payload_bytes"] = report.payload_bytes;
+  dict["arena_bytes"] = report.arena_bytes;
+  dict["network_bytes"] = report.network_bytes;
+  dict["pool_bytes"] = report.pool_bytes;
+  dict["rounds"] = report.rounds;
+  nb::list phases;
+  for (const PhaseReport& phase : report.phases) {
+    nb::dict each;
+    each["name"] = phase.name;
+    each["seconds"] = phase.seconds;
+    each["bytes"] = phase.bytes;
+    phases.append(each);
+  }
+  dict["phases"] = phases;
+  return dict;
+}
+
+nb::object object_of_entry(const Config& value) {
+  return object_of(value);
+}
+nb::object object_of_entry(const Tensor& value) {
+  return nb::cast(value);
+}
+
+/// (exchange, entries).
+template <class T>
+nb::object pair_of(Gathered<T> gathered) {
+  nb::list entries;
+  for (std::size_t i = 0; i < gathered.size(); ++i) {
+    const std::optional<T>& entry = gathered[i];
+    entries.append(entry ? object_of_entry(*entry) : nb::none());
+  }
+  gathered.release();
+  return nb::make_tuple(Exchange(std::move(gathered)), entries);
+}
+
+nb::object get_configs(nb::handle value, nb::handle ranks, SyncGroup& group, const nb::dict& options) {
+  std::optional<Config> config;
+  const Asked call = arguments_of(Operation::configs, group, [&] {
+    if (!value.is_none()) config = config_of(value);
+    return asked(ranks, options);
+  });
+  return pair_of(without_gil(
+      [&] { return get_configs_parallel(config ? &*config : nullptr, list_of(call.ranks), group, call.options); }));
+}
+
+nb::object get_tensors(nb::handle value, nb::handle ranks, SyncGroup& group, const nb::dict& options) {
+  Tensor tensor;
+  const Asked call = arguments_of(Operation::tensors, group, [&] {
+    tensor = tensor_of(value);
+    return asked(ranks, options);
+  });
+  return pair_of(without_gil([&] { return gather::get_tensors(tensor, list_of(call.ranks), group, call.options); }));
+}
+
+Merge merge_of(const nb::tuple& merge) {
+  const auto name = nb::cast<std::string>(merge[0]);
+  if (name == "concat")
+    return merge::Concat{nb::cast<std::int64_t>(merge[1]), nb::cast<std::vector<std::int64_t>>(merge[2])};
+  for (const Merge& each : {merge::same(), merge::first(), merge::max(), merge::sum(), merge::stack()})
+    if (merge_name(each) == name) return each;
+  throw Error(ErrorKind::argument, fmt::format("there is no merge '{}'", name));
+}
+
+nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, SyncGroup& group,
+                        const nb::dict& options) {
+  Tensor tensor;
+  Merge kind;
+  const Asked call = arguments_of(Operation::merge, group, [&] {
+    tensor = tensor_of(value);
+    if (!nb::isinstance<nb::tuple>(merge))
+      throw Error(ErrorKind::argument, "the merge is none: pass muster.concat(0), muster.stack, muster.sum, ...");
+    kind = merge_of(nb::cast<nb::tuple>(merge));
+    return asked(ranks, options);
+  });
+  Merged merged =
+      without_gil([&] { return gather::merge_tensor(tensor, kind, list_of(call.ranks), group, call.options); });
+  const nb::object result = merged.tensor() ? nb::cast(*merged.tensor()) : nb::none();
+  merged.release();
+  return nb::make_tuple(Exchange(std::move(merged)), result);
+}
+
+/// Runs what calls back into Python, and makes its exception the failure that all ranks hear of.
+template <class Call>
+auto call_python(const Call& call) -> decltype(call()) {
+  const InPython in_python;
+  try {
+    return call();
+  } catch (nb::python_error& raised) {
+    throw error_of(raised, ErrorKind::io);
+  }
+}
+
+nb::object object_of_part(const LayerPart& part) {
+  nb::list configs;
+  for (const auto& config : part.configs) configs.append(config ? object_of(*config) : nb::none());
+  nb::list slices;
+  for (const TensorSlice& slice : part.slices) {
+    nb::dict each;
+    each["rank"] = slice.rank;
+    each["path"] = slice.path;
+    each["dtype"] = std::string(to_string(slice.whole.dtype));
+    each["shape"] = nb::tuple(nb::cast(slice.whole.shape));
+    each["first"] = slice.first;
+    each["elements"] = slice.elements;
+    slices.append(each);
+  }
+  nb::list tensors;
+  for (const LayerTensor& tensor : part.tensors) {
+    nb::dict each;
+    each["rank"] = tensor.rank;
+    each["path"] = tensor.path;
+    each["dtype"] = std::string(to_string(tensor.whole.dtype));
+    each["shape"] = nb::tuple(nb::cast(tensor.whole.shape));
+    tensors.append(each);
+  }
+  return nb::make_tuple(part.layer, part.part, part.parts, nb::cast(part.ranks), configs, slices, tensors);
+}
+
+/// `source()` gives a tuple of one config, or None at the end; `consume(...)` takes a part. Both on this thread.
+nb::object stream(nb::callable source, nb::handle ranks, SyncGroup& group, nb::callable consume,
+                  const nb::dict& options, const std::stop_source& stop) {
+  std::optional<std::vector<int>> list;
+  StreamOptions given;
+  // What is wrong with these is heard of in the opening round, by a source that cannot be asked.
+  std::optional<Error> failure;
+  try {
+    list = ranks_of(ranks);
+    given.memory_budget = bytes_of(options["memory_budget"]);
+    given.pipeline_depth = nb::cast<int>(options["pipeline_depth"]);
+    given.route = route_named(nb::cast<std::string>(options["route"]));
+    given.timeout = timeout_of(optional_of<double>(options["timeout"]));
+    given.workspace.path = path_of(options["workspace_path"]);
+  } catch (const Error& error) {
+    failure = error;
+  } catch (nb::python_error& error) {
+    failure = error_of(error, ErrorKind::argument);
+  } catch (const nb::cast_error&) {
+    failure = Error(ErrorKind::argument, "an option of gather_each is not of the type that it should be");
+  }
+  given.stop = stop.get_token();
+  const auto next = [&]() -> std::optional<Config> {
+    if (failure) throw Error(*failure);
+    return call_python([&]() -> std::optional<Config> {
+      const nb::object layer = source();
+      if (layer.is_none()) return std::nullopt;
+      return config_of(layer[0]);
+    });
+  };
+  const auto take = [&](LayerPart& part) { call_python([&] { consume(object_of_part(part)); }); };
+  const StreamReport report = without_gil([&] { return gather_each(next, list_of(list), group, take, given); });
+  nb::dict told;
+  told["route"] = std::string(to_string(report.route));
+  told["reason"] = report.reason;
+  told["layers"] = report.layers;
+  told["parts"] = report.parts;
+  told["bytes"] = report.bytes;
+  told["seconds"] = report.seconds;
+  told["peak_slot_bytes"] = report.peak_slot_bytes;
+  return told;
+}
+
+}  // namespace
+
+void bind_gathers(nb::module_& module) {
+  nb::class_<Exchange>(module, "Exchange")
+      .def_prop_ro("ranks", &Exchange::ranks)
+      .def("explain", &Exchange::explain)
+      .def("report", report_of)
+      .def("wait_released", [](const Exchange& self, double timeout) {
+        const auto longest = *timeout_of(timeout);
+        return without_gil([&] { return self.wait_released(longest); });
+      });
+  module.def("get_configs", get_configs, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
+  module.def("get_tensors", get_tensors, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
+  module.def("merge_tensor", merge_tensor, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
+  nb::class_<std::stop_source>(module, "StopSource").def(nb::init<>()).def("request_stop", [](std::stop_source& self) {
+    self.request_stop();
+  });
+  module.def("gather_each", stream, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  module.def("trim", [](SyncGroup& group) { return without_gil([&] { return trim(group); }); });
+}
+
+}  // namespace muster::python

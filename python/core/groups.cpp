@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of ranks.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "muster/tcp.hpp"
+#include "muster/workspace.hpp"
+#include "python/core/bindings.hpp"
+#include "python/core/waiting.hpp"
+
+namespace muster::python {
+namespace {
+
+using Seconds = std::optional<double>;
+
+WaitOptions waiting(Seconds timeout) {
+  return {.timeout = timeout_of(timeout)};
+}
+
+nb::object info_of(const SyncGroup& group, int rank) {
+  const RankInfo& info = group.info(rank);
+  nb::dict dict;
+  dict["rank"] = info.rank;
+  dict["host"] = info.host;
+  dict["pid"] = info.pid;
+  return dict;
+}
+
+}  // namespace
+
+std::optional<std::chrono::milliseconds> timeout_of(std::optional<double> seconds) {
+  if (!seconds) return std::nullopt;
+  // A year is as good as never, and fits every clock.
+  constexpr double longest = 31'536'000;
+  if (!(*seconds > 0))
+    throw Error(ErrorKind::argument, fmt::format("a timeout of {} s: it must be more than 0", *seconds));
+  return std::chrono::milliseconds(
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(*seconds, longest) * 1000)));
+}
+
+RankList list_of(const std::optional<std::vector<int>>& ranks) {
+  if (!ranks) return all_ranks;
+  return *ranks;
+}
+
+void bind_groups(nb::module_& module) {
+  nb::class_<SyncGroup>(
+      module, "Group",
+      "The ranks of a job, or some of them. A group is used by one thread at a time. A timeout, a lost "
+      "rank or a cancelled wait is its end: every later call of every rank raises that first cause.")
+      .def_prop_ro("rank", &SyncGroup::rank)
+      .def_prop_ro("size", &SyncGroup::size)
+      .def_prop_ro("kind", [](const SyncGroup& self) { return std::string(self.kind()); })
+      .def_prop_rw(
+          "timeout", [](const SyncGroup& self) { return static_cast<double>(self.timeout().count()) / 1000; },
+          [](SyncGroup& self, double seconds) { self.set_timeout(*timeout_of(seconds)); },
+          "The deadline of waits that name none, in seconds.")
+      .def("info", info_of, nb::arg("rank"), "Where a rank is: a dict with rank (its number in the job), host, pid.")
+      .def(
+          "barrier", [](SyncGroup& self, Seconds timeout) { without_gil([&] { self.barrier(waiting(timeout)); }); },
+          nb::arg("timeout") = nb::none(), "Collective. Returns when all ranks have come.")
+      .def(
+          "duplicate",
+          [](SyncGroup& self, Seconds timeout) {
+            return without_gil([&] { return self.duplicate(waiting(timeout)); });
+          },
+          nb::arg("timeout") = nb::none(), "Collective. A group of the same ranks, with its own failures.")
+      .def(
+          "split",
+          [](SyncGroup& self, const std::vector<int>& ranks, Seconds timeout) {
+            return without_gil([&] { return self.split(ranks, waiting(timeout)); });
+          },
+          nb::arg("ranks"), nb::arg("timeout") = nb::none(),
+          "Collective. The group of the ranks of a list, in its order; None on a rank that is not in its list.")
+      .def("progress", &SyncGroup::progress, "Tells waiting ranks that this one is busy, not stuck. Local.")
+      .def("__repr__", [](const SyncGroup& self) {
+        return fmt::format("muster.Group({}, rank {} of {})", self.kind(), self.rank(), self.size());
+      });
+  module.def("world", [] { return without_gil([] { return world(); }); });
+  module.def(
+      "set_world", [](std::shared_ptr<SyncGroup> group) { set_world(std::move(group)); }, nb::arg("group").none());
+  module.def("single_group", [] { return single_group(); });
+  module.def("local_group", [](std::string key, int rank, int size, Seconds timeout, std::vector<int> numbers) {
+    return without_gil([&] {
+      return local_group({.key = std::move(key),
+                          .rank = rank,
+                          .size = size,
+                          .timeout = timeout_of(timeout),
+                          .numbers = std::move(numbers)});
+    });
+  });
+  module.def("tcp_group", [](std::string address, int rank, int size, Seconds timeout, std::string key) {
+    return without_gil([&] {
+      return tcp_group({.address = std::move(address),
+                        .rank = rank,
+                        .size = size,
+                        .timeout = timeout_of(timeout),
+                        .key = std::move(key)});
+    });
+  });
+  module.def("file_group", [](std::string directory, int rank, int size, Seconds timeout, std::string key) {
+    return without_gil([&] {
+      return file_group({.directory = std::move(directory),
+                         .key = std::move(key),
+                         .rank = rank,
+                         .size = size,
+                         .timeout = timeout_of(timeout)});
+    });
+  });
+}
+
+}  // namespace muster::python

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster.Tensor and muster.SharedArena.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "muster/shared_arena.hpp"
+#include "python/core/arrays.hpp"
+#include "python/core/bindings.hpp"
+#include "python/core/dlpack.hpp"
+
+namespace muster::python {
+namespace {
+
+DType dtype_named(std::string name) {
+  std::ranges::transform(name, name.begin(),
+                         [](unsigned char letter) { return static_cast<char>(std::toupper(letter)); });
+  if (const auto dtype = dtype_from_string(name)) return *dtype;
+  std::string all;
+  for (const DType each : all_dtypes()) all += (all.empty() ? "" : ", ") + std::string(to_string(each));
+  throw Error(ErrorKind::argument, fmt::format("there is no dtype '{}'; those there are: {}", name, all));
+}
+
+nb::object helper(const char* name) {
+  return nb::module_::import_("muster._arrays").attr(name);
+}
+
+nb::tuple tuple_of(const std::vector<std::int64_t>& numbers) {
+  nb::list list;
+  for (const std::int64_t number : numbers) list.append(number);
+  return nb::tuple(list);
+}
+
+Strides full_strides(const TensorView& view) {
+  if (!view.is_contiguous()) return view.strides();
+  Strides strides(view.shape().size());
+  std::int64_t step = 1;
+  for (std::size_t i = strides.size(); i-- > 0; step *= view.shape()[i]) strides[i] = step;
+  return strides;
+}
+
+/// The same memory as elements of another dtype.
+Tensor seen_as(const Tensor& tensor, DType dtype, std::optional<Shape> shape) {
+  const TensorView& view = tensor.view();
+  Strides strides;
+  if (!shape && itemsize(dtype) == itemsize(view.dtype()) && bits(dtype) == bits(view.dtype())) {
+    shape = view.shape();
+    strides = view.strides();
+  }
+  if (strides.empty() && !view.is_contiguous())
+    throw Error(ErrorKind::argument, "view: the tensor is not contiguous: copy() it first");
+  if (!shape) {
+    shape = view.shape();
+    if (shape->empty()) throw Error(ErrorKind::argument, "view: a scalar has no dimension that could grow or shrink");
+    shape->back() = shape->back() * bits(view.dtype()) / bits(dtype);
+  }
+  const TensorView seen(dtype, std::move(*shape), view.data(), std::move(strides), view.device());
+  if (seen.nbytes() != view.nbytes())
+    throw Error(ErrorKind::argument,
+                fmt::format("view: {} has {} bytes, and {} has {}", to_string(TensorSpec{view.dtype(), view.shape()}),
+                            view.nbytes(), to_string(TensorSpec{seen.dtype(), seen.shape()}), seen.nbytes()));
+  if (!tensor.is_writable()) return {seen, tensor.owner()};
+  return {seen, tensor.owner(), tensor.mutable_data()};
+}
+
+bool is_of(nb::handle object, std::string_view package) {
+  const char* name = Py_TYPE(object.ptr())->tp_name;
+  const nb::object module = nb::getattr(object.type(), "__module__", nb::none());
+  if (!nb::isinstance<nb::str>(module)) return name != nullptr && std::string_view(name).starts_with(package);
+  const char* text = nb::cast<nb::str>(module).c_str();
+  return std::string_view(text) == package || std::string_view(text).starts_with(std::string(package) + ".");
+}
+
+}  // namespace
+
+std::shared_ptr<const void> owner_of(nb::object object) {
+  return {object.release().ptr(), [](const void* kept) {
+            if (Py_IsInitialized() == 0) return;
+            const PyGILState_STATE state = PyGILState_Ensure();
+            Py_DECREF(static_cast<PyObject*>(const_cast<void*>(kept)));
+            PyGILState_Release(state);
+          }};
+}
+
+std::uint64_t bytes_of(nb::handle size) {
+  return nb::cast<std::uint64_t>(nb::module_::import_("muster._units").attr("bytes_of")(size));
+}
+
+Tensor tensor_of(nb::handle object) {
+  if (nb::isinstance<Tensor>(object)) return nb::cast<Tensor>(object);
+  // Subclasses of PyTorch's (Parameter) are of other modules, but have its attributes.
+  if (is_of(object, "torch") || nb::hasattr(object, "requires_grad"))
+    return nb::cast<Tensor>(helper("from_torch")(object));
+  if (PyObject_CheckBuffer(object.ptr()) != 0) {
+    if (is_of(object, "numpy")) return nb::cast<Tensor>(helper("from_numpy")(object));
+    return tensor_from_buffer(object);
+  }
+  if (nb::hasattr(object, "__dlpack__")) return tensor_from_dlpack(object);
+  if (nb::hasattr(object, "__array_interface__")) return tensor_from_array_interface(object);
+  throw Error(ErrorKind::argument,
+              fmt::format("{} is no tensor: it has neither DLPack nor a buffer", nb::type_name(object.type()).c_str()));
+}
+
+void bind_tensors(nb::module_& module) {
+  nb::class_<Tensor>(
+      module, "Tensor", nb::type_slots(buffer_slots),
+      "Elements of one dtype in memory that the tensor keeps: its own, another rank's, a file's, or that "
+      "of the object that it was made of. What was gathered or read is read-only.")
+      .def_prop_ro(
+          "dtype", [](const Tensor& self) { return std::string(to_string(self.dtype())); },
+          "The name of safetensors: 'BF16', 'F8_E4M3', ...; 'U4' and 'I4' are ours.")
+      .def_prop_ro("shape", [](const Tensor& self) { return tuple_of(self.shape()); })
+      .def_prop_ro(
+          "strides", [](const Tensor& self) { return tuple_of(full_strides(self.view())); }, "In elements.")
+      .def_prop_ro("ndim", [](const Tensor& self) { return self.shape().size(); })
+      .def_prop_ro(
+          "size", [](const Tensor& self) { return self.view().elements(); }, "The number of elements.")
+      .def_prop_ro("nbytes", &Tensor::nbytes, "Bytes that a contiguous copy takes.")
+      .def_prop_ro("is_writable", &Tensor::is_writable)
+      .def_prop_ro("is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); })
+      .def(
+          "copy", [](const Tensor& self) { return Tensor::copy_of(self.view()); },
+          "A contiguous copy, which may be written to.")
+      .def(
+          "view",
+          [](const Tensor& self, const std::string& dtype, std::optional<Shape> shape) {
+            return seen_as(self, dtype_named(dtype), std::move(shape));
+          },
+          nb::arg("dtype"), nb::arg("shape") = nb::none(),
+          "The same memory as elements of another dtype. Without a shape the last dimension grows or shrinks.")
+      .def(
+          "numpy", [](nb::handle self) { return helper("to_numpy")(self); },
+          "A NumPy array of this memory, read-only if the tensor is. BF16 and FP8 need ml_dtypes; packed dtypes are "
+          "one "
+          "dimension of bytes.")
+      .def(
+          "torch", [](nb::handle self, std::optional<bool> copy) { return helper("to_torch")(self, copy); },
+          nb::arg("copy") = nb::none(),
+          "A torch.Tensor: of this memory if it may be written to, else of a copy. copy=True always copies; copy=False "
+          "raises BufferError where a copy is needed. Packed dtypes are bytes, two elements each.")
+      .def(
+          "__dlpack__",
+          [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,
+             std::optional<bool> copy) { return to_dlpack(self, max_version, dl_device, copy); },
+          nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
+          nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
+      .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); })
+      .def("__len__",
+           [](const Tensor& self) {
+             if (self.shape().empty()) throw nb::type_error("a tensor without dimensions has no length");
+             return self.shape().front();
+           })
+      .def("__repr__", [](const Tensor& self) {
+        return fmt::format("muster.Tensor({}{})", to_string(TensorSpec{self.dtype(), self.shape()}),
+                           self.is_writable() ? "" : ", read-only");
+      });
+  module.def("bitwise_equal", [](nb::handle a, nb::handle b) { return bitwise_equal(tensor_of(a), tensor_of(b)); });
+  module.def(
+      "as_tensor",
+      [](nb::handle object, const std::optional<std::string>& dtype, std::optional<Shape> shape) {
+        Tensor tensor = tensor_of(object);
+        if (!dtype && !shape) return tensor;
+        return seen_as(tensor, dtype ? dtype_named(*dtype) : tensor.dtype(), std::move(shape));
+      },
+      nb::arg("object"), nb::arg("dtype") = nb::none(), nb::arg("shape") = nb::none());
+  module.def("from_buffer", [](nb::handle object) { return tensor_from_buffer(object); });
+  module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object); });
+  module.def("empty", [](const std::string& dtype, Shape shape) {
+    return Tensor::allocate(dtype_named(dtype), std::move(shape));
+  });
+
+  nb::class_<SharedArena>(
+      module, "SharedArena",
+      "Shared memory for tensors: a gather on one host then moves names only. Tensors of it must not "
+      "be written to while the first rank holds what it has gathered.")
+      .def(
+          "__init__", [](SharedArena* self, nb::handle capacity) { new (self) SharedArena(bytes_of(capacity)); },
+          nb::arg("capacity"))
+      .def(
+          "allocate",
+          [](SharedArena& self, const std::string& dtype, Shape shape) {
+            return self.allocate(dtype_named(dtype), std::move(shape));
+          },
+          nb::arg("dtype"), nb::arg("shape"), "A writable tensor, not initialised.")
+      .def_prop_ro("capacity", &SharedArena::capacity, "In bytes.")
+      .def_prop_ro("available", &SharedArena::available, "Bytes free for allocation now.")
+      .def_prop_ro("waiting_for_leases", &SharedArena::waiting_for_leases,
+                   "Bytes freed by their owner that a first rank still holds.");
+}
+
+}  // namespace muster::python

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/core/waiting.hpp"
+
+#include <chrono>
+#include <utility>
+
+#include "muster/interrupt.hpp"
+
+namespace muster::python {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Waits that turn often need not take the GIL as often.
+constexpr std::chrono::milliseconds between_asks{40};
+
+thread_local Waiting* current = nullptr;
+thread_local Clock::time_point asked;
+struct Raised {
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* trace = nullptr;
+};
+thread_local Raised raised;
+
+}  // namespace
+
+Waiting::Waiting() noexcept : state_(PyEval_SaveThread()), outer_(current) {
+  current = this;
+}
+
+Waiting::~Waiting() {
+  current = outer_;
+  PyEval_RestoreThread(state_);
+}
+
+// What waits in Python's hands does not let the GIL go again.
+InPython::InPython() noexcept : outer_(std::exchange(current, nullptr)), state_(PyGILState_Ensure()) {}
+
+InPython::~InPython() {
+  PyGILState_Release(state_);
+  current = outer_;
+}
+
+bool ask_for_signals() noexcept {
+  if (current == nullptr) return false;
+  if (raised.type != nullptr) return true;
+  const Clock::time_point now = Clock::now();
+  if (now - asked < between_asks) return false;
+  asked = now;
+  // Only the main thread runs signals' handlers; elsewhere this finds nothing.
+  PyEval_RestoreThread(current->state_);
+  if (PyErr_CheckSignals() != 0) PyErr_Fetch(&raised.type, &raised.value, &raised.trace);
+  current->state_ = PyEval_SaveThread();
+  return raised.type != nullptr;
+}
+
+bool restore_interrupt() noexcept {
+  if (raised.type == nullptr) return false;
+  PyErr_Restore(raised.type, raised.value, raised.trace);
+  raised = {};
+  return true;
+}
+
+void install_interrupt_hook() {
+  set_interrupt_hook(ask_for_signals);
+}
+
+}  // namespace muster::python

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Muster: tensor shards and layer configs of all ranks, gathered to the first.
+
+The manual is docs/python.md. Importing this package imports neither torch nor numpy.
+"""
+
+from ._core import Group, ProcessGroup, SharedArena, Tensor, version as __version__
+from ._files import (
+    NFSWorkspace,
+    State,
+    diff,
+    export_model,
+    join,
+    load_safetensors,
+    plan_export,
+    read_state_file,
+    safetensors_metadata,
+    save_safetensors,
+    shard_model,
+    show,
+    split,
+    verify,
+    write_state_file,
+)
+from ._gathers import (
+    Gathered,
+    GatheredConfigs,
+    GatheredTensors,
+    as_tensor,
+    concat,
+    empty,
+    first,
+    get_configs_parallel,
+    get_tensors_parallel,
+    max,
+    merge_tensor_parallel,
+    same,
+    stack,
+    sum,
+    trim,
+)
+from ._groups import file_group, from_process_group, local_group, set_world, single_group, tcp_group, world
+from ._streams import LayerPart, gather_each
+from .errors import (
+    ArgumentError,
+    CancelledError,
+    CorruptError,
+    Error,
+    IoError,
+    NoSpaceError,
+    NotFoundError,
+    PeerLostError,
+    RankMismatchError,
+    TimeoutError,
+    UnsupportedError,
+    VersionError,
+)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State files, workspaces, safetensors files, checkpoints, and what the program `muster` says of files."""
+
+from __future__ import annotations
+
+import os
+
+from . import _core
+from ._core import Tensor
+from ._groups import _resolve
+
+
+class State:
+    """A config and named weights, as a file or a workspace has them.
+
+    `config` has {"$tensor": name} where a tensor was taken out; `tree()` puts the weights back. `info` says whose state
+    it is: generation, world_size, and rank or path.
+    """
+
+    def __init__(self, config, weights: dict[str, Tensor], info: dict):
+        self.config = config
+        self.weights = weights
+        self.info = info
+
+    def __iter__(self):
+        return iter((self.config, self.weights))
+
+    def tree(self):
+        """The config with the weights at its leaves."""
+        return join(self.config, self.weights)
+
+
+def split(config):
+    """(config without tensors, {name: tensor}): what files hold of a tree. A weight's name is its path."""
+    return _core.split(config)
+
+
+def join(config, weights):
+    """Puts weights back: join(*split(tree)) is the tree."""
+    return _core.join(config, weights)
+
+
+def write_state_file(path, config, weights=None, *, rank=0, world_size=1, generation=0, zstd_level=None, durable=True) -> None:
+    """Writes one rank's state as a file, whole or not at all. Without `weights` the tensors of `config` are them."""
+    _core.write_state_file(os.fspath(path), config, weights, rank, world_size, generation, zstd_level, durable)
+
+
+def read_state_file(path) -> State:
+    """The state in a file. Tensors are views of it, on local file systems."""
+    return State(*_core.read_state_file(os.fspath(path)))
+
+
+class NFSWorkspace:
+    """A directory that all ranks see, where each puts its states and reads those of others. All calls are local.
+
+    Without a path it is not initialised, and writing and reading raise. `generations_kept`: how many of this rank's
+    newest states stay. `durable=False`: safe from killed processes, not from a power cut.
+    """
+
+    def __init__(self, path=None, group=None, *, zstd_level=None, durable=True, generations_kept=2, timeout=None):
+        path = None if path is None else os.fspath(path)
+        # Nobody has to be met where there is no directory.
+        self._group = _resolve(group) if path else None
+        self._core = _core.Workspace(path, self._group, zstd_level, durable, generations_kept, timeout)
+
+    @property
+    def path(self) -> str:
+        return self._core.path
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._core.is_initialized
+
+    @property
+    def rank(self) -> int | None:
+        return None if self._group is None else self._group.rank
+
+    def write_configs_and_weights(self, config, weights=None, step: int | None = None) -> int:
+        """This rank's next state; returns its generation: `step`, which grows, or a count."""
+        return self._core.write(config, weights, step)
+
+    def read_configs_and_weights_from_rank(self, rank, *, at_least=0, step=None, on_all_ranks=False, job="own") -> State | None:
+        """A rank's newest complete state for which all of this holds; None if there is none now.
+
+        `job`: "own" for this group's states, "newest" for those of whichever job wrote last.
+        """
+        if job not in ("own", "newest"):
+            raise ValueError(f"job is 'own' or 'newest', not {job!r}")
+        found = self._core.read(rank, at_least, step, on_all_ranks, job == "newest")
+        return None if found is None else State(*found)
+
+
+def load_safetensors(path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name: views of it, on local file systems."""
+    return _core.load_safetensors(os.fspath(path))[0]
+
+
+def safetensors_metadata(path) -> dict[str, str]:
+    """`__metadata__` of a safetensors file."""
+    return _core.load_safetensors(os.fspath(path))[1]
+
+
+def save_safetensors(path, tensors, metadata=None) -> None:
+    """Writes tensors ({name: tensor}) as a safetensors file, durable when it returns."""
+    _core.save_safetensors(os.fspath(path), tensors, metadata)
+
+
+def shard_model(model_dir, out, layout, plan="auto", *, force=False, to_workspace=False, dry_run=False, zstd_level=None) -> dict:
+    """Cuts a model in HuggingFace's layout into one file a rank. `layout`: "4", or "tp=2,pp=2,ep=2". Local."""
+    paths = os.fspath(model_dir), os.fspath(out)
+    return _core.shard_model(*paths, plan, str(layout), force, to_workspace, dry_run, zstd_level)
+
+
+def export_model(
+    shards_dir,
+    out,
+    plan="",
+    group=None,
+    *,
+    force=False,
+    max_shard_size=5_000_000_000,
+    memory_budget="256MiB",
+    writers="owners",
+    layout=None,
+    to=None,
+    resume=False,
+    checksums=False,
+    job="",
+    generation=None,
+) -> dict:
+    """The ranks of a group merge shards into one checkpoint, or, with `to`, into shards of another layout. Collective.
+
+    The report is on rank 0, elsewhere it is empty. `plan`: a built-in plan's name, "auto" or a file; empty: the one that
+    the shards were cut by.
+    """
+    options = {
+        "force": force,
+        "max_shard_size": max_shard_size,
+        "memory_budget": memory_budget,
+        "writers": writers,
+        "layout": layout,
+        "to": to,
+        "resume": resume,
+        "checksums": checksums,
+        "job": job,
+        "generation": generation,
+    }
+    return _core.export_model(os.fspath(shards_dir), os.fspath(out), plan, _resolve(group), options)
+
+
+def plan_export(shards_dir, plan="") -> dict:
+    """What export_model() would do: every tensor of every rank, and what becomes of it. Local."""
+    return _core.plan_export(os.fspath(shards_dir), plan)
+
+
+def verify(path, *, checksums=True) -> dict:
+    """All that is wrong with a checkpoint, shards, a workspace or a file; "good" if nothing is. Local."""
+    return _core.verify(os.fspath(path), checksums)
+
+
+def show(path, *, plan="", pattern="") -> dict:
+    """What `muster show --json` says of a path (docs/inspecting.md). `pattern`: only tensors whose names match. Local."""
+    return _core.show(os.fspath(path), plan, pattern)
+
+
+def diff(a, b, *, plan="") -> dict:
+    """What `muster diff --json` says of two paths. Local."""
+    return _core.diff(os.fspath(a), os.fspath(b), plan)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of ranks: what they are made of, and torch.distributed's."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import _core
+from ._core import Group
+
+
+def world() -> Group:
+    """The group of all ranks of this job, made at the first call and the same later on.
+
+    An initialised torch.distributed comes first (its default group), then what C++'s world() finds: `muster run`,
+    torchrun, mpiexec, srun; else it is a group of this process alone. Collective at the first call.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return from_process_group(distributed.distributed_c10d._get_default_group())
+    return _core.world()
+
+
+def set_world(group: Group | None) -> None:
+    """Makes the group what world() finds where torch.distributed is not initialised; None: it looks anew."""
+    _core.set_world(group)
+
+
+def single_group() -> Group:
+    """A group of this process alone."""
+    return _core.single_group()
+
+
+def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, numbers=()) -> Group:
+    """A group of `size` processes of this host and user. Collective.
+
+    `key` is what all ranks of the group know and no other job on this host does. `timeout` (seconds) is that of the
+    meeting and the group's default after it. `numbers` is what messages call the ranks, where they are some of a larger
+    job: one number a rank.
+    """
+    return _core.local_group(key, rank, size, timeout, list(numbers))
+
+
+def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
+    """A group of processes on any hosts, over TCP between them. Collective.
+
+    `address` is "HOST:PORT", an address of rank 0's host and a free port there, or "file:///PATH" in a directory that
+    all ranks see.
+    """
+    return _core.tcp_group(address, rank, size, timeout, key)
+
+
+def file_group(directory, rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
+    """A group of processes that share nothing but a directory. Collective."""
+    return _core.file_group(os.fspath(directory), rank, size, timeout, key)
+
+
+def _resolve(group) -> Group:
+    """The group of a call: the world if none is named."""
+    if group is None:
+        return world()
+    if isinstance(group, Group):
+        return group
+    if isinstance(group, int):
+        raise TypeError("a group is a muster.Group, or a process group of torch.distributed, not a number")
+    return from_process_group(group)
+
+
+def _place() -> str:
+    """What processes that can share memory have in common: the boot, and the namespaces of IPC and network."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return " ".join([boot, os.readlink("/proc/self/ns/ipc"), os.readlink("/proc/self/ns/net")])
+
+
+# By what they were made of; kept as long as the process, because process groups take no attributes.
+_met: dict = {}
+
+
+def from_process_group(pg, *, timeout: float | None = None) -> Group:
+    """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same later on.
+
+    `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
+    which has torch's `set` and `get`. No collective of `pg` is called. Its ranks have to be on one host: for several
+    hosts make a tcp_group() or a file_group(), or start with `muster run`.
+    """
+    if pg in _met:
+        return _met[pg]
+    if hasattr(pg, "store"):
+        store, rank, size, numbers = pg.store, pg.rank, getattr(pg, "world_size", None), ()
+        rank = rank() if callable(rank) else rank
+        size = pg.size() if size is None else size() if callable(size) else size
+    else:
+        import torch.distributed as distributed
+
+        c10d = distributed.distributed_c10d
+        rank, size = distributed.get_rank(pg), distributed.get_world_size(pg)
+        if hasattr(c10d, "_get_process_group_store"):
+            store, numbers = c10d._get_process_group_store(pg), distributed.get_process_group_ranks(pg)
+        else:  # before 2.0
+            store, numbers = c10d._pg_map[pg][1], list(c10d._pg_group_ranks[pg])
+    if rank == 0:
+        store.set("muster/key", os.urandom(16).hex())
+    store.set(f"muster/place/{rank}", _place())
+    places = [_text(store.get(f"muster/place/{other}")) for other in range(size)]
+    if len(set(places)) > 1:
+        from .errors import UnsupportedError
+
+        raise UnsupportedError(
+            f"the ranks of this process group share no memory (ranks 0 and {places.index(next(p for p in places if p != places[0]))} "
+            "are on different hosts or in different containers): make a tcp_group() or a file_group()"
+        )
+    _met[pg] = local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
+    return _met[pg]
+
+
+def _text(value) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gather_each: layer after layer of every rank to the first rank, as a generator."""
+
+from __future__ import annotations
+
+from . import _core
+from ._groups import _resolve
+
+
+class LayerPart:
+    """A layer, or a part of one that is larger than the memory budget allows. It ends when the next one is asked for;
+    tensors that somebody still holds stay valid, and hold their sender up.
+
+    Each part of a layer has the same tree, with what travels in this part; every other leaf is None. Leaves that are no
+    tensors come in part 0. `slices` tells where the pieces of tensors belong that are larger than a part, `tensors` (of
+    part 0) has all tensors of the layer: dicts with rank, path (a JSON pointer), dtype, shape; of slices also first and
+    elements.
+    """
+
+    def __init__(self, layer, part, parts, ranks, configs, slices, tensors):
+        self.layer = layer
+        self.part = part
+        self.parts = parts
+        self.ranks = ranks
+        self.slices = slices
+        self.tensors = tensors
+        self._configs = configs
+
+    @property
+    def is_last(self) -> bool:
+        return self.part + 1 == self.parts
+
+    def present(self):
+        """(rank, config) of those that are there, in the order of the list."""
+        return [(rank, config) for rank, config in zip(self.ranks, self._configs) if config is not None]
+
+    def __getitem__(self, rank):
+        """The config of `rank` of the group; None if it has nothing in this part."""
+        if rank not in self.ranks or not self._configs:
+            raise KeyError(f"there is nothing of rank {rank} here: the list is {self.ranks}")
+        return self._configs[self.ranks.index(rank)]
+
+    def release(self) -> None:
+        self._configs = []
+
+
+class _Ended(Exception):
+    """What the stream's thread is told where the caller asks for no more."""
+
+
+def gather_each(
+    layers,
+    ranks=None,
+    group=None,
+    *,
+    memory_budget="256MiB",
+    pipeline_depth=2,
+    route="auto",
+    timeout=None,
+    workspace_path=None,
+):
+    """Yields part after part of the layers of all ranks, on the first rank of the list; on the others it yields nothing,
+    and is run through all the same: `for part in gather_each(...)`. Nothing happens before the first step.
+
+    Collective over `group`. `layers` is an iterable of this rank's configs, as get_configs_parallel() takes them: None
+    where it has nothing in a layer. All members give the same number of layers. It is iterated on the caller's thread,
+    and must not use `group`. `memory_budget`: bytes, or a text such as "256MiB", for parts that are under way or being
+    used. `pipeline_depth`: parts that a sender may have under way.
+
+    What an iterable raises, or a loop that is left early, is every rank's error, with its words; the group goes on.
+    """
+    import queue
+    import threading
+
+    group = _resolve(group)
+    source = iter(layers)
+    stop = _core.StopSource()
+    # The call has a thread of its own; what it asks for is done here, one thing at a time.
+    asked: queue.SimpleQueue = queue.SimpleQueue()
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+
+    def ask(*request):
+        asked.put(request)
+        answer, error = answers.get()
+        if error is not None:
+            raise error
+        return answer
+
+    def run():
+        try:
+            options = {
+                "memory_budget": memory_budget,
+                "pipeline_depth": pipeline_depth,
+                "route": route,
+                "timeout": timeout,
+                "workspace_path": workspace_path,
+            }
+            _core.gather_each(lambda: ask("layer"), ranks, group, lambda part: ask("part", part), options, stop)
+            asked.put(("end", None))
+        except BaseException as error:
+            asked.put(("end", error))
+
+    thread = threading.Thread(target=run, name="muster.gather_each", daemon=True)
+    thread.start()
+    own = None  # what this rank's own iterable has raised
+    try:
+        while True:
+            request = asked.get()
+            if request[0] == "end":
+                if request[1] is not None:
+                    raise request[1] from own
+                return
+            if request[0] == "layer":
+                try:
+                    answer, own = (next(source),), None
+                except StopIteration:
+                    answer = None
+                except Exception as error:
+                    answer, own = None, error
+                answers.put((answer, own))
+                continue
+            part = LayerPart(*request[1])
+            del request
+            try:
+                yield part
+            finally:
+                part.release()
+            del part
+            answers.put((None, None))
+    except BaseException as error:
+        if not isinstance(error, (Exception, GeneratorExit)):
+            stop.request_stop()
+        # If the thread waits for an answer, or asks once more.
+        answers.put((None, _Ended("the loop over gather_each was left early")))
+        raise
+    finally:
+        thread.join()

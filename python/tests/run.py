@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests of a folder by pytest; says why, and ends with 77, where there is no pytest or no NumPy."""
+
+import importlib.util
+import sys
+
+for package in ("pytest", "numpy"):
+    if importlib.util.find_spec(package) is None:
+        print(f"skipped: {sys.executable} has no {package}")
+        sys.exit(77)
+
+import pytest
+
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--durations=5", *sys.argv[1:]]))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+from ranks import run
+
+
+def test_collectives_in_place():
+    told = run(
+        """
+        ranks = muster.ProcessGroup(group)
+        a = np.full(4, rank + 1, "f4")
+        ranks.all_reduce(a)
+        b = np.zeros(4, "f4")
+        ranks.all_reduce_into(b, np.full(4, rank + 1, "f4"), "max")
+        c = np.full(2, rank, "i8")
+        ranks.broadcast(c, 2)
+        d = np.full(2, rank + 1, "i4")
+        ranks.reduce(d, 1, "product")
+        e = np.zeros((3, 2), "i4")
+        ranks.all_gather_into(e, np.full((1, 2), rank, "i4"))
+        f = [np.zeros(1, "i4") for _ in range(3)]
+        ranks.all_gather_into(f, np.full(1, rank, "i4"))
+        g = np.zeros(1, "f4")
+        ranks.reduce_scatter_into(g, np.arange(3, dtype="f4"))
+        h = np.zeros(2, "i4")
+        ranks.scatter(h, [np.full(2, i, "i4") for i in range(3)] if rank == 0 else None, 0)
+        i = np.zeros(3, "i4")
+        ranks.all_to_all_into(i, np.arange(3, dtype="i4") + 10 * rank)
+        j = [np.zeros(1, "i4") for _ in range(3)] if rank == 2 else None
+        ranks.gather_into(j, np.full(1, rank, "i4"), 2)
+        ranks.barrier()
+        tell([x.tolist() for x in (a, b, c, d, e, *f, g, h, i)] + [[x.tolist() for x in j or []]])
+        """,
+        3,
+    )
+    for rank, each in enumerate(told):
+        assert each[:3] == [[6.0] * 4, [3.0] * 4, [2, 2]]
+        assert each[3] == ([6, 6] if rank == 1 else [rank + 1] * 2)
+        assert each[4:8] == [[[0, 0], [1, 1], [2, 2]], [0], [1], [2]]
+        assert each[8:11] == [[3.0 * rank], [rank, rank], [rank, 10 + rank, 20 + rank]]
+        assert each[11] == ([[0], [1], [2]] if rank == 2 else [])
+
+
+def test_collectives_with_results():
+    told = run(
+        """
+        ranks = muster.ProcessGroup(group, timeout=20)
+        mine = np.full((1, 2), rank, "f4")
+        results = [
+            ranks.all_reduce_shared(mine, "average"), ranks.all_gather_shared(mine), ranks.all_gather(mine, 1),
+            ranks.all_gatherv(np.full(rank + 1, rank, "f4")), ranks.reduce_scatter(np.ones(4, "f4")),
+            ranks.reduce_scatter(np.ones(3, "f4"), sizes=[1, 2]), ranks.gather(mine, 0), ranks.gatherv(mine, 1),
+            ranks.all_to_all(np.arange(2, dtype="f4")), ranks.all_to_allv(np.full(2, rank, "f4"), [rank, 2 - rank])[0],
+        ]
+        configs = [ranks.broadcast_config({"from": rank}, 1), ranks.all_gather_config([rank]), ranks.gather_config(rank, 0)]
+        part = ranks.split([1])
+        names = [ranks.global_rank(1), ranks.rank_of_global(7), part is None or part.size, ranks.backend]
+        tell([[None if x is None else x.numpy().tolist() for x in results], configs, names])
+        """
+    )
+    common = [[[0.5, 0.5]], [[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0, 1.0, 1.0]], [0.0, 1.0, 1.0], [2.0, 2.0]]
+    both = [[0.0, 0.0], [1.0, 1.0]]
+    assert told[0] == [
+        [*common, [2.0], both, None, [0.0, 0.0], [1.0]],
+        [{"from": 1}, [[0], [1]], [0, 1]], [1, None, True, "shared memory"],
+    ]
+    assert told[1] == [
+        [*common, [2.0, 2.0], None, both, [1.0, 1.0], [0.0, 0.0, 1.0]],
+        [{"from": 1}, [[0], [1]], []], [1, None, 1, "shared memory"],
+    ]
+
+
+def test_messages():
+    told = run(
+        """
+        ranks = muster.ProcessGroup(group)
+        other = 1 - rank
+        out = np.zeros(3, "i4")
+        work = ranks.irecv(out, other)
+        sent = ranks.isend(np.full(3, rank, "i4"), other)
+        sender = work.get()
+        sent.get()
+        config = ranks.irecv_config(None, None)
+        ranks.isend_config({"n": rank}, other, 5).get()
+        received = config.get()
+        if rank == 0:
+            ranks.send(np.ones(1), 1, 3)
+            ranks.send_config("x", 1)
+            more = None
+        else:
+            more = [ranks.recv_config(0), ranks.probe(None)[:2], ranks.recv(np.zeros(1), None, 3), ranks.probe(0)]
+        tell([out.tolist(), sender, received, more])
+        """
+    )
+    assert told[0] == [[1, 1, 1], 1, [{"n": 1}, 1, 5], None]
+    assert told[1] == [[0, 0, 0], 0, [{"n": 0}, 0, 5], [["x", 0, 0], [0, 3], 0, None]]
+
+
+def test_failures():
+    told = run(
+        """
+        ranks = muster.ProcessGroup(group)
+        read_only = np.ones(2)
+        read_only.flags.writeable = False
+        failures = [failure(lambda: ranks.all_reduce(read_only if rank else np.ones(2))),
+                    failure(lambda: ranks.all_reduce(np.ones(2 + rank))),
+                    failure(lambda: ranks.broadcast(np.ones(2), 5))]
+        ranks.barrier()
+        failures.append(failure(lambda: ranks.all_reduce("text" if rank else np.ones(2))))
+        failures.append(failure(ranks.barrier))
+        tell(failures)
+        """
+    )
+    kinds = ["ArgumentError", "RankMismatchError", "ArgumentError", "ArgumentError", "ArgumentError"]
+    for each in told:
+        assert [kind for kind, _ in each] == kinds
+        assert "str is no tensor" in each[3][1] and "str is no tensor" in each[4][1]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import numpy as np
+import pytest
+
+import muster
+
+# A group of this process alone, with a copy: what goes through a Config and back.
+GROUP = muster.single_group()
+
+
+def through(value):
+    with muster.get_configs_parallel(value, group=GROUP) as configs:
+        return configs[0]
+
+
+def test_values_come_back():
+    value = {
+        "none": None, "yes": True, "no": False, "int": -(2**63), "large": 2**64 - 1, "real": 0.1, "minus": -0.0,
+        "inf": math.inf, "-inf": -math.inf, "text": "Grüße\0", "list": [1, [2.5, "x", []]], "dict": {"": {}},
+    }
+    back = through(value)
+    assert back == value and list(back) == list(value)
+    assert math.copysign(1, back["minus"]) == -1 and type(back["yes"]) is bool and type(back["real"]) is float
+    assert math.isnan(through({"nan": math.nan})["nan"])
+    assert through((1, (2, 3))) == [1, [2, 3]]
+    assert through({"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True)}) == {"a": 0.5, "b": 3, "c": True}
+    assert through(None) is None
+
+
+def test_tensors_at_leaves():
+    weight = np.arange(6, dtype="f4").reshape(2, 3)
+    back = through({"layers": [{"weight": weight, "scale": muster.as_tensor(np.float64([2]))}]})
+    got = back["layers"][0]
+    assert np.array_equal(got["weight"].numpy(), weight) and got["scale"].dtype == "F64"
+    assert np.shares_memory(got["weight"].numpy(), weight)
+
+
+@pytest.mark.parametrize(
+    "value,words",
+    [
+        ({"layers": [0, {"scale": 1j}]}, r"config\['layers'\]\[1\]\['scale'\]: complex is not a value"),
+        ({"a": {3: 1}}, r"config\['a'\]: a key is int, not str"),
+        ([2**64], r"config\[0\]: an int beyond 64 bits"),
+        ([-(2**63) - 1], "beyond 64 bits"),
+        ({"s": "\ud800"}, r"config\['s'\]: a str that is no Unicode"),
+        ({"set": {1}}, "set is not a value"),
+        ([np.array(["x"])], r"config\[0\]: there is no dtype"),
+        ([np.zeros(1, ">i4")], r"config\[0\]: TypeError: its bytes are not in the order"),
+    ],
+)
+def test_what_is_no_value_is_named_by_its_place(value, words):
+    with pytest.raises(muster.ArgumentError, match=words):
+        through(value)
+    assert through(1) == 1
+
+
+def test_a_circle_is_refused():
+    circle = []
+    circle.append(circle)
+    with pytest.raises(muster.ArgumentError, match="256"):
+        through(circle)

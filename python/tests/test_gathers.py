@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import muster
+from ranks import Ranks, run
+
+
+def test_configs_of_three_ranks():
+    told = run(
+        """
+        config = None if rank == 1 else {"rank": rank, "weight": np.full((2, 3), rank, "f4")}
+        with muster.get_configs_parallel(config, [2, 1, 0], group) as layers:
+            here = [(r, c["rank"], c["weight"].numpy().sum().item()) for r, c in layers.present()]
+            tell([bool(layers), layers.ranks, here, layers[1] if layers else "nothing", "route" in layers.explain()])
+        """,
+        3,
+    )
+    assert told[2] == [True, [2, 1, 0], [[2, 2, 12.0], [0, 0, 0.0]], None, True]
+    assert told[0] == told[1] == [False, [2, 1, 0], [], "nothing", True]
+
+
+def test_tensors_stay_valid_and_may_be_written_to():
+    """What is made of a gathered tensor survives writes in place, which do not reach the sender."""
+    told = run(
+        """
+        weight = np.full(1 << 18, rank + 1, "f4")
+        with muster.get_tensors_parallel(weight, None, group, own="copy") as parts:
+            held = parts[1] if parts else None
+            arrays = parts.numpy()
+            given = [np.from_dlpack(part) for part in parts] if parts else []
+        for array in given:
+            array += 1
+        flags = [array.flags.writeable for array in arrays]
+        with muster.get_tensors_parallel(np.full(1 << 18, 9, "f4"), None, group) as other:
+            pass
+        sums = [float(held.numpy().max()), float(given[1].max()), float(given[0].max())] if rank == 0 else []
+        group.barrier()
+        tell([flags, sums, float(weight.max())])
+        """
+    )
+    assert told == [[[True, False], [2.0, 3.0, 2.0], 1.0], [[], [], 2.0]]
+
+
+def test_merges():
+    told = run(
+        """
+        mine = np.arange(4, dtype="f4").reshape(2, 2) + 10 * rank
+        results = []
+        for merge in (muster.concat(1), muster.stack, muster.sum, muster.max, muster.first):
+            whole = muster.merge_tensor_parallel(mine, merge, None, group)
+            results.append(None if whole is None else whole.numpy().tolist())
+        same = muster.merge_tensor_parallel(np.ones(2), muster.same, None, group)
+        differ = failure(lambda: muster.merge_tensor_parallel(np.full(2, rank), muster.same, None, group))
+        wrong = failure(lambda: muster.merge_tensor_parallel(mine, "sum", None, group))
+        tell([results, same is not None, differ[0], wrong[0]])
+        """
+    )
+    a, b = [[0.0, 1.0], [2.0, 3.0]], [[10.0, 11.0], [12.0, 13.0]]
+    assert told[0][0] == [
+        [[0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]], [a, b], [[10.0, 12.0], [14.0, 16.0]], b, a,
+    ]
+    assert told[0][1:] == [True, "RankMismatchError", "ArgumentError"]
+    assert told[1] == [[None] * 5, False, "RankMismatchError", "ArgumentError"]
+
+
+def test_one_ranks_failure_is_everybodys():
+    told = run(
+        """
+        bad = {"layers": [{"scale": 1j}]} if rank == 1 else {}
+        def configs(value, **options):
+            with muster.get_configs_parallel(value, None, group, **options):
+                pass
+        def tensors(value):
+            with muster.get_tensors_parallel(value, None, group):
+                pass
+        failures = [failure(lambda: configs(bad)), failure(lambda: tensors(np.zeros(rank))),
+                    failure(lambda: tensors("text" if rank == 1 else np.zeros(2))),
+                    failure(lambda: configs({}, route="pigeon" if rank == 0 else "auto")),
+                    failure(lambda: configs({}, timeout="long" if rank == 1 else None))]
+        group.barrier()
+        tell(failures)
+        """
+    )
+    for each in told:
+        kinds, words = zip(*each)
+        assert kinds == ("ArgumentError", "RankMismatchError", "ArgumentError", "ArgumentError", "ArgumentError")
+        assert "config['layers'][0]['scale']: complex is not a value" in words[0] and "rank 1" in words[0]
+        assert "str is no tensor" in words[2] and "no route 'pigeon'" in words[3]
+    assert told[0] == told[1]
+
+
+def test_a_lost_rank_has_a_name():
+    told = Ranks(
+        """
+        if rank == 1:
+            os._exit(7)
+        try:
+            group.barrier()
+        except muster.PeerLostError as error:
+            tell([error.rank, error.pid > 0, error.host != "", error.kind, isinstance(error, ConnectionError)])
+        """
+    ).told([0, 7])
+    assert told[0] == [[1, True, True, "peer lost", True]]
+
+
+def test_a_deadline_is_a_timeout_error():
+    told = run(
+        """
+        if rank == 0:
+            try:
+                group.barrier(timeout=0.3)
+            except TimeoutError as error:
+                tell([isinstance(error, muster.TimeoutError), error.rank, str(error)])
+        else:
+            sys.stdin.read()
+            tell(failure(group.barrier)[0])
+        """
+    )
+    assert told[0][:2] == [True, 1] and "rank 1" in told[0][2] and told[1] == "TimeoutError"
+
+
+WAITS = {
+    "barrier": "group.barrier()",
+    "gather": "muster.get_tensors_parallel(np.ones(1 << 20), None, group).__enter__()",
+    "stream": "list(muster.gather_each(iter([{}, {}]), None, group))",
+    "meeting": "muster.local_group(os.environ['TEST_KEY'] + 'x', rank, 3, timeout=30)",
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(name):
+    # Rank 1 goes on when rank 0 has ended.
+    ranks = Ranks(
+        f"""
+        if rank == 0:
+            try:
+                tell("ready")
+                {WAITS[name]}
+            except KeyboardInterrupt:
+                tell(time.monotonic())
+        else:
+            sys.stdin.read()
+            tell(failure(group.barrier))
+        """
+    )
+    first = ranks.processes[0]
+    assert first.stdout.readline() == 'told "ready"\n'
+    # It waits when each look finds it asleep.
+    asleep, deadline = 0, time.monotonic() + 10
+    while asleep < 10 and time.monotonic() < deadline:
+        state = open(f"/proc/{first.pid}/stat").read().rsplit(")", 1)[1].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.01)
+    sent = time.monotonic()
+    first.send_signal(signal.SIGINT)
+    told = ranks.told()
+    # Rank 0 of a meeting tells those who come late for a second more.
+    assert told[0][-1] - sent < (1.6 if name == "meeting" else 0.6), "the wait went on"
+    if name != "meeting":
+        assert told[1][0][0] == "CancelledError" and "rank 0" in told[1][0][1] and ("interrupted" in told[1][0][1] or name == "stream")
+
+
+def test_a_stream():
+    told = run(
+        """
+        def layers():
+            for layer in range(5):
+                yield None if rank == 1 and layer == 2 else {"layer": layer, "w": np.full((256, 128), 10 * layer + rank, "f4")}
+        seen = []
+        for part in muster.gather_each(layers(), None, group, memory_budget="128KiB"):
+            for r, config in part.present():
+                w = config["w"]
+                seen.append([part.layer, part.part, r, config.get("layer"), None if w is None else float(w.numpy().max())])
+        group.barrier()
+        tell(seen)
+        """
+    )
+    assert told[1] == []
+    for layer in range(5):
+        for rank in range(2):
+            rows = [row for row in told[0] if row[0] == layer and row[2] == rank]
+            if (layer, rank) == (2, 1):
+                assert rows == []
+                continue
+            assert rows[0][3] == layer and {row[4] for row in rows} - {None} == {10.0 * layer + rank}
+
+
+def test_a_stream_that_fails():
+    told = run(
+        """
+        def raises():
+            yield {"a": 1}
+            if rank == 1:
+                raise LookupError("the tape is torn")
+            yield {"a": 2}
+        def left():
+            for part in muster.gather_each([{}, {}, {}], None, group):
+                break
+        def run_through(layers, **options):
+            for part in muster.gather_each(layers, None, group, **options):
+                pass
+        torn = failure(lambda: run_through(raises()))
+        early = failure(left)
+        bad = failure(lambda: run_through([{"x": 1j}] if rank == 1 else [{}]))
+        option = failure(lambda: run_through([], memory_budget="lots") if rank == 0 else run_through([]))
+        group.barrier()
+        tell([torn, early, bad, option])
+        """
+    )
+    for torn, _, bad, _ in told:
+        assert torn[0] == "IoError" and "LookupError: the tape is torn" in torn[1] and "rank 1" in torn[1]
+        assert bad[0] == "ArgumentError" and "config['x']" in bad[1]
+    assert told[0][1] is None and "left early" in told[1][1][1]
+
+
+def test_an_arena_moves_names_only():
+    told = run(
+        """
+        arena = muster.SharedArena("4MiB")
+        tensor = arena.allocate("F32", (1 << 18,))
+        tensor.numpy()[:] = rank
+        with muster.get_tensors_parallel(tensor, None, group) as parts:
+            got = float(parts[1].numpy().max()) if parts else None
+            bytes_there = parts.report()["arena_bytes"]
+            group.barrier()
+        tell([got, bytes_there])
+        """
+    )
+    assert told[0][0] == 1.0 and told[1][1] == 1 << 20
+
+
+def test_after_a_fork_the_child_is_told_so():
+    told = run(
+        """
+        with muster.get_tensors_parallel(np.ones(4), None, group) as parts:
+            held = list(parts)
+        child = os.fork()
+        if child == 0:
+            name = failure(group.barrier)
+            ok = name is not None and name[0] == "UnsupportedError" and all(t.numpy().sum() == 4 for t in held)
+            os._exit(0 if ok else 1)
+        status = os.waitpid(child, 0)[1]
+        group.barrier()
+        tell(status)
+        """
+    )
+    assert told == [0, 0]
+
+
+def test_a_thousand_exchanges_do_not_grow():
+    told = run(
+        """
+        import gc
+        def pages():
+            return int(open("/proc/self/statm").read().split()[1])
+        weight = np.ones((64, 64), "f4")
+        held = []
+        for i in range(1000):
+            with muster.get_configs_parallel({"i": i, "w": weight}, None, group) as configs:
+                held = [config["w"] for _, config in configs.present()]
+            if i == 300:
+                gc.collect()
+                before, objects = pages(), len(gc.get_objects())
+        gc.collect()
+        tell([pages() - before, len(gc.get_objects()) - objects])
+        """
+    )
+    for pages, objects in told:
+        assert pages < 300 and objects < 50
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_other_groups(kind, tmp_path):
+    make = {
+        "tcp": f"muster.tcp_group('file://{tmp_path}/address', rank, size, timeout=20, key='k')",
+        "file": f"muster.file_group('{tmp_path}', rank, size, timeout=20, key='k')",
+    }[kind]
+    told = run(
+        f"""
+        other = {make}
+        with muster.get_tensors_parallel(np.full(10, rank), [1, 0], other) as parts:
+            values = [int(part.numpy()[0]) for part in parts]
+        double = other.duplicate()
+        double.barrier()
+        part = group.split([1])
+        tell([values, other.kind, other.rank, part is None, other.info(1)["rank"]])
+        """
+    )
+    assert told == [[[], told[0][1], 0, True, 1], [[1, 0], told[0][1], 1, False, 1]]
+
+
+def test_ranks_of_the_program(tmp_path):
+    source = """
+import muster
+group = muster.world()
+with muster.get_configs_parallel({"rank": group.rank}) as configs:
+    if configs:
+        print([config["rank"] for _, config in configs.present()])
+"""
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    command = [os.environ["MUSTER_PROGRAM"], "run", "-n", "3", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "[0, 1, 2]" in done.stdout
+
+
+def test_a_process_group_by_its_store(tmp_path):
+    """What from_process_group needs of one, without PyTorch."""
+    told = run(
+        f"""
+        class Store:
+            def set(self, key, value):
+                name = {str(tmp_path)!r} + "/" + key.replace("/", "_")
+                open(name + str(rank), "w").write(value)
+                os.rename(name + str(rank), name)
+            def get(self, key):
+                while True:
+                    try:
+                        return open({str(tmp_path)!r} + "/" + key.replace("/", "_"), "rb").read()
+                    except FileNotFoundError:
+                        time.sleep(0.01)
+        class Process:
+            pass
+        pg = Process()
+        pg.rank, pg.world_size, pg.store = rank, size, Store()
+        with muster.get_configs_parallel(rank, None, pg) as configs:
+            values = list(configs)
+        tell([values, muster.from_process_group(pg) is muster.from_process_group(pg)])
+        """
+    )
+    assert told == [[[0, 1], True], [[], True]]
+
+
+def test_results_outside_of_with():
+    gather = muster.get_configs_parallel(1, group=muster.single_group())
+    with pytest.raises(RuntimeError, match="not begun"):
+        len(gather)
+    with gather as configs:
+        assert configs[0] == 1 and list(configs) == [1]
+        with pytest.raises(KeyError):
+            configs[3]
+    with pytest.raises(RuntimeError, match="ended"):
+        configs[0]
+    with pytest.raises(RuntimeError, match="once"):
+        gather.__enter__()
+    with pytest.raises(TypeError, match="not a number"):
+        with muster.get_configs_parallel(1, group=0):
+            pass

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+import array
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+import muster
+
+BY_BUFFER = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "u2", "I16": "i2", "U32": "u4", "I32": "i4", "U64": "u8", "I64": "i8",
+    "F16": "f2", "F32": "f4", "F64": "f8", "C64": "c8",
+}
+BY_ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+
+
+class OnlyDLPack:
+    """An array that has nothing but DLPack; `old`: of the time before its versions."""
+
+    def __init__(self, array, old=False):
+        self.array, self.old = array, old
+
+    def __dlpack__(self, **options):
+        if self.old and options:
+            raise TypeError("no such argument")
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class OnlyInterface:
+    def __init__(self, array):
+        self.__array_interface__ = array.__array_interface__
+        self.array = array
+
+
+@pytest.mark.parametrize("name,numpy_name", BY_BUFFER.items())
+def test_dtypes_of_numpy_both_ways(name, numpy_name):
+    values = np.arange(24).reshape(4, 6).astype(numpy_name)
+    for wrap in (lambda a: a, OnlyInterface, OnlyDLPack, lambda a: OnlyDLPack(a, old=True)):
+        tensor = muster.as_tensor(wrap(values))
+        assert (tensor.dtype, tensor.shape, tensor.nbytes) == (name, (4, 6), values.nbytes)
+        assert np.array_equal(tensor.numpy(), values) and tensor.numpy().dtype == values.dtype
+        assert np.shares_memory(tensor.numpy(), values)
+        assert np.array_equal(np.from_dlpack(tensor), values)
+
+
+@pytest.mark.parametrize("name,numpy_name", BY_ML_DTYPES.items())
+def test_dtypes_of_ml_dtypes_both_ways(name, numpy_name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.array([0.5, 1, 2, 4], dtype=getattr(ml_dtypes, numpy_name))
+    tensor = muster.as_tensor(values)
+    assert (tensor.dtype, tensor.shape) == (name, (4,))
+    assert tensor.numpy().dtype == values.dtype and tensor.numpy().tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("name", [*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"])
+def test_every_dtype_by_dlpack(name):
+    tensor = muster.empty(name, (3, 4))
+    memoryview(tensor).cast("B")[:] = bytes(range(tensor.nbytes))
+    back = muster.as_tensor(OnlyDLPack(tensor))
+    assert (back.dtype, back.shape, back.is_writable) == (name, (3, 4), True) and bytes(back) == bytes(tensor)
+
+
+def test_packed_dtypes_are_bytes():
+    for name in ("F4", "U4", "I4"):
+        tensor = muster.as_tensor(np.arange(6, dtype="u1"), name, (3, 4))
+        assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.size) == (name, (3, 4), 6, 12)
+        assert tensor.numpy().tolist() == [0, 1, 2, 3, 4, 5] and bytes(tensor) == bytes(range(6))
+        assert tensor.view("U8").shape == (3, 2)
+
+
+def test_strides_scalars_and_nothing():
+    values = np.arange(24, dtype="f4").reshape(4, 6)
+    for each in (values.T, values[::2, ::-1], np.broadcast_to(values[0], (3, 6)), values[:0], np.float32(2) + np.zeros(()), values[1:2]):
+        for wrap in (lambda a: a, OnlyInterface):
+            tensor = muster.as_tensor(wrap(each))
+            assert np.array_equal(tensor.numpy(), each) and np.array_equal(tensor.copy().numpy(), each)
+            assert np.array_equal(np.from_dlpack(tensor), each)
+    assert muster.as_tensor(values.T).strides == (1, 6)
+    assert muster.as_tensor(array.array("d", [1, 2])).dtype == "F64"
+    assert muster.as_tensor(b"abc").shape == (3,)
+
+
+def test_what_is_read_only_stays_so():
+    values = np.arange(4)
+    values.flags.writeable = False
+    tensor = muster.as_tensor(values)
+    assert not tensor.is_writable and memoryview(tensor).readonly and not tensor.numpy().flags.writeable
+    given = np.from_dlpack(tensor)
+    assert not np.shares_memory(given, values)  # a copy: not every reader of DLPack looks at its flag
+    with pytest.raises(BufferError):
+        np.from_dlpack(tensor, copy=False)
+    assert np.shares_memory(np.from_dlpack(muster.as_tensor(np.arange(4)), copy=False), np.arange(0)) is False
+    with pytest.raises(BufferError):
+        muster.as_tensor(np.ones(2)).__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError, match="1.1"):
+        muster.empty("F8_E4M3", (2,)).__dlpack__(max_version=(1, 0))
+
+
+def test_memory_lives_as_long_as_anybody_holds_it():
+    class Held(np.ndarray):
+        pass
+
+    for path in (lambda t: t.numpy(), np.from_dlpack, memoryview, lambda t: t.view("U8")):
+        values = np.arange(1000, dtype="i8").view(Held)
+        gone = weakref.ref(values)
+        held = path(muster.as_tensor(values))
+        del values
+        gc.collect()
+        assert gone() is not None
+        assert bytes(memoryview(held).cast("B")[8:9]) == b"\1"
+        del held
+        gc.collect()
+        assert gone() is None
+
+
+def test_capsules_that_nobody_takes_leave_nothing():
+    tensor = muster.empty("F32", (4,))
+    count = sys.getrefcount(tensor)
+    for version in (None, (1, 0)):
+        tensor.__dlpack__(max_version=version)
+    gc.collect()
+    assert sys.getrefcount(tensor) == count
+
+
+def test_what_is_no_tensor_is_refused():
+    for value, words in (
+        (object(), "neither DLPack nor a buffer"),
+        (np.array(["a"]), "no dtype"),
+        (np.zeros(2, ">f4"), "order"),
+        (np.zeros(2, "f2,f4"), "no dtype"),
+    ):
+        with pytest.raises((muster.ArgumentError, TypeError), match=words):
+            muster.as_tensor(value)
+    with pytest.raises(ValueError, match="no dtype 'F12'"):
+        muster.empty("F12", (1,))
+    with pytest.raises(muster.Error, match="bytes"):
+        muster.empty("U8", (3,)).view("F32", (2,))
+
+
+def test_an_arena_has_writable_tensors():
+    arena = muster.SharedArena("1MiB")
+    tensor = arena.allocate("bf16", (4, 8))
+    assert tensor.dtype == "BF16" and tensor.is_writable and arena.capacity == 1 << 20
+    memoryview(tensor)[1, 2] = 7
+    assert memoryview(tensor)[1, 2] == 7
+    with pytest.raises(OSError, match="free"):
+        arena.allocate("U8", (1 << 21,))
+    with pytest.raises(ValueError, match="no size"):
+        muster.SharedArena("much")
