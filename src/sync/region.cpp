@@ -27,13 +27,15 @@ std::shared_ptr<Region> Region::own() {
     std::mutex mutex;
     std::int64_t pid = 0;
     std::shared_ptr<Region> region;
+    std::vector<os::Mapping> rings;  // threads may record until the process has ended
   };
   static auto* const own = new Own;  // arenas may be destroyed after other statics
   const std::lock_guard lock(own->mutex);
   if (own->pid != os::process_id() || !own->region) {
+    own->rings.emplace_back();
     own->region = std::make_shared<Region>(os::default_backing());
     own->pid = os::process_id();
-    own->region->hold_ring();
+    own->rings.back() = own->region->hold_ring();
   }
   return own->region;
 }
@@ -45,14 +47,15 @@ void Region::show_own() noexcept {
   }
 }
 
-void Region::hold_ring() noexcept {
+os::Mapping Region::hold_ring() noexcept {
   try {
     (void)take(trace::ring_bytes);
     if (backing_ == os::Backing::posix) os::reserve(*memory_, 0, trace::ring_bytes);
-    // Threads may record until the process has ended.
-    auto* const ring = new os::Mapping(*memory_, os::Access::read_write, 0, trace::ring_bytes);
-    trace::keep_ring_in(ring->data());
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): then others do not see what this process is in
+    os::Mapping ring(*memory_, os::Access::read_write, 0, trace::ring_bytes);
+    trace::keep_ring_in(ring.data());
+    return ring;
+  } catch (const std::exception&) {
+    return {};  // then others do not see what this process is in
   }
 }
 

@@ -55,7 +55,7 @@ class Region {
   };
   Head& head();
   /// This process's own one begins with what it is in (src/trace/), for the others to see.
-  void hold_ring() noexcept;
+  os::Mapping hold_ring() noexcept;
   void check_room(std::uint64_t bytes, std::uint64_t room) const;
   /// The first place that has not been taken.
   std::atomic<std::uint64_t>& next() { return is_shared_ ? head().next : next_; }
