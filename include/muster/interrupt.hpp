@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How an interpreter's Ctrl-C ends a wait: its signal handler only notes the signal, so the thread that waits has to ask.
+// How an interpreter's Ctrl-C ends a wait: its signal handler only notes the signal, so the thread that waits has to
+// ask.
 
 namespace muster {
 

@@ -8,6 +8,7 @@ import sys
 
 from . import _core
 from ._core import Group
+from .errors import UnsupportedError
 
 
 def world() -> Group:
@@ -104,12 +105,11 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
         store.set("muster/key", os.urandom(16).hex())
     store.set(f"muster/place/{rank}", _place())
     places = [_text(store.get(f"muster/place/{other}")) for other in range(size)]
-    if len(set(places)) > 1:
-        from .errors import UnsupportedError
-
+    apart = [other for other in range(size) if places[other] != places[0]]
+    if apart:
         raise UnsupportedError(
-            f"the ranks of this process group share no memory (ranks 0 and {places.index(next(p for p in places if p != places[0]))} "
-            "are on different hosts or in different containers): make a tcp_group() or a file_group()"
+            f"the ranks of this process group share no memory: ranks 0 and {apart[0]} are on different hosts or in "
+            "different containers: make a tcp_group() or a file_group()"
         )
     _met[pg] = local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
     return _met[pg]

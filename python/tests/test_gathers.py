@@ -317,26 +317,33 @@ def test_a_process_group_by_its_store(tmp_path):
     told = run(
         f"""
         class Store:
+            def __init__(self, name):
+                self.folder = {str(tmp_path)!r} + "/" + name
             def set(self, key, value):
-                name = {str(tmp_path)!r} + "/" + key.replace("/", "_")
+                name = self.folder + key.replace("/", "_")
                 open(name + str(rank), "w").write(value)
                 os.rename(name + str(rank), name)
             def get(self, key):
                 while True:
                     try:
-                        return open({str(tmp_path)!r} + "/" + key.replace("/", "_"), "rb").read()
+                        return open(self.folder + key.replace("/", "_"), "rb").read()
                     except FileNotFoundError:
                         time.sleep(0.01)
         class Process:
             pass
         pg = Process()
-        pg.rank, pg.world_size, pg.store = rank, size, Store()
+        pg.rank, pg.world_size, pg.store = rank, size, Store("here")
         with muster.get_configs_parallel(rank, None, pg) as configs:
             values = list(configs)
-        tell([values, muster.from_process_group(pg) is muster.from_process_group(pg)])
+        apart = Process()
+        apart.rank, apart.world_size, apart.store = rank, size, Store("apart")
+        muster._groups._place = lambda: f"host {{rank}}"
+        tell([values, muster.from_process_group(pg) is muster.from_process_group(pg), failure(lambda: muster.from_process_group(apart))])
         """
     )
-    assert told == [[[0, 1], True], [[], True]]
+    for rank, (values, is_same, apart) in enumerate(told):
+        assert (values, is_same) == ([0, 1] if rank == 0 else [], True)
+        assert apart[0] == "UnsupportedError" and "ranks 0 and 1" in apart[1]
 
 
 def test_results_outside_of_with():
