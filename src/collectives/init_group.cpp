@@ -39,9 +39,7 @@ std::shared_ptr<SyncGroup> group_of_environment(const dist::InitOptions& options
 
 std::shared_ptr<SyncGroup> group_at(Way way, const dist::InitOptions& options) {
   const std::string& method = options.init_method;
-  if (!method.starts_with("tcp://") && !method.starts_with("file://"))
-    throw Error(ErrorKind::argument,
-                fmt::format("'{}' is no init_method: env://, tcp://HOST:PORT or file:///PATH", method));
+  check_init_method(method);
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
     throw Error(ErrorKind::argument, fmt::format("{} needs a rank and a world_size, and cannot have rank {} of {}",
                                                  method, options.rank, options.world_size));
@@ -60,6 +58,12 @@ std::shared_ptr<SyncGroup> group_at(Way way, const dist::InitOptions& options) {
 }
 
 }  // namespace
+
+void check_init_method(const std::string& method) {
+  if (method != "env://" && !method.starts_with("tcp://") && !method.starts_with("file://"))
+    throw Error(ErrorKind::argument,
+                fmt::format("'{}' is no init_method: env://, tcp://HOST:PORT or file:///PATH", method));
+}
 
 void check_backend_name(std::string_view name) {
   way_of(name);

@@ -3,6 +3,7 @@
 // How the ranks of a job meet by the names of torch.distributed: a backend and an init method.
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "muster/dist.hpp"
@@ -11,6 +12,8 @@ namespace muster::collectives {
 
 /// Throws Error(argument) if there is no such backend, Error(unsupported) if this program has not got it.
 void check_backend_name(std::string_view name);
+/// Throws Error(argument) if it is none.
+void check_init_method(const std::string& method);
 /// Also Error(unsupported) if that backend does not reach all ranks of the group. Local, the same on all ranks.
 void check_backend(std::string_view name, const SyncGroup& group);
 

@@ -139,9 +139,9 @@ void Job::start() {
   std::vector<Ready> ready(count);
   ranks_.reserve(count);
   std::vector<JobRank> made(count);
-  const bool is_live = options_.output == RankOutput::live && ::isatty(STDOUT_FILENO) != 0 &&
-                       (options_.log_directory.empty() || options_.tee);
-  if (is_live) {
+  is_live_ = options_.output == RankOutput::live && ::isatty(STDOUT_FILENO) != 0 &&
+             (options_.log_directory.empty() || options_.tee);
+  if (is_live_) {
     std::vector<std::string> names;
     names.reserve(count);
     for (int rank = 0; rank < options_.ranks; ++rank) names.push_back(fmt::format("[{}] ", place_.rank_offset + rank));
@@ -173,7 +173,6 @@ void Job::direct_output(int rank, JobRank& started, Inheritance& inheritance, os
   const bool has_logs = !options_.log_directory.empty();
   if (!has_logs && options_.output == RankOutput::inherit) return;
   const int number = place_.rank_offset + rank;
-  const bool is_live = options_.output == RankOutput::live && ::isatty(STDOUT_FILENO) != 0;
   const bool has_prefix = options_.output == RankOutput::prefixed || options_.output == RankOutput::live;
   for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
     os::Fd& end = descriptor == STDOUT_FILENO ? output : error;
@@ -184,13 +183,12 @@ void Job::direct_output(int rank, JobRank& started, Inheritance& inheritance, os
       end = std::move(log);
       continue;
     }
-    std::array<int, 2> ends{};
-    if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw os::errno_error("starting a job: making a pipe");
-    end = os::Fd(ends[1]);
-    OutputTarget target{.descriptor = is_live ? -1 : descriptor, .log = std::move(log)};
-    if (has_prefix) target.prefix = is_live ? "" : fmt::format("[{}] ", number);
-    if (is_live) target.row = static_cast<std::size_t>(rank);
-    const std::size_t stream = pump_.add(os::Fd(ends[0]), std::move(target));
+    Pipe pipe = make_pipe();
+    end = std::move(pipe.writer);
+    OutputTarget target{.descriptor = is_live_ ? -1 : descriptor, .log = std::move(log)};
+    if (has_prefix) target.prefix = is_live_ ? "" : fmt::format("[{}] ", number);
+    if (is_live_) target.row = static_cast<std::size_t>(rank);
+    const std::size_t stream = pump_.add(std::move(pipe.reader), std::move(target));
     if (descriptor == STDERR_FILENO) started.error_stream = stream;
   }
   inheritance.output = output.get();

@@ -30,6 +30,8 @@ inline constexpr int most_ranks = 4096;
 /// torch's.
 inline constexpr int usual_port = 29500;
 
+/// Ranks that have a whole model together. Throws Error(argument) if so many ranks are no multiple of that.
+int ranks_of_model(int ranks, int model_parallelism, int pipeline_parallelism);
 /// Throws Error(argument) on options that cannot be.
 void check(const LaunchOptions& options);
 /// Why a command could not be started.
@@ -68,6 +70,8 @@ class Job {
   int run();
   /// errno of the first rank that could not be started.
   [[nodiscard]] int failed_exec() const noexcept { return failed_exec_; }
+  /// Of the failure, if there was one.
+  [[nodiscard]] const std::string& words() const noexcept { return words_; }
   /// After run(). What the ranks wrote to standard error last, if it went through the launcher or into a file.
   [[nodiscard]] const std::vector<JobRank>& ranks() const noexcept { return ranks_; }
   [[nodiscard]] std::string error_tail(const JobRank& rank) const;
@@ -116,7 +120,8 @@ class Job {
   bool timed_out_ = false;
   bool others_ended_ = true;  // the ranks of other nodes
   int status_ = 0;
-  std::string words_;  // of the failure, for other nodes
+  bool is_live_ = false;  // a line for each rank is drawn
+  std::string words_;     // of the failure
 };
 
 }  // namespace muster::launch

@@ -70,13 +70,8 @@ class Launcher {
     if (!is_whole) place.meeting_port = place.master_port + 1;
     if (!is_whole && place.rank_offset == 0 && call_.config.init_method == "env://")
       place.listener = listen_for_ranks(place.meeting_port);
-    for (int rank = 0; rank < options.ranks; ++rank) {
-      std::array<int, 2> ends{};
-      // Read when the ranks have ended: what is there then is all.
-      if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) throw os::errno_error("starting a job: making a pipe");
-      reports_.emplace_back(ends[0]);
-      far_ends_.emplace_back(ends[1]);
-    }
+    // Read when the ranks have ended: what is there then is all.
+    for (int rank = 0; rank < options.ranks; ++rank) reports_.push_back(make_pipe(O_NONBLOCK));
     Job job(options, std::move(place), nullptr, os::environment(mark_variable).value_or(os::random_hex(16)), false,
             [this](int rank, const ExecArguments::Variables& variables, const Inheritance& inheritance) {
               return start(rank, variables, inheritance);
@@ -85,9 +80,7 @@ class Launcher {
     if (job.failed_exec() != 0)
       return Error(job.failed_exec() == ENOENT ? ErrorKind::not_found : ErrorKind::io,
                    exec_failure(call_.command.empty() ? "this program" : call_.command[0], job.failed_exec()));
-    if (status == launch_timed_out)
-      return Error(ErrorKind::timeout, fmt::format("the job has not ended within its {:g} s, and was ended",
-                                                   std::chrono::duration<double>(*options.timeout).count()));
+    if (status == launch_timed_out) return Error(ErrorKind::timeout, job.words() + ", and was ended");
     if (auto failure = failure_of(job)) return failure;
     if (status == 0) return std::nullopt;
     return Error(ErrorKind::io, "writing the ranks' output has failed, and some of it is lost");
@@ -96,7 +89,7 @@ class Launcher {
  private:
   /// Step 2.
   Child start(int rank, ExecArguments::Variables variables, Inheritance inheritance) {
-    os::Fd report = std::move(far_ends_[static_cast<std::size_t>(rank)]);
+    os::Fd report = std::move(reports_[static_cast<std::size_t>(rank)].writer);
     if (!call_.command.empty()) return spawn(ExecArguments(call_.command, variables), inheritance);
     inheritance.descriptors.push_back(report.get());
     if (call_.config.launch_method == LaunchMethod::spawn) {
@@ -117,7 +110,7 @@ class Launcher {
       const JobRank& rank = job.ranks()[i];
       if (status_of(rank.end) == 0) continue;
       const RankInfo info{call_.options.rank_offset + static_cast<int>(i), os::host_name(), rank.child.pid};
-      const std::optional<Error> own = read_failure(reports_[i]);
+      const std::optional<Error> own = read_failure(reports_[i].reader);
       const bool blames = own && (own->pid() ? *own->pid() != info.pid : own->rank() && *own->rank() != info.rank);
       const int badness = rank.was_told_to ? 2 : blames ? 1 : 0;
       if (first && std::pair(badness, rank.order) > std::pair(first_badness, first_order)) continue;
@@ -146,8 +139,7 @@ class Launcher {
 
   const CallText& call_;
   const os::Fd& memory_;
-  std::vector<os::Fd> reports_;
-  std::vector<os::Fd> far_ends_;
+  std::vector<Pipe> reports_;
 };
 
 /// The number of this rank: the launcher has set it.
@@ -220,8 +212,8 @@ void run_launched_function() {
   std::array<char, 16> role{};
   int memory = -1, report = -1;
   struct stat status {};
-  if (std::sscanf(text->c_str(), "%15s %d %d", role.data(), &memory, &report) != 3 || ::fstat(memory, &status) != 0 ||
-      ::fstat(report, &status) != 0) {
+  if (std::sscanf(text->c_str(), "%15s %d %d", role.data(), &memory, &report) != 3 || ::fstat(report, &status) != 0 ||
+      ::fstat(memory, &status) != 0) {
     std::fprintf(stderr, "the environment's %s='%s' is of another process: unset it\n", launch::call_variable,
                  text->c_str());
     std::exit(1);
@@ -231,7 +223,6 @@ void run_launched_function() {
   for (const int descriptor : {memory, report}) ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
   int result = 1;
   try {
-    ::fstat(memory, &status);
     std::string call(static_cast<std::size_t>(status.st_size), 0);
     if (::pread(memory, call.data(), call.size(), 0) != status.st_size) throw os::errno_error("reading the call");
     const launch::CallText parsed = launch::parse_call(call);

@@ -46,6 +46,11 @@ ChosenBackend& chosen_backend() {
   return chosen;
 }
 
+/// The one that is named, else that of calls that name none.
+std::string backend_or(std::string_view named) {
+  return named.empty() ? get_distributed_backend() : std::string(named);
+}
+
 }  // namespace
 
 void MultiprocessConfig::resolve() {
@@ -58,17 +63,13 @@ void MultiprocessConfig::resolve() {
   if (rank < -1 || rank >= *world_size || local_rank < -1 || local_rank >= *local_world_size)
     refuse(fmt::format("rank {} of {}, rank {} of {} on this host, cannot be", rank, *world_size, local_rank,
                        *local_world_size));
-  if (model_parallelism < 1 || pipeline_parallelism < 1 ||
-      *world_size % (std::int64_t{model_parallelism} * pipeline_parallelism) != 0)
-    refuse(fmt::format("{} ranks cannot be cut into models of {} ranks by {} stages", *world_size, model_parallelism,
-                       pipeline_parallelism));
-  if (backend.empty()) backend = get_distributed_backend();
+  launch::ranks_of_model(*world_size, model_parallelism, pipeline_parallelism);
+  backend = backend_or(backend);
   for (std::string* const name : {&model_parallel_backend, &pipeline_parallel_backend, &data_parallel_backend})
     if (name->empty()) *name = backend;
   for (const std::string& name : {backend, model_parallel_backend, pipeline_parallel_backend, data_parallel_backend})
     collectives::check_backend_name(name);
-  if (!init_method.starts_with("env://") && !init_method.starts_with("tcp://") && !init_method.starts_with("file://"))
-    refuse(fmt::format("'{}' is no init_method: env://, tcp://HOST:PORT or file:///PATH", init_method));
+  collectives::check_init_method(init_method);
   if (master_port && (*master_port < 1 || *master_port >= UINT16_MAX))
     refuse(fmt::format("the master_port {} cannot be", *master_port));
   if (master_port || port_holder || rank >= 0) return;
@@ -101,7 +102,7 @@ void set_distributed_backend(std::string_view backend) {
 }
 
 void init_process_group_from_backend(std::string_view backend) {
-  dist::init_process_group(backend.empty() ? get_distributed_backend() : std::string(backend));
+  dist::init_process_group(backend_or(backend));
 }
 
 void init_dist(const MultiprocessConfig& config) {
@@ -119,7 +120,7 @@ void init_dist(const MultiprocessConfig& config) {
     options.world_size = *config.world_size;
     options.rank = config.rank;
   }
-  dist::init_process_group(config.backend.empty() ? get_distributed_backend() : config.backend, options);
+  dist::init_process_group(backend_or(config.backend), options);
   dist::barrier();
 }
 

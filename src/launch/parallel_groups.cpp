@@ -9,6 +9,7 @@
 
 #include "muster/dist.hpp"
 #include "src/collectives/init_group.hpp"
+#include "src/launch/job.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster {
@@ -26,16 +27,21 @@ Made& made() {
 
 }  // namespace
 
+int launch::ranks_of_model(int ranks, int model_parallelism, int pipeline_parallelism) {
+  const std::int64_t part = std::int64_t{model_parallelism} * pipeline_parallelism;
+  if (model_parallelism < 1 || pipeline_parallelism < 1 || ranks % part != 0)
+    throw Error(ErrorKind::argument, fmt::format("{} ranks cannot be cut into models of {} ranks by {} stages", ranks,
+                                                 model_parallelism, pipeline_parallelism));
+  return static_cast<int>(part);
+}
+
 ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int pipeline_parallelism,
                                const std::string& model_backend, const std::string& pipeline_backend,
                                const std::string& data_backend) {
-  const std::int64_t part = std::int64_t{model_parallelism} * pipeline_parallelism;
-  if (model_parallelism < 1 || pipeline_parallelism < 1 || world.size() % part != 0)
-    throw Error(ErrorKind::argument, fmt::format("{} ranks cannot be cut into models of {} ranks by {} stages",
-                                                 world.size(), model_parallelism, pipeline_parallelism));
-  sizes_ = {model_parallelism, pipeline_parallelism, static_cast<int>(world.size() / part)};
+  const int part = launch::ranks_of_model(world.size(), model_parallelism, pipeline_parallelism);
+  sizes_ = {model_parallelism, pipeline_parallelism, world.size() / part};
   const int rank = world.rank();
-  place_ = {rank % sizes_.model, rank / sizes_.model % sizes_.pipeline, static_cast<int>(rank / part)};
+  place_ = {rank % sizes_.model, rank / sizes_.model % sizes_.pipeline, rank / part};
   struct Kind {
     const char* name;
     int size;
@@ -45,7 +51,7 @@ ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int p
   };
   const Kind kinds[] = {{"model", sizes_.model, 1, place_.model, model_backend},
                         {"pipeline", sizes_.pipeline, sizes_.model, place_.pipeline, pipeline_backend},
-                        {"data", sizes_.data, static_cast<int>(part), place_.data, data_backend}};
+                        {"data", sizes_.data, part, place_.data, data_backend}};
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Kind& kind = kinds[i];
     std::vector<int> ranks;

@@ -158,6 +158,12 @@ ssize_t read_some(int source, void* target, std::size_t most) noexcept {
     if (const ssize_t got = ::read(source, target, most); got >= 0 || errno != EINTR) return got;
 }
 
+Pipe make_pipe(int flags) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC | flags) != 0) throw os::errno_error("starting a job: making a pipe");
+  return {os::Fd(ends[0]), os::Fd(ends[1])};
+}
+
 ExecArguments::ExecArguments(const std::vector<std::string>& command, const Variables& variables) : command_(command) {
   std::map<std::string_view, std::string_view> given;  // the last one wins, as in a shell
   for (const auto& [name, value] : variables) given[name] = value;
@@ -181,15 +187,13 @@ ExecArguments ExecArguments::own_program(const Variables& variables) {
 }
 
 Child spawn(const ExecArguments& arguments, const Inheritance& inheritance) {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw os::errno_error("starting a rank: making a pipe");
+  Pipe pipe = make_pipe();
   Child child;
-  child.exec_report = os::Fd(ends[0]);
-  const os::Fd far_end(ends[1]);
+  child.exec_report = std::move(pipe.reader);
   const pid_t launcher = ::getpid();
   child.pid = ::fork();
   if (child.pid < 0) throw os::errno_error("starting a rank: fork");
-  if (child.pid == 0) become(arguments, inheritance, launcher, far_end.get());
+  if (child.pid == 0) become(arguments, inheritance, launcher, pipe.writer.get());
   child.process = pidfd_of(child.pid);
   return child;
 }

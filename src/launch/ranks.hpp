@@ -22,6 +22,13 @@ namespace muster::launch {
 /// read(2), whatever signals come meanwhile.
 ssize_t read_some(int source, void* target, std::size_t most) noexcept;
 
+/// A pipe that exec closes: its reader's end and its writer's. `flags`: more of pipe2(2)'s. Throws Error(io).
+struct Pipe {
+  os::Fd reader;
+  os::Fd writer;
+};
+Pipe make_pipe(int flags = 0);
+
 /// The NULL-terminated arrays that exec wants, made before the fork: nothing may be allocated after it.
 class ExecArguments {
  public:

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // launch_subprocesses(): the caller's side. The numbers are those of call.hpp.
 
-#include <fcntl.h>
 #include <fmt/core.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
 #include <span>
 #include <utility>
 
@@ -63,20 +60,17 @@ void run(CallText call) {
   // Step 1.
   const os::Fd memory = os::create_shared_memory(text.size(), os::default_backing());
   os::write_at(memory, 0, std::as_bytes(std::span(text)));
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw os::errno_error("launching subprocesses: making a pipe");
-  const os::Fd report(ends[0]);
-  os::Fd far_end(ends[1]);
+  Pipe report = make_pipe();
   ExecArguments::Variables variables = call.options.launch.environment;
-  variables.emplace_back(call_variable, fmt::format("launcher {} {}", memory.get(), far_end.get()));
+  variables.emplace_back(call_variable, fmt::format("launcher {} {}", memory.get(), report.writer.get()));
   variables.emplace_back(mark_variable, os::random_hex(16));
-  Inheritance inheritance{.descriptors = {memory.get(), far_end.get()}};
+  Inheritance inheritance{.descriptors = {memory.get(), report.writer.get()}};
   ::pthread_sigmask(SIG_SETMASK, nullptr, &inheritance.mask);
   Child launcher = spawn(ExecArguments::own_program(variables), inheritance);
-  far_end.reset();
+  report.writer.reset();
   if (const int failure = exec_error(launcher); failure != 0)
     throw os::errno_error("launching subprocesses: starting this program again", failure);
-  if (const auto failure = wait_for_launcher(launcher, report)) throw Error(*failure);
+  if (const auto failure = wait_for_launcher(launcher, report.reader)) throw Error(*failure);
 }
 
 }  // namespace
