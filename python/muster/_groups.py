@@ -17,10 +17,18 @@ def world() -> Group:
     An initialised torch.distributed comes first (its default group), then what C++'s world() finds: `muster run`,
     torchrun, mpiexec, srun; else it is a group of this process alone. Collective at the first call.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    distributed = initialized_distributed()
+    if distributed is not None:
         return from_process_group(distributed.distributed_c10d._get_default_group())
     return _core.world()
+
+
+def initialized_distributed():
+    """torch.distributed if this process has initialised it, else None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
 
 
 def set_world(group: Group | None) -> None:
@@ -77,14 +85,16 @@ def _place() -> str:
 
 # By what they were made of; kept as long as the process, because process groups take no attributes.
 _met: dict = {}
+_keys: dict = {}
 
 
-def from_process_group(pg, *, timeout: float | None = None) -> Group:
+def from_process_group(pg, *, timeout: float | None = None, workspace_path=None) -> Group:
     """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same later on.
 
     `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
-    which has torch's `set` and `get`. No collective of `pg` is called. Its ranks have to be on one host: for several
-    hosts make a tcp_group() or a file_group(), or start with `muster run`.
+    which has torch's `set` and `get`. No collective of `pg` is called. Its ranks are on one host, or `workspace_path` is a
+    directory that all of them see: then ranks of several hosts are a file_group() there. Otherwise make a tcp_group(),
+    or start with `muster run`.
     """
     if pg in _met:
         return _met[pg]
@@ -102,16 +112,21 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
         else:  # before 2.0
             store, numbers = c10d._pg_map[pg][1], list(c10d._pg_group_ranks[pg])
     if rank == 0:
-        store.set("muster/key", os.urandom(16).hex())
+        # The others may still read it where an earlier call has failed.
+        store.set("muster/key", _keys.setdefault(pg, os.urandom(16).hex()))
     store.set(f"muster/place/{rank}", _place())
     places = [_text(store.get(f"muster/place/{other}")) for other in range(size)]
     apart = [other for other in range(size) if places[other] != places[0]]
-    if apart:
+    key = _text(store.get("muster/key"))
+    if not apart:
+        _met[pg] = local_group(key, rank, size, timeout=timeout, numbers=numbers)
+    elif workspace_path is not None:
+        _met[pg] = file_group(workspace_path, rank, size, timeout=timeout, key=key)
+    else:
         raise UnsupportedError(
             f"the ranks of this process group share no memory: ranks 0 and {apart[0]} are on different hosts or in "
             "different containers: make a tcp_group() or a file_group()"
         )
-    _met[pg] = local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
     return _met[pg]
 
 
