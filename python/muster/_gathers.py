@@ -98,11 +98,13 @@ class GatheredTensors(Gathered):
         return [tensor.torch(copy=copy) for tensor in self._list()]
 
 
-def _options(own, timeout, route, workspace_path):
-    return {"own": own, "timeout": timeout, "route": route, "workspace_path": workspace_path}
+def _options(own, timeout, route, workspace_path, writable=False):
+    return {"own": own, "timeout": timeout, "route": route, "workspace_path": workspace_path, "writable": writable}
 
 
-def get_configs_parallel(config, ranks=None, group=None, *, own="borrow", timeout=None, route="auto", workspace_path=None):
+def get_configs_parallel(
+    config, ranks=None, group=None, *, own="borrow", writable=False, timeout=None, route="auto", workspace_path=None
+):
     """Gathers a config of each rank of a list to its first rank: a context manager.
 
     Collective over `group`, one call by each rank. `config` is a dict, a list or a value, with tensors at any leaves, or
@@ -110,22 +112,26 @@ def get_configs_parallel(config, ranks=None, group=None, *, own="borrow", timeou
     that is not in the list it passes only takes part in the rounds. `group`: a muster.Group, a process group of
     torch.distributed, or None for the world.
 
-    `own`: what the first rank's own tensors are in its result, "borrow" (its own memory) or "copy". `timeout`: seconds
-    without progress of the ranks waited for. `route`: how bytes travel, "auto", "shm", "tcp", "workspace", ...
-    `workspace_path`: a directory that all ranks see, through which they go then.
+    `own`: what the first rank's own tensors are in its result, "borrow" (its own memory) or "copy". `writable`: the
+    first rank may write to the others' tensors, as long as it holds them, and no other rank sees that; those of arenas
+    and of routes other than shared memory are read-only all the same. `timeout`: seconds without progress of the ranks
+    waited for. `route`: how bytes travel, "auto", "shm", "tcp", "workspace", ... `workspace_path`: a directory that all
+    ranks see, through which they go then.
 
     Raises the same on all ranks, with the words of the rank that cannot go on.
     """
-    return GatheredConfigs(_core.get_configs, config, ranks, group, _options(own, timeout, route, workspace_path))
+    return GatheredConfigs(_core.get_configs, config, ranks, group, _options(own, timeout, route, workspace_path, writable))
 
 
-def get_tensors_parallel(tensor, ranks=None, group=None, *, own="borrow", timeout=None, route="auto", workspace_path=None):
+def get_tensors_parallel(
+    tensor, ranks=None, group=None, *, own="borrow", writable=False, timeout=None, route="auto", workspace_path=None
+):
     """The same with one tensor a rank, all of the same dtype and shape.
 
     A tensor is a muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer or
     `__array_interface__`, in host memory.
     """
-    return GatheredTensors(_core.get_tensors, tensor, ranks, group, _options(own, timeout, route, workspace_path))
+    return GatheredTensors(_core.get_tensors, tensor, ranks, group, _options(own, timeout, route, workspace_path, writable))
 
 
 def concat(dim: int, blocks=()):

@@ -65,6 +65,7 @@ def get_configs_parallel(config, ranks, group=None, workspace_path=None):
 def _gathered(value, ranks, group, workspace_path):
     """What the other ranks of the list gave and is not None, on its first rank; None elsewhere."""
     ranks = [operator.index(rank) for rank in ranks]
+    workspace_path = None if workspace_path is None else _folder(workspace_path)
     if len(ranks) < 2:
         raise ArgumentError(f"gathering from the ranks {ranks}: a list has two ranks or more")
     group, members = _group_of(group, workspace_path)
@@ -86,7 +87,7 @@ def _gathered(value, ranks, group, workspace_path):
                 raise ArgumentError(f"rank {rank} of the list {ranks} is not in the group, which has {list(members)}")
             yield members.index(rank)
 
-    with _gather(tree, numbers(), group, timeout=TIMEOUT, workspace_path=workspace_path) as entries:
+    with _gather(tree, numbers(), group, writable=True, timeout=TIMEOUT, workspace_path=workspace_path) as entries:
         try:
             yield [_value(entry) for entry in entries if entry is not None] if group.rank == own else None
         finally:
@@ -103,6 +104,11 @@ def _group_of(group, workspace_path=None) -> tuple[Group, list[int] | range]:
         group = distributed.distributed_c10d._get_default_group()
     met = from_process_group(group, workspace_path=workspace_path)
     return met, distributed.get_process_group_ranks(group)
+
+
+def _folder(workspace_path) -> pathlib.Path:
+    """Of its own: ModelOpt's own state files may lie beside it."""
+    return pathlib.Path(workspace_path) / "muster"
 
 
 def _tree(value):
@@ -152,13 +158,13 @@ def _class_named(name: str):
 
 
 def _torch(tensor):
-    """A copy, which may be written to and kept."""
-    copy = tensor.torch(copy=True)
+    """May be written to and kept: the memory that the sender has put it into, or a copy."""
+    made = tensor.torch()
     if tensor.dtype != "F4":
-        return copy
+        return made
     import torch
 
-    return copy.view(torch.float4_e2m1fn_x2)
+    return made.view(torch.float4_e2m1fn_x2)
 
 
 class NFSWorkspace:
@@ -176,9 +182,9 @@ class NFSWorkspace:
         self._files = None
         if workspace_path is None:
             return
-        group, _ = _group_of(None, workspace_path)
+        group, _ = _group_of(None, _folder(self.path))
         self.rank = group.rank
-        self._files = _files.NFSWorkspace(self.path, group, durable=False)
+        self._files = _files.NFSWorkspace(_folder(self.path), group, durable=False)
         if self._state(self.rank) is not None:
             # What this rank wrote by an earlier object is gone.
             self._files.write_configs_and_weights(None)
