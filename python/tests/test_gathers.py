@@ -48,6 +48,22 @@ def test_tensors_stay_valid_and_may_be_written_to():
     assert told == [[[True, False], [2.0, 3.0, 2.0], 1.0], [[], [], 2.0]]
 
 
+def test_what_came_may_be_written_to_if_asked_for():
+    told = run(
+        """
+        weight = np.full(1 << 18, rank + 1, "f4")
+        with muster.get_tensors_parallel(weight, None, group, writable=True) as parts:
+            arrays = parts.numpy()
+        for array in arrays[1:]:
+            array += 10
+        with muster.get_configs_parallel({"w": weight}, None, group) as other:
+            again = [config["w"].is_writable for _, config in other.present()]
+        tell([[float(array.max()) for array in arrays], again, float(weight.max())])
+        """
+    )
+    assert told == [[[1.0, 12.0], [True, False], 1.0], [[], [], 2.0]]
+
+
 def test_merges():
     told = run(
         """
