@@ -6,7 +6,7 @@ The manual is docs/python.md. Importing this package imports neither torch nor n
 
 import os as _os
 
-from ._core import Group, ProcessGroup, SharedArena, Tensor, version as __version__
+from ._core import Group, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, version as __version__
 from ._files import (
     NFSWorkspace,
     State,
