@@ -92,8 +92,8 @@ def from_process_group(pg, *, timeout: float | None = None, workspace_path=None)
     """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same later on.
 
     `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
-    which has torch's `set` and `get`. No collective of `pg` is called. Its ranks are on one host, or `workspace_path` is a
-    directory that all of them see: then ranks of several hosts are a file_group() there. Otherwise make a tcp_group(),
+    which has torch's `set` and `get`. No collective of `pg` is called. Its ranks are on one host, or `workspace_path` is
+    a directory that all of them see: then ranks of several hosts are a file_group() there. Otherwise make a tcp_group(),
     or start with `muster run`.
     """
     if pg in _met:

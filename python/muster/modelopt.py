@@ -41,9 +41,7 @@ def get_tensors_parallel(tensor, ranks, group=None):
     copies of its own, which it may write to and keep. The others get an empty list. All ranks wait at the end until the
     first one is there.
     """
-    if tensor is None:
-        raise ArgumentError("get_tensors_parallel: the tensor is None: every rank of the group passes one")
-    with _gathered(tensor.detach().cpu(), ranks, group, None) as others:
+    with _gathered(tensor, ranks, group, None, is_needed=True) as others:
         yield [tensor.cpu(), *others] if others is not None else []
 
 
@@ -54,7 +52,7 @@ def get_configs_parallel(config, ranks, group=None, workspace_path=None):
 
     `config` is an instance of a dataclass, a dict, a list or a value, with such and torch tensors inside, or None. The
     first rank gets a list: its own config itself, be it None, then what the others have, as instances of the same
-    classes; None of others is left out. `workspace_path`: a directory that all ranks see, through which configs go then;
+    classes; None of others is left out. `workspace_path`: a directory that all ranks see, through which configs go;
     with it the ranks may be on several hosts. Nothing but its mark stays in it.
     """
     with _gathered(config, ranks, group, workspace_path) as others:
@@ -62,36 +60,41 @@ def get_configs_parallel(config, ranks, group=None, workspace_path=None):
 
 
 @contextlib.contextmanager
-def _gathered(value, ranks, group, workspace_path):
+def _gathered(value, ranks, group, workspace_path, is_needed=False):
     """What the other ranks of the list gave and is not None, on its first rank; None elsewhere."""
-    ranks = [operator.index(rank) for rank in ranks]
     workspace_path = None if workspace_path is None else _folder(workspace_path)
-    if len(ranks) < 2:
-        raise ArgumentError(f"gathering from the ranks {ranks}: a list has two ranks or more")
     group, members = _group_of(group, workspace_path)
-    own = members.index(ranks[0]) if ranks[0] in members else None
-    tree, failure = None, None
-    # The first rank has its own already.
-    if group.rank != own:
-        try:
-            tree = _tree(value)
-        except Exception as error:
-            failure = error
+    tree, numbers, is_first, failure = None, [], False, None
+    try:
+        ranks = [operator.index(rank) for rank in ranks]
+        if len(ranks) < 2:
+            raise ArgumentError(f"gathering from the ranks {ranks}: a list has two ranks or more")
+        if is_needed and value is None:
+            raise ArgumentError("get_tensors_parallel: the tensor is None: every rank of the group passes one")
+        numbers = [_index(members, rank) for rank in ranks]
+        is_first = group.rank == numbers[0]
+        # The first rank has its own already.
+        tree = None if is_first else _tree(value)
+    except Exception as error:
+        failure = error
 
-    def numbers():
-        # What is raised here reaches all ranks.
+    def told():
+        # What the arguments raise here reaches all ranks.
         if failure is not None:
             raise failure
-        for rank in ranks:
-            if rank not in members:
-                raise ArgumentError(f"rank {rank} of the list {ranks} is not in the group, which has {list(members)}")
-            yield members.index(rank)
+        yield from numbers
 
-    with _gather(tree, numbers(), group, writable=True, timeout=TIMEOUT, workspace_path=workspace_path) as entries:
+    with _gather(tree, told(), group, writable=True, timeout=TIMEOUT, workspace_path=workspace_path) as entries:
         try:
-            yield [_value(entry) for entry in entries if entry is not None] if group.rank == own else None
+            yield [_value(entry) for entry in entries if entry is not None] if is_first else None
         finally:
             group.barrier(timeout=TIMEOUT)
+
+
+def _index(members, rank: int) -> int:
+    if rank not in members:
+        raise ArgumentError(f"rank {rank} of the list is not in the group, which has the ranks {list(members)}")
+    return members.index(rank)
 
 
 def _group_of(group, workspace_path=None) -> tuple[Group, list[int] | range]:
@@ -153,7 +156,8 @@ def _class_named(name: str):
     except (KeyError, AttributeError):
         kind = None
     if not dataclasses.is_dataclass(kind):
-        raise ArgumentError(f"another rank gave a {name}, which is no dataclass here: import {module} on the first rank")
+        words = f"which is no dataclass here: import {module} on the first rank"
+        raise ArgumentError(f"another rank gave a {name}, {words}")
     return kind
 
 
@@ -243,7 +247,8 @@ def install() -> None:
             found = True
             _replace(module)
     if not found:
-        raise ImportError(f"muster.modelopt.install: there is no {' or '.join(_UPSTREAM)}: install nvidia-modelopt, 0.48 or earlier")
+        names = " or ".join(_UPSTREAM)
+        raise ImportError(f"muster.modelopt.install: there is no {names}: install nvidia-modelopt, 0.48 or earlier")
 
 
 def install_when_imported() -> None:

@@ -105,7 +105,8 @@ def gather(value, ranks=(0, 1, 2, 3), **options):
         pass
 seen["bad value"] = failure(lambda: gather(Linear(1j) if rank == 2 else None))
 seen["bad rank"] = failure(lambda: gather(None, [0, 7]))
-seen["one rank"] = failure(lambda: gather(None, [0]))
+seen["one rank"] = failure(lambda: gather(None, [rank] if rank == 1 else (0, 2, 3)))
+seen["no tensor here"] = failure(lambda: modelopt.get_tensors_parallel(None if rank == 3 else torch.ones(1), [0, 1, 2, 3]).__enter__())
 def unknown():
     class Hidden:
         pass
@@ -200,8 +201,9 @@ def test_one_ranks_failure_is_everybodys(told):
     assert told[0]["bad value"][0] == "ArgumentError" and "config['weight']: complex is not a value" in told[0]["bad value"][1]
     assert "rank 2" in told[0]["bad value"][1]
     for each in told:
-        assert each["bad rank"][0] == "ArgumentError" and "rank 7 of the list [0, 7]" in each["bad rank"][1]
-        assert each["one rank"][0] == "ArgumentError"
+        assert each["bad rank"][0] == "ArgumentError" and "rank 7 of the list is not in the group, which has the ranks [0, 1, 2, 3]" in each["bad rank"][1]
+        assert each["one rank"][0] == "ArgumentError" and "the ranks [1]" in each["one rank"][1]
+        assert each["no tensor here"][0] == "ArgumentError" and "rank 3" in each["no tensor here"][1]
     assert "which is no dataclass here" in told[0]["unknown class"][1] and of(told, "unknown class")[1:] == [None] * 3
     assert of(told, "inside") == [["LookupError", "inside"], None, None, None]
 
