@@ -101,6 +101,12 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
             store, numbers = c10d._get_process_group_store(pg), distributed.get_process_group_ranks(pg)
         else:  # before 2.0
             store, numbers = c10d._pg_map[pg][1], list(c10d._pg_group_ranks[pg])
+    _met[pg] = _meet(store, rank, size, timeout=timeout, numbers=numbers)
+    return _met[pg]
+
+
+def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=()) -> Group:
+    """The group of the ranks that have a store of torch's in common. Collective."""
     if rank == 0:
         store.set("muster/key", os.urandom(16).hex())
     store.set(f"muster/place/{rank}", _place())
@@ -111,8 +117,7 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
             f"the ranks of this process group share no memory: ranks 0 and {apart[0]} are on different hosts or in "
             "different containers: make a tcp_group() or a file_group()"
         )
-    _met[pg] = local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
-    return _met[pg]
+    return local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
 
 
 def _text(value) -> str:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch.distributed is given: a process group, which costs least, and a backend, which can stand beside others."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as distributed
+
+from .._groups import _meet
+from ._calls import Calls
+
+_CPU = torch.device("cpu")
+
+
+class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
+    """For one device of a process group: torch calls it through C++."""
+
+    def __init__(self, rank, size, timeout):
+        super().__init__(rank, size)
+        self._options = distributed.distributed_c10d.C10DBackend.Options("muster_cpu", timeout)
+
+    def getBackendName(self):
+        return "muster"
+
+    name = getBackendName
+
+    @property
+    def options(self):
+        return self._options
+
+
+class MusterGroup(Calls, distributed.ProcessGroup):
+    """A whole process group, of tensors on the CPU: its calls are torch's own calls."""
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(store, rank, size)
+        # C++ asks the backend of a device for names and sizes; the calls it makes are those here.
+        self._backend = MusterBackend(rank, size, timeout)
+        self._set_default_backend(distributed.ProcessGroup.BackendType.CUSTOM)
+        self._register_backend(_CPU, distributed.ProcessGroup.BackendType.CUSTOM, self._backend)
+
+    def getBackendName(self):
+        return "muster"
+
+
+def _begin(calls, opts):
+    seconds = opts.timeout.total_seconds()
+    group = _meet(
+        opts.store, opts.group_rank, opts.group_size, timeout=seconds, numbers=opts.global_ranks_in_group
+    )
+    calls._begin(group, opts.store, seconds)
+
+
+# torch keeps a backend by a C++ pointer alone.
+_kept = []
+
+
+def make_backend(opts, _):
+    made = MusterBackend(opts.group_rank, opts.group_size, opts.timeout)
+    _begin(made, opts)
+    _kept.append(made)
+    return made
+
+
+def make_group(opts, _):
+    made = MusterGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+    _begin(made, opts)
+    made._backend.__dict__.update(made.__dict__)
+    return made
