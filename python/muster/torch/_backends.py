@@ -15,6 +15,10 @@ _CPU = torch.device("cpu")
 class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
     """For one device of a process group: torch calls it through C++."""
 
+    # torch would ask the object for them again, without end.
+    supports_coalescing = supports_splitting = supports_shrinking = False
+    supports_reconfigure = supports_window = _supports_time_estimate = False
+
     def __init__(self, rank, size, timeout):
         super().__init__(rank, size)
         self._options = distributed.distributed_c10d.C10DBackend.Options("muster_cpu", timeout)
@@ -22,7 +26,8 @@ class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
     def getBackendName(self):
         return "muster"
 
-    name = getBackendName
+    def name(self):
+        return self.getBackendName()
 
     @property
     def options(self):

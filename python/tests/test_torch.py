@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend of torch.distributed. In the long form (MUSTER_TEST_ALL=1) also training, and PyTorch's own tests."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="there is no PyTorch here")
+if tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14):
+    pytest.skip(f"PyTorch {torch.__version__}: the backend needs 2.14", allow_module_level=True)
+
+from ranks import Ranks, run
+
+long_form = pytest.mark.skipif(not os.environ.get("MUSTER_TEST_ALL"), reason="in the long form: MUSTER_TEST_ALL=1")
+
+START = """
+import datetime, functools, operator, threading
+import torch, torch.distributed as dist
+import muster.torch
+muster.torch.register()
+torch.set_num_threads(1)
+def start(name="muster", seconds=20):
+    store = dist.FileStore(os.environ["TEST_STORE"], size)
+    dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=seconds))
+def caught(call):
+    try:
+        call()
+    except Exception as error:
+        cause = error.__cause__
+        return [isinstance(error, RuntimeError), str(error), getattr(cause, "rank", None), getattr(cause, "pid", None)]
+"""
+
+# As gloo and muster both do them, to be compared.
+EVERYTHING = """
+op = dist.ReduceOp
+def everything(pg, add):
+    def values(*shape, dtype=torch.float32):
+        return (torch.arange(functools.reduce(operator.mul, shape, 1)) % 7 + rank + 1).to(dtype).reshape(shape)
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8):
+        for each in (op.SUM, op.PRODUCT, op.MIN, op.MAX):
+            t = values(5, 3, dtype=dtype)
+            dist.all_reduce(t, each, group=pg)
+            add(t)
+    for each in (op.BAND, op.BOR, op.BXOR):
+        t = values(9, dtype=torch.int32)
+        dist.all_reduce(t, each, group=pg)
+        add(t)
+    for dtype in (torch.float16, torch.bfloat16):
+        t = values(100, dtype=dtype)
+        dist.all_reduce(t, group=pg)
+        add(t)
+    t = values(4, 6).t()
+    dist.all_reduce(t, group=pg)
+    add(t)
+    t = torch.sparse_coo_tensor(torch.arange(rank + 1).reshape(1, -1), torch.ones(rank + 1), [size])
+    dist.all_reduce(t, group=pg)
+    add(t.to_dense())
+    t = values(3)
+    dist.reduce(t, 1, group=pg)
+    add(t if rank == 1 else t * 0)
+    for dtype in (torch.complex64, torch.complex128, torch.bool, torch.float32):
+        t = values(2, 2, dtype=dtype)
+        dist.broadcast(t, 2, group=pg)
+        add(t)
+    t = torch.tensor(rank + 0.5)
+    outs = [torch.zeros(()) for _ in range(size)]
+    dist.all_gather(outs, t, group=pg)
+    add(*outs)
+    out = torch.zeros(size * 2, 3)
+    dist.all_gather_into_tensor(out, values(2, 3), group=pg)
+    add(out)
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "x": "y" * rank}, group=pg)
+    add(objects)
+    objects = [{"from": rank}, None]
+    dist.broadcast_object_list(objects, 1, group=pg)
+    add(objects)
+    outs = [torch.zeros(2) for _ in range(size)] if rank == 1 else None
+    dist.gather(values(2), outs, 1, group=pg)
+    add(*(outs or []))
+    out = torch.zeros(2)
+    dist.scatter(out, [torch.full((2,), float(i)) for i in range(size)] if rank == 0 else None, 0, group=pg)
+    add(out)
+    out = torch.zeros(2)
+    dist.reduce_scatter(out, [values(2) * i for i in range(size)], group=pg)
+    add(out)
+    out = torch.zeros(2, 2)
+    dist.reduce_scatter_tensor(out, values(2 * size, 2), group=pg)
+    add(out)
+    out = torch.zeros(size, 2)
+    dist.all_to_all_single(out, values(size, 2), group=pg)
+    add(out)
+    # Rank r gives rank i r + i rows.
+    out = torch.zeros(sum(rank + i for i in range(size)), 2)
+    sizes = [rank + i for i in range(size)]
+    dist.all_to_all_single(out, values(sum(sizes), 2), sizes, sizes, group=pg)
+    add(out)
+    dist.barrier(group=pg)
+    works = [dist.all_reduce(t, async_op=True, group=pg) for t in (values(3), values(4))]
+    for work in works:
+        work.wait()
+        add(*work.result())
+    # To the next, from the one before, large and small, by tag.
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for n in (3, 100_000):
+        outs = [torch.zeros(n), torch.zeros(n)]
+        for work in dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, values(n), after, pg, 1), dist.P2POp(dist.isend, values(n) * 2, after, pg, 2),
+            dist.P2POp(dist.irecv, outs[1], before, pg, 2), dist.P2POp(dist.irecv, outs[0], before, pg, 1),
+        ]):
+            work.wait()
+        add(*outs)
+    if rank == 0:
+        senders = []
+        for _ in range(size - 1):
+            out = torch.zeros(2)
+            senders.append(dist.recv(out, group=pg))
+        add(sorted(senders))
+    else:
+        dist.send(values(2), 0, group=pg)
+"""
+
+
+def torch_ranks(source, tmp_path, size=2):
+    return Ranks(START + source, size, environment={"TEST_STORE": str(tmp_path / "store"), "GLOO_SOCKET_IFNAME": "lo"})
+
+
+def test_every_call_does_what_gloo_does(tmp_path):
+    source = EVERYTHING + """
+start()
+theirs, ours = [], []
+everything(dist.new_group(backend="gloo"), lambda *results: theirs.extend(results))
+everything(dist.group.WORLD, lambda *results: ours.extend(results))
+part = dist.new_group([0, 2])
+if rank != 1:
+    t = torch.ones(2) * (rank + 1)
+    dist.all_reduce(t, op.AVG, group=part)
+    dist.broadcast(t, 2, group=part)
+    ours.append(t)
+    theirs.append(torch.full((2,), 2.0))
+differences = [i for i, (a, b) in enumerate(zip(ours, theirs)) if not (torch.equal(a, b) if torch.is_tensor(a) else a == b)]
+tell([len(ours) - len(theirs), differences, len(ours) > 60])
+dist.destroy_process_group()
+"""
+    assert torch_ranks(source, tmp_path, 3).told() == [[[0, [], True]]] * 3
