@@ -36,7 +36,7 @@ def caught(call):
 # As gloo and muster both do them, to be compared.
 EVERYTHING = """
 op = dist.ReduceOp
-def everything(pg, add):
+def everything(pg, add, any_source=True):
     def values(*shape, dtype=torch.float32):
         return (torch.arange(functools.reduce(operator.mul, shape, 1)) % 7 + rank + 1).to(dtype).reshape(shape)
     for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8):
@@ -113,6 +113,8 @@ def everything(pg, add):
         ]):
             work.wait()
         add(*outs)
+    if not any_source:
+        return
     if rank == 0:
         senders = []
         for _ in range(size - 1):
@@ -131,18 +133,82 @@ def torch_ranks(source, tmp_path, size=2):
 def test_every_call_does_what_gloo_does(tmp_path):
     source = EVERYTHING + """
 start()
-theirs, ours = [], []
+theirs, ours, device = [], [], []
 everything(dist.new_group(backend="gloo"), lambda *results: theirs.extend(results))
 everything(dist.group.WORLD, lambda *results: ours.extend(results))
+everything(dist.new_group(backend="cpu:muster_cpu"), lambda *results: device.extend(results), any_source=False)
+same = lambda a, b: torch.equal(a, b) if torch.is_tensor(a) else a == b
+differences = [i for other in (ours, device) for i, (a, b) in enumerate(zip(other, theirs)) if not same(a, b)]
 part = dist.new_group([0, 2])
 if rank != 1:
     t = torch.ones(2) * (rank + 1)
     dist.all_reduce(t, op.AVG, group=part)
-    dist.broadcast(t, 2, group=part)
-    ours.append(t)
-    theirs.append(torch.full((2,), 2.0))
-differences = [i for i, (a, b) in enumerate(zip(ours, theirs)) if not (torch.equal(a, b) if torch.is_tensor(a) else a == b)]
-tell([len(ours) - len(theirs), differences, len(ours) > 60])
+    if t.tolist() != [2.0, 2.0]:
+        differences.append("AVG")
+out = torch.zeros(size, 2)
+dist.all_gather_into_tensor(out, torch.full((2,), float(rank)))
+if out.tolist() != [[0, 0], [1, 1], [2, 2]]:
+    differences.append("stacked")
+tell([len(theirs), len(ours), len(device), differences])
 dist.destroy_process_group()
 """
-    assert torch_ranks(source, tmp_path, 3).told() == [[[0, [], True]]] * 3
+    assert torch_ranks(source, tmp_path, 3).told() == [[[49, 49, 48, []]]] * 3
+
+
+def test_failures(tmp_path):
+    source = """
+start(seconds=10)
+told = {}
+# What the ranks disagree about is an error of all, and the group goes on.
+told["mismatch"] = caught(lambda: dist.all_reduce(torch.ones(2 + rank)))
+dist.barrier()
+# One rank alone: a deadline.
+late = dist.new_group(timeout=datetime.timedelta(seconds=0.5))
+if rank == 0:
+    told["late"] = caught(lambda: dist.barrier(late))
+    pending = dist.irecv(torch.ones(2), 1, group=late)
+    told["receive"] = caught(pending.wait)
+    told["brief"] = caught(lambda: dist.irecv(torch.ones(2), 1).wait(datetime.timedelta(seconds=0.1)))
+dist.barrier()
+# A child has nothing of it, and ends well.
+child = os.fork()
+if child == 0:
+    failures = [caught(lambda: dist.all_reduce(torch.ones(2))), caught(lambda: dist.all_reduce(torch.ones(2), async_op=True).wait()),
+                caught(lambda: dist.send(torch.ones(2), (rank + 1) % size))]
+    sys.exit(0 if all(failures) else 1)
+told["child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+dist.barrier()
+pids = [None] * size
+dist.all_gather_object(pids, os.getpid())
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+begun = time.monotonic()
+work = dist.all_reduce(torch.ones(2), async_op=True)
+message = dist.irecv(torch.ones(2), 2)
+told["killed"] = caught(work.wait)[2:] == [2, pids[2]] and "rank 2" in caught(dist.barrier)[1]
+told["sender"] = caught(message.wait)[2]
+told["in time"] = time.monotonic() - begun < 8
+tell(told)
+"""
+    outcomes = torch_ranks(source, tmp_path, 3).told([0, 0, -9])
+    for told in (outcomes[0][0], outcomes[1][0]):
+        assert told["mismatch"][0] and "rank" in told["mismatch"][1]
+        assert (told["child"], told["killed"], told["sender"], told["in time"]) == (0, True, 2, True)
+    told = outcomes[0][0]
+    assert told["late"][0] and " Timed out waiting 500ms: " in told["late"][1] and "rank 1" in told["late"][1]
+    assert "Timed out" in told["receive"][1] and "recv from rank 1" in told["receive"][1]
+    assert "Timed out waiting 100ms" in told["brief"][1]
+
+
+def test_an_end_with_work_under_way(tmp_path):
+    source = """
+start(seconds=30)
+if rank == 0:
+    works = [dist.all_reduce(torch.ones(2), async_op=True), dist.irecv(torch.ones(2), 1)]
+else:
+    begun = time.monotonic()
+    failures = [caught(lambda: dist.recv(torch.ones(2), 0))]
+    failures += [caught(lambda: (dist.all_reduce(torch.ones(2)), dist.barrier()))]
+    tell([[failure[2] for failure in failures], time.monotonic() - begun < 20])
+"""
+    assert torch_ranks(source, tmp_path).told()[1] == [[[0, 0], True]]

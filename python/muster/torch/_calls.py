@@ -18,8 +18,17 @@ _NATIVE = frozenset(
     + [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 )
 _Op = distributed.ReduceOp.RedOpType
-_OPS = {_Op.SUM: "sum", _Op.AVG: "average", _Op.PRODUCT: "product", _Op.MIN: "min", _Op.MAX: "max"}
-_BITS = {_Op.BAND: torch.bitwise_and, _Op.BOR: torch.bitwise_or, _Op.BXOR: torch.bitwise_xor}
+# By number: torch's own values are slow to look up.
+_OPS = {
+    _Op.SUM.value: "sum",
+    _Op.AVG.value: "average",
+    _Op.PRODUCT.value: "product",
+    _Op.MIN.value: "min",
+    _Op.MAX.value: "max",
+    _Op.BAND.value: torch.bitwise_and,
+    _Op.BOR.value: torch.bitwise_or,
+    _Op.BXOR.value: torch.bitwise_xor,
+}
 
 
 def _flat(tensor):
@@ -52,12 +61,10 @@ def _alone(tensors):
 
 def _op_of(op):
     """The name of an operation; a function of two tensors for those that muster has not."""
-    op = op.op
-    if op in _OPS:
-        return _OPS[op]
-    if op in _BITS:
-        return _BITS[op]
-    raise ValueError(f"muster: there is no {op}: sum, average, product, min, max, and bits of integers")
+    found = _OPS.get(op.op.value)
+    if found is None:
+        raise ValueError(f"muster: there is no {op.op}: sum, average, product, min, max, and bits of integers")
+    return found
 
 
 def _reducible(flat, op, dtype):
