@@ -99,10 +99,10 @@ def everything(pg, add, any_source=True):
     dist.all_to_all_single(out, values(sum(sizes), 2), sizes, sizes, group=pg)
     add(out)
     dist.barrier(group=pg)
-    works = [dist.all_reduce(t, async_op=True, group=pg) for t in (values(3), values(4))]
-    for work in works:
+    pair = [values(3), values(4)]
+    for work in [dist.all_reduce(t, async_op=True, group=pg) for t in pair]:
         work.wait()
-        add(*work.result())
+        add(*work.get_future().value())
     # To the next, from the one before, large and small, by tag.
     after, before = (rank + 1) % size, (rank - 1) % size
     for n in (3, 100_000):
@@ -149,10 +149,10 @@ out = torch.zeros(size, 2)
 dist.all_gather_into_tensor(out, torch.full((2,), float(rank)))
 if out.tolist() != [[0, 0], [1, 1], [2, 2]]:
     differences.append("stacked")
-tell([len(theirs), len(ours), len(device), differences])
+tell([len(theirs) == len(ours) == len(device) + (rank == 0), len(theirs) > 40, differences])
 dist.destroy_process_group()
 """
-    assert torch_ranks(source, tmp_path, 3).told() == [[[49, 49, 48, []]]] * 3
+    assert torch_ranks(source, tmp_path, 3).told() == [[[True, True, []]]] * 3
 
 
 def test_failures(tmp_path):
@@ -212,3 +212,93 @@ else:
     tell([[failure[2] for failure in failures], time.monotonic() - begun < 20])
 """
     assert torch_ranks(source, tmp_path).told()[1] == [[[0, 0], True]]
+
+
+TRAINING = """
+import torch.nn as nn, torch.nn.functional as F
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+def model():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(24, 48), nn.LayerNorm(48), nn.GELU(), nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 5))
+def trained(net, wrap):
+    net = wrap(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    torch.manual_seed(100 + rank)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(torch.randn(16, 24)), torch.randint(5, (16,)))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, net
+def whole(parameter):
+    return parameter.full_tensor().detach().clone() if isinstance(parameter, DTensor) else parameter.detach().clone()
+def sharded(net, mesh):
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+def everything_trained():
+    mesh = init_device_mesh("cpu", (size,))
+    found = {}
+    for name, wrap in (
+        ("DDP", lambda net: DistributedDataParallel(net, bucket_cap_mb=0.01)),
+        ("FSDP1", lambda net: FullyShardedDataParallel(net, device_id=torch.device("cpu"))),
+        ("FSDP2", lambda net: sharded(net, mesh)),
+    ):
+        losses, net = trained(model(), wrap)
+        found[name] = losses + [whole(each) for each in net.parameters()]
+    torch.manual_seed(3)
+    a, b = torch.randn(6, 8), torch.randn(8, 4)
+    c = distribute_tensor(a, mesh, [Shard(1)]) @ distribute_tensor(b, mesh, [Shard(0)])
+    found["DTensor"] = [c.redistribute(mesh, [Replicate()]).to_local(), c.redistribute(mesh, [Shard(0)]).full_tensor()]
+    t = torch.arange(8.0) + rank
+    pg = dist.group.WORLD
+    found["functional"] = [
+        functional.all_reduce(t, "sum", pg) + 0,
+        functional.all_gather_tensor(t, 0, pg) + 0,
+        functional.reduce_scatter_tensor(t, "sum", 0, pg) + 0,
+        functional.all_to_all_single(t, None, None, pg) + 0,
+        functional.broadcast(t, 1, pg) + 0,
+        *[each + 0 for each in functional.all_reduce_coalesced([t, t * 2], "sum", pg)],
+        *[each + 0 for each in functional.all_gather_into_tensor_coalesced([t, t * 2], pg)],
+    ]
+    return found
+"""
+
+
+@long_form
+@pytest.mark.parametrize("name", ["muster", "cpu:muster_cpu"])
+def test_training_is_as_over_gloo(tmp_path, name):
+    source = TRAINING + f"""
+start("gloo")
+theirs = everything_trained()
+dist.destroy_process_group()
+os.environ["TEST_STORE"] += "-2"
+start("{name}")
+ours = everything_trained()
+tell([[name for name in theirs if len(ours[name]) != len(theirs[name]) or not all(map(torch.equal, ours[name], theirs[name]))],
+      [len(each) for each in ours.values()]])
+dist.destroy_process_group()
+"""
+    for told in torch_ranks(source, tmp_path).told():
+        assert told[0][0] == [], f"{told[0][0]} differ from gloo"
+        assert min(told[0][1]) > 0
+
+
+@long_form
+@pytest.mark.parametrize("served_as", ["gloo", "muster"])
+def test_pytorchs_own_tests(served_as):
+    pytest.importorskip("expecttest")
+    program = os.path.join(os.path.dirname(__file__), "torch_conformance.py")
+    ended = subprocess.run([sys.executable, program, served_as], capture_output=True, text=True, timeout=1500)
+    failed = set(re.findall(r"^(?:FAIL|ERROR): (test_\w+)", ended.stderr, re.MULTILINE))
+    # It wants to see the name "gloo", for which torch's C++ then looks for gloo's own class.
+    assert failed == ({"test_ddp_logging_data_cpu"} if served_as == "gloo" else set()), ended.stderr[-4000:]
+    ran, skipped = re.search(r"^Ran (\d+) tests", ended.stderr, re.MULTILINE), re.search(r"skipped=(\d+)", ended.stderr)
+    assert int(ran[1]) - int(skipped[1]) >= (91 if served_as == "gloo" else 65)
