@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 from . import _core
 from ._core import Group
-from .errors import UnsupportedError
 
 
 def world() -> Group:
@@ -83,8 +83,8 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
     """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same later on.
 
     `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
-    which has torch's `set` and `get`. No collective of `pg` is called. Its ranks have to be on one host: for several
-    hosts make a tcp_group() or a file_group(), or start with `muster run`.
+    which has torch's `set` and `get`. No collective of `pg` is called. If its ranks are on several hosts they meet over
+    TCP, at the host of its rank 0 by that host's name; messages call them by their ranks in `pg` then.
     """
     if pg in _met:
         return _met[pg]
@@ -111,13 +111,14 @@ def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=()) -> 
         store.set("muster/key", os.urandom(16).hex())
     store.set(f"muster/place/{rank}", _place())
     places = [_text(store.get(f"muster/place/{other}")) for other in range(size)]
-    apart = [other for other in range(size) if places[other] != places[0]]
-    if apart:
-        raise UnsupportedError(
-            f"the ranks of this process group share no memory: ranks 0 and {apart[0]} are on different hosts or in "
-            "different containers: make a tcp_group() or a file_group()"
-        )
-    return local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
+    key = _text(store.get("muster/key"))
+    if len(set(places)) == 1:
+        return local_group(key, rank, size, timeout=timeout, numbers=numbers)
+    if rank == 0:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            store.set("muster/address", f"{socket.gethostname()}:{free.getsockname()[1]}")
+    return tcp_group(_text(store.get("muster/address")), rank, size, timeout=timeout, key=key)
 
 
 def _text(value) -> str:

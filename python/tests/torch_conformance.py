@@ -19,6 +19,7 @@ os.environ.update(
     WORLD_SIZE=os.environ.get("WORLD_SIZE", "3"),
     INIT_METHOD=f"file://{temporary.name}/meeting",
 )
+tempfile.tempdir = temporary.name  # of what the tests leave behind
 
 import torch
 import torch.distributed as dist
