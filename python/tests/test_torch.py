@@ -2,6 +2,7 @@
 """The backend of torch.distributed. In the long form (MUSTER_TEST_ALL=1) also training, and PyTorch's own tests."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -212,6 +213,27 @@ else:
     tell([[failure[2] for failure in failures], time.monotonic() - begun < 20])
 """
     assert torch_ranks(source, tmp_path).told()[1] == [[[0, 0], True]]
+
+
+def test_found_by_its_entry_point(tmp_path):
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (group, names), = project["entry-points"].items()
+    folder = tmp_path / "muster-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: muster\nVersion: 0\n")
+    (folder / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in names.items())]))
+    source = """
+import sys, torch, torch.distributed as dist
+for name in ("muster", "cpu:muster_cpu"):
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    t = torch.ones(2)
+    dist.all_reduce(t)
+    dist.destroy_process_group()
+    assert t.tolist() == [1, 1] and "muster.torch" in sys.modules
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", source], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=60)
 
 
 TRAINING = """

@@ -33,6 +33,10 @@ class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
     def options(self):
         return self._options
 
+    def shutdown(self):
+        super().shutdown()
+        _kept.discard(self)
+
 
 class MusterGroup(Calls, distributed.ProcessGroup):
     """A whole process group, of tensors on the CPU: its calls are torch's own calls."""
@@ -56,19 +60,19 @@ def _begin(calls, opts):
     calls._begin(group, opts.store, seconds)
 
 
-# torch keeps a backend by a C++ pointer alone.
-_kept = []
+# torch keeps a backend by a pointer of C++ alone, which does not keep what is of Python.
+_kept: set = set()
 
 
 def make_backend(opts, _):
     made = MusterBackend(opts.group_rank, opts.group_size, opts.timeout)
     _begin(made, opts)
-    _kept.append(made)
+    _kept.add(made)
     return made
 
 
 def make_group(opts, _):
     made = MusterGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout)
-    _begin(made, opts)
-    made._backend.__dict__.update(made.__dict__)
+    _begin(made._backend, opts)
+    made.__dict__.update(made._backend.__dict__)  # one group, two faces
     return made
