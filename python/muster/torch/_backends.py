@@ -7,7 +7,7 @@ import torch
 import torch.distributed as distributed
 
 from .._groups import _meet
-from ._calls import Calls
+from ._calls import WITH_OPTIONS, Calls, c10d
 
 _CPU = torch.device("cpu")
 
@@ -50,6 +50,22 @@ class MusterGroup(Calls, distributed.ProcessGroup):
 
     def getBackendName(self):
         return "muster"
+
+
+def _as_torch_takes_it(name):
+    """Of the ways to call it the one with options is ours. torch turns the others (a tensor, an operation) into that one."""
+    ours, theirs = getattr(Calls, name), getattr(distributed.ProcessGroup, name)
+
+    def call(self, *arguments, **named):
+        last = named.get("opts") if named else arguments[-1] if arguments else None
+        return (ours if type(last) in _OPTIONS else theirs)(self, *arguments, **named)
+
+    return call
+
+
+_OPTIONS = {getattr(c10d, name) for name in dir(c10d) if name.endswith("Options")}
+for _name in WITH_OPTIONS:
+    setattr(MusterGroup, _name, _as_torch_takes_it(_name))
 
 
 def _begin(calls, opts):

@@ -92,16 +92,13 @@ class Calls:
         self._number = 0
         self._barriers = 0
 
-    def _seconds_of(self, timeout):
-        seconds = timeout.total_seconds()
-        return seconds if seconds > 0 else self._seconds
-
     def _run(self, opts, call, results):
         """call(seconds) in its turn. None where opts do not ask for a Work."""
-        seconds = self._seconds if opts is None else self._seconds_of(opts.timeout)
+        seconds = opts.timeout.total_seconds()
+        if seconds <= 0:
+            seconds = self._seconds
         self._number += 1
-        waits = opts is not None and not opts.asyncOp
-        return self._collectives.run(functools.partial(call, seconds), results, seconds, waits)
+        return self._collectives.run(functools.partial(call, seconds), results, seconds, not opts.asyncOp)
 
     # Reductions.
 
@@ -129,14 +126,12 @@ class Calls:
 
         return self._run(opts, call, tensors)
 
-    def allreduce(self, tensors, opts=None):
-        opts = opts or c10d.AllreduceOptions()
+    def allreduce(self, tensors, opts):
         if tensors[0].is_sparse:
             return self._allreduce_sparse(_alone(tensors), opts)
         return self._reduce(tensors, opts.reduceOp, opts)
 
-    def allreduce_coalesced(self, tensors, opts=None):
-        opts = opts or c10d.AllreduceCoalescedOptions()
+    def allreduce_coalesced(self, tensors, opts):
         return self._reduce(tensors, opts.reduceOp, opts)
 
     def _allreduce_sparse(self, tensor, opts):
@@ -165,8 +160,7 @@ class Calls:
         else:
             out.copy_(self._ranks.reduce_scatter(flat, 0, op, sizes=sizes, timeout=seconds).torch())
 
-    def reduce_scatter(self, outputs, inputs, opts=None):
-        opts = opts or c10d.ReduceScatterOptions()
+    def reduce_scatter(self, outputs, inputs, opts):
         out, parts, op = _alone(outputs), _alone(inputs), _op_of(opts.reduceOp)
 
         def call(seconds):
@@ -178,11 +172,10 @@ class Calls:
 
         return self._run(opts, call, outputs)
 
-    def reduce_scatter_single(self, output, tensor, opts=None):
+    def reduce_scatter_single(self, output, tensor, opts):
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
-        opts = opts or c10d.ReduceScatterOptions()
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts):
         op = _op_of(opts.reduceOp)
 
         def call(seconds):
@@ -218,16 +211,16 @@ class Calls:
 
         return self._run(opts, call, [each for outs in outputs for each in outs])
 
-    def allgather(self, outputs, inputs, opts=None):
+    def allgather(self, outputs, inputs, opts):
         return self._gather_lists(outputs, inputs, opts)
 
-    def allgather_coalesced(self, outputs, inputs, opts=None):
+    def allgather_coalesced(self, outputs, inputs, opts):
         return self._gather_lists([[of_rank[i] for of_rank in outputs] for i in range(len(inputs))], inputs, opts)
 
-    def all_gather_single(self, output, tensor, opts=None):
+    def all_gather_single(self, output, tensor, opts):
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+    def all_gather_single_coalesced(self, outputs, inputs, opts):
         def call(seconds):
             into = _Into(outputs)
             for flat, tensor in zip(into.flat, inputs):
@@ -272,7 +265,7 @@ class Calls:
         for out, part in zip(outs, torch.from_dlpack(received).split(counts)):
             out.copy_(part)
 
-    def alltoall(self, outputs, inputs, opts=None):
+    def alltoall(self, outputs, inputs, opts):
         def call(seconds):
             into = _Into(outputs)
             self._exchange(into.flat, [_flat(tensor) for tensor in inputs], seconds)
@@ -280,7 +273,7 @@ class Calls:
 
         return self._run(opts, call, outputs)
 
-    def all_to_all_single(self, output, tensor, output_sizes, input_sizes, opts=None):
+    def all_to_all_single(self, output, tensor, output_sizes, input_sizes, opts):
         def call(seconds):
             into = _Into([output])
             out, flat = into.flat[0], _flat(tensor)
@@ -292,8 +285,7 @@ class Calls:
 
         return self._run(opts, call, [output])
 
-    def barrier(self, opts=None):
-        opts = opts or c10d.BarrierOptions()
+    def barrier(self, opts):
         return self._run(opts, lambda seconds: self._ranks.barrier(timeout=seconds), [])
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
@@ -355,6 +347,16 @@ class Calls:
     alltoall_base = all_to_all_single
     gather_into_tensor = gather_single
     recvAnysource = recv_anysource
+
+
+WITH_OPTIONS = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "gather", "gather_single", "gather_into_tensor", "scatter"),
+    *("allgather", "allgather_coalesced", "all_gather_single", "all_gather_single_coalesced"),
+    *("_allgather_base", "allgather_into_tensor_coalesced"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("alltoall", "all_to_all_single", "alltoall_base"),
+)
 
 
 def _cut(flat, tensor, sizes, ranks):

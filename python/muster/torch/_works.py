@@ -140,12 +140,15 @@ class _Lane:
         """Waits for what is under way, or with a reason ends it: it raises CancelledError on all ranks. Then it is over."""
         with self._changed:
             self._ends = True
-            is_busy = bool(self._under_way)
+            is_busy = self._is_busy()
             self._changed.notify()
         if is_busy and reason is not None:
             self.ranks.abort(reason)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _is_busy(self):
+        return bool(self._under_way)
 
     def give_up(self):
         self._use = threading.Lock()
@@ -256,6 +259,9 @@ class Messages(_Lane):
         if not work.is_success() and work.exception() is None:
             self._add(work)
         return work
+
+    def _is_busy(self):
+        return any(not work._has_ended for work in self._under_way)
 
     def look(self, works):
         """Moves what can be moved now."""
