@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch", reason="there is no PyTorch here")
 if tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14):
     pytest.skip(f"PyTorch {torch.__version__}: the backend needs 2.14", allow_module_level=True)
 
-from ranks import Ranks, run
+import muster
+from ranks import Ranks
 
 long_form = pytest.mark.skipif(not os.environ.get("MUSTER_TEST_ALL"), reason="in the long form: MUSTER_TEST_ALL=1")
 
@@ -129,6 +130,20 @@ def everything(pg, add, any_source=True):
 
 def torch_ranks(source, tmp_path, size=2):
     return Ranks(START + source, size, environment={"TEST_STORE": str(tmp_path / "store"), "GLOO_SOCKET_IFNAME": "lo"})
+
+
+def test_tensors_without_capsules():
+    t = torch.arange(6.0).reshape(2, 3)
+    for given in (t, t.t(), t[:, 1:], torch.tensor(2), t.to(torch.bfloat16), torch.nn.Parameter(t), t.clone().requires_grad_()):
+        seen = muster.as_tensor(given)
+        assert torch.equal(seen.torch(), given.detach()) and seen.torch().data_ptr() == given.data_ptr()
+    # What stands for other values than its memory has.
+    z = torch.tensor([1 + 2j])
+    assert muster.as_tensor(z.conj()).torch().tolist() == [1 - 2j] and muster.as_tensor(z.conj().imag).torch().tolist() == [-2]
+    for wrong in (torch.ones(2, device="meta"), t.to_sparse()):
+        with pytest.raises(Exception) as raised:
+            muster.as_tensor(wrong)
+        assert "DLConvertor" not in str(raised.value)
 
 
 def test_every_call_does_what_gloo_does(tmp_path):
@@ -317,6 +332,39 @@ dist.destroy_process_group()
     for told in torch_ranks(source, tmp_path).told():
         assert told[0][0] == [], f"{told[0][0]} differ from gloo"
         assert min(told[0][1]) > 0
+
+
+@long_form
+def test_two_hosts(tmp_path):
+    """Of namespaces, which takes root."""
+    hosts = pathlib.Path(__file__).parents[2] / "tests/mpi/hosts.sh"
+    script = tmp_path / "rank.py"
+    script.write_text("""
+import datetime, sys, torch, torch.distributed as dist, muster.torch
+muster.torch.register()
+rank = int(sys.argv[1])
+dist.init_process_group("muster", init_method="tcp://h1:29877", rank=rank, world_size=4, timeout=datetime.timedelta(seconds=30))
+t = torch.full((100_000,), float(rank))
+dist.all_reduce(t)
+part = dist.new_group([1, 3])
+if rank == 1:
+    dist.send(t, 3, group=part)
+elif rank == 3:
+    dist.recv(t, 1, group=part)
+works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(3)]
+for work in works:
+    work.wait()
+dist.barrier()
+assert t.tolist() == [6.0] * 100_000
+print("well", flush=True)
+dist.destroy_process_group()
+""")
+    one = f"{hosts} on h$((rank / 2 + 1)) {sys.executable} {script} $rank & ranks+=($!)"
+    each = f'ranks=(); for rank in 0 1 2 3; do {one}; done; for each in "${{ranks[@]}}"; do wait "$each"; done'
+    ended = subprocess.run([hosts, "with", "2", "bash", "-ec", each], capture_output=True, text=True, timeout=120)
+    if ended.returncode == 77:
+        pytest.skip(ended.stderr.strip())
+    assert (ended.returncode, ended.stdout.count("well")) == (0, 4), ended.stderr
 
 
 @long_form
