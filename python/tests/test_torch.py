@@ -161,6 +161,26 @@ if rank != 1:
     dist.all_reduce(t, op.AVG, group=part)
     if t.tolist() != [2.0, 2.0]:
         differences.append("AVG")
+# A callback, while other work goes on.
+works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]
+after = works[0].get_future().then(lambda _: len(works))
+for work in works:
+    work.wait()
+after.wait()
+# Two threads, each with messages that the other's need.
+def converse(number):
+    t = torch.full((50_000,), float(rank))
+    if rank == number % 2:
+        dist.send(t, 1 - rank, tag=number)
+        dist.recv(t, 1 - rank, tag=number + 10)
+    elif rank < 2:
+        dist.recv(t, 1 - rank, tag=number)
+        dist.send(t, 1 - rank, tag=number + 10)
+threads = [threading.Thread(target=converse, args=(number,)) for number in (0, 1)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
 out = torch.zeros(size, 2)
 dist.all_gather_into_tensor(out, torch.full((2,), float(rank)))
 if out.tolist() != [[0, 0], [1, 1], [2, 2]]:
@@ -252,6 +272,11 @@ for name in ("muster", "cpu:muster_cpu"):
     dist.all_reduce(t)
     dist.destroy_process_group()
     assert t.tolist() == [1, 1] and "muster.torch" in sys.modules
+try:
+    dist.init_process_group("cpu:muster,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    sys.exit("no error")
+except ValueError as error:
+    assert "cpu:muster_cpu" in str(error)
 """
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     subprocess.run([sys.executable, "-c", source], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=60)

@@ -88,6 +88,8 @@ def make_backend(opts, _):
 
 
 def make_group(opts, _):
+    if opts.process_group._get_backend_name() != "custom":
+        raise ValueError('"muster" is a whole process group: beside other backends name "muster_cpu", as in "cpu:muster_cpu,cuda:nccl"')
     made = MusterGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout)
     _begin(made._backend, opts)
     made.__dict__.update(made._backend.__dict__)  # one group, two faces

@@ -161,7 +161,9 @@ class Collectives(_Lane):
 
     def run(self, call, results, seconds, waits):
         """A Work of call(); None if the caller waits, and it has ended then."""
-        if waits and not self._under_way and self._use.acquire(blocking=False):
+        # What a future's callback calls must not wait for the thread that it runs on.
+        is_own = threading.current_thread() is self._thread
+        if waits and (is_own or not self._under_way) and self._use.acquire(blocking=is_own):
             try:
                 self._call(call, seconds)
             finally:
@@ -249,13 +251,14 @@ class Messages(_Lane):
         work = _Message(self, tensors, about, seconds)
         work.finish = finish
         self._wanting += 1
-        with self._use:
-            self._wanting -= 1
-            try:
+        try:
+            with self._use:
                 work.operation = start()
-            except errors.Error as error:
-                raise in_torchs_words(error, seconds) from error
-            self._step(work, None)
+                self._step(work, None)
+        except errors.Error as error:
+            raise in_torchs_words(error, seconds) from error
+        finally:
+            self._wanting -= 1
         if not work.is_success() and work.exception() is None:
             self._add(work)
         return work
@@ -284,8 +287,8 @@ class Messages(_Lane):
                 return
             with self._use:
                 self._step(work, longest)
-            while self._wanting and not work._has_ended:
-                time.sleep(self._BETWEEN_LOOKS)
+            if self._wanting:
+                time.sleep(self._BETWEEN_LOOKS)  # else the lock would be this thread's again at once
 
     def _step(self, work, longest):
         """Called by the thread that has the group."""
