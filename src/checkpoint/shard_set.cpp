@@ -28,12 +28,12 @@ std::int64_t number_from(const Config& value, std::int64_t least, std::int64_t m
 }
 
 ShardFacts facts_of(const Config& said) {
-  constexpr std::int64_t most_ranks = 99'999;
+  constexpr std::int64_t most_shards = 99'999;
   constexpr std::int64_t most_heads = 1 << 24;
   if (const std::int64_t version = said.at("version").as_int(); version != 1 && version != 2)
     throw Error(ErrorKind::version, fmt::format("this program does not know the version {}", version));
-  ShardFacts facts{static_cast<int>(number_from(said.at("rank"), 0, most_ranks)),
-                   static_cast<int>(number_from(said.at("ranks"), 0, most_ranks)),
+  ShardFacts facts{static_cast<int>(number_from(said.at("rank"), 0, most_shards)),
+                   static_cast<int>(number_from(said.at("ranks"), 0, most_shards)),
                    {}};
   if (const Config* layout = said.find("layout")) {
     facts.layout = ParallelLayout::parse(layout->as_string());

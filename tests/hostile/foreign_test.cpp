@@ -167,6 +167,77 @@ std::vector<HostileFile> archives() {
   };
 }
 
+// A directory of torch.distributed.checkpoint with one tensor "w" of floats.
+
+struct Part {
+  std::vector<std::int32_t> begin;
+  std::vector<std::int32_t> extents;
+  std::string file = "__0_0.distcp";
+  std::int32_t bytes = -1;  ///< that the metadata says; -1: as many as the item has
+  std::string transform = {};
+};
+
+std::string made(std::string_view name, const std::vector<std::pair<std::string, std::string>>& state) {
+  return call(global("torch.distributed.checkpoint.metadata", name), ")") + dict(state) + "b";
+}
+std::string size_of(const std::vector<std::int32_t>& extents) {
+  return call(global("torch", "Size"), tuple(numbers(extents)));
+}
+
+/// Every part is four floats in an item of its own at the beginning of the file.
+std::string metadata_of(const std::vector<std::int32_t>& size, const std::vector<Part>& parts,
+                        std::int32_t item_bytes) {
+  std::string chunks = "](";
+  std::string places = "}(";
+  for (const Part& part : parts) {
+    chunks += made("ChunkStorageMetadata", {{"offsets", size_of(part.begin)}, {"sizes", size_of(part.extents)}});
+    std::vector<std::pair<std::string, std::string>> info = {
+        {"relative_path", text(part.file)},
+        {"offset", number(0)},
+        {"length", number(part.bytes < 0 ? item_bytes : part.bytes)}};
+    if (!part.transform.empty()) info.emplace_back("transform_descriptors", tuple(text(part.transform)));
+    places += made("MetadataIndex", {{"fqn", text("w")}, {"offset", size_of(part.begin)}}) + made("_StorageInfo", info);
+  }
+  const std::string properties = call(global("torch.distributed.checkpoint.metadata", "TensorProperties"), ")") +
+                                 tuple(global("torch", "float32")) + "b";
+  return whole(
+      made("Metadata",
+           {{"state_dict_metadata",
+             dict({{"w", made("TensorStorageMetadata",
+                              {{"properties", properties}, {"size", size_of(size)}, {"chunks", chunks + "e"}})}})},
+            {"storage_data", places + "u"}}));
+}
+
+struct HostileSave {
+  std::string name;
+  std::vector<std::int32_t> size;
+  std::vector<Part> parts;
+  std::string words = {};
+};
+
+std::vector<HostileSave> saves() {
+  return {
+      {"a good one", {2, 4}, {{{0, 0}, {1, 4}}, {{1, 0}, {1, 4}}}},
+      {"a hole", {3, 4}, {{{0, 0}, {1, 4}}, {{2, 0}, {1, 4}}}, "tensor \"w\": 8 of 12 elements are stored"},
+      {"an overlap",
+       {2, 4},
+       {{{0, 0}, {1, 4}}, {{0, 1}, {1, 3}}, {{1, 0}, {1, 4}}},
+       "[0:1, 0:4] and [0:1, 1:4] overlap"},
+      {"a part outside", {1, 4}, {{{1, 0}, {1, 4}}}, "is outside of [1, 4]"},
+      {"a part twice", {1, 4}, {{{0, 0}, {1, 4}}, {{0, 0}, {1, 4}}}, "is stored twice"},
+      {"a part of another size", {1, 8}, {{{0, 0}, {1, 8}}}, "it is F32 [1, 4] where F32 [1, 8] is said"},
+      {"a file elsewhere", {1, 4}, {{{0, 0}, {1, 4}, "../__0_0.distcp"}}, "is not beside it"},
+      {"a file that is gone", {1, 4}, {{{0, 0}, {1, 4}, "__9_0.distcp"}}, "__9_0.distcp"},
+      {"an item that is too short", {1, 4}, {{{0, 0}, {1, 4}, "__0_0.distcp", 100}}, "cut off"},
+      {"an item past the end", {1, 4}, {{{0, 0}, {1, 4}, "__0_0.distcp", 1 << 30}}, "past the end of the file"},
+      {"a transformed item",
+       {1, 4},
+       {{{0, 0}, {1, 4}, "__0_0.distcp", -1, "stream.zstd/1"}},
+       "through \"stream.zstd/1\""},
+      {"no parts", {1, 4}, {}, "0 of 4 elements are stored"},
+  };
+}
+
 void check(const std::vector<HostileFile>& files) {
   const TemporaryDirectory folder(Medium::memory);
   const std::string path = folder / "file.pt";
@@ -213,4 +284,27 @@ TEST_CASE("tensors") {
 
 TEST_CASE("archives") {
   check(archives());
+}
+
+TEST_CASE("torch.distributed.checkpoint") {
+  const std::string item =
+      make_zip(torch_parts(whole(tensor("0", "FloatStorage", 4, 0, {1, 4}, {4, 1})), {{"0", std::string(16, 'x')}}));
+  for (const HostileSave& save : saves()) {
+    CAPTURE(save.name);
+    const TemporaryDirectory folder(Medium::memory);
+    write_text(folder / ".metadata", metadata_of(save.size, save.parts, static_cast<std::int32_t>(item.size())));
+    write_text(folder / "__0_0.distcp", item);
+    std::string words;
+    try {
+      std::vector<std::string> notes;
+      const auto tensors = open_checkpoint(*foreign::find_checkpoint(folder.path().string()), 0, {}, notes);
+      std::vector<std::byte> memory;
+      tensors->read_piece(0, 0, tensors->tensors()[0].bytes, memory);
+    } catch (const Error& error) {
+      words = error.what();
+    }
+    CHECK(words.empty() == save.words.empty());
+    CHECK(has(words, save.words));
+    CHECK(words.find('\n') == std::string::npos);
+  }
 }

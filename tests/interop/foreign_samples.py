@@ -180,6 +180,52 @@ def save_fsdp1(rank, count, directory):
         write(directory, full)
 
 
+def save_zero(rank, count, directory, stage):
+    os.environ.update(DS_ACCELERATOR='cpu', RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count))
+    import deepspeed
+    deepspeed.init_distributed('gloo')
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(7, 5)
+            self.b = torch.nn.Linear(5, 3)
+            self.norm = torch.nn.BatchNorm1d(3)
+            self.fixed = torch.nn.Parameter(torch.randn(3, 3), requires_grad=False)
+            self.tied = self.a
+
+    torch.manual_seed(0)
+    model = Model()
+    engine = deepspeed.initialize(
+        model=model, model_parameters=[value for value in model.parameters() if value.requires_grad],
+        config={'train_micro_batch_size_per_gpu': 2, 'bf16': {'enabled': True},
+                'zero_optimization': {'stage': stage, 'stage3_param_persistence_threshold': 0},
+                'optimizer': {'type': 'Adam', 'params': {'torch_adam': True, 'lr': 1e-3}}})[0]
+    engine.save_checkpoint(str(directory / 'in'), tag='global_step1')
+
+
+def zero(stage):
+    def make(directory):
+        ranks(save_zero, 2, directory, stage)
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+        whole = get_fp32_state_dict_from_zero_checkpoint(str(directory / 'in'))
+        folder = directory / 'in' / 'global_step1'
+        first = 'zero_pp_rank_0_' if stage == 3 else ''
+        model = torch.load(folder / f'{first}mp_rank_00_model_states.pt', weights_only=False)
+        # Buffers keep the model's dtype here.
+        whole.update({name: model['module'][name] for name in model['buffer_names']})
+        if stage < 3:  # zero_to_fp32 loses other names of tied weights, and in stage 1 what is not trained
+            module = model['module']
+            same = {value.data_ptr(): name for name, value in module.items() if name in whole}
+            for name, value in module.items():
+                if name not in whole:
+                    whole[name] = whole[same[value.data_ptr()]].clone() if value.data_ptr() in same else value
+        write(directory, whole)
+        for script in (directory / 'in').glob('*.py'):
+            script.unlink()
+    return make
+
+
 SAMPLES = {
     'torch_zip': torch_zip,
     'torch_legacy': torch_legacy,
@@ -194,6 +240,9 @@ SAMPLES = {
     'dcp_safetensors': dcp_sample('safetensors', 2),
     'dcp_huggingface': dcp_sample('huggingface', 2),
     'fsdp': fsdp,
+    'zero1': zero(1),
+    'zero2': zero(2),
+    'zero3': zero(3),
     'fsdp1': lambda directory: ranks(save_fsdp1, 2, directory),
 }
 

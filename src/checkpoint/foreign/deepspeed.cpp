@@ -153,8 +153,9 @@ class ZeroCheckpoint {
     with_file("reading", path, [&] {
       add_parameters(pickle, member(pickle, pickle.root(), "param_shapes"));
       add_frozen(archive, file);
-      add_buffers(archive, file);
       add_shared(pickle);
+      add_buffers(archive, file);
+      add_rest(archive, file);
     });
   }
 
@@ -283,6 +284,29 @@ class ZeroCheckpoint {
     notes_.push_back("buffers and weights that are not trained keep the dtype of the model, all others are F32");
   }
 
+  /// Stage 1 tells nobody of weights that are not trained; in its module they are. What lies where another tensor of
+  /// the module does is that one by another name.
+  void add_rest(const TorchArchive& archive, std::uint32_t file) {
+    const Pickle& pickle = archive.pickle();
+    const auto module = pickle.find(pickle.root(), "module");
+    if (stage_ == 3 || !module) return;
+    std::map<std::pair<std::uint64_t, Shape>, std::string> known;
+    const auto place_of = [&](Ref ref) {
+      TorchTensor tensor = archive.tensor(ref);
+      return std::pair(tensor.begin, std::move(tensor.shape));
+    };
+    for_each_tensor(archive, *module, [&](const std::string& name, Ref ref) {
+      if (names_.contains(name)) known.emplace(place_of(ref), name);
+    });
+    for_each_tensor(archive, *module, [&](const std::string& name, Ref ref) {
+      const auto other = known.find(place_of(ref));
+      if (other == known.end())
+        add_whole(archive, file, name, ref);
+      else if (names_.insert(name).second)
+        tensors_->add_alias(name, other->second);
+    });
+  }
+
   void add_shared(const Pickle& pickle) {
     const auto shared = pickle.find(pickle.root(), "shared_params");
     if (!shared) return;
@@ -291,7 +315,8 @@ class ZeroCheckpoint {
     for (std::size_t i = 0; i + (is_dict ? 1 : 0) < items.size(); i += is_dict ? 2 : 1) {
       const std::span<const Ref> pair = is_dict ? items.subspan(i, 2) : pickle.items(items[i]);
       if (pair.size() != 2) refuse_zero("its shared_params are no pairs");
-      tensors_->add_alias(std::string(pickle.text(pair[0])), std::string(pickle.text(pair[1])));
+      const std::string name(pickle.text(pair[0]));
+      if (names_.insert(name).second) tensors_->add_alias(name, std::string(pickle.text(pair[1])));
     }
   }
 

@@ -171,7 +171,7 @@ void PartedTensors::check_cover(std::size_t tensor) const {
     std::vector<std::int64_t> begins;
     for (const Box* box : boxes) begins.push_back(begin_of(box)[dim]);
     std::ranges::sort(begins);
-    const auto distinct = static_cast<std::size_t>(std::ranges::unique(begins).begin() - begins.begin());
+    const auto distinct = static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
     if (distinct > most) sweep = dim, most = distinct;
   }
   std::ranges::sort(boxes, {}, [&](const Box* box) { return begin_of(box)[sweep]; });
