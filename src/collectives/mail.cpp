@@ -97,7 +97,20 @@ bool Mail::post(int to, const Head& head, Bytes letter) {
   return group_.try_send(to, begin, letter);
 }
 
+bool Mail::see_off(int to) {
+  Lane& lane = this->lane(to);
+  if (lane.leaving.empty() || !group_.letters_have_left(to)) return false;
+  for (const std::shared_ptr<Sending>& each : lane.leaving) each->is_done = true;
+  lane.leaving.clear();
+  return true;
+}
+
 bool Mail::push(int to) {
+  const bool has_posted = post_all(to);
+  return see_off(to) || has_posted;
+}
+
+bool Mail::post_all(int to) {
   Lane& lane = this->lane(to);
   bool has_moved = false;
   const auto moved = [&has_moved](bool is_sent) {
@@ -124,7 +137,7 @@ bool Mail::push(int to) {
     }
     if (!moved(post(to, head, letter))) return has_moved;
     if (is_whole)
-      next->is_done = true;
+      lane.leaving.push_back(next);
     else
       lane.announced.emplace(next->id, next);
     lane.queue.pop_front();
@@ -136,8 +149,8 @@ bool Mail::push(int to) {
     if (!moved(post(to, {.kind = Head::Kind::piece, .id = next.id, .bytes = next.sent}, piece))) return has_moved;
     next.sent += piece.size();
     if (next.sent != next.body.size()) continue;
-    next.is_done = true;
     next.keeper.reset();
+    lane.leaving.push_back(std::move(lane.wanted.front()));
     lane.wanted.pop_front();
   }
   return has_moved;
