@@ -136,10 +136,12 @@ bool Mail::post_all(int to) {
       letter = both;
     }
     if (!moved(post(to, head, letter))) return has_moved;
-    if (is_whole)
+    if (is_whole) {
+      next->is_given = true;
       lane.leaving.push_back(next);
-    else
+    } else {
       lane.announced.emplace(next->id, next);
+    }
     lane.queue.pop_front();
   }
   while (!lane.wanted.empty()) {
@@ -150,6 +152,7 @@ bool Mail::post_all(int to) {
     next.sent += piece.size();
     if (next.sent != next.body.size()) continue;
     next.keeper.reset();
+    next.is_given = true;
     lane.leaving.push_back(std::move(lane.wanted.front()));
     lane.wanted.pop_front();
   }
@@ -199,7 +202,7 @@ bool Mail::take(int from) {
       if (head.kind == Head::Kind::wanted)
         lane(from).wanted.push_back(found->second);
       else
-        found->second->is_done = true;
+        found->second->is_given = found->second->is_done = true;
       lane(from).announced.erase(found);
       return true;
     }

@@ -44,7 +44,8 @@ class Mail {
     std::vector<std::byte> label = {};
     Bytes body = {};
     std::shared_ptr<const void> keeper = {};  // of the body; null: the caller, until it is done
-    bool is_done = false;                     // it needs this rank no more
+    bool is_given = false;                    // the body is the caller's again
+    bool is_done = false;                     // the message needs this rank no more
     std::uint64_t id = 0;
     std::uint64_t sent = 0;
   };
