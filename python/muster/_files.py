@@ -105,10 +105,21 @@ def save_safetensors(path, tensors, metadata=None) -> None:
     _core.save_safetensors(os.fspath(path), tensors, metadata)
 
 
-def shard_model(model_dir, out, layout, plan="auto", *, force=False, to_workspace=False, dry_run=False, zstd_level=None) -> dict:
-    """Cuts a model in HuggingFace's layout into one file a rank. `layout`: "4", or "tp=2,pp=2,ep=2". Local."""
+def shard_model(
+    model_dir, out, layout, plan="auto", *, force=False, to_workspace=False, dry_run=False, zstd_level=None, progress=None
+) -> dict:
+    """Cuts a model in HuggingFace's layout into one file a rank, which `out` has whole or not at all. Local.
+
+    `layout`: "4", or "tp=2,pp=2,ep=2". `plan`: a built-in plan's name, "auto" or a file. `force`: an `out` that is there is
+    replaced. `to_workspace`: `out` is a workspace, with a state for each rank (`zstd_level`: compressed). `dry_run`: only
+    the report. `progress(bytes, total_bytes, seconds)` is called now and then, on a thread of the work; what it raises,
+    and Ctrl-C, end the work, and nothing is left behind.
+
+    Returns a dict: tensors, bytes, bytes_written, job, left, notes, seconds. Raises ArgumentError on a layout or a plan
+    that does not fit the model, and on an `out` that is there; NotFoundError, CorruptError, IoError, NoSpaceError of files.
+    """
     paths = os.fspath(model_dir), os.fspath(out)
-    return _core.shard_model(*paths, plan, str(layout), force, to_workspace, dry_run, zstd_level)
+    return _core.shard_model(*paths, plan, str(layout), force, to_workspace, dry_run, zstd_level, progress)
 
 
 def export_model(
@@ -127,11 +138,23 @@ def export_model(
     checksums=False,
     job="",
     generation=None,
+    progress=None,
 ) -> dict:
     """The ranks of a group merge shards into one checkpoint, or, with `to`, into shards of another layout. Collective.
 
-    The report is on rank 0, elsewhere it is empty. `plan`: a built-in plan's name, "auto" or a file; empty: the one that
-    the shards were cut by.
+    All parameters but `group` count on rank 0 (`shards_dir` on every rank). `plan`: a built-in plan's name, "auto" or a
+    file; empty: the one that the shards were cut by. `max_shard_size`, `memory_budget`: bytes, or texts such as "256MiB",
+    of one file and of all ranks' memory for what is on its way. `writers`: "owners" or "first". `layout`: of the shards,
+    where they do not say. `resume`: goes on with what an earlier export to `out` left. `checksums`: writes them beside the
+    checkpoint. `job`, `generation`: which states of a workspace, the same on all ranks.
+
+    `progress(bytes, total_bytes, seconds)` is called some times a second on rank 0, on a thread of the work. What it
+    raises on its rank, and Ctrl-C on any, end the export and the group: the others raise CancelledError, and nothing is
+    left behind, unless `resume`.
+
+    Returns the report on rank 0 (account, files_resumed, bytes_resumed, bytes_written, left, seconds), {} elsewhere.
+    Raises the same on all ranks: ArgumentError, RankMismatchError, CorruptError, NotFoundError, IoError, NoSpaceError,
+    after which the group is usable; TimeoutError and PeerLostError, which end it.
     """
     options = {
         "force": force,
@@ -145,7 +168,7 @@ def export_model(
         "job": job,
         "generation": generation,
     }
-    return _core.export_model(os.fspath(shards_dir), os.fspath(out), plan, _resolve(group), options)
+    return _core.export_model(os.fspath(shards_dir), os.fspath(out), plan, _resolve(group), options, progress)
 
 
 def plan_export(shards_dir, plan="") -> dict:
@@ -153,9 +176,14 @@ def plan_export(shards_dir, plan="") -> dict:
     return _core.plan_export(os.fspath(shards_dir), plan)
 
 
-def verify(path, *, checksums=True) -> dict:
-    """All that is wrong with a checkpoint, shards, a workspace or a file; "good" if nothing is. Local."""
-    return _core.verify(os.fspath(path), checksums)
+def verify(path, *, checksums=True, progress=None) -> dict:
+    """All that is wrong with a checkpoint, shards, a workspace or a file, as a dict; "good" if nothing is. Local.
+
+    `checksums=False`: headers only. `progress(bytes, total_bytes, seconds)` is called while tensors are read, on a thread of
+    the work; what it raises, and Ctrl-C, end the reading. Raises NotFoundError if there is nothing to verify, IoError if a
+    directory cannot be read, VersionError on what a newer Muster wrote.
+    """
+    return _core.verify(os.fspath(path), checksums, progress)
 
 
 def show(path, *, plan="", pattern="") -> dict:
