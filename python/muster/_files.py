@@ -64,9 +64,9 @@ def read_state_file(path) -> State:
 class NFSWorkspace:
     """A directory that all ranks see, where each puts its states and reads those of others.
 
-    All calls are local; but `group` None is the world, whose first use is collective. Without a path it is not initialised, and writing and reading raise ArgumentError. `generations_kept`: how many of this
-    rank's newest states stay. `zstd_level`: None does not compress. `durable=False`: safe from killed processes, not from a
-    power cut. `timeout`: seconds for which stale handles and short files are tried again; None: the group's.
+    All calls are local; but `group` None is the world, whose first use is collective. Without a path it is not initialised,
+    and writing and reading raise ArgumentError. `generations_kept`: how many of this rank's newest states stay.
+    `zstd_level`: None does not compress. `durable=False`: safe from killed processes, not from a power cut. `timeout`: seconds for which stale handles and short files are tried again; None: the group's.
     Raises ArgumentError, IoError, NoSpaceError on a path that cannot be one.
     """
 

@@ -32,7 +32,7 @@ import muster
 @pytest.mark.parametrize(
     "source, words",
     [
-        (SUBINTERPRETER, "this is a subinterpreter"),
+        (SUBINTERPRETER, "subinterpreter"),
         ("import sys\nsys.abiflags = 't'\ntry:\n    import muster\nexcept ImportError as error:\n    print(error)", "has no GIL"),
     ],
 )
