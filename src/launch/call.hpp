@@ -15,6 +15,7 @@
 
 #include "muster/error.hpp"
 #include "muster/multiprocess.hpp"
+#include "src/launch/ranks.hpp"
 #include "src/os/fd.hpp"
 
 namespace muster::launch {
@@ -40,6 +41,11 @@ std::optional<Error> read_failure(const os::Fd& report);
 RankFunction find_function(std::string_view name);
 /// Whether run_launched_function() has been called.
 bool has_main_hook() noexcept;
+/// run_launched_function() with the status that the process is to end with, for programs that have more to end than
+/// std::exit() does; none: this process is no launched one.
+std::optional<int> run_if_launched();
+/// Starts this program, or the call's own, once more.
+ExecArguments program_of(const CallText& call, const ExecArguments::Variables& variables);
 
 /// Runs the call as a launcher or as a rank, and returns the status to exit with.
 int run_launcher(const CallText& call, const os::Fd& memory, os::Fd report);
