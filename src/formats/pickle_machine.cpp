@@ -282,7 +282,7 @@ class PickleMachine {
   std::vector<Ref> stack_;
   std::vector<std::size_t> marks_;
   std::vector<Ref> memo_;
-  std::uint64_t kept_ = 0;  // places of the memo that have something
+  std::uint64_t kept_ = 0;                                  // places of the memo that have something
   std::unordered_map<std::string, std::uint32_t> numbers_;  // of names
 };
 

@@ -164,7 +164,8 @@ void TorchArchive::open_zip(const os::ReadableFile& file, std::uint64_t begin, s
     if (!entry.name.starts_with(root))
       refuse_archive(fmt::format("entry {} is beside {}", in_quotes(entry.name), root));
     if (entry.name.starts_with(storage_prefix))
-      storages_.emplace(entry.name.substr(storage_prefix.size()), Storage{begin + entry.begin, entry.bytes});
+      storages_.emplace(entry.name.substr(storage_prefix.size()),
+                        StoredBytes{begin + entry.begin, entry.bytes, entry.crc});
     if (entry.name == root + "byteorder") {
       const std::vector<std::byte> order = zip.read(entry, 16);
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
@@ -209,7 +210,7 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
         (count == 0) != (size->second == 0))
       refuse_archive(
           fmt::format("the storage {} is cut off, or has another size than its tensors say", in_quotes(key)));
-    if (!storages_.emplace(key, Storage{at, size->second}).second)
+    if (!storages_.emplace(key, StoredBytes{at, size->second}).second)
       refuse_archive(fmt::format("the storage {} is there twice", in_quotes(key)));
     at += size->second;
   }
@@ -308,6 +309,7 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   if (bytes / most_times > storage->second.bytes)
     refuse_archive(fmt::format("it would be {} bytes, made of the {} of its storage", bytes, storage->second.bytes));
   tensor.begin = storage->second.begin + *offset * item;
+  tensor.stored = storage->second;
   return tensor;
 }
 
