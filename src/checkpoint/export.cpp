@@ -152,6 +152,7 @@ class Export {
       shards_.emplace(shards_dir_, group_.rank(), group_.size(),
                       workspace::StateChoice{{}, options_.generation, options_.job},
                       foreign::Choice{options_.at, options_.shards});
+      if (options_.checksums) shards_->check_stored();
     });
     const std::vector<std::vector<std::byte>> told = gather_listings(group_, shards_->listings());
     agree_on(group_, "export: planning", [&] {

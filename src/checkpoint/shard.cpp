@@ -43,32 +43,59 @@ constexpr std::uint64_t window_bytes = 8 << 20;
 
 /// A model, and what each rank gets of it.
 struct ShardJob {
-  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout)
-      : model(ModelDir::open(model_dir)),
-        config(read_model_config(model_dir)),
-        plan(MergePlan::load(plan_name, config ? &*config : nullptr)) {
+  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout,
+           const ShardOptions& options)
+      : config(read_model_config(model_dir)), plan(MergePlan::load(plan_name, config ? &*config : nullptr)) {
+    Metadata metadata;
+    if (const auto found = foreign::find_checkpoint(model_dir, {options.at, {}}))
+      open_foreign(*found, plan_name, layout, options);
+    else
+      open_model(model_dir, options, metadata);
     std::vector<NamedSpec> tensors;
-    for (const TensorEntry& entry : model.tensors()) {
+    for (const TensorEntry& entry : source->tensors()) {
       tensors.push_back({entry.name, {entry.dtype, entry.shape}});
       ++report.tensors;
       report.bytes += entry.bytes;
     }
     check_against_config(plan, tensors);
     const Arrangement arrangement = arrange_model(plan, tensors);
-    outputs = shard_outputs(arrangement, plan, layout, model.metadata());
+    outputs = shard_outputs(arrangement, plan, layout, metadata);
     for (const OutputFile& file : outputs.files)
       for (const MergedTensor& tensor : file.tensors)
         report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
-    report.notes = arrangement.notes;
+    report.notes.insert(report.notes.end(), arrangement.notes.begin(), arrangement.notes.end());
     report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
-    for (const SafetensorsFile& file : model.files()) source->add(file);
   }
 
-  ModelDir model;
+  void open_model(const std::string& model_dir, const ShardOptions& options, Metadata& metadata) {
+    const ModelDir model = ModelDir::open(model_dir);
+    metadata = model.metadata();
+    const auto files = std::make_shared<FileTensors>();
+    for (const SafetensorsFile& file : model.files()) files->add(file);
+    source = files;
+    carried = carried_files(model_dir, options.carry);
+  }
+
+  void open_foreign(const foreign::Found& found, const std::string& plan_name, const ParallelLayout& layout,
+                    const ShardOptions& options) {
+    if (found.ranks != 0)
+      throw Error(ErrorKind::argument,
+                  fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --to {} --out DIR cuts them "
+                              "anew",
+                              in_quotes(found.path), found.ranks, found.path, plan_name, to_string(layout)),
+                  {.path = found.path});
+    const auto shards =
+        std::make_shared<ShardSet>(found.path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, {}});
+    source = shards;
+    carried = shards->carried(options.carry);
+    report.notes = shards->notes();
+  }
+
   std::optional<Config> config;
   MergePlan plan;
   ExportOutputs outputs;
-  std::shared_ptr<FileTensors> source = std::make_shared<FileTensors>();
+  std::shared_ptr<const TensorSource> source;
+  CarriedFiles carried;
   ShardReport report;
 };
 
@@ -77,7 +104,6 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   AssemblyPlan assembly =
       plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
   OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
-  CarriedFiles carried = carried_files(model_dir, options.carry);
   const std::shared_ptr<SyncGroup> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);
   ProcessWork& work = assembly.processes.front();
@@ -93,8 +119,8 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
         finish_file(assembly.files[file], work.targets[file]);
       },
       progress);
-  copy_carried_files(model_dir, output.partial(), carried.names, [&] { go_on(*group); });
-  job.report.left = std::move(carried.left);
+  copy_carried_files(model_dir, output.partial(), job.carried.names, [&] { go_on(*group); });
+  job.report.left = std::move(job.carried.left);
   output.commit();
 }
 
@@ -124,8 +150,7 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
 //  3. The other files are copied. What fails before removes the states that have their names.
 void write_states(ShardJob& job, const std::string& model_dir, const std::string& path, const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
-  CarriedFiles carried = carried_files(model_dir, options.carry);
-  if (!options.force) check_carried_files(model_dir, workspace, carried.names);
+  if (!options.force) check_carried_files(model_dir, workspace, job.carried.names);
   SyncGroup::Nonce nonce{};
   os::random_bytes(nonce);
   job.report.job = workspace::job_text(nonce);
@@ -151,17 +176,17 @@ void write_states(ShardJob& job, const std::string& model_dir, const std::string
       const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
       write_state_file(tensors, made.back(), config_from_metadata(shard.metadata), state, progress);
     }
-    for (const std::string& name : carried.names) {
+    for (const std::string& name : job.carried.names) {
       std::error_code error;
       if (!std::filesystem::exists(join_path(workspace, name), error)) made.push_back(join_path(workspace, name));
     }
-    copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
+    copy_carried_files(model_dir, workspace, job.carried.names, [&] { progress.add(0); });
   } catch (...) {
     std::error_code error;
     for (const std::string& file : made) std::filesystem::remove(file, error);
     throw;
   }
-  job.report.left = std::move(carried.left);
+  job.report.left = std::move(job.carried.left);
 }
 
 }  // namespace
@@ -175,7 +200,7 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
     if (!options.dry_run) check_output(out, {options.force, model_dir});
   }
-  ShardJob job(model_dir, plan_name, layout);
+  ShardJob job(model_dir, plan_name, layout, options);
   if (options.to_workspace && !options.dry_run) write_states(job, model_dir, out, options);
   if (!options.to_workspace && !options.dry_run) write_files(job, model_dir, out, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -338,12 +338,22 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
   return carried;
 }
 
+void ShardSet::check_stored() const {
+  std::optional<std::string> first;
+  for (const auto& tensors : parted_)
+    tensors->verify({}, [&](std::size_t, Defect, const std::string& words) {
+      if (!first) first = words;
+    });
+  if (first) throw Error(ErrorKind::corrupt, *first, {.path = path_});
+}
+
 void ShardSet::open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice) {
   count_ = std::max(found.ranks, 1);
   for (int rank = process; rank < count_; rank += processes) {
     std::vector<std::string> notes;
     const std::shared_ptr<const foreign::PartedTensors> tensors = open_checkpoint(found, rank, choice, notes);
     add(tensors);
+    parted_.push_back(tensors);
     ShardListing listing{.rank = rank};
     for (const TensorEntry& entry : tensors->tensors())
       listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});

@@ -138,6 +138,8 @@ class ShardSet : public FileTensors {
   /// Files beside the weights that go along: carried_files() of the directory; of a foreign checkpoint configs and
   /// tokenizers alone, unless `carry` names others, and none if it is one file.
   [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
+  /// Holds what a foreign checkpoint stores against its own checksums. Throws Error(corrupt).
+  void check_stored() const;
   /// What whoever looks at a foreign checkpoint should know.
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 
@@ -154,6 +156,7 @@ class ShardSet : public FileTensors {
   std::vector<std::string> notes_;
   std::string path_;
   std::optional<foreign::Found> foreign_;
+  std::vector<std::shared_ptr<const foreign::PartedTensors>> parted_;  // of it
 };
 
 }  // namespace muster

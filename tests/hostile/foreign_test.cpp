@@ -80,6 +80,8 @@ std::vector<HostileFile> pickles() {
       {"a text past the end", zip_of(whole("X" + bytes_of(0x7fffffff))), "ends inside of a text"},
       {"a text of all ones", zip_of("\x80\x04\x8d" + bytes_of(UINT64_MAX) + "."), "ends inside of a text"},
       {"a memo far away", zip_of(whole("Nr" + bytes_of(0x7fffffff))), "large gaps"},
+      {"a memo of gaps", zip_of(whole("Nr" + bytes_of(64) + "r" + bytes_of(129))), "large gaps"},
+      {"a memo that is counted", zip_of(whole(std::string("Nq\x05\x94h\x01") + "0")), "no tensor in it"},
       {"an empty memo", zip_of(whole("h\x05")), "has not kept"},
       {"items into a number",
        zip_of(whole("K\x01K\x02"

@@ -49,7 +49,7 @@ BoxPlace locate_item(const os::ReadableFile& file, const BoxItem& item, DType dt
     throw Error(ErrorKind::corrupt,
                 fmt::format("it is {} where {} is said", to_string(TensorSpec{tensor.dtype, tensor.shape}),
                             to_string(TensorSpec{dtype, extents})));
-  return {item.file, tensor.begin, std::move(tensor.strides)};
+  return tensor.place_in(item.file);
 }
 
 /// Megatron says in a file of its own which format it is.
@@ -163,9 +163,19 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
       for (const DcpChunk& chunk : tensor.chunks)
         if (looked_at.insert(chunk.file).second && !is_zip(tensors->file(files[chunk.file]), chunk.at))
           add_safetensors(pieces, *tensors, files[chunk.file], chunk.at);
+    std::size_t flattened = 0;
     for (const DcpTensor& tensor : metadata.tensors()) {
       const std::optional<std::string> name = name_below(tensor.name, choice.at);
       if (!name) continue;
+      if (tensor.is_flattened && tensor.name.starts_with("optim")) {
+        ++flattened;
+        continue;
+      }
+      if (tensor.is_flattened)
+        throw Error(ErrorKind::unsupported,
+                    fmt::format("tensor {}: Megatron cut it with flattened_range, which is not read: save it with a "
+                                "newer Megatron",
+                                in_quotes(tensor.name)));
       tensors->add_tensor(*name, tensor.dtype, tensor.shape);
       if (const auto found_pieces = pieces.find(tensor.name); found_pieces != pieces.end()) {
         add_pieces(*tensors, found_pieces->second);
@@ -176,6 +186,10 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
         tensors->add_box(is_scalar ? Shape{0} : chunk.begin, is_scalar ? Shape{1} : chunk.extents,
                          BoxItem{files[chunk.file], chunk.at, chunk.bytes});
     }
+    if (flattened != 0)
+      notes.push_back(
+          fmt::format("{} tensors of its optimizer were cut with flattened_range, which is not read: they are left out",
+                      flattened));
     if (tensors->tensors().empty())
       throw Error(ErrorKind::not_found, choice.at.empty()
                                             ? std::string("there is no tensor in it")

@@ -25,6 +25,7 @@ struct DcpChunk {
 };
 struct DcpTensor {
   std::string name;
+  bool is_flattened = false;  ///< Megatron's flattened_range: its shape is not that of what was cut
   DType dtype = DType::u8;
   Shape shape;
   std::vector<DcpChunk> chunks;  ///< without those that have no elements

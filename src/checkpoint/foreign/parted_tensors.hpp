@@ -12,16 +12,24 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/verify.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/os/file.hpp"
 
 namespace muster::foreign {
 
+/// Bytes of a file that whoever wrote them has a checksum of (CRC-32).
+struct StoredBytes {
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t crc = 0;  ///< 0: none
+};
 /// Where the elements of a box are.
 struct BoxPlace {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;  ///< of the first element, in the file
   Strides strides = {};     ///< in elements, none negative
+  StoredBytes stored = {};  ///< that they are among
 };
 /// What a box is found by when it is first read: a stretch of a file.
 struct BoxItem {
@@ -62,6 +70,12 @@ class PartedTensors : public TensorSource {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+  /// Reads everything once, on several threads: what has a checksum is held against it. Tells `wrong`, one call at a
+  /// time, of each tensor with which something is wrong (Defect::checksum | file), and returns how many were held
+  /// against checksums. Throws what `progress` throws.
+  std::uint64_t verify(
+      const ProgressCallback& progress,
+      const std::function<void(std::size_t tensor, Defect defect, const std::string& words)>& wrong) const;
   /// Paths, in the order in which they were added.
   [[nodiscard]] std::vector<std::string> paths() const;
 

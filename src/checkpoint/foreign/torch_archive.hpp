@@ -17,6 +17,7 @@
 
 #include "muster/dtype.hpp"
 #include "muster/tensor.hpp"
+#include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/formats/pickle.hpp"
 #include "src/os/file.hpp"
 
@@ -36,6 +37,9 @@ struct TorchTensor {
   Shape shape;
   Strides strides;          ///< in elements, none negative
   std::uint64_t begin = 0;  ///< of the first element, in the file
+  StoredBytes stored;       ///< its storage
+
+  [[nodiscard]] BoxPlace place_in(std::uint32_t file) const { return {file, begin, strides, stored}; }
 };
 
 /// As long as the file. Immutable.
@@ -57,10 +61,6 @@ class TorchArchive {
   [[nodiscard]] Pickle::Ref unwrapped(Pickle::Ref ref) const noexcept;
 
  private:
-  struct Storage {
-    std::uint64_t begin = 0;
-    std::uint64_t bytes = 0;
-  };
   struct StoragePid {
     std::string_view key;
     std::optional<DType> dtype;  ///< none: untyped
@@ -72,7 +72,7 @@ class TorchArchive {
 
   std::vector<std::byte> bytes_;  // of the pickle
   Pickle pickle_;
-  std::unordered_map<std::string, Storage> storages_;
+  std::unordered_map<std::string, StoredBytes> storages_;
 };
 
 /// The dict of tensors in an archive: the root, or what `at` names ("model", "state/ema"), or the one of the usual keys
