@@ -265,6 +265,15 @@ void add_export_command(CLI::App& app, int& status) {
       ->type_name("first|owners");
   size("--memory-budget", options.memory_budget, "Memory of all ranks together for bytes on their way", "256MiB");
   size("--max-shard-size", options.max_shard_size, "Bytes of tensors in one file: 5GB, 500MB, 2GiB", "5GB");
+  command
+      ->add_option_function<std::string>(
+          "--dtype", [&options](const std::string& word) { options.dtype = dtype_from_string(word); },
+          "Cast floating point tensors as they are read: F32, F16 or BF16")
+      ->check(CLI::IsMember({"F32", "F16", "BF16"}, CLI::ignore_case))
+      ->type_name("F32|F16|BF16");
+  command->add_option("--select", options.select, "Only tensors whose names fit: '*layers.0.*', '{a,b}*'")
+      ->type_name("GLOB");
+  command->add_option("--exclude", options.exclude, "Not the tensors whose names fit")->type_name("GLOB");
   command->add_option("--job", options.job, "Of a workspace with several jobs: how its number begins")
       ->type_name("PREFIX");
   command

@@ -53,6 +53,7 @@ struct ScaleAction {
 };
 /// The tensor is left out of the result, and counted in the report. It has no way back.
 struct DropAction {
+  std::string reason = {};  ///< for the report
   friend bool operator==(const DropAction&, const DropAction&) = default;
 };
 
@@ -135,6 +136,31 @@ struct MergeRule {
   std::size_t number = 0;  ///< its place in the plan, from 1 on: for messages
 };
 
+/// How a tensor of a rank becomes one or several of those that rules are for: before it is joined with other ranks',
+/// and after it has been cut for them. In this order, each if it is there: unstack, transpose, split, permute, cast.
+struct ViewRule {
+  /// Along `dim` into parts: in the proportion of blocks; of so many heads of the whole model each (as ConcatAction's);
+  /// or of groups that each have their share of the heads, one group after the other, as Megatron has query, key and
+  /// value.
+  struct Split {
+    enum class By : std::uint8_t { blocks, heads, groups } by = By::blocks;
+    std::int64_t dim = 0;
+    std::vector<PlanNumber> counts;
+  };
+  TensorPattern pattern;
+  std::vector<std::shared_ptr<const NewName>> to = {};  ///< of each part; empty: the name stays
+  bool unstack = false;    ///< each item of the first dimension is a tensor, whose number is `#` in `to`
+  bool transpose = false;  ///< the last two dimensions change places
+  std::optional<Split> split = {};
+  /// Rows of so many heads, of which Meta's order has the two halves of a rotation beside each other, HuggingFace's one
+  /// after the other.
+  std::optional<PlanNumber> permute_rope = {};
+  std::optional<DType> cast = {};        ///< f32, f16 or bf16; integers stay as they are
+  bool may_overflow = false;             ///< what is too large for that becomes infinity, and is no error
+  std::optional<std::string> drop = {};  ///< why; then nothing else is there
+  std::size_t number = 0;                ///< its place among the views, from 1 on
+};
+
 /// What is known of a tensor beside its name and shapes.
 struct MergeFacts {
   std::span<const TensorSpec> weight = {};    ///< of a scale: its weight's, of the same ranks
@@ -189,6 +215,10 @@ class MergePlan {
   [[nodiscard]] const std::optional<Numbering>& layers() const noexcept { return layers_; }
   [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// What comes before the rules; the first one that fits a tensor's name is used.
+  [[nodiscard]] const std::vector<ViewRule>& views() const noexcept { return views_; }
+  /// How the names of the ranks' tensors begin, before the views; others are left out. Empty: not at all.
+  [[nodiscard]] const std::string& at() const noexcept { return at_; }
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
   /// The JSON that it was read from, with the rules of the plan that it extends.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
@@ -200,6 +230,8 @@ class MergePlan {
   static MergePlan read(std::string_view json);
   std::string name_;
   std::string text_;
+  std::string at_;
+  std::vector<ViewRule> views_;
   std::vector<MergeRule> rules_;
   std::optional<Numbering> layers_;
   std::optional<Numbering> experts_;

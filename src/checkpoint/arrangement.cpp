@@ -97,8 +97,8 @@ class Arranging {
     Arrangement result;
     for (std::size_t i = 0; i < found_.size(); ++i) {
       const MergeRule& rule = *rules_[i];
-      if (std::holds_alternative<DropAction>(rule.action))
-        result.dropped.push_back({found_[i].name, &rule, found_[i].refs});
+      if (const auto* drop = std::get_if<DropAction>(&rule.action))
+        result.dropped.push_back({found_[i].name, &rule, found_[i].refs, drop->reason});
       else
         result.tensors.push_back(merged(found_[i], rule));
     }

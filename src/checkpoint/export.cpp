@@ -204,6 +204,9 @@ class Export {
       work.directory = partial;
       work.targets = targets;
     }
+    if (std::ranges::all_of(job_->views, [](const auto& views) { return views.empty(); })) return;
+    std::vector<std::vector<ViewedTensor>> views = views_by_process(job_->views, job_->counts, group_.size());
+    for (std::size_t i = 0; i < views.size(); ++i) assembly_.processes[i].views = std::move(views[i]);
   }
 
   void open_output() {
@@ -301,7 +304,10 @@ class Export {
         progress = [&](std::uint64_t bytes) {
           options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
         };
-      hashes_ = assemble(*assembling, work_, *shards_, on_written, finish, progress);
+      std::optional<ViewedTensors> viewed;
+      if (!work_.views.empty()) viewed.emplace(*shards_, work_.views);
+      const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : *shards_;
+      hashes_ = assemble(*assembling, work_, source, on_written, finish, progress);
     };
     std::optional<Error> failure = sync::attempt(group_, work);
     // Which rank it was; a failure that came from another has its name already.

@@ -25,6 +25,7 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/core/parallel.hpp"
@@ -40,37 +41,6 @@ namespace muster {
 namespace {
 
 constexpr std::uint64_t window_bytes = 8 << 20;
-
-/// A model, and what each rank gets of it.
-struct ShardJob {
-  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout)
-      : model(ModelDir::open(model_dir)),
-        config(read_model_config(model_dir)),
-        plan(MergePlan::load(plan_name, config ? &*config : nullptr)) {
-    std::vector<NamedSpec> tensors;
-    for (const TensorEntry& entry : model.tensors()) {
-      tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-      ++report.tensors;
-      report.bytes += entry.bytes;
-    }
-    check_against_config(plan, tensors);
-    const Arrangement arrangement = arrange_model(plan, tensors);
-    outputs = shard_outputs(arrangement, plan, layout, model.metadata());
-    for (const OutputFile& file : outputs.files)
-      for (const MergedTensor& tensor : file.tensors)
-        report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
-    report.notes = arrangement.notes;
-    report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
-    for (const SafetensorsFile& file : model.files()) source->add(file);
-  }
-
-  ModelDir model;
-  std::optional<Config> config;
-  MergePlan plan;
-  ExportOutputs outputs;
-  std::shared_ptr<FileTensors> source = std::make_shared<FileTensors>();
-  ShardReport report;
-};
 
 void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ShardOptions& options) {
   const std::vector<RankSources> ranks(1);

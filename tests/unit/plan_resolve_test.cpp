@@ -222,7 +222,7 @@ TEST_CASE("a plan may extend a built-in one") {
   CHECK(again.rules().size() == plan.rules().size());
   CHECK(again.text() == plan.text());
   CHECK(plan_of(rules, R"("extends": "llama", "layers": "h.#.*", )").layers()->pattern.text() == "h.#.*");
-  CHECK(has(plan_error(rules, R"("extends": "lama", )"), "\"extends\" is \"lama\", not one of bert, gpt-neox"));
+  CHECK(has(plan_error(rules, R"("extends": "lama", )"), "\"extends\" is \"lama\", not one of bert, falcon"));
   CHECK(has(plan_error(rules, R"("extends": 1, )"), "\"extends\" is"));
 }
 
@@ -262,10 +262,13 @@ TEST_CASE("auto takes the plan that config.json stands for") {
   const std::string both = error(R"({"model_type": "llama", "architectures": ["MixtralForCausalLM"]})");
   CHECK(has(both, "\"model_type\" \"llama\" stands for the plan llama"));
   CHECK(has(both, "\"architectures\" \"MixtralForCausalLM\" for the plan moe"));
-  const std::string unknown = error(R"({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})");
-  CHECK(has(unknown, "\"model_type\" \"t5\""));
-  CHECK(has(unknown, "mixtral"));
-  CHECK(has(error(R"({"architectures": ["Gemma3ForConditionalGeneration"]})"), "the models that are known"));
+  CHECK(plan(R"({"model_type": "falcon", "new_decoder_architecture": true})") == "falcon");
+  const std::string unknown = error(R"({"model_type": "qwen9", "architectures": ["Qwen9ForConditionalGeneration"]})");
+  CHECK(has(unknown, "\"model_type\" \"qwen9\""));
+  CHECK(has(unknown, "the nearest that is known is qwen2 (plan llama)"));
+  CHECK(has(error(R"({"model_type": "falcon", "multi_query": true})"),
+            "is falcon with \"new_decoder_architecture\" (plan falcon)"));
+  CHECK(has(error(R"({"architectures": ["Gemma4ForConditionalGeneration"]})"), "which no plan is for; muster plan suggest"));
   CHECK(has(error(R"({"model_type": 3, "architectures": "x"})"), "neither \"model_type\" nor \"architectures\""));
   CHECK(has(error("[]"), "not an object"));
   CHECK(has(words_of(ErrorKind::argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
