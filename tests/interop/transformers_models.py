@@ -126,7 +126,7 @@ def check_model(kind, more, layouts, work):
     given = f"{work}/{kind}"
     model.save_pretrained(given)
     state = model.state_dict()
-    logits = logits_of(model, kind)
+    logits = logits_of(classes.from_pretrained(given, dtype=torch.bfloat16), kind)
     for layout in layouts:
         shards, out = f"{work}/{kind}-{layout}-shards", f"{work}/{kind}-{layout}"
         run("shard", given, "--ranks", layout, "--plan", "auto", "--out", shards)

@@ -268,7 +268,8 @@ TEST_CASE("auto takes the plan that config.json stands for") {
   CHECK(has(unknown, "the nearest that is known is qwen2 (plan llama)"));
   CHECK(has(error(R"({"model_type": "falcon", "multi_query": true})"),
             "is falcon with \"new_decoder_architecture\" (plan falcon)"));
-  CHECK(has(error(R"({"architectures": ["Gemma4ForConditionalGeneration"]})"), "which no plan is for; muster plan suggest"));
+  CHECK(has(error(R"({"architectures": ["Gemma4ForConditionalGeneration"]})"),
+            "which no plan is for; muster plan suggest"));
   CHECK(has(error(R"({"model_type": 3, "architectures": "x"})"), "neither \"model_type\" nor \"architectures\""));
   CHECK(has(error("[]"), "not an object"));
   CHECK(has(words_of(ErrorKind::argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
