@@ -29,6 +29,7 @@ struct ConvertArguments {
   std::string in;
   std::string out;
   std::string compress = "none";
+  foreign::Choice foreign;
   bool force = false;
 };
 
@@ -59,7 +60,7 @@ void check_paths(const ConvertArguments& arguments) {
                      words);
   };
   std::error_code error;
-  if (fs::is_directory(arguments.in, error))
+  if (fs::is_directory(arguments.in, error) && !foreign::find_checkpoint(arguments.in))
     refuse("it is a directory, and one file becomes one file; muster export and muster shard work on directories");
   if (fs::equivalent(arguments.in, arguments.out, error)) refuse("they are the same file");
   const fs::file_status status = fs::symlink_status(arguments.out, error);
@@ -86,7 +87,7 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   if (!is_state && zstd_level)
     throw Error(ErrorKind::argument, "safetensors files are not compressed; a state file (.h5) can be");
   check_paths(arguments);
-  const inspect::Source source = inspect::open_source(arguments.in);
+  const inspect::Source source = inspect::open_source(arguments.in, {.foreign = arguments.foreign});
   std::uint64_t bytes = 0;
   for (const TensorEntry& entry : source.entries()) bytes += entry.bytes;
 
@@ -109,7 +110,7 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
 void add_convert_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("convert", "Make a state file from a safetensors file, or the other way");
   auto arguments = std::make_shared<ConvertArguments>();
-  command->add_option("in", arguments->in, "A safetensors, state or any other HDF5 file")
+  command->add_option("in", arguments->in, "A safetensors, state or any other HDF5 file, or a foreign checkpoint")
       ->required()
       ->type_name("FILE");
   command->add_option("out", arguments->out, "The file to make: .safetensors, or .h5 for a state file")
@@ -118,6 +119,7 @@ void add_convert_command(CLI::App& app, int& /*status*/) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for state files")
       ->capture_default_str()
       ->type_name(compress_type);
+  command->add_option("--at", arguments->foreign.at, at_help)->type_name("KEY");
   command->add_flag("--force", arguments->force, "Replace a file that is there (never a link, a device or a pipe)");
   command->footer(
       "Names, dtypes, shapes and bits stay. What stands in the metadata of a safetensors file becomes the config of a\n"

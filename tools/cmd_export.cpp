@@ -185,7 +185,7 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
   check_output(arguments.out, {arguments.options.force, arguments.shards, {}});
   check_report(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
-  const int shards = count_shards(arguments.shards, arguments.options.job);
+  const int shards = count_shards(arguments.shards, arguments.options.job, arguments.options.shards);
   const int jobs = std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(), shards);
   if (jobs == 1) return export_with(*single_group(), arguments);
   const LaunchOptions options{.ranks = jobs, .explained = {cannot, done_unsaid}, .name = "muster export"};
@@ -235,7 +235,8 @@ void add_export_command(CLI::App& app, int& status) {
   };
   command
       ->add_option("shards", arguments->shards,
-                   "A directory with rank-00000-of-0000N.safetensors ..., or a workspace with a state of each rank")
+                   "A directory with rank-00000-of-0000N.safetensors ..., a workspace with a state of each rank, or a "
+                   "foreign checkpoint")
       ->required()
       ->type_name("SHARDS_DIR");
   command
@@ -243,6 +244,8 @@ void add_export_command(CLI::App& app, int& status) {
                    std::string(plan_help) + "; without it, the one that the shards were cut by")
       ->type_name(plan_type);
   add_output_options(*command, arguments->out, options);
+  command->add_option("--at", options.at, at_help)->type_name("KEY");
+  command->add_option("--shards", options.shards, shards_help)->type_name("PATTERN");
   command
       ->add_option_function<std::string>(
           "--layout", [&options](const std::string& text) { options.layout = ParallelLayout::parse(text); },
@@ -300,6 +303,8 @@ void add_export_command(CLI::App& app, int& status) {
       "Examples:\n  muster export shards/ --out model/\n"
       "  muster export shards/ --plan moe --dry-run\n"
       "  muster export /shared/workspace --plan auto --out model/\n"
+      "  muster export pytorch_model.bin --out model/\n"
+      "  muster export global_step400/ --at model --out model/\n"
       "  muster export shards4/ --plan llama --ranks 8 --out shards8/\n"
       "  muster run -n 4 -- muster export shards/ --plan llama --writers first --out model/\n"
       "  mpiexec -n 4 muster export shards/ --plan llama --out model/");

@@ -21,18 +21,18 @@ namespace {
 
 struct ListArguments {
   std::string path;
-  std::string plan;
+  inspect::SourceOptions source;
   bool names_only = false;
   bool json = false;
 };
 
-/// A directory with neither a model nor shards is looked at as a workspace: then it is told what it lacks.
+/// A directory with no model, shards or foreign checkpoint is looked at as a workspace: then it is told what it lacks.
 bool is_for_survey(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return false;
-  return workspace::is_workspace_directory(path) || std::ranges::none_of(files_in(path), [](const std::string& name) {
-           return is_weight_name(name) || is_index_name(name);
-         });
+  if (workspace::is_workspace_directory(path)) return true;
+  const auto is_weights = [](const std::string& name) { return is_weight_name(name) || is_index_name(name); };
+  return std::ranges::none_of(files_in(path), is_weights) && !foreign::find_checkpoint(path);
 }
 
 /// A workspace: its jobs, states and files.
@@ -46,7 +46,7 @@ void list_workspace(const ListArguments& arguments) {
 /// The tensors' names. For people numbers in them count by their value; scripts get the order of the file, and sort as
 /// they like.
 void list_names(const ListArguments& arguments) {
-  const inspect::Source source = inspect::open_source(arguments.path, {.plan = arguments.plan});
+  const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
   std::vector<std::string> names;
   for (const TensorEntry& entry : source.entries()) names.push_back(entry.name);
   if (arguments.json)
@@ -64,7 +64,9 @@ void add_ls_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("ls", "What is in a workspace: jobs, ranks, generations; or names in a file");
   auto arguments = std::make_shared<ListArguments>();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
-  command->add_option("--plan", arguments->plan, plan_help)->type_name(plan_type);
+  command->add_option("--plan", arguments->source.plan, plan_help)->type_name(plan_type);
+  command->add_option("--at", arguments->source.foreign.at, at_help)->type_name("KEY");
+  command->add_option("--shards", arguments->source.foreign.shards, shards_help)->type_name("PATTERN");
   command->add_flag("--names-only", arguments->names_only,
                     "Of a workspace: do not look into states; complete is then what has its name");
   command->add_flag("--json", arguments->json, "JSON for programs");

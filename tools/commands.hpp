@@ -18,9 +18,15 @@ inline constexpr const char* plan_help =
 inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|moe|FILE";
 inline constexpr const char* compress_type = "none|zstd|...";
 
+/// What --at and --shards are, likewise.
+inline constexpr const char* at_help =
+    "Of a foreign checkpoint: the key that has the weights (KEY/KEY below others), or how their names begin";
+inline constexpr const char* shards_help = "Of files of ranks: their names, rank{rank}.safetensors";
+
 /// What can be looked into, for every command that has a path of it.
 inline constexpr const char* source_help =
-    "A safetensors, state or other HDF5 file, a model's directory, a workspace, or shards of ranks";
+    "A safetensors, state or other HDF5 file, a model's directory, a workspace, shards of ranks, or a foreign "
+    "checkpoint";
 inline constexpr const char* source_type = "FILE|DIR";
 
 void add_run_command(CLI::App& app, int& status);

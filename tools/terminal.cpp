@@ -135,6 +135,8 @@ int complain(std::string_view words) {
 
 void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
   command.add_option("--plan", options.plan, plan_help)->type_name(plan_type);
+  command.add_option("--at", options.foreign.at, at_help)->type_name("KEY");
+  command.add_option("--shards", options.foreign.shards, shards_help)->type_name("PATTERN");
   command.add_option("--rank", options.states.rank, "Of a workspace: this rank's state alone")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("R");

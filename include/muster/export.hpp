@@ -72,10 +72,11 @@ struct ShardReport {
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
-/// The N of a directory with rank-00000-of-0000N.safetensors, or the ranks of a workspace's job. Throws
+/// The N of a directory with rank-00000-of-0000N.safetensors, or the ranks of a workspace's job or of a foreign
+/// checkpoint (`shards` as in ExportOptions), which is of one rank if it is whole. Throws
 /// Error(not_found) if there is none or if one is missing (it is named), Error(argument) if the files are of
 /// sets of different sizes. Local.
-int count_shards(const std::string& shards_dir, const std::string& job = {});
+int count_shards(const std::string& shards_dir, const std::string& job = {}, const std::string& shards = {});
 
 /// All of these but `stop` count on rank 0 alone.
 struct ExportOptions {
@@ -98,7 +99,9 @@ struct ExportOptions {
   /// one of which all of the job's ranks have a complete state.
   std::string job = {};
   std::optional<std::uint64_t> generation = {};
-  std::string carry = {};                                    ///< as for sharding
+  std::string at = {};      ///< of files of torch.save: the key that has the weights (docs/checkpoints.md)
+  std::string shards = {};  ///< of files of ranks: their names, with {rank} for the number
+  std::string carry = {};   ///< as for sharding
   std::optional<std::chrono::seconds> abandoned_after = {};  ///< likewise
   ProgressCallback progress = {};
   /// On any rank: a stop request ends the export on all of them with Error(cancelled), and the group with it. Nothing

@@ -65,6 +65,9 @@ struct GatherOptions {
   };
 
   Own own = Own::borrow;  ///< counts on the first rank
+  /// On the first rank: what others have copied into shared memory for this exchange may be written to, as long as it
+  /// is held; no other rank sees that. Tensors of arenas and of other routes are read-only all the same.
+  bool writable = false;
   /// On the first rank, for tensors and merges: writable contiguous tensors of the host that the results are copied to,
   /// its own too, and that then are the results; one for each rank of the list, of a merge one. The senders' memory is
   /// free when the call returns. Empty: results are views of shared memory. Throws Error(argument) if they do not fit.

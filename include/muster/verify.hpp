@@ -34,7 +34,7 @@ struct VerifyProblem {
 };
 
 /// What it was taken for.
-enum class VerifiedKind : std::uint8_t { checkpoint, shards, file, state, workspace };
+enum class VerifiedKind : std::uint8_t { checkpoint, shards, file, state, workspace, foreign };
 
 struct VerifyReport {
   std::string path;

@@ -419,7 +419,14 @@ void bind_collectives(nb::module_& module) {
       .def(
           "barrier",
           [](ProcessGroup& self, Seconds timeout) { without_gil([&] { self.barrier(options_of(timeout)); }); },
-          nb::kw_only(), nb::arg("timeout") = nb::none());
+          nb::kw_only(), nb::arg("timeout") = nb::none())
+      .def(
+          "abort",
+          [](ProcessGroup& self, const std::string& reason) {
+            self.group().poison(sync::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
+          },
+          nb::arg("reason"),
+          "Local, any thread. Ends the group: what waits on any rank, and each later call, raises CancelledError.");
   bind_collectives_in_place(group);
   bind_collectives_with_results(group);
   bind_messages(group);

@@ -17,6 +17,7 @@ NB_MODULE(_core, module) {
   bind_groups(module);
   bind_files(module);
   bind_gathers(module);
+  bind_traces(module);
   bind_collectives(module);
   install_interrupt_hook();
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr const char* name = "dltensor";
 constexpr const char* versioned_name = "dltensor_versioned";
+constexpr const char* exchange_name = "dlpack_exchange_api";
 
 struct Named {
   DType dtype;
@@ -31,6 +33,7 @@ constexpr std::array table{
     Named{DType::f8_e8m0, 14, 8}, Named{DType::f4_e2m1, 17, 4},   Named{DType::u4, 1, 4},
     Named{DType::i4, 0, 4},       Named{DType::complex64, 5, 64},
 };
+constexpr std::uint8_t complex = 5;
 constexpr std::uint8_t first_of_1_1 = 7;
 constexpr std::uint64_t is_padded = 4;  // 4-bit elements have a byte each
 
@@ -98,8 +101,16 @@ nb::object give(const Tensor& tensor, const Named& named, bool copied) {
   return capsule;
 }
 
+/// The tensor of what somebody gives, which is ours from here on.
 template <class Managed>
-Tensor take(const nb::object& capsule, Managed* managed, const char* used) {
+Tensor take(Managed* managed) {
+  const std::shared_ptr<const void> owner(managed, [](const void* kept) {
+    if (Py_IsInitialized() == 0) return;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    auto* self = static_cast<Managed*>(const_cast<void*>(kept));
+    if (self->deleter != nullptr) self->deleter(self);
+    PyGILState_Release(state);
+  });
   const dlpack::Tensor& in = managed->tensor;
   if (in.device.type != dlpack::on_host && in.dtype.lanes == 1)
     refuse("the tensor is on a device: copy it to the host first (.cpu())");
@@ -120,17 +131,16 @@ Tensor take(const nb::object& capsule, Managed* managed, const char* used) {
   auto* data = static_cast<std::byte*>(in.data);
   if (data != nullptr) data += in.byte_offset;
   const TensorView view(named->dtype, std::move(shape), data, std::move(strides));
-  if (PyCapsule_SetName(capsule.ptr(), used) != 0) throw nb::python_error();
-  // Ours from here on.
-  const std::shared_ptr<const void> owner(managed, [](const void* kept) {
-    if (Py_IsInitialized() == 0) return;
-    const PyGILState_STATE state = PyGILState_Ensure();
-    auto* self = static_cast<Managed*>(const_cast<void*>(kept));
-    if (self->deleter != nullptr) self->deleter(self);
-    PyGILState_Release(state);
-  });
   if ((flags & dlpack::read_only) != 0) return {view, owner};
   return {view, owner, data};
+}
+
+/// Of a capsule that nobody has taken yet.
+template <class Managed>
+Tensor take(const nb::object& capsule, const char* own, const char* used) {
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), own));
+  if (PyCapsule_SetName(capsule.ptr(), used) != 0) throw nb::python_error();
+  return take(managed);
 }
 
 nb::object capsule_of(nb::handle object) {
@@ -146,13 +156,35 @@ nb::object capsule_of(nb::handle object) {
 
 Tensor tensor_from_dlpack(nb::handle object) {
   const nb::object capsule = capsule_of(object);
-  PyObject* raw = capsule.ptr();
-  if (PyCapsule_IsValid(raw, versioned_name) != 0)
-    return take(capsule, static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(raw, versioned_name)),
-                "used_dltensor_versioned");
-  if (PyCapsule_IsValid(raw, name) != 0)
-    return take(capsule, static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(raw, name)), "used_dltensor");
+  if (PyCapsule_IsValid(capsule.ptr(), versioned_name) != 0)
+    return take<dlpack::ManagedTensorVersioned>(capsule, versioned_name, "used_dltensor_versioned");
+  if (PyCapsule_IsValid(capsule.ptr(), name) != 0) return take<dlpack::ManagedTensor>(capsule, name, "used_dltensor");
   refuse("__dlpack__() gave no capsule that can be taken");
+}
+
+std::optional<Tensor> tensor_from_exchange(nb::handle object) {
+  static const nb::handle attribute = nb::str("__dlpack_c_exchange_api__").release();
+  // The type's own: what a subclass holds may be elsewhere.
+  PyObject* const own = Py_TYPE(object.ptr())->tp_dict;
+  PyObject* const capsule = own == nullptr ? nullptr : PyDict_GetItemWithError(own, attribute.ptr());
+  if (capsule == nullptr || PyCapsule_IsValid(capsule, exchange_name) == 0) return std::nullopt;
+  const auto* table = static_cast<const dlpack::Exchange*>(PyCapsule_GetPointer(capsule, exchange_name));
+  if (table->version.major != 1) return std::nullopt;
+  // PyTorch's views that stand for the negative of their memory: nothing in the structure tells.
+  if (const nb::object is_neg = nb::getattr(object, "is_neg", nb::none());
+      !is_neg.is_none() && nb::cast<bool>(is_neg()))
+    return std::nullopt;
+  dlpack::ManagedTensorVersioned* managed = nullptr;
+  if (table->give(object.ptr(), &managed) != 0) {
+    PyErr_Clear();  // the slow way says it in one line
+    return std::nullopt;
+  }
+  // Complex ones may stand for their conjugates, and of new dtypes not all libraries say the same.
+  if (const std::uint8_t code = managed->tensor.dtype.code; code == complex || code >= first_of_1_1) {
+    if (managed->deleter != nullptr) managed->deleter(managed);
+    return std::nullopt;
+  }
+  return take(managed);
 }
 
 nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,

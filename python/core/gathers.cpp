@@ -72,6 +72,9 @@ Asked asked(nb::handle ranks, const nb::dict& options) {
   if (own != "borrow" && own != "copy")
     throw Error(ErrorKind::argument, fmt::format("own is 'borrow' or 'copy', not '{}'", own));
   asked.options.own = own == "copy" ? Own::copy : Own::borrow;
+  asked.options.writable = nb::cast<bool>(options["writable"]);
+  if (!options["into"].is_none())
+    for (const nb::handle each : nb::iter(options["into"])) asked.options.into.push_back(tensor_of(each));
   asked.options.route = route_named(nb::cast<std::string>(options["route"]));
   asked.options.timeout = timeout_of(optional_of<double>(options["timeout"]));
   asked.options.workspace.path = path_of(options["workspace_path"]);

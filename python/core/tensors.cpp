@@ -93,6 +93,7 @@ std::uint64_t bytes_of(nb::handle size) {
 
 Tensor tensor_of(nb::handle object) {
   if (nb::isinstance<Tensor>(object)) return nb::cast<Tensor>(object);
+  if (auto tensor = tensor_from_exchange(object)) return *std::move(tensor);
   // Subclasses of PyTorch's (Parameter) are of other modules, but have its attributes.
   if (is_of(object, "torch") || nb::hasattr(object, "requires_grad"))
     return nb::cast<Tensor>(helper("from_torch")(object));

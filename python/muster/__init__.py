@@ -4,7 +4,9 @@
 The manual is docs/python.md. Importing this package imports neither torch nor numpy.
 """
 
-from ._core import Group, ProcessGroup, SharedArena, Tensor, version as __version__
+import os as _os
+
+from ._core import Group, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, version as __version__
 from ._files import (
     NFSWorkspace,
     State,
@@ -55,3 +57,8 @@ from .errors import (
     UnsupportedError,
     VersionError,
 )
+
+if _os.environ.get("MUSTER_MODELOPT") == "1":
+    from .modelopt import install_when_imported as _install
+
+    _install()

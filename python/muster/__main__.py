@@ -7,16 +7,16 @@ import sys
 
 
 def program() -> str | None:
-    """MUSTER_PROGRAM, the one beside this interpreter, or the first on PATH."""
-    beside = os.path.join(os.path.dirname(sys.executable), "muster")
+    """The one that MUSTER_PROGRAM names, the one in this package, or the first on PATH."""
+    inside = os.path.join(os.path.dirname(__file__), "muster")
     named = os.environ.get("MUSTER_PROGRAM")
-    return named or (beside if os.access(beside, os.X_OK) else shutil.which("muster"))
+    return named or (inside if os.access(inside, os.X_OK) else shutil.which("muster"))
 
 
 def main() -> None:
     found = program()
     if found is None:
-        sys.exit("muster: the program is not there: neither beside this Python nor on PATH")
+        sys.exit("muster: the program is neither in the package nor on PATH: name it by MUSTER_PROGRAM")
     os.execv(found, [found, *sys.argv[1:]])
 
 

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import typing
+
 from . import _core
 from ._core import Tensor
 from ._groups import _resolve
+
+
+_Self = typing.TypeVar("_Self", bound="Gathered")
 
 
 class Gathered:
@@ -21,7 +26,7 @@ class Gathered:
         self._exchange = None
         self._entries = None
 
-    def __enter__(self):
+    def __enter__(self: _Self) -> _Self:
         if self._arguments is None:
             raise RuntimeError("a gather is made once: call it again for the next one")
         value, ranks, group, options = self._arguments
@@ -29,7 +34,7 @@ class Gathered:
         self._exchange, self._entries = self._call(value, ranks, _resolve(group), options)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.release()
 
     def release(self) -> None:
@@ -48,13 +53,13 @@ class Gathered:
         self._list()
         return self._exchange.ranks
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._list())
 
-    def __iter__(self):
+    def __iter__(self) -> typing.Iterator[typing.Any]:
         return iter(self._list())
 
-    def __getitem__(self, rank):
+    def __getitem__(self, rank: int) -> typing.Any:
         """What `rank` of the group gave; None if it gave nothing."""
         entries = self._list()
         try:
@@ -62,7 +67,7 @@ class Gathered:
         except (ValueError, IndexError):
             raise KeyError(f"there is nothing of rank {rank} here: the list is {self._exchange.ranks}") from None
 
-    def present(self):
+    def present(self) -> list[tuple[int, typing.Any]]:
         """(rank, value) of those that gave one, in the order of the list."""
         return [(rank, entry) for rank, entry in zip(self.ranks, self._list()) if entry is not None]
 
@@ -98,11 +103,20 @@ class GatheredTensors(Gathered):
         return [tensor.torch(copy=copy) for tensor in self._list()]
 
 
-def _options(own, timeout, route, workspace_path):
-    return {"own": own, "timeout": timeout, "route": route, "workspace_path": workspace_path}
+def _options(own, timeout, route, workspace_path=None, writable=False, into=None):
+    return {
+        "own": own,
+        "writable": writable,
+        "into": into,
+        "timeout": timeout,
+        "route": route,
+        "workspace_path": workspace_path,
+    }
 
 
-def get_configs_parallel(config, ranks=None, group=None, *, own="borrow", timeout=None, route="auto", workspace_path=None):
+def get_configs_parallel(
+    config, ranks=None, group=None, *, own="borrow", writable=False, timeout=None, route="auto", workspace_path=None
+) -> GatheredConfigs:
     """Gathers a config of each rank of a list to its first rank: a context manager.
 
     Collective over `group`, one call by each rank. `config` is a dict, a list or a value, with tensors at any leaves, or
@@ -110,22 +124,39 @@ def get_configs_parallel(config, ranks=None, group=None, *, own="borrow", timeou
     that is not in the list it passes only takes part in the rounds. `group`: a muster.Group, a process group of
     torch.distributed, or None for the world.
 
-    `own`: what the first rank's own tensors are in its result, "borrow" (its own memory) or "copy". `timeout`: seconds
-    without progress of the ranks waited for. `route`: how bytes travel, "auto", "shm", "tcp", "workspace", ...
-    `workspace_path`: a directory that all ranks see, through which they go then.
+    `own`: what the first rank's own tensors are in its result, "borrow" (its own memory) or "copy". `writable`: the
+    first rank may write to the others' tensors, as long as it holds them, and no other rank sees that; those of arenas
+    and of routes other than shared memory are read-only all the same. `timeout`: seconds without progress of the ranks
+    waited for. `route`: how bytes travel, "auto", "shm", "tcp", "workspace", ... `workspace_path`: a directory that all
+    ranks see, through which they go then.
 
     Raises the same on all ranks, with the words of the rank that cannot go on.
     """
-    return GatheredConfigs(_core.get_configs, config, ranks, group, _options(own, timeout, route, workspace_path))
+    return GatheredConfigs(_core.get_configs, config, ranks, group, _options(own, timeout, route, workspace_path, writable))
 
 
-def get_tensors_parallel(tensor, ranks=None, group=None, *, own="borrow", timeout=None, route="auto", workspace_path=None):
+def get_tensors_parallel(
+    tensor,
+    ranks=None,
+    group=None,
+    *,
+    own="borrow",
+    writable=False,
+    into=None,
+    timeout=None,
+    route="auto",
+    workspace_path=None,
+) -> GatheredTensors:
     """The same with one tensor a rank, all of the same dtype and shape.
 
     A tensor is a muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer or
     `__array_interface__`, in host memory.
+
+    `into`, on the first rank: writable contiguous tensors, one for each rank of the list, that the results are copied to,
+    its own too, and that then are the results. The senders' memory is free when the `with` has begun.
     """
-    return GatheredTensors(_core.get_tensors, tensor, ranks, group, _options(own, timeout, route, workspace_path))
+    options = _options(own, timeout, route, workspace_path, writable, into)
+    return GatheredTensors(_core.get_tensors, tensor, ranks, group, options)
 
 
 def concat(dim: int, blocks=()):
@@ -145,13 +176,16 @@ same = ("same",)
 first = ("first",)
 
 
-def merge_tensor_parallel(tensor, merge, ranks=None, group=None, *, own="borrow", timeout=None, route="auto") -> Tensor | None:
+def merge_tensor_parallel(
+    tensor, merge, ranks=None, group=None, *, own="borrow", into=None, timeout=None, route="auto"
+) -> Tensor | None:
     """The tensors of all ranks of a list as one, on its first rank; None elsewhere.
 
     Collective, by the rules of get_tensors_parallel(). `merge` is concat(dim), stack, sum, max, same or first. Each rank
-    writes its part where it belongs. The result is read-only; it stays as long as it is held.
+    writes its part where it belongs. The result is read-only; it stays as long as it is held. `into`, on the first rank:
+    a writable contiguous tensor that the result is put into, and that then is the result.
     """
-    options = _options(own, timeout, route, None)
+    options = _options(own, timeout, route, into=None if into is None else [into])
     return _core.merge_tensor(tensor, merge, ranks, _resolve(group), options)[1]
 
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 from . import _core
 from ._core import Group
-from .errors import UnsupportedError
 
 
 def world() -> Group:
@@ -17,10 +17,18 @@ def world() -> Group:
     An initialised torch.distributed comes first (its default group), then what C++'s world() finds: `muster run`,
     torchrun, mpiexec, srun; else it is a group of this process alone. Collective at the first call.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    distributed = initialized_distributed()
+    if distributed is not None:
         return from_process_group(distributed.distributed_c10d._get_default_group())
     return _core.world()
+
+
+def initialized_distributed():
+    """torch.distributed if this process has initialised it, else None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
 
 
 def set_world(group: Group | None) -> None:
@@ -77,14 +85,16 @@ def _place() -> str:
 
 # By what they were made of; kept as long as the process, because process groups take no attributes.
 _met: dict = {}
+_keys: dict = {}
 
 
-def from_process_group(pg, *, timeout: float | None = None) -> Group:
+def from_process_group(pg, *, timeout: float | None = None, workspace_path=None) -> Group:
     """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same later on.
 
     `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
-    which has torch's `set` and `get`. No collective of `pg` is called. Its ranks have to be on one host: for several
-    hosts make a tcp_group() or a file_group(), or start with `muster run`.
+    which has torch's `set` and `get`. No collective of `pg` is called. If its ranks are on several hosts they meet over
+    TCP, at the host of its rank 0 by that host's name, or over files if `workspace_path` is a directory that all of them
+    see; messages call them by their ranks in `pg` then.
     """
     if pg in _met:
         return _met[pg]
@@ -101,18 +111,28 @@ def from_process_group(pg, *, timeout: float | None = None) -> Group:
             store, numbers = c10d._get_process_group_store(pg), distributed.get_process_group_ranks(pg)
         else:  # before 2.0
             store, numbers = c10d._pg_map[pg][1], list(c10d._pg_group_ranks[pg])
+    # The others may still read the key where an earlier call has failed.
+    key = _keys.setdefault(pg, os.urandom(16).hex())
+    _met[pg] = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=key, workspace_path=workspace_path)
+    return _met[pg]
+
+
+def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key: str = "", workspace_path=None) -> Group:
+    """The group of the ranks that have a store of torch's in common. Collective. `key`: what rank 0 calls it by."""
     if rank == 0:
-        store.set("muster/key", os.urandom(16).hex())
+        store.set("muster/key", key or os.urandom(16).hex())
     store.set(f"muster/place/{rank}", _place())
     places = [_text(store.get(f"muster/place/{other}")) for other in range(size)]
-    apart = [other for other in range(size) if places[other] != places[0]]
-    if apart:
-        raise UnsupportedError(
-            f"the ranks of this process group share no memory: ranks 0 and {apart[0]} are on different hosts or in "
-            "different containers: make a tcp_group() or a file_group()"
-        )
-    _met[pg] = local_group(_text(store.get("muster/key")), rank, size, timeout=timeout, numbers=numbers)
-    return _met[pg]
+    key = _text(store.get("muster/key"))
+    if len(set(places)) == 1:
+        return local_group(key, rank, size, timeout=timeout, numbers=numbers)
+    if workspace_path is not None:
+        return file_group(workspace_path, rank, size, timeout=timeout, key=key)
+    if rank == 0:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            store.set("muster/address", f"{socket.gethostname()}:{free.getsockname()[1]}")
+    return tcp_group(_text(store.get("muster/address")), rank, size, timeout=timeout, key=key)
 
 
 def _text(value) -> str:

@@ -48,6 +48,55 @@ def test_tensors_stay_valid_and_may_be_written_to():
     assert told == [[[True, False], [2.0, 3.0, 2.0], 1.0], [[], [], 2.0]]
 
 
+def test_what_came_may_be_written_to_if_asked_for():
+    told = run(
+        """
+        weight = np.full(1 << 18, rank + 1, "f4")
+        with muster.get_tensors_parallel(weight, None, group, writable=True) as parts:
+            arrays = parts.numpy()
+        for array in arrays[1:]:
+            array += 10
+        with muster.get_configs_parallel({"w": weight}, None, group) as other:
+            again = [config["w"].is_writable for _, config in other.present()]
+        tell([[float(array.max()) for array in arrays], again, float(weight.max())])
+        """
+    )
+    assert told == [[[1.0, 12.0], [True, False], 1.0], [[], [], 2.0]]
+
+
+def test_results_into_tensors_of_the_caller():
+    told = run(
+        """
+        parts = [np.zeros(1000, "f4") for _ in range(size)] if rank == 0 else None
+        with muster.get_tensors_parallel(np.full(1000, rank + 1, "f4"), None, group, into=parts):
+            pass
+        whole = np.zeros((2, 1000), "f4") if rank == 0 else None
+        muster.merge_tensor_parallel(np.full(1000, rank + 1, "f4"), muster.stack, None, group, into=whole)
+        small = failure(lambda: muster.get_tensors_parallel(np.ones(2), None, group, into=parts).__enter__())
+        none = failure(lambda: muster.get_tensors_parallel(np.ones(2), None, group, into=[1] if rank == 0 else None).__enter__())
+        group.barrier()
+        tell([rank == 0 and [[float(part.max()) for part in parts], whole.max(1).tolist()], small[0], none[0]])
+        """
+    )
+    assert told == [[[[1.0, 2.0]] * 2, "ArgumentError", "ArgumentError"], [False, "ArgumentError", "ArgumentError"]]
+
+
+def test_spans_of_the_program_are_in_the_trace(tmp_path):
+    run(
+        """
+        with muster.TraceSpan("load weights") as span:
+            span.add_bytes(1 << 20)
+            group.barrier()
+        again = failure(lambda: [each.__enter__() for each in [span, span]])
+        tell([muster.is_tracing(), again[0]])
+        """,
+        environment={"MUSTER_TRACE": str(tmp_path)},
+    )
+    out = tmp_path / "trace.json"
+    subprocess.run([os.environ["MUSTER_PROGRAM"], "trace", str(tmp_path), "--out", str(out)], check=True, timeout=60)
+    assert '"load weights"' in out.read_text()
+
+
 def test_merges():
     told = run(
         """
@@ -338,12 +387,15 @@ def test_a_process_group_by_its_store(tmp_path):
         apart = Process()
         apart.rank, apart.world_size, apart.store = rank, size, Store("apart")
         muster._groups._place = lambda: f"host {{rank}}"
-        tell([values, muster.from_process_group(pg) is muster.from_process_group(pg), failure(lambda: muster.from_process_group(apart))])
+        with muster.get_configs_parallel(rank, None, apart) as configs:
+            others = list(configs)
+        tell([values, muster.from_process_group(pg) is muster.from_process_group(pg), others, muster.from_process_group(apart).kind])
         """
     )
-    for rank, (values, is_same, apart) in enumerate(told):
-        assert (values, is_same) == ([0, 1] if rank == 0 else [], True)
-        assert apart[0] == "UnsupportedError" and "ranks 0 and 1" in apart[1]
+    for rank, (values, is_same, others, kind) in enumerate(told):
+        assert (values, is_same, others) == ([0, 1] if rank == 0 else [], True, values)
+        # Of several hosts, as they say: these find out that they share one all the same.
+        assert kind != "local"
 
 
 def test_results_outside_of_with():

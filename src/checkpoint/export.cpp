@@ -150,7 +150,8 @@ class Export {
   ExportReport run(trace::Span& span) {
     agree_on(group_, "export: opening the shards", [&] {
       shards_.emplace(shards_dir_, group_.rank(), group_.size(),
-                      workspace::StateChoice{{}, options_.generation, options_.job});
+                      workspace::StateChoice{{}, options_.generation, options_.job},
+                      foreign::Choice{options_.at, options_.shards});
     });
     const std::vector<std::vector<std::byte>> told = gather_listings(group_, shards_->listings());
     agree_on(group_, "export: planning", [&] {
@@ -371,7 +372,7 @@ class Export {
   // Step 7, on rank 0.
   void finish() {
     const trace::Span span(trace::Kind::phase, "export: finishing");
-    CarriedFiles carried = carried_files(shards_dir_, options_.carry);
+    CarriedFiles carried = shards_->carried(options_.carry);
     const std::string& partial = work_.directory;
     copy_carried_files(shards_dir_, partial, carried.names, [&] { go_on(group_); });
     report_.left = std::move(carried.left);

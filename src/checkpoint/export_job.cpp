@@ -306,7 +306,7 @@ WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, 
 }
 
 ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options) {
-  const ShardSet shards(shards_dir, 0, 1, {{}, options.generation, options.job});
+  const ShardSet shards(shards_dir, 0, 1, {{}, options.generation, options.job}, {options.at, options.shards});
   return plan_job(shards_dir, plan, shards.listings(), shards.metadata(), options).account;
 }
 

@@ -29,30 +29,6 @@ namespace fs = std::filesystem;
 // That a process has open beside a model's.
 constexpr std::uint64_t other_files = 256;
 
-/// The weight_map of an index: names and files.
-using WeightMap = std::vector<std::pair<std::string, std::string>>;
-
-WeightMap read_index(const std::string& path) {
-  const std::string text = read_text(path, longest_index);
-  return with_file("reading the index", path, [&] {
-    const auto refuse = [](const std::string& what) { throw Error(ErrorKind::corrupt, what); };
-    const Config index = parse_json(text);
-    const Config* map = index.find("weight_map");
-    if (map == nullptr || !map->is_object()) refuse("it has no object \"weight_map\"");
-    WeightMap weights;
-    weights.reserve(map->size());
-    for (const auto& [name, in_file] : map->as_object()) {
-      if (!in_file.is_string()) refuse(fmt::format("the file of tensor {} is no string", in_quotes(name)));
-      const std::string& file_name = in_file.as_string();
-      if (!is_name_beside(file_name))
-        refuse(fmt::format("tensor {} is in {}, which is no name of a file beside it", in_quotes(name),
-                           in_quotes(file_name)));
-      weights.emplace_back(name, file_name);
-    }
-    return weights;
-  });
-}
-
 std::string choose_index(const std::string& directory, std::vector<std::string> indexes) {
   if (indexes.empty()) return {};
   if (std::find(indexes.begin(), indexes.end(), model_index_name) != indexes.end())
@@ -95,7 +71,7 @@ void ModelDir::Contents::open_directory() {
   const bool has_single = std::binary_search(names.begin(), names.end(), model_file_name);
   if (!index_name.empty()) {
     const std::string index_path = join_path(path, index_name);
-    const WeightMap weights = read_index(index_path);
+    const WeightMap weights = read_weight_map(index_path);
     const bool names_single = std::any_of(weights.begin(), weights.end(),
                                           [](const auto& weight) { return weight.second == model_file_name; });
     if (has_single && index_name == model_index_name && !names_single)

@@ -284,6 +284,27 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
   return layout;
 }
 
+WeightMap read_weight_map(const std::string& path) {
+  const std::string text = read_text(path, longest_index);
+  return with_file("reading the index", path, [&] {
+    const auto refuse = [](const std::string& what) { throw Error(ErrorKind::corrupt, what); };
+    const Config index = parse_json(text);
+    const Config* map = index.find("weight_map");
+    if (map == nullptr || !map->is_object()) refuse("it has no object \"weight_map\"");
+    WeightMap weights;
+    weights.reserve(map->size());
+    for (const auto& [name, in_file] : map->as_object()) {
+      if (!in_file.is_string()) refuse(fmt::format("the file of tensor {} is no string", in_quotes(name)));
+      const std::string& file_name = in_file.as_string();
+      if (!is_name_beside(file_name))
+        refuse(fmt::format("tensor {} is in {}, which is no name of a file beside it", in_quotes(name),
+                           in_quotes(file_name)));
+      weights.emplace_back(name, file_name);
+    }
+    return weights;
+  });
+}
+
 std::optional<Config> read_model_config(const std::string& directory) {
   const std::string path = join_path(directory, "config.json");
   std::error_code error;

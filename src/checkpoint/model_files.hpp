@@ -11,14 +11,17 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "muster/safetensors.hpp"
+#include "src/os/file.hpp"
 
 namespace muster {
 
 inline constexpr std::string_view model_file_name = "model.safetensors";
 inline constexpr std::string_view model_index_name = "model.safetensors.index.json";
+inline constexpr std::string_view torch_index_name = "pytorch_model.bin.index.json";
 inline constexpr std::string_view shard_prefix = "rank";
 
 /// "PREFIX-00001-of-00003.safetensors": a file of a model ("model", from 1 on), or a rank's shard ("rank", from 0 on).
@@ -59,6 +62,10 @@ std::string join_path(const std::string& directory, const std::string& name);
 
 /// An index is at most so long.
 inline constexpr std::uint64_t longest_index = std::uint64_t{1} << 28;
+/// The weight_map of an index: names and files, which lie beside it.
+using WeightMap = std::vector<std::pair<std::string, std::string>>;
+/// Throws Error(not_found | io), and Error(corrupt) if it is no index.
+WeightMap read_weight_map(const std::string& path);
 /// A small file as text. Throws as os::read_small_file.
 std::string read_text(const std::string& path, std::uint64_t most);
 
@@ -85,6 +92,9 @@ struct SafetensorsHeader {
 /// allocated beyond a small multiple of the header's bytes.
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_size,
                                            const std::string& path);
+
+/// Of a file that is one from the byte `begin` on. Throws likewise, and Error(io).
+SafetensorsHeader read_safetensors_header(const os::ReadableFile& file, std::uint64_t begin = 0);
 
 /// Puts tensors in the order of the format's reference writer, without holes.
 /// Fills `tensors` with offsets and sizes and returns length and header, padded to eight bytes. Throws Error(argument).

@@ -31,19 +31,6 @@ struct SafetensorsFile::Contents {
 
 namespace {
 
-SafetensorsHeader read_header(const os::ReadableFile& file) {
-  std::array<std::byte, safetensors_prefix> prefix{};
-  const std::span<std::byte> there = std::span(prefix).first(std::min(safetensors_prefix, file.bytes()));
-  file.read_at(0, there);
-  std::uint64_t length = 0;
-  std::memcpy(&length, prefix.data(), prefix.size());
-  const std::uint64_t head = std::min(file.bytes(), safetensors_prefix + std::min(length, max_safetensors_header));
-  const auto memory = std::make_unique_for_overwrite<std::byte[]>(head);
-  const std::span<std::byte> bytes(memory.get(), head);
-  file.read_at(0, bytes);
-  return parse_safetensors_header(bytes, file.bytes(), file.path());
-}
-
 [[noreturn]] void refuse_to_write(const std::string& path, const std::string& what) {
   throw file_error(ErrorKind::argument, "writing", path, what);
 }
@@ -86,11 +73,24 @@ void append_string(std::string& json, const std::string& text) {
 
 }  // namespace
 
+SafetensorsHeader read_safetensors_header(const os::ReadableFile& file, std::uint64_t begin) {
+  const std::uint64_t there = file.bytes() - std::min(begin, file.bytes());
+  std::array<std::byte, safetensors_prefix> prefix{};
+  file.read_at(begin, std::span(prefix).first(std::min(safetensors_prefix, there)));
+  std::uint64_t length = 0;
+  std::memcpy(&length, prefix.data(), prefix.size());
+  const std::uint64_t head = std::min(there, safetensors_prefix + std::min(length, max_safetensors_header));
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(head);
+  const std::span<std::byte> bytes(memory.get(), head);
+  file.read_at(begin, bytes);
+  return parse_safetensors_header(bytes, there, file.path());
+}
+
 SafetensorsFile::SafetensorsFile(std::shared_ptr<const Contents> contents) noexcept : contents_(std::move(contents)) {}
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   auto contents = std::make_shared<Contents>(os::ReadableFile::open(path));
-  contents->header = read_header(contents->file);
+  contents->header = read_safetensors_header(contents->file);
   if (!contents->file.is_remote()) contents->mapping = contents->file.map();
   const std::vector<TensorEntry>& tensors = contents->header.tensors;
   contents->index.reserve(tensors.size());

@@ -163,12 +163,13 @@ std::string_view header_text(std::span<const std::byte> head, std::uint64_t file
     const std::string_view start(reinterpret_cast<const char*>(head.data()), safetensors_prefix);
     // A pickle's first opcode is its protocol, 2 to 5.
     const bool is_pickle = start[0] == '\x80' && start[1] >= 2 && start[1] <= 5;
-    refuse_header(start.starts_with("PK\x03\x04") || is_pickle
-                      ? "it is no safetensors file but a zip archive or a pickle, as PyTorch writes them, which is not "
-                        "read: save the model as safetensors"
-                      : fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
-                                    "are allowed",
-                                    length, max_safetensors_header));
+    refuse_header(
+        start.starts_with("PK\x03\x04") || is_pickle
+            ? "it is no safetensors file but a zip archive or a pickle, as PyTorch writes them: give it a name "
+              "that says so"
+            : fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
+                          "are allowed",
+                          length, max_safetensors_header));
   }
   if (length > file_size - safetensors_prefix || length > head.size() - safetensors_prefix)
     refuse_header(

@@ -152,9 +152,11 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
   return std::move(job.report);
 }
 
-int count_shards(const std::string& shards_dir, const std::string& job) {
+int count_shards(const std::string& shards_dir, const std::string& job, const std::string& shards) {
   if (workspace::is_workspace_directory(shards_dir))
     return workspace::choose_states(shards_dir, {.job = job}).world_size;
+  if (const std::optional<foreign::Found> found = foreign::find_checkpoint(shards_dir, {{}, shards}))
+    return std::max(found->ranks, 1);
   std::set<int> sizes;
   std::set<int> found;
   for (const std::string& file : files_in(shards_dir)) {

@@ -28,12 +28,12 @@ std::int64_t number_from(const Config& value, std::int64_t least, std::int64_t m
 }
 
 ShardFacts facts_of(const Config& said) {
-  constexpr std::int64_t most_ranks = 99'999;
+  constexpr std::int64_t most_shards = 99'999;
   constexpr std::int64_t most_heads = 1 << 24;
   if (const std::int64_t version = said.at("version").as_int(); version != 1 && version != 2)
     throw Error(ErrorKind::version, fmt::format("this program does not know the version {}", version));
-  ShardFacts facts{static_cast<int>(number_from(said.at("rank"), 0, most_ranks)),
-                   static_cast<int>(number_from(said.at("ranks"), 0, most_ranks)),
+  ShardFacts facts{static_cast<int>(number_from(said.at("rank"), 0, most_shards)),
+                   static_cast<int>(number_from(said.at("ranks"), 0, most_shards)),
                    {}};
   if (const Config* layout = said.find("layout")) {
     facts.layout = ParallelLayout::parse(layout->as_string());
@@ -148,11 +148,15 @@ std::string identity_of(const std::string& path) {
                      time.time_since_epoch().count());
 }
 
+// The plan of a foreign checkpoint that is whole.
+constexpr std::string_view as_it_is = "as it is";
+constexpr std::string_view as_it_is_plan = R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
+
 // That a process has open beside the shards.
 constexpr std::uint64_t files_beside = 256;
 
 std::optional<ParallelLayout> layout_said(const ShardListing& listing) {
-  return listing.facts ? listing.facts->layout : std::nullopt;
+  return listing.facts ? listing.facts->layout : listing.layout;
 }
 PlanText plan_said(const ShardListing& listing) {
   return listing.facts ? listing.facts->plan : PlanText();
@@ -196,7 +200,8 @@ Config to_config(const ShardListing& listing) {
                          {"tensors", std::move(tensors)},
                          {"facts", listing.facts ? Config(shard_facts_text(*listing.facts)) : Config()},
                          {"identity", listing.identity},
-                         {"set", listing.set}});
+                         {"set", listing.set},
+                         {"layout", listing.layout ? Config(to_string(*listing.layout)) : Config()}});
 }
 
 ShardListing listing_from_config(const Config& config) {
@@ -211,6 +216,8 @@ ShardListing listing_from_config(const Config& config) {
     listing.facts = parse_shard_facts({{std::string(shard_metadata_key), facts.as_string()}});
   listing.identity = config.at("identity").as_string();
   listing.set = config.at("set").as_string();
+  if (const Config& layout = config.at("layout"); layout.is_string())
+    listing.layout = ParallelLayout::parse(layout.as_string());
   return listing;
 }
 
@@ -258,7 +265,7 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
     return MergePlan::parse(said.text, said.name, model_config);
   }
   MergePlan plan = MergePlan::load(given, model_config);
-  if (!said.text.empty() && !is_same_plan(plan.text(), said.text))
+  if (!said.text.empty() && said.name != as_it_is && !is_same_plan(plan.text(), said.text))
     notes.push_back(fmt::format("the shards were cut by another plan ({}) than the given one ({}), which is used",
                                 in_quotes(said.name), in_quotes(plan.name())));
   return plan;
@@ -276,6 +283,13 @@ void FileTensors::add(const StateFile& file, const std::string& prefix) {
     tensors_.push_back({prefix + tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
 }
 
+void FileTensors::add(std::shared_ptr<const TensorSource> source) {
+  const std::vector<TensorEntry>& entries = source->tensors();
+  const std::size_t first = tensors_.size();
+  tensors_.insert(tensors_.end(), entries.begin(), entries.end());
+  files_.push_back({first, std::move(source)});
+}
+
 std::pair<const FileTensors::File*, std::size_t> FileTensors::place_of(std::size_t tensor) const {
   const File& file = *std::prev(std::ranges::upper_bound(files_, tensor, {}, &File::first));
   return {&file, tensor - file.first};
@@ -284,11 +298,16 @@ std::pair<const FileTensors::File*, std::size_t> FileTensors::place_of(std::size
 void FileTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
   const auto [file, index] = place_of(tensor);
   if (!file->checked.empty() && file->checked[index]) return file->checked[index]->read(offset, target);
-  std::visit([&, index = index](const auto& opened) { opened.read(index, offset, target); }, file->file);
+  if (const auto* const source = std::get_if<std::shared_ptr<const TensorSource>>(&file->file))
+    return (*source)->read(index, offset, target);
+  if (const auto* const state = std::get_if<StateFile>(&file->file)) return state->read(index, offset, target);
+  std::get<SafetensorsFile>(file->file).read(index, offset, target);
 }
 
 TensorDetail FileTensors::detail(std::size_t tensor) const {
   const auto [file, index] = place_of(tensor);
+  if (const auto* const source = std::get_if<std::shared_ptr<const TensorSource>>(&file->file))
+    return (*source)->detail(index);
   const StateFile* const state = std::get_if<StateFile>(&file->file);
   if (state == nullptr)
     return {.file = std::get<SafetensorsFile>(file->file).path(), .stored_bytes = tensors_[tensor].bytes};
@@ -296,11 +315,48 @@ TensorDetail FileTensors::detail(std::size_t tensor) const {
   return {state->path(), entry.stored_bytes, entry.compressed, entry.checksum};
 }
 
-ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice) {
-  if (workspace::is_workspace_directory(directory))
+ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice,
+                   const foreign::Choice& foreign) {
+  path_ = directory;
+  if (workspace::is_workspace_directory(directory)) {
     open_states(directory, process, processes, choice);
-  else
+  } else if ((foreign_ = foreign::find_checkpoint(directory, foreign))) {
+    open_foreign(*foreign_, process, processes, foreign);
+  } else {
     open_files(directory, process, processes);
+  }
+}
+
+CarriedFiles ShardSet::carried(const std::string& carry) const {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path_, error)) return {};
+  CarriedFiles carried = carried_files(path_, carry);
+  if (!foreign_ || !carry.empty()) return carried;
+  // The parts of the checkpoint itself are not left out: they are what was read.
+  std::erase_if(carried.names, [](const std::string& name) { return belongs_to_checkpoint(name) != Belongs::beside; });
+  carried.left.clear();
+  return carried;
+}
+
+void ShardSet::open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice) {
+  count_ = std::max(found.ranks, 1);
+  for (int rank = process; rank < count_; rank += processes) {
+    std::vector<std::string> notes;
+    const std::shared_ptr<const foreign::PartedTensors> tensors = open_checkpoint(found, rank, choice, notes);
+    add(tensors);
+    ShardListing listing{.rank = rank};
+    for (const TensorEntry& entry : tensors->tensors())
+      listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
+    for (const std::string& path : tensors->paths()) listing.identity += identity_of(path) + "\n";
+    listing.layout = found.layout;
+    // What is whole needs no plan, but may have one that renames.
+    if (found.ranks == 0) {
+      listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
+      listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
+    }
+    if (rank == 0) notes_ = std::move(notes);
+    listings_.push_back(std::move(listing));
+  }
 }
 
 void ShardSet::open_files(const std::string& directory, int process, int processes) {

@@ -27,6 +27,7 @@
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/workspace/survey.hpp"
 
@@ -74,9 +75,10 @@ Metadata metadata_from_config(const Config& config);
 struct ShardListing {
   int rank = 0;
   std::vector<NamedSpec> tensors = {};
-  std::optional<ShardFacts> facts = {};  ///< that it says of itself
-  std::string identity = {};             ///< tells the file from others and from itself before a change
-  std::string set = {};                  ///< of a workspace: the job and the generation, the same for all ranks
+  std::optional<ShardFacts> facts = {};       ///< that it says of itself
+  std::string identity = {};                  ///< tells the file from others and from itself before a change
+  std::string set = {};                       ///< of a workspace: the job and the generation, the same for all ranks
+  std::optional<ParallelLayout> layout = {};  ///< that names of files say, where the shard does not
 };
 RankTensors to_rank_tensors(ShardListing listing);
 
@@ -103,6 +105,8 @@ class FileTensors : public TensorSource {
   void add(const SafetensorsFile& file, const PieceChecksums& sums = {});
   /// Names get `prefix`.
   void add(const StateFile& file, const std::string& prefix = {});
+  /// Of a foreign checkpoint, or what a rank has of one.
+  void add(std::shared_ptr<const TensorSource> source);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
@@ -110,7 +114,7 @@ class FileTensors : public TensorSource {
  private:
   struct File {
     std::size_t first = 0;  // of its tensors, among all
-    std::variant<SafetensorsFile, StateFile> file;
+    std::variant<SafetensorsFile, StateFile, std::shared_ptr<const TensorSource>> file;
     std::vector<std::shared_ptr<const CheckedTensor>> checked = {};  // by tensor; null: it has no checksums
   };
   [[nodiscard]] std::pair<const File*, std::size_t> place_of(std::size_t tensor) const;
@@ -120,18 +124,25 @@ class FileTensors : public TensorSource {
 };
 
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
-/// held against their checksums as they are read, or the states of a workspace that all ranks have
-/// (workspace::choose_common_states).
+/// held against their checksums as they are read, the states of a workspace that all ranks have
+/// (workspace::choose_common_states), or those of a foreign checkpoint, which is the shard of one rank if it is whole.
 class ShardSet : public FileTensors {
  public:
   /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
-  ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {});
+  ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
+           const foreign::Choice& foreign = {});
 
   [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
   /// Of the first of them; without what says that it is a shard.
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
+  /// Files beside the weights that go along: carried_files() of the directory; of a foreign checkpoint configs and
+  /// tokenizers alone, unless `carry` names others, and none if it is one file.
+  [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
+  /// What whoever looks at a foreign checkpoint should know.
+  [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
+  void open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice);
   void open_files(const std::string& directory, int process, int processes);
   void open_states(const std::string& workspace, int process, int processes, const workspace::StateChoice& choice);
   template <class Opened>
@@ -140,6 +151,9 @@ class ShardSet : public FileTensors {
   int count_ = 0;  // of all processes' shards
   std::vector<ShardListing> listings_;
   Metadata metadata_;
+  std::vector<std::string> notes_;
+  std::string path_;
+  std::optional<foreign::Found> foreign_;
 };
 
 }  // namespace muster

@@ -15,8 +15,10 @@
 #include "muster/error.hpp"
 #include "muster/state_file.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/tensor_source.hpp"
 #include "src/checkpoint/verification.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
@@ -179,7 +181,29 @@ Places find_places(const std::vector<OpenedFile>& files, Verification& verificat
   return places;
 }
 
+/// A foreign checkpoint is opened as who reads it opens it, which finds what headers tell; then all is read once.
+void verify_foreign(const foreign::Found& found, const std::string& name, Verification& verification) {
+  VerifyReport& report = verification.report;
+  report.kind = VerifiedKind::foreign;
+  for (int rank = 0; rank < std::max(found.ranks, 1); ++rank) {
+    try {
+      std::vector<std::string> notes;
+      const auto tensors = open_checkpoint(found, rank, {}, notes);
+      verification.count(tensors->tensors());
+      report.files += tensors->paths().size() - 1;
+      if (!verification.options.checksums) continue;
+      ProgressCounter progress(verification.options.progress, report.bytes);
+      for_each_piece(*tensors, false, progress, [](std::size_t, std::uint64_t, std::span<const std::byte>) {});
+    } catch (const Error& error) {
+      verification.add(Defect::file, name, "", "{}", error.what());
+    }
+  }
+}
+
 void verify_directory(Verification& verification) {
+  if (!workspace::is_workspace_directory(verification.directory))
+    if (const auto found = foreign::find_checkpoint(verification.directory))
+      return verify_foreign(*found, "", verification);
   std::vector<std::string> weights;
   std::vector<std::string> indexes;
   for (std::string& name : files_in(verification.directory)) {
@@ -212,6 +236,7 @@ void verify_file(const std::string& name, Verification& verification) {
     verification.report.has_checksums = true;
     return verify_state(name, verification.options.progress, verification);
   }
+  if (const auto found = foreign::find_checkpoint(path)) return verify_foreign(*found, name, verification);
   verification.report.kind = VerifiedKind::file;
   if (!is_hdf5_file(path)) {
     verification.open_all({name});

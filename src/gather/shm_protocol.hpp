@@ -52,8 +52,8 @@ struct ShmState {
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by owner and place
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and place
 };
-/// The segment at that place of another rank's region, mapped when it is first asked for. Throws as
-/// shm::RemoteSegment.
+/// The segment at that place of another rank's region, mapped when it is first asked for, or asked for to write. Throws
+/// as shm::RemoteSegment.
 std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Group& group, int owner,
                                                std::uint64_t place, os::Access access = os::Access::read_only);
 
@@ -144,7 +144,8 @@ class ShmReceiving final : public Transfer {
  private:
   [[nodiscard]] std::vector<std::byte> take(int sender, const Record& record);
   [[nodiscard]] std::vector<std::byte> written_message(int sender, const Record& record);
-  std::shared_ptr<shm::RemoteSegment> segment(int sender, std::uint64_t place);
+  std::shared_ptr<shm::RemoteSegment> segment(int sender, std::uint64_t place,
+                                              os::Access access = os::Access::read_only);
   void unpack(std::size_t position, const Record& record, std::span<const std::byte> message, ExchangeReport& report);
 
   const Call& call_;

@@ -50,8 +50,8 @@ std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& r
   return {slot->data() + begin, slot->data() + begin + bytes};
 }
 
-std::shared_ptr<shm::RemoteSegment> ShmReceiving::segment(int sender, std::uint64_t place) {
-  return segment_of(*state_, *call_.group, sender, place);
+std::shared_ptr<shm::RemoteSegment> ShmReceiving::segment(int sender, std::uint64_t place, os::Access access) {
+  return segment_of(*state_, *call_.group, sender, place, access);
 }
 
 void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<const std::byte> message,
@@ -72,7 +72,7 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
     arenas.push_back(std::make_shared<shm::Lease>(segment(sender, entry.segment), entry.lease));
   std::shared_ptr<shm::Lease> slot;
   if (record.moving_bytes != 0) {
-    auto moved = segment(sender, header.slot);
+    auto moved = segment(sender, header.slot, call_.options->writable ? os::Access::read_write : os::Access::read_only);
     if (record.moving_bytes > moved->capacity())
       throw Error(ErrorKind::corrupt, "more bytes than the segment has room for");
     slot = std::make_shared<shm::Lease>(moved, header.lease);
@@ -103,6 +103,8 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
         if (place.offset > room || bytes > room - place.offset)
           throw Error(ErrorKind::corrupt, "a tensor lies outside its segment");
         const std::byte* data = base == nullptr ? nullptr : base + place.offset;
+        if (place.segment == 0 && slot && call_.options->writable)
+          return {TensorView(dtype, shape, data), std::move(owner), slot->segment().mapping().data() + place.offset};
         if (header.checks_leases != 0 && place.segment != 0) leased[place.segment - 1].emplace_back(data, bytes);
         return {TensorView(dtype, shape, data), std::move(owner)};
       });

@@ -41,7 +41,7 @@ void forget_retired(ShmState& state) {
 std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Group& group, int owner,
                                                std::uint64_t place, os::Access access) {
   const auto known = state.remotes.find({owner, place});
-  if (known != state.remotes.end()) return known->second;
+  if (known != state.remotes.end() && known->second->access() >= access) return known->second;
   auto segment = std::make_shared<shm::RemoteSegment>(*group.region_of(owner), place, access);
   state.remotes[{owner, place}] = segment;
   return segment;

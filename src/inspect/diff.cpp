@@ -282,8 +282,12 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
   std::optional<Differences> configs = diff_configs(left, right);
   const bool has_configs = configs.has_value();
   if (!configs) configs.emplace();
-  std::error_code error;
-  const bool has_files = std::filesystem::is_directory(a, error) && std::filesystem::is_directory(b, error);
+  // Beside the weights of a foreign checkpoint lies what its own programs need.
+  const auto has_carried = [&](const std::string& path) {
+    std::error_code error;
+    return std::filesystem::is_directory(path, error) && !foreign::find_checkpoint(path, options.foreign);
+  };
+  const bool has_files = has_carried(a) && has_carried(b);
   Differences files = has_files ? diff_files(a, b) : Differences();
   return Config::object({{"same", tensors.found.empty() && files.found.empty() && configs->found.empty()},
                          {"a", a},

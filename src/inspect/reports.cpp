@@ -63,7 +63,7 @@ ConfigArray tensors_tree(const std::vector<AccountedTensor>& tensors) {
 }
 
 std::string_view kind_name(VerifiedKind kind) noexcept {
-  constexpr std::array<std::string_view, 5> names = {"checkpoint", "shards", "file", "state", "workspace"};
+  constexpr std::array<std::string_view, 6> names = {"checkpoint", "shards", "file", "state", "workspace", "foreign"};
   return names[static_cast<std::size_t>(kind)];
 }
 

@@ -107,11 +107,20 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
   return source;
 }
 
+Source source_of_foreign(const foreign::Found& found, const std::string& path, const SourceOptions& options) {
+  Source source{.path = path, .kind = kind_name(found.kind)};
+  std::vector<std::string> notes;
+  const std::shared_ptr<const foreign::PartedTensors> tensors = open_checkpoint(found, 0, options.foreign, notes);
+  source.tensors = tensors;
+  for (const std::string& note : notes) source.issues.push_back({"note", "", note});
+  return source;
+}
+
 /// The shards of all ranks of a directory, or the states of a workspace that all ranks have: arranged by the plan as an
 /// export arranges them, and merged piece by piece.
 Source source_of_shards(const std::string& directory, const SourceOptions& options) {
   const std::optional<Config> config = read_model_config(directory);
-  const auto shards = std::make_shared<const ShardSet>(directory, 0, 1, options.states);
+  const auto shards = std::make_shared<const ShardSet>(directory, 0, 1, options.states, options.foreign);
   std::vector<std::string> notes;
   const MergePlan plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes);
   const ParallelLayout layout = layout_of(shards->listings(), {});
@@ -223,9 +232,13 @@ Source open_source(const std::string& path, const SourceOptions& options) {
   if (!std::filesystem::exists(status)) refuse_dangling(path);
   if (std::filesystem::is_directory(status)) {
     if (is_shards_directory(path)) return source_of_shards(path, options);
-    if (!workspace::is_workspace_directory(path)) return source_of_model(path, true);
-    return options.plan.empty() ? source_of_states(path, options.states) : source_of_shards(path, options);
+    if (workspace::is_workspace_directory(path))
+      return options.plan.empty() ? source_of_states(path, options.states) : source_of_shards(path, options);
   }
+  if (const std::optional<foreign::Found> found = foreign::find_checkpoint(path, options.foreign))
+    return found->ranks == 0 && options.plan.empty() ? source_of_foreign(*found, path, options)
+                                                     : source_of_shards(path, options);
+  if (std::filesystem::is_directory(status)) return source_of_model(path, true);
   if (StateFile::is_state_file(path)) return source_of_state_file(path);
   if (is_hdf5_file(path)) return source_of_hdf5(path);
   return source_of_model(path, false);

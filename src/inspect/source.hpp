@@ -15,6 +15,7 @@
 
 #include "muster/config.hpp"
 #include "muster/state_file.hpp"
+#include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/workspace/survey.hpp"
 
@@ -37,7 +38,7 @@ struct SourceIssue {
 /// A path that was opened: its tensors, and what stands beside them.
 struct Source {
   std::string path;
-  std::string_view kind = {};  ///< safetensors, model, shards, state, workspace or hdf5
+  std::string_view kind = {};  ///< safetensors, model, shards, state, workspace, hdf5 or foreign::Kind
   std::shared_ptr<const TensorSource> tensors = {};
   std::map<std::string, std::string> metadata = {};        ///< of the headers
   std::vector<SourceFile> files = {};                      ///< none of shards and of HDF5 files of others
@@ -55,14 +56,15 @@ struct Source {
 struct SourceOptions {
   std::string plan = {};               ///< merges shards and the states of ranks
   workspace::StateChoice states = {};  ///< of a workspace
+  foreign::Choice foreign = {};        ///< of a foreign checkpoint
 };
 
 /// A safetensors file, a state file, any other HDF5 file, a directory in HuggingFace's layout, one with the shards of
-/// all ranks, which the plan merges, or a workspace. Of a workspace: the newest complete state of each rank of a job;
-/// with a plan merged like shards, else each tensor as "rank2/NAME", unless there is one rank or one is asked for.
-/// Throws as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load; Error(argument)
-/// if shards have no plan, a tensor has no rule in it, or several jobs could be meant; Error(not_found) if there
-/// is no such job, rank or generation.
+/// all ranks, which the plan merges, a foreign checkpoint (of ranks: likewise), or a workspace. Of a workspace: the
+/// newest complete state of each rank of a job; with a plan merged like shards, else each tensor as "rank2/NAME",
+/// unless there is one rank or one is asked for. Throws as ModelDir::open, StateFile::open, ForeignHdf5::open,
+/// workspace::survey and MergePlan::load; Error(argument) if shards have no plan, a tensor has no rule in it, or
+/// several jobs could be meant; Error(not_found) if there is no such job, rank or generation.
 Source open_source(const std::string& path, const SourceOptions& options = {});
 
 /// Whether a directory has shards of ranks, and no model.

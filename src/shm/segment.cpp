@@ -168,7 +168,7 @@ void OwnedSegment::sleep(LeaseId lease, std::chrono::nanoseconds longest) noexce
 }
 
 RemoteSegment::RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access)
-    : memory_(region.memory()), place_(place), owner_pid_(os::process_id()) {
+    : memory_(region.memory()), place_(place), access_(access), owner_pid_(os::process_id()) {
   const auto is_inside = [&](std::uint64_t bytes) { return bytes < region.size() && place <= region.size() - bytes; };
   if (place == 0 || place % os::page_size() != 0 || !is_inside(header_bytes))
     throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");

@@ -145,6 +145,7 @@ class RemoteSegment {
   [[nodiscard]] const std::byte* data() const noexcept { return data_.data(); }
   /// The data's mapping; to write where the segment was mapped so.
   [[nodiscard]] const os::Mapping& mapping() const noexcept { return data_; }
+  [[nodiscard]] os::Access access() const noexcept { return access_; }
   [[nodiscard]] PopulatedBlocks& populated() noexcept { return blocks_; }
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(words_.data()); }
   [[nodiscard]] bool is_owner_process() const noexcept;
@@ -160,6 +161,7 @@ class RemoteSegment {
  private:
   std::shared_ptr<const os::Fd> memory_;
   std::uint64_t place_;
+  os::Access access_;
   os::Mapping words_;
   os::Mapping data_;
   std::uint64_t written_ = 0;

@@ -72,6 +72,41 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
   });
 }
 
+TEST_CASE("what came over shared memory may be written to if asked for, and arenas may not") {
+  run_ranks(3, [](SyncGroup& group) {
+    SharedArena arena(1 << 20);
+    const Tensor lent = arena.allocate(DType::u8, {1000});
+    fill(lent.mutable_data(), lent.nbytes(), seed_of(group.rank(), 1));
+    std::optional<GatheredConfigs> kept;
+    for (const std::int64_t bytes : {5000, 3 << 20})
+      for (const bool writable : {false, true, true, false}) {
+        const Tensor mine = pattern(DType::u8, {bytes}, seed_of(group.rank(), 0));
+        Config config;
+        config["moved"] = mine;
+        config["lent"] = lent;
+        GatheredConfigs all =
+            get_configs_parallel(&config, ranks_from(0, 3), group, {.own = Own::copy, .writable = writable});
+        for (const auto& [rank, each] : all.present()) {
+          const Tensor& moved = each.at("moved").as_tensor();
+          RANK_CHECK(is_pattern(moved, DType::u8, {bytes}, seed_of(rank, 0)));
+          if (rank == group.rank()) continue;
+          RANK_CHECK(moved.is_writable() == writable);
+          RANK_CHECK(!each.at("lent").as_tensor().is_writable());
+          if (writable) fill(moved.mutable_data(), moved.nbytes(), seed_of(rank, 7));
+        }
+        group.barrier();
+        RANK_CHECK(is_pattern(mine, DType::u8, {bytes}, seed_of(group.rank(), 0)));
+        // What is held is not written over by the next.
+        if (kept && writable)
+          for (const auto& [rank, each] : kept->present())
+            if (rank != group.rank() && each.at("moved").as_tensor().is_writable())
+              RANK_CHECK(is_pattern(each.at("moved").as_tensor(), DType::u8, each.at("moved").as_tensor().shape(),
+                                    seed_of(rank, 7)));
+        kept = std::move(all);
+      }
+  });
+}
+
 TEST_CASE("what is small and warm needs one round") {
   // What is held keeps its bytes meanwhile, and a result may have parts of an arena and of a slot.
   run_ranks(3, [](SyncGroup& group) {

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ModelOpt's `modelopt.torch.export.distribute` has, over Muster: `import muster.modelopt as distribute`, or
+`install()`, which puts it in ModelOpt's place. The manual is docs/modelopt.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.abc
+import importlib.machinery
+import operator
+import os
+import pathlib
+import runpy
+import sys
+
+from . import _files
+from ._core import Group, Tensor
+from ._gathers import get_configs_parallel as _gather
+from ._groups import _resolve, from_process_group, initialized_distributed
+from .errors import ArgumentError
+
+__all__ = ["NFSWorkspace", "get_configs_parallel", "get_tensors_parallel", "install", "install_when_imported"]
+
+#: Seconds without progress of the ranks waited for: as long as torch.distributed's barriers wait.
+TIMEOUT = 1800.0
+
+# The key that an instance of a dataclass has its class at, beside its fields; None: it is a dict that has this key.
+_CLASS = "$dataclass"
+
+
+@contextlib.contextmanager
+def get_tensors_parallel(tensor, ranks, group=None):
+    """Gathers a torch.Tensor of each rank of a list to its first rank: a context manager.
+
+    Collective over `group`, a process group of torch.distributed or None for all ranks. `ranks`: global ranks, two or
+    more; the same list on all of its members, and each list of a call is disjoint from the others. Shapes and dtypes
+    may differ. The first rank gets a list with the tensor of each rank, on the CPU: its own as it is, the others as
+    copies of its own, which it may write to and keep. The others get an empty list. All ranks wait at the end until the
+    first one is there.
+    """
+    with _gathered(tensor, ranks, group, None, is_needed=True) as others:
+        yield [tensor.cpu(), *others] if others is not None else []
+
+
+@contextlib.contextmanager
+def get_configs_parallel(config, ranks, group=None, workspace_path=None):
+    """Gathers a config of each rank of a list to its first rank: a context manager. By the rules of
+    get_tensors_parallel().
+
+    `config` is an instance of a dataclass, a dict, a list or a value, with such and torch tensors inside, or None. The
+    first rank gets a list: its own config itself, be it None, then what the others have, as instances of the same
+    classes; None of others is left out. `workspace_path`: a directory that all ranks see, through which configs go;
+    with it the ranks may be on several hosts. Nothing but its mark stays in it.
+    """
+    with _gathered(config, ranks, group, workspace_path) as others:
+        yield [config, *others] if others is not None else []
+
+
+@contextlib.contextmanager
+def _gathered(value, ranks, group, workspace_path, is_needed=False):
+    """What the other ranks of the list gave and is not None, on its first rank; None elsewhere."""
+    workspace_path = None if workspace_path is None else _folder(workspace_path)
+    group, members = _group_of(group, workspace_path)
+    tree, numbers, is_first, failure = None, [], False, None
+    try:
+        ranks = [operator.index(rank) for rank in ranks]
+        if len(ranks) < 2:
+            raise ArgumentError(f"gathering from the ranks {ranks}: a list has two ranks or more")
+        if is_needed and value is None:
+            raise ArgumentError("get_tensors_parallel: the tensor is None: every rank of the group passes one")
+        numbers = [_index(members, rank) for rank in ranks]
+        is_first = group.rank == numbers[0]
+        # The first rank has its own already.
+        tree = None if is_first else _tree(value)
+    except Exception as error:
+        failure = error
+
+    def told():
+        # What the arguments raise here reaches all ranks.
+        if failure is not None:
+            raise failure
+        yield from numbers
+
+    with _gather(tree, told(), group, writable=True, timeout=TIMEOUT, workspace_path=workspace_path) as entries:
+        try:
+            yield [_value(entry) for entry in entries if entry is not None] if is_first else None
+        finally:
+            group.barrier(timeout=TIMEOUT)
+
+
+def _index(members, rank: int) -> int:
+    if rank not in members:
+        raise ArgumentError(f"rank {rank} of the list is not in the group, which has the ranks {list(members)}")
+    return members.index(rank)
+
+
+def _group_of(group, workspace_path=None) -> tuple[Group, list[int] | range]:
+    """The group of a call, and the global ranks of its members."""
+    distributed = initialized_distributed()
+    if isinstance(group, Group) or (group is None and distributed is None):
+        group = _resolve(group)
+        return group, range(group.size)
+    if group is None:
+        group = distributed.distributed_c10d._get_default_group()
+    met = from_process_group(group, workspace_path=workspace_path)
+    return met, distributed.get_process_group_ranks(group)
+
+
+def _folder(workspace_path) -> pathlib.Path:
+    """Of its own: ModelOpt's own state files may lie beside it."""
+    return pathlib.Path(workspace_path) / "muster"
+
+
+def _tree(value):
+    """A value as gathers take it: dataclasses as dicts, tensors on the CPU."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _tree(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {_CLASS: f"{type(value).__module__}:{type(value).__qualname__}", **fields}
+    if isinstance(value, dict):
+        tree = {key: _tree(each) for key, each in value.items()}
+        return {_CLASS: None, "dict": tree} if _CLASS in tree else tree
+    if isinstance(value, (list, tuple)):
+        return [_tree(each) for each in value]
+    return value.detach().cpu() if hasattr(value, "detach") else value
+
+
+def _value(tree):
+    """What another rank made a tree of."""
+    if isinstance(tree, Tensor):
+        return _torch(tree)
+    if isinstance(tree, list):
+        return [_value(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _CLASS in tree and tree[_CLASS] is None:
+        return {key: _value(each) for key, each in tree["dict"].items()}
+    fields = {key: _value(each) for key, each in tree.items()}
+    if _CLASS not in fields:
+        return fields
+    kind = _class_named(fields.pop(_CLASS))
+    late = [field.name for field in dataclasses.fields(kind) if not field.init]
+    values = {name: fields.pop(name) for name in late if name in fields}
+    made = kind(**fields)
+    for name, each in values.items():
+        object.__setattr__(made, name, each)
+    return made
+
+
+def _class_named(name: str):
+    module, _, path = name.partition(":")
+    try:
+        kind = operator.attrgetter(path)(sys.modules[module])
+    except (KeyError, AttributeError):
+        kind = None
+    if not dataclasses.is_dataclass(kind):
+        words = f"which is no dataclass here: import {module} on the first rank"
+        raise ArgumentError(f"another rank gave a {name}, {words}")
+    return kind
+
+
+def _torch(tensor):
+    """May be written to and kept: the memory that the sender has put it into, or a copy."""
+    made = tensor.torch()
+    if tensor.dtype != "F4":
+        return made
+    import torch
+
+    return made.view(torch.float4_e2m1fn_x2)
+
+
+class NFSWorkspace:
+    """A directory that all ranks see, where each puts its state and reads those of others. A rank's state of this job
+    is there from its write on until it makes another NFSWorkspace of the same directory.
+
+    Without a path it is not initialised: writing and reading raise. With one, the first object of a job is made by all
+    ranks; the rest is local, without a barrier.
+    """
+
+    def __init__(self, workspace_path=None):
+        self.path = pathlib.Path("" if workspace_path is None else workspace_path)
+        distributed = initialized_distributed()
+        self.rank = 0 if distributed is None else distributed.get_rank()
+        self._files = None
+        if workspace_path is None:
+            return
+        group, _ = _group_of(None, _folder(self.path))
+        self.rank = group.rank
+        self._files = _files.NFSWorkspace(_folder(self.path), group, durable=False)
+        if self._state(self.rank) is not None:
+            # What this rank wrote by an earlier object is gone.
+            self._files.write_configs_and_weights(None)
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it has a directory."""
+        return self._files is not None
+
+    @property
+    def state_path(self) -> pathlib.Path | None:
+        """The file that has this rank's state; None: there is none."""
+        state = self._state(self.rank)
+        return None if state is None else pathlib.Path(state.info["path"])
+
+    def write_configs_and_weights(self, config_json, weights) -> None:
+        """Makes these this rank's state: a dict, and torch tensors by name."""
+        weights = {name: weight.detach().cpu() for name, weight in weights.items()}
+        self._initialized().write_configs_and_weights({"config": config_json}, weights)
+
+    def read_configs_and_weights_from_rank(self, target_rank):
+        """(config, weights) of a rank, the weights as torch tensors that may be written to; (None, None) if it has no
+        state now.
+        """
+        state = self._state(target_rank)
+        if state is None:
+            return None, None
+        return state.config["config"], {name: _torch(weight) for name, weight in state.weights.items()}
+
+    def _state(self, rank):
+        state = self._initialized().read_configs_and_weights_from_rank(rank)
+        return state if state is not None and state.config is not None else None
+
+    def _initialized(self) -> _files.NFSWorkspace:
+        if self._files is None:
+            raise ArgumentError("this NFSWorkspace has no directory: make it with a workspace_path")
+        return self._files
+
+
+# The module as it is called up to 0.47, and in 0.48.
+_UPSTREAM = ("modelopt.torch.export.distribute", "modelopt.torch.export.trtllm.distribute")
+
+
+def install() -> None:
+    """Puts these functions in the place of ModelOpt's, wherever they are bound by name in a loaded module. Local; every
+    rank calls it. Raises ImportError if there is no ModelOpt with such functions.
+    """
+    found = False
+    for name in _UPSTREAM:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+        else:
+            found = True
+            _replace(module)
+    if not found:
+        names = " or ".join(_UPSTREAM)
+        raise ImportError(f"muster.modelopt.install: there is no {names}: install nvidia-modelopt, 0.48 or earlier")
+
+
+def install_when_imported() -> None:
+    """As install(), but loads nothing: ModelOpt's functions are replaced when they are imported. Local."""
+    for name in _UPSTREAM:
+        if name in sys.modules:
+            _replace(sys.modules[name])
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds ModelOpt's module where it is, and replaces its functions once it has run."""
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname not in _UPSTREAM:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_replace(module):
+            run(module)
+            _replace(module)
+
+        spec.loader.exec_module = run_and_replace
+        return spec
+
+
+def _replace(upstream) -> None:
+    ours = {name: globals()[name] for name in ("NFSWorkspace", "get_configs_parallel", "get_tensors_parallel")}
+    theirs = {id(vars(upstream)[name]): each for name, each in ours.items() if vars(upstream)[name] is not each}
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in theirs:
+                setattr(module, name, theirs[id(value)])
+
+
+def main() -> None:
+    """`python -m muster.modelopt SCRIPT ...`: runs a script as it is, with ModelOpt's functions replaced."""
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m muster.modelopt SCRIPT [ARGUMENT ...]")
+    install_when_imported()
+    sys.argv = sys.argv[1:]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # Under its own name, which ModelOpt's modules are given the functions of.
+    importlib.import_module("muster.modelopt").main()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""monitored_barrier: rank 0 says who has not come. The words are gloo's, which programs look for."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+import torch.distributed as distributed
+
+
+def _has_come(store, key, seconds):
+    try:
+        store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
+    except distributed.DistNetworkError:
+        raise
+    except RuntimeError:
+        return False
+    return True
+
+
+def monitored_barrier(store, rank, size, number, seconds, wait_all_ranks):
+    """By the store alone, so that a rank that is late does not end the group.
+
+    1. Each rank but 0 sets its key.
+    2. Rank 0 waits for the keys, in the order of the ranks, and sets the verdict.
+    3. The others wait for the verdict.
+    """
+    mine = f"muster/monitored/{number}/"
+    end = time.monotonic() + seconds
+    if rank != 0:
+        store.set(f"{mine}{rank}", "")
+        if not _has_come(store, f"{mine}verdict", seconds) or store.get(f"{mine}verdict") != b"all":
+            raise distributed.DistBackendError(
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+                "Please check rank 0 logs for faulty rank."
+            )
+        return
+    missing = []
+    if seconds <= 0:
+        raise distributed.DistBackendError("Rank 0 timed out in monitoredBarrier after 0 ms.")
+    for other in range(1, size):
+        if not _has_come(store, f"{mine}{other}", end - time.monotonic()):
+            missing.append(other)
+            if not wait_all_ranks:
+                break
+    store.set(f"{mine}verdict", "missing" if missing else "all")
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise distributed.DistBackendError(
+            f"Rank{'s' if len(missing) > 1 or wait_all_ranks else ''} {names} failed to pass monitoredBarrier in {int(seconds * 1000)} ms"
+        )

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each part of a tensor is, whole, what torch.save writes, somewhere in a file: where its elements are in there is
+// known when it is first read.
+//
+// torch can write safetensors files instead. Their places in .metadata are wrong: there a part is found by its name,
+// and its place in the tensor stands in the file's own metadata.
+
+#include "src/checkpoint/foreign/dcp.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "muster/config.hpp"
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/checkpoint/foreign/dcp_metadata.hpp"
+#include "src/checkpoint/foreign/torch_model.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::foreign {
+namespace {
+
+constexpr std::uint64_t longest_metadata = std::uint64_t{1} << 30;
+constexpr std::uint64_t longest_facts = std::uint64_t{1} << 24;
+
+/// A part of a tensor in a safetensors file.
+struct DcpPiece {
+  Shape begin;
+  TensorSpec spec;
+  BoxPlace place;
+};
+using DcpPieces = std::map<std::string, std::vector<DcpPiece>, std::less<>>;
+
+BoxPlace locate_item(const os::ReadableFile& file, const BoxItem& item, DType dtype, const Shape& extents) {
+  const TorchArchive archive = TorchArchive::open(file, item.begin, item.bytes);
+  TorchTensor tensor = archive.tensor(archive.pickle().root());
+  if (tensor.shape.empty()) {
+    tensor.shape = {1};
+    tensor.strides = {1};
+  }
+  if (tensor.dtype != dtype || tensor.shape != extents)
+    throw Error(ErrorKind::corrupt,
+                fmt::format("it is {} where {} is said", to_string(TensorSpec{tensor.dtype, tensor.shape}),
+                            to_string(TensorSpec{dtype, extents})));
+  return {item.file, tensor.begin, std::move(tensor.strides)};
+}
+
+/// Megatron says in a file of its own which format it is.
+void check_backend(const std::string& directory) {
+  const std::string path = join_path(directory, "metadata.json");
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return;
+  const Config said = with_file("reading", path, [&] { return parse_json(read_text(path, longest_facts)); });
+  const Config* backend = said.is_object() ? said.find("sharded_backend") : nullptr;
+  if (backend != nullptr && backend->is_string() && backend->as_string() != "torch_dist")
+    throw file_error(
+        ErrorKind::unsupported, "reading", path,
+        fmt::format("its sharded_backend is {}; only torch_dist is read", in_quotes(backend->as_string())));
+}
+
+/// Where safetensors files that torch wrote for a save say that their tensors belong.
+std::map<std::string, Shape> saved_offsets(const SafetensorsHeader& header) {
+  const auto text = header.metadata.find("DCP_SHARDING_INFO");
+  if (text == header.metadata.end()) throw Error(ErrorKind::corrupt, "its metadata has no DCP_SHARDING_INFO");
+  std::map<std::string, Shape> offsets;
+  const Config said = parse_json(text->second);
+  for (const auto& [name, info] : said.as_object())
+    for (const Config& offset : info.at("saved_offsets").as_array()) offsets[name].push_back(offset.as_int());
+  return offsets;
+}
+
+/// The parts in a safetensors file, or in one that follows other items of a save in their file.
+void add_safetensors(DcpPieces& pieces, const PartedTensors& tensors, std::uint32_t number, std::uint64_t begin) {
+  const os::ReadableFile& file = tensors.file(number);
+  with_file("reading", file.path(), [&] {
+    const SafetensorsHeader header = read_safetensors_header(file, begin);
+    const std::map<std::string, Shape> offsets = saved_offsets(header);
+    for (const TensorEntry& entry : header.tensors) {
+      const auto at = offsets.find(entry.name);
+      if (entry.bytes == 0) continue;
+      if (at == offsets.end() || at->second.size() != entry.shape.size())
+        throw Error(ErrorKind::corrupt,
+                    fmt::format("tensor {}: its place in the whole is not said", in_quotes(entry.name)));
+      pieces[entry.name].push_back({at->second, {entry.dtype, entry.shape}, {number, begin + entry.offset, {}}});
+    }
+  });
+}
+
+std::int64_t add_extents(std::int64_t a, std::int64_t b) {
+  std::int64_t sum = 0;
+  if (a < 0 || __builtin_add_overflow(a, b, &sum)) throw Error(ErrorKind::corrupt, "a part begins where none can");
+  return sum;
+}
+
+bool is_zip(const os::ReadableFile& file, std::uint64_t at) {
+  std::array<char, 4> head{};
+  file.read_at(at, std::as_writable_bytes(std::span(head)));
+  return std::string_view(head.data(), head.size()) == "PK\x03\x04";
+}
+
+void add_pieces(PartedTensors& tensors, const std::vector<DcpPiece>& pieces) {
+  for (const DcpPiece& piece : pieces) {
+    const bool is_scalar = piece.spec.shape.empty();
+    const Shape extents = is_scalar ? Shape{1} : piece.spec.shape;
+    if (piece.spec.dtype != tensors.tensors().back().dtype)
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("tensor {}: its parts have several dtypes", in_quotes(tensors.tensors().back().name)));
+    tensors.add_box(is_scalar ? Shape{0} : piece.begin, extents,
+                    BoxPlace{piece.place.file, piece.place.begin, row_major_strides(extents)});
+  }
+}
+
+/// The name without the prefix that was chosen; none if the tensor is not below it.
+std::optional<std::string> name_below(const std::string& name, const std::string& at) {
+  if (at.empty()) return name;
+  if (!name.starts_with(at) || name.size() <= at.size() + 1 || name[at.size()] != '.') return std::nullopt;
+  return name.substr(at.size() + 1);
+}
+
+std::string first_words(const std::vector<DcpTensor>& tensors) {
+  std::map<std::string, std::size_t> words;
+  for (const DcpTensor& tensor : tensors) ++words[tensor.name.substr(0, tensor.name.find('.'))];
+  std::string text;
+  for (const auto& [word, count] : words) text += (text.empty() ? "" : ", ") + in_quotes(word);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+std::vector<std::string> dcp_metadata_files(const std::vector<std::string>& names) {
+  if (std::ranges::find(names, ".metadata") != names.end()) return {".metadata"};
+  std::vector<std::string> files;
+  for (const std::string& name : names)
+    if (name.starts_with("__") && name.ends_with(".metadata")) files.push_back(name);
+  return files;
+}
+
+std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& choice,
+                                              std::vector<std::string>& notes) {
+  check_backend(found.path);
+  DcpMetadata metadata;
+  for (const std::string& name : found.files) {
+    const std::string path = join_path(found.path, name);
+    with_file("reading", path, [&] { metadata.add(os::read_small_file(path, longest_metadata)); });
+  }
+  const std::string& path = found.path;
+  return with_file("reading", path, [&] {
+    metadata.finish();
+    auto tensors = std::make_shared<PartedTensors>(locate_item);
+    os::allow_open_files(metadata.files().size() + 256);
+    std::vector<std::uint32_t> files;
+    for (const std::string& name : metadata.files()) files.push_back(tensors->add_file(join_path(path, name)));
+    DcpPieces pieces;
+    std::set<std::uint32_t> looked_at;
+    for (const DcpTensor& tensor : metadata.tensors())
+      for (const DcpChunk& chunk : tensor.chunks)
+        if (looked_at.insert(chunk.file).second && !is_zip(tensors->file(files[chunk.file]), chunk.at))
+          add_safetensors(pieces, *tensors, files[chunk.file], chunk.at);
+    for (const DcpTensor& tensor : metadata.tensors()) {
+      const std::optional<std::string> name = name_below(tensor.name, choice.at);
+      if (!name) continue;
+      tensors->add_tensor(*name, tensor.dtype, tensor.shape);
+      if (const auto found_pieces = pieces.find(tensor.name); found_pieces != pieces.end()) {
+        add_pieces(*tensors, found_pieces->second);
+        continue;
+      }
+      const bool is_scalar = tensor.shape.empty();
+      for (const DcpChunk& chunk : tensor.chunks)
+        tensors->add_box(is_scalar ? Shape{0} : chunk.begin, is_scalar ? Shape{1} : chunk.extents,
+                         BoxItem{files[chunk.file], chunk.at, chunk.bytes});
+    }
+    if (tensors->tensors().empty())
+      throw Error(ErrorKind::not_found, choice.at.empty()
+                                            ? std::string("there is no tensor in it")
+                                            : fmt::format("no tensor is below {}; there are: {}", in_quotes(choice.at),
+                                                          first_words(metadata.tensors())));
+    if (choice.at.empty() && std::ranges::any_of(tensors->tensors(), [](const TensorEntry& entry) {
+          return entry.name.starts_with("optim");
+        }))
+      notes.push_back(fmt::format("it has an optimizer, too; --at chooses: {}", first_words(metadata.tensors())));
+    tensors->finish();
+    return tensors;
+  });
+}
+
+std::shared_ptr<const PartedTensors> open_dcp_shards(const Found& found) {
+  auto tensors = std::make_shared<PartedTensors>();
+  os::allow_open_files(found.files.size() + 256);
+  DcpPieces pieces;
+  for (const std::string& name : found.files)
+    add_safetensors(pieces, *tensors, tensors->add_file(join_path(found.path, name)), 0);
+  with_file("reading", found.path, [&] {
+    for (const auto& [name, parts] : pieces) {
+      // Nobody says how large the whole is.
+      Shape shape(parts.front().begin.size(), 0);
+      for (const DcpPiece& piece : parts)
+        for (std::size_t i = 0; i < shape.size() && i < piece.begin.size(); ++i)
+          shape[i] = std::max(shape[i], add_extents(piece.begin[i], piece.spec.shape[i]));
+      tensors->add_tensor(name, parts.front().spec.dtype, shape);
+      add_pieces(*tensors, parts);
+    }
+    tensors->finish();
+  });
+  return tensors;
+}
+
+}  // namespace muster::foreign

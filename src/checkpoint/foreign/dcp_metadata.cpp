@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Metadata has, of what counts here:
+//
+//   state_dict_metadata {name: TensorStorageMetadata{properties, size, chunks [{offsets, sizes}]} | bytes}
+//   storage_data {MetadataIndex{fqn, offset}: _StorageInfo{relative_path, offset, length, transform_descriptors}}
+//
+// A chunk is found by its tensor's name and its offsets; neither list is in any order.
+
+#include "src/checkpoint/foreign/dcp_metadata.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/foreign/torch_archive.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/core/quoted.hpp"
+
+namespace muster::foreign {
+namespace {
+
+constexpr std::string_view dcp_module = "torch.distributed.checkpoint.metadata.";
+
+[[noreturn]] void refuse_metadata(const std::string& what, ErrorKind kind = ErrorKind::corrupt) {
+  throw Error(kind, what);
+}
+
+Pickle::Ref member(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
+  const std::optional<Pickle::Ref> found = pickle.find(node, name);
+  if (!found) refuse_metadata(fmt::format("something in it has no {}", name));
+  return *found;
+}
+
+bool is_dcp(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
+  const std::string_view whole = pickle.name(node);
+  return pickle.is(node, PickleKind::object) && whole.starts_with(dcp_module) &&
+         whole.substr(dcp_module.size()) == name;
+}
+
+std::span<const Pickle::Ref> pairs_of(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
+  const Pickle::Ref dict = member(pickle, node, name);
+  if (!pickle.is(dict, PickleKind::dict)) refuse_metadata(fmt::format("its {} is no dict", name));
+  return pickle.items(dict);
+}
+
+/// A torch.dtype among the properties, which are a tuple with it in front, or an object with it by name.
+DType dtype_of(const Pickle& pickle, Pickle::Ref properties) {
+  Pickle::Ref dtype = properties;
+  if (const auto state = pickle.state(properties)) {
+    const std::span<const Pickle::Ref> items = pickle.items(*state);
+    if (pickle.is(*state, PickleKind::tuple) && !items.empty()) dtype = items[0];
+    if (const auto named = pickle.find(properties, "dtype")) dtype = *named;
+  }
+  const std::optional<DType> known = dtype_of_torch(pickle.name(dtype));
+  if (!known)
+    refuse_metadata(fmt::format("its dtype {} is not read", in_quotes(pickle.name(dtype))), ErrorKind::unsupported);
+  return *known;
+}
+
+}  // namespace
+
+void DcpMetadata::add_tensor(const Pickle& pickle, std::string_view name, Pickle::Ref node) {
+  if (!is_dcp(pickle, node, "TensorStorageMetadata")) return;  // bytes, which are never opened
+  DcpTensor tensor{.name = std::string(name), .dtype = {}, .shape = {}, .chunks = {}};
+  try {
+    tensor.dtype = dtype_of(pickle, member(pickle, node, "properties"));
+    tensor.shape = shape_of(pickle, member(pickle, node, "size"));
+    const auto [number, is_new] = numbers_.try_emplace(tensor.name, tensors_.size());
+    if (is_new) {
+      tensors_.push_back(tensor);
+      places_.emplace_back();
+    }
+    DcpTensor& there = tensors_[number->second];
+    if (there.dtype != tensor.dtype || there.shape != tensor.shape)
+      refuse_metadata("two ranks say different things of it");
+    for (const Pickle::Ref chunk : pickle.items(member(pickle, node, "chunks"))) {
+      DcpChunk part{.begin = shape_of(pickle, member(pickle, chunk, "offsets")),
+                    .extents = shape_of(pickle, member(pickle, chunk, "sizes"))};
+      if (std::ranges::find(part.extents, 0) == part.extents.end()) there.chunks.push_back(std::move(part));
+    }
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("tensor {}: {}", in_quotes(name), error.what()));
+  }
+}
+
+void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref value) {
+  const std::string name(pickle.text(member(pickle, key, "fqn")));
+  const auto number = numbers_.find(name);
+  if (number == numbers_.end()) return;
+  try {
+    const std::string file(pickle.text(member(pickle, value, "relative_path")));
+    const auto at = pickle.count(member(pickle, value, "offset"));
+    const auto bytes = pickle.count(member(pickle, value, "length"));
+    if (!is_name_beside(file)) refuse_metadata(fmt::format("its file {} is not beside it", in_quotes(file)));
+    if (!at || !bytes) refuse_metadata("its place in a file is no number");
+    if (const auto transforms = pickle.find(value, "transform_descriptors"))
+      for (const Pickle::Ref transform : pickle.items(*transforms))
+        refuse_metadata(fmt::format("it is stored through {}, which is not read: save it without extensions",
+                                    in_quotes(pickle.text(transform))),
+                        ErrorKind::unsupported);
+    DcpChunk place;
+    place.at = *at;
+    place.bytes = *bytes;
+    if (const Pickle::Ref offset = member(pickle, key, "offset"); !pickle.is(offset, PickleKind::none))
+      place.begin = shape_of(pickle, offset);
+    const auto [known, is_new] = file_numbers_.try_emplace(file, static_cast<std::uint32_t>(files_.size()));
+    if (is_new) files_.push_back(file);
+    place.file = known->second;
+    places_[number->second].push_back(std::move(place));
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("tensor {}: {}", in_quotes(name), error.what()));
+  }
+}
+
+void DcpMetadata::add(std::span<const std::byte> bytes) {
+  const Pickle pickle = Pickle::parse(bytes);
+  if (!is_dcp(pickle, pickle.root(), "Metadata")) refuse_metadata("it is no Metadata of torch.distributed.checkpoint");
+  const std::span<const Pickle::Ref> tensors = pairs_of(pickle, pickle.root(), "state_dict_metadata");
+  for (std::size_t i = 0; i + 1 < tensors.size(); i += 2)
+    if (pickle.is(tensors[i], PickleKind::text)) add_tensor(pickle, pickle.text(tensors[i]), tensors[i + 1]);
+  const std::span<const Pickle::Ref> places = pairs_of(pickle, pickle.root(), "storage_data");
+  for (std::size_t i = 0; i + 1 < places.size(); i += 2) add_place(pickle, places[i], places[i + 1]);
+}
+
+void DcpMetadata::finish() {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    DcpTensor& tensor = tensors_[i];
+    std::vector<DcpChunk>& places = places_[i];
+    std::ranges::sort(places, {}, &DcpChunk::begin);
+    const auto twice = std::ranges::adjacent_find(places, {}, &DcpChunk::begin);
+    const auto refuse = [&](std::string_view words, const Shape& begin) {
+      refuse_metadata(fmt::format("tensor {}: its part at {} {}", in_quotes(tensor.name), to_string(begin), words));
+    };
+    if (twice != places.end()) refuse("is stored twice", twice->begin);
+    for (DcpChunk& chunk : tensor.chunks) {
+      const auto place = std::ranges::lower_bound(places, chunk.begin, {}, &DcpChunk::begin);
+      if (place == places.end() || place->begin != chunk.begin) refuse("is not stored", chunk.begin);
+      chunk.file = place->file;
+      chunk.at = place->at;
+      chunk.bytes = place->bytes;
+    }
+    places = {};
+  }
+}
+
+}  // namespace muster::foreign

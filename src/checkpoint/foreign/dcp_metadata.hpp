@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The .metadata of torch.distributed.checkpoint, read as nodes of a pickle.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/dtype.hpp"
+#include "muster/tensor.hpp"
+#include "src/formats/pickle.hpp"
+
+namespace muster::foreign {
+
+/// A part of a tensor and the stretch of a file that has it.
+struct DcpChunk {
+  Shape begin;
+  Shape extents;
+  std::uint32_t file = 0;  ///< among the metadata's
+  std::uint64_t at = 0;
+  std::uint64_t bytes = 0;
+};
+struct DcpTensor {
+  std::string name;
+  DType dtype = DType::u8;
+  Shape shape;
+  std::vector<DcpChunk> chunks;  ///< without those that have no elements
+};
+
+/// What the files of one save say together.
+class DcpMetadata {
+ public:
+  /// Adds what one file says. Throws Error(corrupt | unsupported).
+  void add(std::span<const std::byte> bytes);
+  /// Finds the place of every chunk. Throws Error(corrupt) if one is not stored.
+  void finish();
+  [[nodiscard]] const std::vector<DcpTensor>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] const std::vector<std::string>& files() const noexcept { return files_; }
+
+ private:
+  void add_tensor(const formats::Pickle& pickle, std::string_view name, formats::Pickle::Ref node);
+  void add_place(const formats::Pickle& pickle, formats::Pickle::Ref key, formats::Pickle::Ref value);
+
+  std::vector<DcpTensor> tensors_;
+  std::unordered_map<std::string, std::size_t> numbers_;  // of tensors
+  std::vector<std::vector<DcpChunk>> places_;             // by tensor; without extents
+  std::vector<std::string> files_;
+  std::unordered_map<std::string, std::uint32_t> file_numbers_;
+};
+
+}  // namespace muster::foreign

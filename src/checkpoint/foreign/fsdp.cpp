@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's tensor says where it belongs:
+//
+//  - DTensor (FSDP2): the local tensor, the placements and the whole size. Of Shard(d) over W ranks rank R has, with
+//    c = ceil(size / W), the elements from min(size, c * R) on. The rank is that of the file's name.
+//  - ShardedTensor (FSDP1): each local part says its offsets.
+
+#include "src/checkpoint/foreign/fsdp.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/foreign/torch_model.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/core/quoted.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::foreign {
+namespace {
+
+[[noreturn]] void refuse_part(const std::string& words, ErrorKind kind = ErrorKind::corrupt) {
+  throw Error(kind, words);
+}
+
+struct RankPart {
+  Shape begin;
+  Shape extents;
+  BoxPlace place;
+};
+struct PartedTensor {
+  DType dtype = DType::u8;
+  Shape shape;
+  std::vector<RankPart> parts;
+};
+
+/// One file's parts, by the names of tensors.
+class RankFile {
+ public:
+  RankFile(const TorchArchive& archive, std::uint32_t file, int rank, int ranks)
+      : archive_(archive), pickle_(archive.pickle()), file_(file), rank_(rank), ranks_(ranks) {}
+
+  void add(PartedTensor& whole, Pickle::Ref ref) const {
+    ref = archive_.unwrapped(ref);
+    const std::span<const Pickle::Ref> arguments = pickle_.arguments(ref);
+    const bool is_wrapped = pickle_.name(ref) == "torch._tensor._rebuild_from_type_v2" && arguments.size() == 4;
+    const std::string_view type = is_wrapped ? pickle_.name(arguments[1]) : std::string_view();
+    if (type.starts_with("torch.distributed") && type.ends_with(".DTensor")) return add_dtensor(whole, arguments[3]);
+    if (type.starts_with("torch.distributed") && type.ends_with(".ShardedTensor"))
+      return add_sharded(whole, arguments[3]);
+    // All ranks have it: the first one's is as good as any.
+    if (rank_ != 0) return;
+    TorchTensor tensor = archive_.tensor(ref);
+    begin_tensor(whole, tensor.dtype, tensor.shape);
+    add_part(whole, Shape(tensor.shape.size(), 0), std::move(tensor));
+  }
+
+ private:
+  [[nodiscard]] Pickle::Ref member(Pickle::Ref node, std::string_view name) const {
+    const auto found = pickle_.find(node, name);
+    if (!found) refuse_part(fmt::format("its part on rank {} has no {}", rank_, name));
+    return *found;
+  }
+
+  void begin_tensor(PartedTensor& whole, DType dtype, const Shape& shape) const {
+    if (rank_ == 0) {
+      whole.dtype = dtype;
+      whole.shape = shape;
+    }
+    if (whole.dtype != dtype || whole.shape != shape)
+      refuse_part(fmt::format("it is {} on rank 0 and {} on rank {}", to_string(TensorSpec{whole.dtype, whole.shape}),
+                              to_string(TensorSpec{dtype, shape}), rank_),
+                  ErrorKind::rank_mismatch);
+  }
+
+  void add_part(PartedTensor& whole, Shape begin, TorchTensor tensor) const {
+    if (tensor.dtype != whole.dtype) refuse_part(fmt::format("its part on rank {} has another dtype", rank_));
+    if (tensor.shape.empty()) {
+      begin = {0};
+      tensor.shape = {1};
+      tensor.strides = {1};
+    }
+    whole.parts.push_back({std::move(begin), tensor.shape, {file_, tensor.begin, std::move(tensor.strides)}});
+  }
+
+  void add_dtensor(PartedTensor& whole, Pickle::Ref state) const {
+    TorchTensor local = archive_.tensor(member(state, "_local_tensor"));
+    const Pickle::Ref spec = member(state, "_spec");
+    const std::span<const Pickle::Ref> meta = pickle_.arguments(member(spec, "tensor_meta"));
+    if (meta.empty()) refuse_part("its whole size is not said");
+    const Shape shape = shape_of(pickle_, meta[0]);
+    const std::span<const Pickle::Ref> placements = pickle_.items(member(spec, "placements"));
+    if (placements.size() != 1)
+      refuse_part(fmt::format("it is placed along {} dimensions of a mesh; only one is read", placements.size()),
+                  ErrorKind::unsupported);
+    begin_tensor(whole, local.dtype, shape);
+    const std::string_view placement = pickle_.name(placements[0]);
+    if (placement.ends_with("placement_types.Replicate")) {
+      if (rank_ == 0) add_part(whole, Shape(shape.size(), 0), std::move(local));
+      return;
+    }
+    if (!placement.ends_with("placement_types.Shard"))
+      refuse_part(fmt::format("its placement {} is not read", in_quotes(placement)), ErrorKind::unsupported);
+    const auto dim = pickle_.count(member(placements[0], "dim"));
+    if (!dim || *dim >= shape.size()) refuse_part("it is cut along a dimension that it does not have");
+    const std::int64_t size = shape[*dim];
+    const std::int64_t step = (size + ranks_ - 1) / ranks_;
+    Shape begin(shape.size(), 0);
+    Shape extents = shape;
+    begin[*dim] = std::min(size, step * rank_);
+    extents[*dim] = std::min(size, step * (rank_ + 1)) - begin[*dim];
+    if (local.shape != extents)
+      refuse_part(fmt::format("rank {} has {} of {} where {} is its part", rank_, to_string(local.shape),
+                              to_string(shape), to_string(extents)));
+    add_part(whole, std::move(begin), std::move(local));
+  }
+
+  void add_sharded(PartedTensor& whole, Pickle::Ref state) const {
+    const std::span<const Pickle::Ref> items = pickle_.items(state);
+    if (items.size() < 2 || !pickle_.is(items[0], PickleKind::list)) refuse_part("its parts are not said");
+    const Shape shape = shape_of(pickle_, member(items[1], "size"));
+    const auto properties = pickle_.find(items[1], "tensor_properties");
+    std::optional<DType> dtype;
+    if (properties && pickle_.state(*properties)) {
+      const std::span<const Pickle::Ref> values = pickle_.items(*pickle_.state(*properties));
+      if (!values.empty()) dtype = dtype_of_torch(pickle_.name(values[0]));
+    }
+    for (const Pickle::Ref shard : pickle_.items(items[0])) {
+      TorchTensor local = archive_.tensor(member(shard, "tensor"));
+      const Shape begin = shape_of(pickle_, member(member(shard, "metadata"), "shard_offsets"));
+      if (!dtype) dtype = local.dtype;
+      if (whole.parts.empty() && rank_ != 0 && whole.shape.empty()) whole = {*dtype, shape, {}};
+      begin_tensor(whole, *dtype, shape);
+      add_part(whole, begin, std::move(local));
+    }
+    // A rank may have nothing of a small tensor.
+    if (dtype) begin_tensor(whole, *dtype, shape);
+  }
+
+  const TorchArchive& archive_;
+  const Pickle& pickle_;
+  std::uint32_t file_;
+  int rank_;
+  int ranks_;
+};
+
+}  // namespace
+
+std::vector<std::string> fsdp_files(const std::string& directory, const std::vector<std::string>& names) {
+  constexpr std::string_view prefix = "model_world_size_";
+  std::map<int, std::map<int, std::string>> jobs;  // by ranks
+  for (const std::string& name : names) {
+    if (!name.starts_with(prefix) || !name.ends_with(".pt")) continue;
+    int ranks = 0;
+    int rank = -1;
+    const char* end = name.data() + name.size();
+    const auto [after, error] = std::from_chars(name.data() + prefix.size(), end, ranks);
+    constexpr std::string_view middle = "_rank_";
+    if (error != std::errc() || !std::string_view(after, end).starts_with(middle)) continue;
+    const auto [dot, other_error] = std::from_chars(after + middle.size(), end, rank);
+    if (other_error != std::errc() || std::string_view(dot, end) != ".pt" || rank < 0 || rank >= ranks) continue;
+    jobs[ranks][rank] = name;
+  }
+  if (jobs.empty()) return {};
+  if (jobs.size() > 1)
+    throw file_error(ErrorKind::argument, "reading", directory,
+                     fmt::format("it has files of {} ranks and of {}, two jobs; move one away", jobs.begin()->first,
+                                 jobs.rbegin()->first));
+  const auto& [ranks, files] = *jobs.begin();
+  std::vector<std::string> out;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto file = files.find(rank);
+    if (file == files.end())
+      throw file_error(ErrorKind::not_found, "reading", directory,
+                       fmt::format("model_world_size_{}_rank_{}.pt is missing ({} of {} ranks are there)", ranks, rank,
+                                   files.size(), ranks));
+    out.push_back(file->second);
+  }
+  return out;
+}
+
+std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice) {
+  auto tensors = std::make_shared<PartedTensors>();
+  os::allow_open_files(found.files.size() + 256);
+  std::map<std::string, PartedTensor> wholes;
+  std::vector<std::string> order;
+  const int ranks = static_cast<int>(found.files.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string path = join_path(found.path, found.files[static_cast<std::size_t>(rank)]);
+    const std::uint32_t file = tensors->add_file(path);
+    const TorchArchive archive = open_torch_file(tensors->file(file));
+    with_file("reading", path, [&] {
+      std::size_t count = 0;
+      const RankFile parts(archive, file, rank, ranks);
+      for_each_tensor(archive, find_weights(archive, choice.at), [&](const std::string& name, Pickle::Ref ref) {
+        const auto [whole, is_new] = wholes.try_emplace(name);
+        if (is_new && rank != 0)
+          throw Error(ErrorKind::rank_mismatch,
+                      fmt::format("rank {} has the tensor {}, rank 0 has not", rank, in_quotes(name)));
+        if (is_new) order.push_back(name);
+        ++count;
+        try {
+          parts.add(whole->second, ref);
+        } catch (const Error& error) {
+          throw Error(error.kind(), fmt::format("tensor {}: {}", in_quotes(name), error.what()));
+        }
+      });
+      if (count != order.size())
+        throw Error(ErrorKind::rank_mismatch,
+                    fmt::format("rank {} has {} tensors, rank 0 has {}", rank, count, order.size()));
+    });
+  }
+  with_file("reading", found.path, [&] {
+    for (const std::string& name : order) {
+      const PartedTensor& whole = wholes.at(name);
+      tensors->add_tensor(name, whole.dtype, whole.shape);
+      for (const RankPart& part : whole.parts) tensors->add_box(part.begin, part.extents, part.place);
+    }
+    tensors->finish();
+  });
+  return tensors;
+}
+
+}  // namespace muster::foreign

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/foreign/parted_tensors.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/foreign/strided_read.hpp"
+#include "src/core/quoted.hpp"
+
+namespace muster::foreign {
+namespace {
+
+using Numbers = std::span<const std::int64_t>;
+
+std::string box_text(Numbers begin, Numbers extents) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < begin.size(); ++i)
+    text += fmt::format("{}{}:{}", i == 0 ? "" : ", ", begin[i], begin[i] + extents[i]);
+  return text + "]";
+}
+
+std::uint64_t volume(Numbers extents) {
+  return std::accumulate(extents.begin(), extents.end(), std::uint64_t{1},
+                         [](std::uint64_t a, std::int64_t b) { return a * static_cast<std::uint64_t>(b); });
+}
+
+/// Calls work(begin, extents) for boxes that are the elements [first, first + count) in row-major order.
+void for_boxes(Numbers extents, std::int64_t first, std::int64_t count,
+               const std::function<void(const Shape&, const Shape&)>& work) {
+  const Strides strides = row_major_strides(extents);
+  Shape begin(extents.size(), 0);
+  Shape size(extents.begin(), extents.end());
+  while (count > 0) {
+    // The outermost dimension of which whole steps begin here and are wanted.
+    std::size_t dim = 0;
+    while (first % strides[dim] != 0 || count < strides[dim]) ++dim;
+    std::int64_t rest = first;
+    for (std::size_t i = 0; i < extents.size(); ++i) {
+      begin[i] = i <= dim ? rest / strides[i] : 0;
+      size[i] = i < dim ? 1 : extents[i];
+      rest %= strides[i];
+    }
+    size[dim] = std::min(extents[dim] - begin[dim], count / strides[dim]);
+    work(begin, size);
+    first += size[dim] * strides[dim];
+    count -= size[dim] * strides[dim];
+  }
+}
+
+}  // namespace
+
+Strides row_major_strides(std::span<const std::int64_t> extents) {
+  Strides strides(extents.size(), 1);
+  for (std::size_t i = extents.size(); i-- > 1;) strides[i - 1] = strides[i] * extents[i];
+  return strides;
+}
+
+std::uint32_t PartedTensors::add_file(const std::string& path) {
+  for (std::size_t i = files_.size(); i-- > 0;)
+    if (files_[i].path() == path) return static_cast<std::uint32_t>(i);
+  files_.push_back(os::ReadableFile::open(path));
+  return static_cast<std::uint32_t>(files_.size() - 1);
+}
+
+void PartedTensors::add_tensor(const std::string& name, DType dtype, Shape shape, Shape extents) {
+  if (extents.empty()) extents = shape.empty() ? Shape{1} : shape;
+  const std::uint64_t bytes = byte_size(dtype, shape);
+  entries_.push_back({name, dtype, std::move(shape), 0, bytes});
+  parts_.push_back({boxes_.size(), numbers_.size(), extents.size()});
+  numbers_.insert(numbers_.end(), extents.begin(), extents.end());
+}
+
+PartedTensors::Box& PartedTensors::add_box(Numbers begin, Numbers extents) {
+  const Numbers whole = numbers(parts_.back().extents, parts_.back().dims);
+  bool is_inside = begin.size() == whole.size() && extents.size() == whole.size();
+  for (std::size_t i = 0; is_inside && i < whole.size(); ++i)
+    is_inside = begin[i] >= 0 && extents[i] >= 0 && begin[i] <= whole[i] && extents[i] <= whole[i] - begin[i];
+  if (!is_inside)
+    throw Error(
+        ErrorKind::corrupt,
+        fmt::format("tensor {}: its part {} + {} is outside of {}", in_quotes(entries_.back().name),
+                    to_string(Shape(begin.begin(), begin.end())), to_string(Shape(extents.begin(), extents.end())),
+                    to_string(Shape(whole.begin(), whole.end()))));
+  Box& box = boxes_.emplace_back();
+  box.numbers = numbers_.size();
+  numbers_.insert(numbers_.end(), begin.begin(), begin.end());
+  numbers_.insert(numbers_.end(), extents.begin(), extents.end());
+  return box;
+}
+
+void PartedTensors::add_box(Numbers begin, Numbers extents, const BoxPlace& place) {
+  add_box(begin, extents).place = place;
+  check_place(place, extents, itemsize(entries_.back().dtype));
+  // People and tools look at where a tensor lies if it lies there as it is.
+  if (std::ranges::equal(place.strides, row_major_strides(extents)) &&
+      volume(extents) * itemsize(entries_.back().dtype) == entries_.back().bytes)
+    entries_.back().offset = place.begin;
+}
+
+void PartedTensors::add_box(Numbers begin, Numbers extents, const BoxItem& item) {
+  Box& box = add_box(begin, extents);
+  box.item = item;
+  box.is_item = true;
+}
+
+void PartedTensors::add_plain(const TensorEntry& entry, std::uint32_t file) {
+  add_tensor(entry.name, entry.dtype, entry.shape);
+  const Shape extents = entry.shape.empty() ? Shape{1} : entry.shape;
+  add_box(Shape(extents.size(), 0), extents, BoxPlace{file, entry.offset, row_major_strides(extents)});
+}
+
+void PartedTensors::add_alias(const std::string& name, const std::string& source) {
+  const std::optional<std::size_t> place = find(source);
+  if (!place)
+    throw Error(ErrorKind::corrupt,
+                fmt::format("tensor {} is another name of {}, which is not there", in_quotes(name), in_quotes(source)));
+  const std::span<const Box> there = boxes_of(*place);
+  const std::vector<Box> boxes(there.begin(), there.end());
+  const TensorEntry entry = entries_[*place];
+  const Parts parts = parts_[*place];
+  entries_.push_back({name, entry.dtype, entry.shape, entry.offset, entry.bytes});
+  parts_.push_back({boxes_.size(), parts.extents, parts.dims});
+  boxes_.insert(boxes_.end(), boxes.begin(), boxes.end());
+}
+
+void PartedTensors::check_place(const BoxPlace& place, Numbers extents, std::size_t item) const {
+  std::uint64_t end = item;
+  bool fits = place.strides.size() == extents.size();
+  for (std::size_t i = 0; fits && i < extents.size(); ++i) {
+    if (extents[i] == 0) return;
+    std::uint64_t step = 0;
+    fits = place.strides[i] >= 0 &&
+           !__builtin_mul_overflow(static_cast<std::uint64_t>(place.strides[i]) * item,
+                                   static_cast<std::uint64_t>(extents[i] - 1), &step) &&
+           !__builtin_add_overflow(end, step, &end);
+  }
+  const std::uint64_t bytes = files_[place.file].bytes();
+  if (!fits || place.begin > bytes || end > bytes - place.begin)
+    throw Error(ErrorKind::corrupt, "a tensor reaches past the end of its file", {.path = files_[place.file].path()});
+}
+
+std::span<const PartedTensors::Box> PartedTensors::boxes_of(std::size_t tensor) const {
+  const std::size_t end = tensor + 1 < parts_.size() ? parts_[tensor + 1].first_box : boxes_.size();
+  return std::span(boxes_).subspan(parts_[tensor].first_box, end - parts_[tensor].first_box);
+}
+
+void PartedTensors::check_cover(std::size_t tensor) const {
+  const std::size_t dims = parts_[tensor].dims;
+  const auto begin_of = [&](const Box* box) { return numbers(box->numbers, dims); };
+  const auto extents_of = [&](const Box* box) { return numbers(box->numbers + dims, dims); };
+  std::vector<const Box*> boxes;
+  std::uint64_t covered = 0;
+  for (const Box& box : boxes_of(tensor)) {
+    const std::uint64_t count = volume(extents_of(&box));
+    if (count == 0) continue;
+    covered += count;
+    boxes.push_back(&box);
+  }
+  const auto refuse = [&](const std::string& words) {
+    throw Error(ErrorKind::corrupt, fmt::format("tensor {}: {}", in_quotes(entries_[tensor].name), words));
+  };
+  // Boxes that begin one after the other in some dimension need be compared only where they meet there.
+  std::size_t sweep = 0;
+  std::size_t most = 0;
+  for (std::size_t dim = 0; boxes.size() > 1 && dim < dims; ++dim) {
+    std::vector<std::int64_t> begins;
+    for (const Box* box : boxes) begins.push_back(begin_of(box)[dim]);
+    std::ranges::sort(begins);
+    const auto distinct = static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
+    if (distinct > most) sweep = dim, most = distinct;
+  }
+  std::ranges::sort(boxes, {}, [&](const Box* box) { return begin_of(box)[sweep]; });
+  constexpr std::uint64_t most_compared = 200'000'000;
+  std::uint64_t compared = 0;
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const std::int64_t end = begin_of(boxes[i])[sweep] + extents_of(boxes[i])[sweep];
+    for (std::size_t j = i + 1; j < boxes.size() && begin_of(boxes[j])[sweep] < end; ++j) {
+      if (++compared == most_compared) refuse("its parts are too many to tell whether they overlap");
+      bool meet = true;
+      for (std::size_t dim = 0; meet && dim < dims; ++dim)
+        meet = begin_of(boxes[i])[dim] < begin_of(boxes[j])[dim] + extents_of(boxes[j])[dim] &&
+               begin_of(boxes[j])[dim] < begin_of(boxes[i])[dim] + extents_of(boxes[i])[dim];
+      if (meet)
+        refuse(fmt::format("its parts {} and {} overlap", box_text(begin_of(boxes[i]), extents_of(boxes[i])),
+                           box_text(begin_of(boxes[j]), extents_of(boxes[j]))));
+    }
+  }
+  const std::uint64_t whole = volume(numbers(parts_[tensor].extents, dims));
+  if (covered != whole) refuse(fmt::format("{} of {} elements are stored", covered, whole));
+}
+
+void PartedTensors::finish() {
+  for (std::size_t i = 0; i < entries_.size(); ++i) check_cover(i);
+  located_ = std::make_unique<std::once_flag[]>(boxes_.size());
+}
+
+const BoxPlace& PartedTensors::place_of(std::size_t tensor, const Box& box) const {
+  if (!box.is_item) return box.place;
+  std::call_once(located_[static_cast<std::size_t>(&box - boxes_.data())], [&] {
+    const std::size_t dims = parts_[tensor].dims;
+    const Numbers extents = numbers(box.numbers + dims, dims);
+    try {
+      const os::ReadableFile& in = files_[box.item.file];
+      BoxPlace place = locate_(in, box.item, entries_[tensor].dtype, Shape(extents.begin(), extents.end()));
+      check_place(place, extents, itemsize(entries_[tensor].dtype));
+      box.place = std::move(place);
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("tensor {}, its part {} in {}", in_quotes(entries_[tensor].name),
+                                           box_text(numbers(box.numbers, dims), extents),
+                                           in_quotes(files_[box.item.file].path())));
+    }
+  });
+  return box.place;
+}
+
+void PartedTensors::read_whole(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* target) const {
+  const std::size_t dims = parts_[tensor].dims;
+  const Numbers whole = numbers(parts_[tensor].extents, dims);
+  const Strides to = row_major_strides(whole);
+  const std::size_t item = itemsize(entries_[tensor].dtype);
+  for_boxes(whole, first, count, [&](const Shape& begin, const Shape& size) {
+    for (const Box& box : boxes_of(tensor)) {
+      const Numbers there = numbers(box.numbers, dims);
+      const Numbers extents = numbers(box.numbers + dims, dims);
+      Shape from(dims);
+      Shape common(dims);
+      bool meet = true;
+      for (std::size_t i = 0; meet && i < dims; ++i) {
+        from[i] = std::max(begin[i], there[i]);
+        common[i] = std::min(begin[i] + size[i], there[i] + extents[i]) - from[i];
+        meet = common[i] > 0;
+      }
+      if (!meet) continue;
+      const BoxPlace& place = place_of(tensor, box);
+      std::uint64_t at = place.begin;
+      std::int64_t element = -first;
+      std::vector<StridedAxis> axes;
+      for (std::size_t i = 0; i < dims; ++i) {
+        at += static_cast<std::uint64_t>(place.strides[i] * (from[i] - there[i])) * item;
+        element += from[i] * to[i];
+        axes.push_back({static_cast<std::uint64_t>(common[i]), static_cast<std::uint64_t>(place.strides[i]) * item,
+                        static_cast<std::uint64_t>(to[i]) * item});
+      }
+      read_strided(files_[place.file], at, std::move(axes), item, target + static_cast<std::uint64_t>(element) * item);
+    }
+  });
+}
+
+void PartedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
+  if (tensor >= entries_.size() || offset > entries_[tensor].bytes || target.size() > entries_[tensor].bytes - offset)
+    throw Error(ErrorKind::argument,
+                fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, tensor));
+  if (target.empty()) return;
+  const std::uint64_t item = itemsize(entries_[tensor].dtype);
+  const std::uint64_t first = offset / item;
+  const std::uint64_t end = (offset + target.size() + item - 1) / item;
+  const auto count = static_cast<std::int64_t>(end - first);
+  if (offset % item == 0 && target.size() % item == 0)
+    return read_whole(tensor, static_cast<std::int64_t>(first), count, target.data());
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>((end - first) * item);
+  read_whole(tensor, static_cast<std::int64_t>(first), count, memory.get());
+  std::memcpy(target.data(), memory.get() + offset % item, target.size());
+}
+
+TensorDetail PartedTensors::detail(std::size_t tensor) const {
+  TensorDetail detail{.stored_bytes = entries_[tensor].bytes};
+  const std::span<const Box> boxes = boxes_of(tensor);
+  const auto file_of = [](const Box& box) { return box.is_item ? box.item.file : box.place.file; };
+  if (!boxes.empty() && std::ranges::all_of(boxes, [&](const Box& box) { return file_of(box) == file_of(boxes[0]); }))
+    detail.file = files_[file_of(boxes[0])].path();
+  return detail;
+}
+
+std::vector<std::string> PartedTensors::paths() const {
+  std::vector<std::string> paths;
+  for (const os::ReadableFile& file : files_) paths.push_back(file.path());
+  return paths;
+}
+
+}  // namespace muster::foreign

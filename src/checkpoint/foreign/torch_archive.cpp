@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two formats of torch.save.
+//
+// Zip: ROOT/data.pkl, ROOT/data/KEY for each storage, ROOT/byteorder. An archive with ROOT/constants.pkl is a program
+// (TorchScript).
+// Older: five pickles (a magic number, the version, facts of the system, the object, the keys of the storages in their
+// order), then of each storage its number of elements as eight bytes, and its elements.
+
+#include "src/checkpoint/foreign/torch_archive.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "muster/error.hpp"
+#include "src/core/quoted.hpp"
+#include "src/formats/zip.hpp"
+
+namespace muster::foreign {
+namespace {
+
+constexpr std::uint64_t longest_pickle_entry = std::uint64_t{1} << 30;
+constexpr std::string_view legacy_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
+
+[[noreturn]] void refuse_archive(const std::string& what, ErrorKind kind = ErrorKind::corrupt) {
+  throw Error(kind, what);
+}
+
+struct NamedDType {
+  std::string_view name;
+  DType dtype;
+};
+
+std::optional<DType> look_up(std::span<const NamedDType> names, std::string_view name) noexcept {
+  const auto found = std::ranges::find(names, name, &NamedDType::name);
+  return found == names.end() ? std::nullopt : std::optional(found->dtype);
+}
+
+std::optional<DType> dtype_of_storage(std::string_view name) noexcept {
+  static constexpr std::array<NamedDType, 11> names = {{{"torch.FloatStorage", DType::f32},
+                                                        {"torch.BFloat16Storage", DType::bf16},
+                                                        {"torch.HalfStorage", DType::f16},
+                                                        {"torch.DoubleStorage", DType::f64},
+                                                        {"torch.LongStorage", DType::i64},
+                                                        {"torch.IntStorage", DType::i32},
+                                                        {"torch.ShortStorage", DType::i16},
+                                                        {"torch.CharStorage", DType::i8},
+                                                        {"torch.ByteStorage", DType::u8},
+                                                        {"torch.BoolStorage", DType::boolean},
+                                                        {"torch.ComplexFloatStorage", DType::complex64}}};
+  return look_up(names, name);
+}
+
+constexpr std::string_view rebuild_v2 = "torch._utils._rebuild_tensor_v2";
+constexpr std::string_view rebuild_v3 = "torch._utils._rebuild_tensor_v3";
+constexpr std::string_view rebuild_typed = "torch._tensor._rebuild_from_type_v2";
+
+std::uint64_t read_length(const os::ReadableFile& file, std::uint64_t at) {
+  std::uint64_t value = 0;
+  file.read_at(at, std::as_writable_bytes(std::span(&value, 1)));
+  return value;
+}
+
+}  // namespace
+
+std::optional<DType> dtype_of_torch(std::string_view name) noexcept {
+  static constexpr std::array<NamedDType, 17> names = {{{"torch.float32", DType::f32},
+                                                        {"torch.bfloat16", DType::bf16},
+                                                        {"torch.float16", DType::f16},
+                                                        {"torch.float64", DType::f64},
+                                                        {"torch.int64", DType::i64},
+                                                        {"torch.int32", DType::i32},
+                                                        {"torch.int16", DType::i16},
+                                                        {"torch.int8", DType::i8},
+                                                        {"torch.uint8", DType::u8},
+                                                        {"torch.bool", DType::boolean},
+                                                        {"torch.uint16", DType::u16},
+                                                        {"torch.uint32", DType::u32},
+                                                        {"torch.uint64", DType::u64},
+                                                        {"torch.float8_e4m3fn", DType::f8_e4m3fn},
+                                                        {"torch.float8_e5m2", DType::f8_e5m2},
+                                                        {"torch.float8_e8m0fnu", DType::f8_e8m0},
+                                                        {"torch.complex64", DType::complex64}}};
+  return look_up(names, name);
+}
+
+Shape shape_of(const Pickle& pickle, Pickle::Ref ref) {
+  if (pickle.is(ref, PickleKind::object) && pickle.name(ref) == "torch.Size" && pickle.arguments(ref).size() == 1)
+    ref = pickle.arguments(ref)[0];
+  if (!pickle.is(ref, PickleKind::tuple) && !pickle.is(ref, PickleKind::list))
+    refuse_archive(fmt::format("a shape is {}", formats::to_string(pickle.kind(ref))));
+  Shape shape;
+  constexpr std::size_t most_dims = 64;
+  if (pickle.items(ref).size() > most_dims) refuse_archive("a shape has more than 64 dimensions");
+  for (const Pickle::Ref item : pickle.items(ref)) {
+    const std::optional<std::int64_t> extent = pickle.integer(item);
+    if (!extent || *extent < 0) refuse_archive("a shape has something else than numbers from 0 on");
+    shape.push_back(*extent);
+  }
+  return shape;
+}
+
+bool TorchArchive::is_torch(std::span<const std::byte> head) noexcept {
+  const std::string_view text(reinterpret_cast<const char*>(head.data()), head.size());
+  return text.starts_with("PK\x03\x04") || (text.size() > 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5);
+}
+
+TorchArchive TorchArchive::open(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes) {
+  if (begin > file.bytes() || bytes > file.bytes() - begin) refuse_archive("it reaches past the end of the file");
+  std::array<std::byte, 4> head{};
+  if (bytes < head.size()) refuse_archive("it is too short for what torch.save writes");
+  file.read_at(begin, head);
+  if (!is_torch(head)) refuse_archive("it is nothing that torch.save writes");
+  TorchArchive archive;
+  if (head[0] == std::byte{'P'})
+    archive.open_zip(file, begin, bytes);
+  else
+    archive.open_legacy(file);
+  return archive;
+}
+
+void TorchArchive::open_zip(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes) {
+  formats::ZipArchive zip(
+      [&file, begin](std::uint64_t at, std::span<std::byte> target) { file.read_at(begin + at, target); }, bytes);
+  const auto is_below = [](std::string_view name, std::string_view end) {
+    return name.ends_with(end) && name.find('/') == name.size() - end.size();
+  };
+  const formats::ZipEntry* data = nullptr;
+  for (const formats::ZipEntry& entry : zip.entries()) {
+    if (is_below(entry.name, "/constants.pkl"))
+      refuse_archive("it is a TorchScript program, not a dict of tensors: save the state_dict() of the module",
+                     ErrorKind::unsupported);
+    if (!is_below(entry.name, "/data.pkl")) continue;
+    if (data != nullptr) refuse_archive("it has two of data.pkl");
+    data = &entry;
+  }
+  if (data == nullptr) refuse_archive("it is a zip archive without a data.pkl, so not of torch.save");
+  const std::string root = data->name.substr(0, data->name.find('/') + 1);
+  const std::string pickle_name = data->name;
+  zip.locate();
+  const std::string storage_prefix = root + "data/";
+  for (const formats::ZipEntry& entry : zip.entries()) {
+    if (!entry.name.starts_with(root))
+      refuse_archive(fmt::format("entry {} is beside {}", in_quotes(entry.name), root));
+    if (entry.name.starts_with(storage_prefix))
+      storages_.emplace(entry.name.substr(storage_prefix.size()), Storage{begin + entry.begin, entry.bytes});
+    if (entry.name == root + "byteorder") {
+      const std::vector<std::byte> order = zip.read(entry, 16);
+      if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
+        refuse_archive("it is big-endian, which is not read: save it again on a little-endian machine",
+                       ErrorKind::unsupported);
+    }
+    if (entry.name == pickle_name) bytes_ = zip.read(entry, longest_pickle_entry);
+  }
+  pickle_ = Pickle::parse(bytes_);
+}
+
+void TorchArchive::open_legacy(const os::ReadableFile& file) {
+  constexpr std::size_t pickles = 5;
+  std::uint64_t window = std::min<std::uint64_t>(file.bytes(), 1 << 20);
+  std::array<std::size_t, pickles> ends{};
+  Pickle keys;
+  // How long the pickles are is known when they are read.
+  for (;; window = std::min(file.bytes(), window * 8)) {
+    bytes_.resize(window);
+    file.read_at(0, bytes_);
+    try {
+      std::size_t at = 0;
+      for (std::size_t i = 0; i < pickles; ++i) {
+        std::size_t used = 0;
+        Pickle pickle = Pickle::parse(std::span(bytes_).subspan(at), &used);
+        at += used;
+        ends[i] = at;
+        if (i == 0 && pickle.text(pickle.root()) != legacy_magic)
+          refuse_archive("it is a pickle, and not of torch.save", ErrorKind::unsupported);
+        if (i == 1 && pickle.integer(pickle.root()) != 1001)
+          refuse_archive("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
+        if (i == 2) {
+          const auto little = pickle.find(pickle.root(), "little_endian");
+          if (little && pickle.integer(*little) != 1)
+            refuse_archive("it is big-endian, which is not read: save it again on a little-endian machine",
+                           ErrorKind::unsupported);
+        }
+        if (i == 3) pickle_ = std::move(pickle);
+        if (i == 4) keys = std::move(pickle);
+      }
+      break;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::corrupt || window == file.bytes() || window >= longest_pickle_entry) throw;
+    }
+  }
+  std::unordered_map<std::string_view, std::uint64_t> sizes;
+  for (Pickle::Ref ref = 0; ref < pickle_.size(); ++ref) {
+    if (!pickle_.is(ref, PickleKind::persistent)) continue;
+    const StoragePid pid = read_pid(ref);
+    if (!sizes.try_emplace(pid.key, pid.bytes).second && sizes[pid.key] != pid.bytes)
+      refuse_archive(fmt::format("the storage {} has two sizes", in_quotes(pid.key)));
+  }
+  std::uint64_t at = ends.back();
+  for (const Pickle::Ref item : keys.items(keys.root())) {
+    const std::string_view key = keys.text(item);
+    const auto size = sizes.find(key);
+    if (size == sizes.end()) refuse_archive(fmt::format("the storage {} is of no tensor", in_quotes(key)));
+    if (file.bytes() - at < sizeof(std::uint64_t)) refuse_archive("it is cut off among its storages");
+    const std::uint64_t count = read_length(file, at);
+    at += sizeof(std::uint64_t);
+    if (size->second > file.bytes() - at || (count != 0 && size->second % count != 0) ||
+        (count == 0) != (size->second == 0))
+      refuse_archive(
+          fmt::format("the storage {} is cut off, or has another size than its tensors say", in_quotes(key)));
+    if (!storages_.emplace(key, Storage{at, size->second}).second)
+      refuse_archive(fmt::format("the storage {} is there twice", in_quotes(key)));
+    at += size->second;
+  }
+  if (at != file.bytes()) refuse_archive(fmt::format("{} bytes follow its last storage", file.bytes() - at));
+}
+
+TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
+  const std::span<const Pickle::Ref> pid = pickle_.arguments(ref);
+  if (pid.size() < 5 || pickle_.text(pid[0]) != "storage") refuse_archive("it refers to something that is no storage");
+  if (pid.size() > 6 || (pid.size() == 6 && !pickle_.is(pid[5], PickleKind::none)))
+    refuse_archive("it has a view of a storage, which is not read", ErrorKind::unsupported);
+  StoragePid out{pickle_.text(pid[2]), {}, 0};
+  const std::string_view type = pickle_.name(pid[1]);
+  out.dtype = dtype_of_storage(type);
+  if (!out.dtype && type != "torch.storage.UntypedStorage")
+    refuse_archive(fmt::format("the storages of {} are not read", in_quotes(type)), ErrorKind::unsupported);
+  const std::optional<std::uint64_t> count = pickle_.count(pid[4]);
+  if (!count || __builtin_mul_overflow(*count, out.dtype ? itemsize(*out.dtype) : 1, &out.bytes))
+    refuse_archive("a storage has no number of elements");
+  return out;
+}
+
+Pickle::Ref TorchArchive::unwrapped(Pickle::Ref ref) const noexcept {
+  const std::string_view name = pickle_.name(ref);
+  const bool is_parameter =
+      name == "torch._utils._rebuild_parameter" || name == "torch._utils._rebuild_parameter_with_state";
+  if (is_parameter && pickle_.is(ref, PickleKind::object) && !pickle_.arguments(ref).empty())
+    return pickle_.arguments(ref)[0];
+  return ref;
+}
+
+bool TorchArchive::is_tensor(Pickle::Ref ref) const noexcept {
+  if (!pickle_.is(ref, PickleKind::object)) return false;
+  const std::string_view name = pickle_.name(ref);
+  return name.starts_with("torch._utils._rebuild_") || name == rebuild_typed;
+}
+
+TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
+  ref = unwrapped(ref);
+  std::string_view name = pickle_.name(ref);
+  std::span<const Pickle::Ref> arguments = pickle_.arguments(ref);
+  if (name == rebuild_typed && arguments.size() >= 3) {
+    const std::string_view type = pickle_.name(arguments[1]);
+    if (type != "torch.Tensor" && type != "torch._tensor.Tensor" && type != "torch.nn.parameter.Parameter")
+      refuse_archive(fmt::format("it is a {}, which is not read here", in_quotes(type)), ErrorKind::unsupported);
+    name = pickle_.name(arguments[0]);
+    arguments = pickle_.items(arguments[2]);
+  }
+  const bool has_dtype = name == rebuild_v3;
+  if ((name != rebuild_v2 && !has_dtype) || arguments.size() < (has_dtype ? 7U : 6U))
+    refuse_archive(fmt::format("it is made by {}, which is not read", in_quotes(name)), ErrorKind::unsupported);
+  const std::size_t metadata = has_dtype ? 7 : 6;
+  if (arguments.size() > metadata && !pickle_.is(arguments[metadata], PickleKind::none))
+    for (const std::string_view bit : {"conj", "neg"})
+      if (const auto set = pickle_.find(arguments[metadata], bit); set && pickle_.integer(*set) != 0)
+        refuse_archive(fmt::format("it has the {} bit, which is not read: save its resolve_{}()", bit, bit),
+                       ErrorKind::unsupported);
+  if (!pickle_.is(arguments[0], PickleKind::persistent)) refuse_archive("it has no storage");
+  const StoragePid pid = read_pid(arguments[0]);
+  TorchTensor tensor;
+  if (has_dtype) {
+    const std::optional<DType> dtype = dtype_of_torch(pickle_.name(arguments[6]));
+    if (!dtype)
+      refuse_archive(fmt::format("its dtype {} is not read", in_quotes(pickle_.name(arguments[6]))),
+                     ErrorKind::unsupported);
+    tensor.dtype = *dtype;
+  } else if (pid.dtype) {
+    tensor.dtype = *pid.dtype;
+  } else {
+    refuse_archive("its storage has no dtype");
+  }
+  const auto storage = storages_.find(std::string(pid.key));
+  if (storage == storages_.end()) refuse_archive(fmt::format("its storage {} is not there", in_quotes(pid.key)));
+  if (storage->second.bytes != pid.bytes)
+    refuse_archive(
+        fmt::format("its storage {} has {} bytes instead of {}", in_quotes(pid.key), storage->second.bytes, pid.bytes));
+  tensor.shape = shape_of(pickle_, arguments[2]);
+  tensor.strides = shape_of(pickle_, arguments[3]);
+  if (tensor.shape.size() != tensor.strides.size()) refuse_archive("it has another number of strides than dimensions");
+  const std::optional<std::uint64_t> offset = pickle_.count(arguments[1]);
+  if (!offset) refuse_archive("it does not say where in its storage it begins");
+  const std::uint64_t item = itemsize(tensor.dtype);
+  const std::uint64_t bytes = byte_size(tensor.dtype, tensor.shape);
+  if (bytes == 0) return tensor;
+  std::uint64_t last = *offset;
+  for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+    std::uint64_t step = 0;
+    if (__builtin_mul_overflow(static_cast<std::uint64_t>(tensor.strides[i]),
+                               static_cast<std::uint64_t>(tensor.shape[i] - 1), &step) ||
+        __builtin_add_overflow(last, step, &last))
+      last = UINT64_MAX;
+    if (last == UINT64_MAX) break;
+  }
+  if (last >= storage->second.bytes / item) refuse_archive("it reaches past its storage");
+  constexpr std::uint64_t most_times = 1024;
+  if (bytes / most_times > storage->second.bytes)
+    refuse_archive(fmt::format("it would be {} bytes, made of the {} of its storage", bytes, storage->second.bytes));
+  tensor.begin = storage->second.begin + *offset * item;
+  return tensor;
+}
+
+}  // namespace muster::foreign

@@ -1,0 +1,481 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine that pickles are programs of, with its two dangerous instructions (import, call) replaced by making
+// nodes. It has a stack, marks in it, and a memo.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <unordered_set>
+
+#include "muster/error.hpp"
+#include "src/core/quoted.hpp"
+#include "src/formats/pickle.hpp"
+
+namespace muster::formats {
+namespace {
+
+constexpr std::uint64_t most_opcodes = 50'000'000;
+constexpr std::uint64_t longest_pickle = std::uint64_t{1} << 30;
+constexpr std::size_t memo_slack = 64;
+// Nodes that all pickles share: None, False, True, the empty tuple, and the numbers of one byte.
+constexpr std::uint32_t none_node = 0;
+constexpr std::uint32_t false_node = 1;
+constexpr std::uint32_t empty_tuple_node = 3;
+constexpr std::uint32_t first_number_node = 4;
+
+/// For early and clear words: nothing is called in any case.
+bool runs_programs(std::string_view module, std::string_view name) {
+  static const std::unordered_set<std::string_view> modules = {"os",
+                                                               "posix",
+                                                               "nt",
+                                                               "sys",
+                                                               "subprocess",
+                                                               "importlib",
+                                                               "runpy",
+                                                               "ctypes",
+                                                               "_ctypes",
+                                                               "shutil",
+                                                               "socket",
+                                                               "pty",
+                                                               "code",
+                                                               "codeop",
+                                                               "pip",
+                                                               "pickle",
+                                                               "_pickle",
+                                                               "webbrowser",
+                                                               "asyncio",
+                                                               "timeit",
+                                                               "bdb",
+                                                               "pdb",
+                                                               "multiprocessing",
+                                                               "commands",
+                                                               "cProfile",
+                                                               "profile",
+                                                               "doctest",
+                                                               "torch.hub",
+                                                               "platform",
+                                                               "pydoc",
+                                                               "_posixsubprocess",
+                                                               "marshal",
+                                                               "imp",
+                                                               "venv",
+                                                               "ensurepip",
+                                                               "http",
+                                                               "urllib"};
+  static const std::unordered_set<std::string_view> harmless = {
+      "set", "frozenset", "bytes", "bytearray", "complex", "getattr", "dict",   "list", "tuple",
+      "int", "float",     "str",   "bool",      "slice",   "range",   "object", "type", "print"};
+  if (module == "builtins" || module == "__builtin__") return !harmless.contains(name);
+  return modules.contains(module) || modules.contains(module.substr(0, module.find('.')));
+}
+
+}  // namespace
+
+class PickleMachine {
+ public:
+  explicit PickleMachine(std::span<const std::byte> bytes)
+      : begin_(reinterpret_cast<const char*>(bytes.data())), at_(begin_), end_(begin_ + bytes.size()) {
+    if (bytes.size() > longest_pickle)
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("its pickle has {} bytes, more than the {} that are read", bytes.size(), longest_pickle));
+    pickle_.bytes_ = begin_;
+    push_node({PickleKind::none});
+    for (std::uint32_t value = 0; value < 2; ++value) push_node({PickleKind::boolean, 0, value});
+    push_node({PickleKind::tuple});
+    for (std::uint32_t value = 0; value < 256; ++value) push_node({PickleKind::integer, 0, value});
+    stack_.clear();
+  }
+
+  Pickle run(std::size_t* used) {
+    const unsigned char first = next("its protocol");
+    const unsigned char protocol = next("its protocol");
+    if (first != 0x80 || protocol < 2 || protocol > 5) refuse("it is no pickle of protocol 2 to 5");
+    for (std::uint64_t count = 0; step(next("an opcode")); ++count)
+      if (count == most_opcodes)
+        throw Error(ErrorKind::unsupported, fmt::format("its pickle has more than {} opcodes", most_opcodes));
+    if (stack_.size() != 1 || !marks_.empty()) refuse("its pickle ends with another number of objects than one");
+    if (used != nullptr)
+      *used = static_cast<std::size_t>(at_ - begin_);
+    else if (at_ != end_)
+      refuse("bytes follow the end of its pickle");
+    pickle_.root_ = stack_.back();
+    check_keys();
+    return std::move(pickle_);
+  }
+
+ private:
+  using Ref = Pickle::Ref;
+  using Node = Pickle::Node;
+
+  [[noreturn]] void refuse(std::string_view what) const {
+    throw Error(ErrorKind::corrupt, fmt::format("{} (at byte {} of {})", what, at_ - begin_, end_ - begin_));
+  }
+
+  std::string_view take(std::uint64_t length, std::string_view what) {
+    if (length > static_cast<std::uint64_t>(end_ - at_)) refuse(fmt::format("its pickle ends inside of {}", what));
+    const std::string_view part(at_, length);
+    at_ += length;
+    return part;
+  }
+  unsigned char next(std::string_view what) { return static_cast<unsigned char>(take(1, what)[0]); }
+  template <class Number>
+  Number number() {
+    Number value{};
+    std::memcpy(&value, take(sizeof value, "a number").data(), sizeof value);
+    return value;
+  }
+  std::string_view line() {
+    const void* end = std::memchr(at_, '\n', static_cast<std::size_t>(end_ - at_));
+    if (end == nullptr) refuse("its pickle ends inside of a name");
+    const std::string_view text(at_, static_cast<std::size_t>(static_cast<const char*>(end) - at_));
+    at_ += text.size() + 1;
+    return text;
+  }
+
+  Ref push_node(const Node& node) {
+    pickle_.nodes_.push_back(node);
+    stack_.push_back(static_cast<Ref>(pickle_.nodes_.size() - 1));
+    return stack_.back();
+  }
+  void push_integer(std::int64_t value) {
+    if (value >= 0 && value < 256) return stack_.push_back(first_number_node + static_cast<Ref>(value));
+    const auto halves = std::bit_cast<std::array<std::uint32_t, 2>>(value);
+    push_node({PickleKind::integer, 0, halves[0], halves[1]});
+  }
+  void push_text(PickleKind kind, std::uint64_t length) {
+    const std::string_view text = take(length, "a text");
+    push_node({kind, static_cast<std::uint32_t>(length), static_cast<std::uint32_t>(text.data() - begin_)});
+  }
+  void push_long(std::uint64_t length) {
+    const std::string_view bytes = take(length, "a number");
+    if (length > sizeof(std::int64_t)) {
+      push_node({PickleKind::long_integer, static_cast<std::uint32_t>(length),
+                 static_cast<std::uint32_t>(bytes.data() - begin_)});
+      return;
+    }
+    std::uint64_t value = !bytes.empty() && (static_cast<unsigned char>(bytes.back()) & 0x80U) != 0 ? UINT64_MAX : 0;
+    for (std::size_t i = bytes.size(); i-- > 0;) value = (value << 8U) | static_cast<unsigned char>(bytes[i]);
+    push_integer(static_cast<std::int64_t>(value));
+  }
+
+  Ref pop() {
+    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) refuse("its pickle takes what is not on the stack");
+    const Ref ref = stack_.back();
+    stack_.pop_back();
+    return ref;
+  }
+  Ref top() {
+    const Ref ref = pop();
+    stack_.push_back(ref);
+    return ref;
+  }
+  /// What is above the last mark, which goes.
+  std::span<const Ref> above_mark() {
+    if (marks_.empty()) refuse("its pickle takes what is above a mark, and there is none");
+    const std::span<const Ref> refs = std::span<const Ref>(stack_).subspan(marks_.back());
+    marks_.pop_back();
+    return refs;
+  }
+  void drop(std::span<const Ref> refs) { stack_.resize(stack_.size() - refs.size()); }
+
+  void push_container(PickleKind kind, std::span<const Ref> refs) {
+    if (kind == PickleKind::tuple && refs.empty()) return stack_.push_back(empty_tuple_node);
+    const Node node{kind, static_cast<std::uint32_t>(refs.size()), static_cast<std::uint32_t>(pickle_.items_.size()),
+                    static_cast<std::uint32_t>(refs.size())};
+    pickle_.items_.insert(pickle_.items_.end(), refs.begin(), refs.end());
+    drop(refs);
+    push_node(node);
+  }
+
+  /// Containers lie in one array. One that grows and is not the last moves to the end, with room for as much again.
+  void append(Ref container, std::span<const Ref> refs) {
+    Node& node = pickle_.nodes_[container];
+    std::vector<Ref>& items = pickle_.items_;
+    if (refs.size() > node.c - node.a) {
+      if (node.b + node.c == items.size()) {
+        node.c = static_cast<std::uint32_t>(node.a + refs.size());
+      } else {
+        const auto begin = static_cast<std::uint32_t>(items.size());
+        const auto room = static_cast<std::uint32_t>(node.a == 0 ? refs.size() : 2 * (node.a + refs.size()));
+        items.resize(items.size() + room);
+        std::copy_n(items.begin() + node.b, node.a, items.begin() + begin);
+        node.b = begin;
+        node.c = room;
+      }
+      items.resize(std::max<std::size_t>(items.size(), std::size_t{node.b} + node.c));
+    }
+    std::ranges::copy(refs, items.begin() + node.b + node.a);
+    node.a += static_cast<std::uint32_t>(refs.size());
+  }
+  /// `refs` are on top of the stack, above the container.
+  void add_to(PickleKind kind, std::span<const Ref> refs) {
+    const std::size_t place = stack_.size() - refs.size();
+    if (place <= (marks_.empty() ? 0 : marks_.back())) refuse("its pickle fills a container that is not there");
+    const Ref container = stack_[place - 1];
+    const PickleKind there = pickle_.kind(container);
+    if (there == kind)
+      append(container, refs);
+    else if (there != PickleKind::object)  // the items of an opaque object are nobody's
+      refuse(fmt::format("its pickle puts items of {} into {}", to_string(kind), to_string(there)));
+    drop(refs);
+  }
+
+  void push_global(std::string_view module, std::string_view name) {
+    if (runs_programs(module, name))
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("its pickle names {}.{}, which runs programs: refused, nothing was run",
+                              printable(module), printable(name)));
+    if (name.find('.') != std::string_view::npos)
+      refuse(fmt::format("its pickle names {} inside of {}, a way around names", in_quotes(name), in_quotes(module)));
+    std::string whole = fmt::format("{}.{}", module, name);
+    const auto [place, is_new] = numbers_.try_emplace(whole, static_cast<std::uint32_t>(pickle_.names_.size()));
+    if (is_new) pickle_.names_.push_back(std::move(whole));
+    push_node({PickleKind::global, place->second});
+  }
+  static std::string printable(std::string_view text) {
+    const std::string quoted = in_quotes(text);
+    return quoted.substr(1, quoted.size() - 2);
+  }
+
+  void call() {
+    const Ref arguments = pop();
+    const Ref callee = pop();
+    if (!pickle_.is(arguments, PickleKind::tuple)) refuse("its pickle calls with arguments that are no tuple");
+    // An ordered dict is made empty and filled then.
+    if (pickle_.name(callee) == "collections.OrderedDict" && arguments == empty_tuple_node) {
+      push_container(PickleKind::dict, {});
+      return;
+    }
+    push_node({PickleKind::object, callee, arguments, Pickle::nothing});
+  }
+  void build() {
+    const Ref state = pop();
+    Node& node = pickle_.nodes_[top()];
+    if (node.kind == PickleKind::object)
+      node.c = state;
+    else if (node.kind != PickleKind::dict)
+      refuse(fmt::format("its pickle gives a state to {}", to_string(node.kind)));
+  }
+
+  void keep(std::uint64_t place) {
+    if (place > memo_.size() + memo_slack) refuse("its pickle numbers what it keeps with large gaps");
+    if (place >= memo_.size()) memo_.resize(place + 1, Pickle::nothing);
+    memo_[place] = top();
+  }
+  void fetch(std::uint64_t place) {
+    if (place >= memo_.size() || memo_[place] == Pickle::nothing) refuse("its pickle fetches what it has not kept");
+    stack_.push_back(memo_[place]);
+  }
+
+  bool step(unsigned char opcode);
+  bool step_rare(unsigned char opcode);
+  void check_keys() const;
+
+  const char* begin_;
+  const char* at_;
+  const char* end_;
+  Pickle pickle_;
+  std::vector<Ref> stack_;
+  std::vector<std::size_t> marks_;
+  std::vector<Ref> memo_;
+  std::unordered_map<std::string, std::uint32_t> numbers_;  // of names
+};
+
+bool PickleMachine::step(unsigned char opcode) {
+  switch (opcode) {
+    case '.':
+      return false;
+    case '(':
+      marks_.push_back(stack_.size());
+      return true;
+    case 'N':
+      stack_.push_back(none_node);
+      return true;
+    case 0x88:
+    case 0x89:
+      stack_.push_back(false_node + (opcode == 0x88 ? 1 : 0));
+      return true;
+    case 'J':
+      push_integer(number<std::int32_t>());
+      return true;
+    case 'K':
+      push_integer(number<std::uint8_t>());
+      return true;
+    case 'M':
+      push_integer(number<std::uint16_t>());
+      return true;
+    case 0x8a:
+      push_long(number<std::uint8_t>());
+      return true;
+    case 'X':
+      push_text(PickleKind::text, number<std::uint32_t>());
+      return true;
+    case 0x8c:
+      push_text(PickleKind::text, number<std::uint8_t>());
+      return true;
+    case '}':
+      push_container(PickleKind::dict, {});
+      return true;
+    case ']':
+      push_container(PickleKind::list, {});
+      return true;
+    case ')':
+      stack_.push_back(empty_tuple_node);
+      return true;
+    case 0x85:
+    case 0x86:
+    case 0x87: {
+      const std::size_t count = opcode - 0x84U;
+      if (stack_.size() < count + (marks_.empty() ? 0 : marks_.back())) refuse("its pickle takes what is not there");
+      push_container(PickleKind::tuple, std::span<const Ref>(stack_).last(count));
+      return true;
+    }
+    case 't':
+      push_container(PickleKind::tuple, above_mark());
+      return true;
+    case 'a':
+      top();
+      add_to(PickleKind::list, std::span<const Ref>(stack_).last(1));
+      return true;
+    case 'e':
+      add_to(PickleKind::list, above_mark());
+      return true;
+    case 's':
+      if (stack_.size() < 2) refuse("its pickle takes what is not there");
+      add_to(PickleKind::dict, std::span<const Ref>(stack_).last(2));
+      return true;
+    case 'u': {
+      const std::span<const Ref> refs = above_mark();
+      if (refs.size() % 2 != 0) refuse("its pickle has a key without a value");
+      add_to(PickleKind::dict, refs);
+      return true;
+    }
+    case 'q':
+      keep(number<std::uint8_t>());
+      return true;
+    case 'r':
+      keep(number<std::uint32_t>());
+      return true;
+    case 0x94:
+      keep(memo_.size());
+      return true;
+    case 'h':
+      fetch(number<std::uint8_t>());
+      return true;
+    case 'j':
+      fetch(number<std::uint32_t>());
+      return true;
+    case 'R':
+    case 0x81:
+      call();
+      return true;
+    case 'b':
+      build();
+      return true;
+    case 'Q': {
+      const Ref id = pop();
+      push_node({PickleKind::persistent, 0, id});
+      return true;
+    }
+    case 'c': {
+      const std::string_view module = line();
+      push_global(module, line());
+      return true;
+    }
+    case 0x93: {
+      const Ref name = pop();
+      const Ref module = pop();
+      if (!pickle_.is(name, PickleKind::text) || !pickle_.is(module, PickleKind::text))
+        refuse("its pickle names something by what is no text");
+      push_global(pickle_.text(module), pickle_.text(name));
+      return true;
+    }
+    default:
+      return step_rare(opcode);
+  }
+}
+
+bool PickleMachine::step_rare(unsigned char opcode) {
+  switch (opcode) {
+    case 'G': {
+      // The one number that is big endian.
+      std::uint64_t bits = 0;
+      for (const char byte : take(sizeof bits, "a number")) bits = (bits << 8U) | static_cast<unsigned char>(byte);
+      const auto halves = std::bit_cast<std::array<std::uint32_t, 2>>(bits);
+      push_node({PickleKind::real, 0, halves[0], halves[1]});
+      return true;
+    }
+    case 0x95:  // a frame: only says how much follows
+      number<std::uint64_t>();
+      return true;
+    case 0x8d:
+      push_text(PickleKind::text, number<std::uint64_t>());
+      return true;
+    case 'C':
+      push_text(PickleKind::bytes, number<std::uint8_t>());
+      return true;
+    case 'U':  // the byte strings of Python 2, which wrote names so
+      push_text(PickleKind::text, number<std::uint8_t>());
+      return true;
+    case 'B':
+      push_text(PickleKind::bytes, number<std::uint32_t>());
+      return true;
+    case 0x8e:
+    case 0x96:
+      push_text(PickleKind::bytes, number<std::uint64_t>());
+      return true;
+    case 0x8f:
+      push_container(PickleKind::set, {});
+      return true;
+    case 0x90:
+      add_to(PickleKind::set, above_mark());
+      return true;
+    case 0x91:
+      push_container(PickleKind::set, above_mark());
+      return true;
+    case '0':
+      pop();
+      return true;
+    case 0x92:  // what is made with named arguments is opaque
+      pop();
+      call();
+      return true;
+    default:
+      --at_;
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("its pickle has the opcode 0x{:02x} at byte {}, which no writer of "
+                              "tensors needs: refused, nothing was run",
+                              opcode, at_ - begin_));
+  }
+}
+
+void PickleMachine::check_keys() const {
+  std::unordered_set<std::string_view> texts;
+  constexpr std::size_t few = 8;
+  for (Ref ref = 0; ref < pickle_.nodes_.size(); ++ref) {
+    if (!pickle_.is(ref, PickleKind::dict)) continue;
+    const std::span<const Ref> pairs = pickle_.items(ref);
+    const auto refuse_twice = [&](Ref key) {
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("its pickle has the key {} twice in a dict", in_quotes(pickle_.text(key))));
+    };
+    const auto is_text = [&](std::size_t i) { return pickle_.is(pairs[i], PickleKind::text); };
+    if (pairs.size() <= 2 * few) {
+      for (std::size_t i = 2; i < pairs.size(); i += 2)
+        for (std::size_t j = 0; j < i; j += 2)
+          if (is_text(i) && is_text(j) && pickle_.text(pairs[i]) == pickle_.text(pairs[j])) refuse_twice(pairs[i]);
+      continue;
+    }
+    texts.clear();
+    for (std::size_t i = 0; i < pairs.size(); i += 2)
+      if (is_text(i) && !texts.insert(pickle_.text(pairs[i])).second) refuse_twice(pairs[i]);
+  }
+}
+
+Pickle Pickle::parse(std::span<const std::byte> bytes, std::size_t* used) {
+  return PickleMachine(bytes).run(used);
+}
+
+}  // namespace muster::formats

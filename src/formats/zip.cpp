@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the end of the archive backwards:
+//
+//  1. The end record: 22 bytes, the last of the archive (no comment). Before it, if there is one, the 20 bytes that say
+//     where the zip64 end record is, which ends right before them.
+//  2. The directory: a record an entry, which ends where the end records begin.
+//  3. locate(): a header in front of each entry's bytes, of which only its own length and its name count.
+
+#include "src/formats/zip.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+
+#include "muster/error.hpp"
+#include "src/core/quoted.hpp"
+#include "src/formats/crc32.hpp"
+
+namespace muster::formats {
+namespace {
+
+constexpr std::uint64_t end_bytes = 22;
+constexpr std::uint64_t locator_bytes = 20;
+constexpr std::uint64_t end64_bytes = 56;
+constexpr std::uint64_t record_bytes = 46;
+constexpr std::uint64_t header_bytes = 30;
+constexpr std::uint64_t longest_directory = std::uint64_t{1} << 28;
+constexpr std::uint32_t in_zip64 = 0xffffffff;
+constexpr std::uint16_t encrypted = 1U | (1U << 6U) | (1U << 13U);
+constexpr std::uint16_t known_flags = (1U << 3U) | (1U << 11U);  // sizes follow the bytes; names are UTF-8
+
+[[noreturn]] void refuse_zip(const std::string& what) {
+  throw Error(ErrorKind::corrupt, what);
+}
+[[noreturn]] void refuse_zip_entry(const ZipEntry& entry, std::string_view what, ErrorKind kind = ErrorKind::corrupt) {
+  throw Error(kind, fmt::format("entry {} {}", in_quotes(entry.name), what));
+}
+
+/// Little-endian numbers, one after the other.
+class Fields {
+ public:
+  explicit Fields(std::span<const std::byte> bytes) : rest_(bytes) {}
+  template <class Number>
+  Number take() {
+    Number value{};
+    std::memcpy(&value, take_bytes(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::span<const std::byte> take_bytes(std::uint64_t count) {
+    if (count > rest_.size()) refuse_zip("its zip directory ends inside of an entry");
+    const std::span<const std::byte> part = rest_.first(count);
+    rest_ = rest_.subspan(count);
+    return part;
+  }
+  void skip(std::uint64_t count) { take_bytes(count); }
+  [[nodiscard]] bool is_empty() const noexcept { return rest_.empty(); }
+
+ private:
+  std::span<const std::byte> rest_;
+};
+
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// The numbers of an entry that are too large for its record stand in an extra field, in this order.
+void read_zip64_field(std::span<const std::byte> extra, ZipEntry& entry, std::uint64_t& compressed) {
+  for (Fields fields(extra); !fields.is_empty();) {
+    const auto id = fields.take<std::uint16_t>();
+    Fields body(fields.take_bytes(fields.take<std::uint16_t>()));
+    if (id != 1) continue;
+    for (std::uint64_t* number : {&entry.bytes, &compressed, &entry.header})
+      if (*number == in_zip64) *number = body.take<std::uint64_t>();
+    return;
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> ZipArchive::read_directory(std::uint64_t& count) {
+  if (bytes_ < end_bytes) refuse_zip("it is too short for a zip archive; it is cut off");
+  std::vector<std::byte> end(std::min(bytes_, end_bytes + locator_bytes));
+  read_(bytes_ - end.size(), end);
+  Fields fields{std::span<const std::byte>(end).last(end_bytes)};
+  if (fields.take<std::uint32_t>() != 0x06054b50)
+    refuse_zip("it does not end as a zip archive does; it is cut off, or something was put behind it");
+  const auto disk = fields.take<std::uint16_t>();
+  const auto disk_of_directory = fields.take<std::uint16_t>();
+  fields.skip(2);
+  count = fields.take<std::uint16_t>();
+  std::uint64_t bytes = fields.take<std::uint32_t>();
+  directory_begin_ = fields.take<std::uint32_t>();
+  if (fields.take<std::uint16_t>() != 0) refuse_zip("its zip archive says that a comment follows it");
+  if ((disk != 0 && disk != UINT16_MAX) || (disk_of_directory != 0 && disk_of_directory != UINT16_MAX))
+    refuse_zip("its zip archive is one of several parts");
+  std::uint64_t ends = bytes_ - end_bytes;  // where the end records begin
+  if (end.size() == end_bytes + locator_bytes) {
+    Fields locator{std::span<const std::byte>(end)};
+    if (locator.take<std::uint32_t>() == 0x07064b50) {
+      locator.skip(4);
+      const auto place = locator.take<std::uint64_t>();
+      ends -= locator_bytes;
+      if (ends < end64_bytes || place != ends - end64_bytes)
+        refuse_zip("its zip archive has its zip64 end record elsewhere than at its end");
+      ends = place;
+      std::vector<std::byte> large(end64_bytes);
+      read_(place, large);
+      Fields end64(large);
+      if (end64.take<std::uint32_t>() != 0x06064b50 || end64.take<std::uint64_t>() != end64_bytes - 12)
+        refuse_zip("its zip archive has no zip64 end record where it says");
+      end64.skip(2 + 2 + 4 + 4 + 8);
+      const auto count64 = end64.take<std::uint64_t>();
+      const auto bytes64 = end64.take<std::uint64_t>();
+      const auto begin64 = end64.take<std::uint64_t>();
+      const auto is_other = [](std::uint64_t small, std::uint64_t large_one, std::uint64_t unset) {
+        return small != unset && small != large_one;
+      };
+      if (is_other(count, count64, UINT16_MAX) || is_other(bytes, bytes64, in_zip64) ||
+          is_other(directory_begin_, begin64, in_zip64))
+        refuse_zip("its zip archive has two end records that say different things");
+      count = count64;
+      bytes = bytes64;
+      directory_begin_ = begin64;
+    }
+  }
+  if (bytes > longest_directory) refuse_zip(fmt::format("its zip directory would have {} bytes", bytes));
+  if (directory_begin_ > ends || bytes != ends - directory_begin_)
+    refuse_zip("its zip directory is not where its end record says; it is cut off, or something was put into it");
+  if (count > bytes / record_bytes) refuse_zip(fmt::format("its zip directory would have {} entries", count));
+  std::vector<std::byte> directory(bytes);
+  read_(directory_begin_, directory);
+  return directory;
+}
+
+ZipArchive::ZipArchive(ReadAt read, std::uint64_t bytes) : read_(std::move(read)), bytes_(bytes) {
+  std::uint64_t count = 0;
+  const std::vector<std::byte> directory = read_directory(count);
+  Fields fields(directory);
+  entries_.reserve(count);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    if (fields.take<std::uint32_t>() != 0x02014b50) refuse_zip("its zip directory has something else than entries");
+    ZipEntry entry;
+    fields.skip(4);
+    entry.flags = fields.take<std::uint16_t>();
+    entry.method = fields.take<std::uint16_t>();
+    fields.skip(4);
+    entry.crc = fields.take<std::uint32_t>();
+    std::uint64_t compressed = fields.take<std::uint32_t>();
+    entry.bytes = fields.take<std::uint32_t>();
+    const auto name = fields.take<std::uint16_t>();
+    const auto extra = fields.take<std::uint16_t>();
+    const auto comment = fields.take<std::uint16_t>();
+    const auto disk = fields.take<std::uint16_t>();
+    fields.skip(6);
+    entry.header = fields.take<std::uint32_t>();
+    entry.name = text_of(fields.take_bytes(name));
+    read_zip64_field(fields.take_bytes(extra), entry, compressed);
+    fields.skip(comment);
+    if (disk != 0 && disk != UINT16_MAX) refuse_zip_entry(entry, "is in another part of the archive");
+    if (entry.method == 0 && compressed != entry.bytes) refuse_zip_entry(entry, "has two sizes");
+    if (entry.header > directory_begin_ || header_bytes + compressed > directory_begin_ - entry.header)
+      refuse_zip_entry(entry, "is outside of the archive");
+    entries_.push_back(std::move(entry));
+  }
+  if (!fields.is_empty()) refuse_zip("its zip directory has more than it says");
+  std::ranges::sort(entries_, {}, &ZipEntry::header);
+  std::unordered_set<std::string_view> names;
+  for (const ZipEntry& entry : entries_)
+    if (!names.insert(entry.name).second) refuse_zip_entry(entry, "is there twice");
+}
+
+const ZipEntry* ZipArchive::find(std::string_view name) const noexcept {
+  const auto found = std::ranges::find(entries_, name, &ZipEntry::name);
+  return found == entries_.end() ? nullptr : &*found;
+}
+
+void ZipArchive::locate() {
+  std::vector<std::byte> header;
+  const ZipEntry* before = nullptr;
+  for (ZipEntry& entry : entries_) {
+    if ((entry.flags & encrypted) != 0)
+      refuse_zip_entry(entry, "is encrypted, which is not read", ErrorKind::unsupported);
+    if (entry.method != 0)
+      refuse_zip_entry(entry, "is compressed, which no writer of tensors does", ErrorKind::unsupported);
+    if ((entry.flags & ~known_flags) != 0)
+      refuse_zip_entry(entry, "has flags that nobody knows", ErrorKind::unsupported);
+    if (before != nullptr && entry.header < before->begin + before->bytes)
+      refuse_zip_entry(entry, fmt::format("overlaps {}", in_quotes(before->name)));
+    header.resize(header_bytes + entry.name.size());
+    // Another name of another length may be there: no further than the archive goes.
+    header.resize(std::min<std::uint64_t>(header.size(), bytes_ - entry.header));
+    read_(entry.header, header);
+    Fields fields(header);
+    if (fields.take<std::uint32_t>() != 0x04034b50) refuse_zip_entry(entry, "is not where the zip directory says");
+    fields.skip(2);
+    const auto flags = fields.take<std::uint16_t>();
+    const auto method = fields.take<std::uint16_t>();
+    fields.skip(4 + 4 + 4 + 4);
+    const auto name = fields.take<std::uint16_t>();
+    const auto extra = fields.take<std::uint16_t>();
+    if (flags != entry.flags || method != entry.method)
+      refuse_zip_entry(entry, "has other flags in its own header than in the zip directory");
+    if (name != entry.name.size() || text_of(fields.take_bytes(name)) != entry.name)
+      refuse_zip_entry(entry, "has another name in its own header");
+    entry.begin = entry.header + header_bytes + name + extra;
+    if (entry.begin > directory_begin_ || entry.bytes > directory_begin_ - entry.begin)
+      refuse_zip_entry(entry, "reaches into the zip directory");
+    before = &entry;
+  }
+}
+
+std::vector<std::byte> ZipArchive::read(const ZipEntry& entry, std::uint64_t most) const {
+  if (entry.bytes > most)
+    refuse_zip_entry(entry, fmt::format("has {} bytes, more than the {} that are allowed", entry.bytes, most));
+  std::vector<std::byte> bytes(entry.bytes);
+  read_(entry.begin, bytes);
+  if (entry.crc != 0 && crc32(bytes) != entry.crc)
+    refuse_zip_entry(entry, "has other bytes than its checksum (CRC-32) says");
+  return bytes;
+}
+
+}  // namespace muster::formats

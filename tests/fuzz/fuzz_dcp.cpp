@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The .metadata of torch.distributed.checkpoint: it is refused, or every part of every tensor has a place in a file
+// that lies beside it.
+
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/foreign/dcp_metadata.hpp"
+#include "src/checkpoint/model_files.hpp"
+
+using namespace muster;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  try {
+    foreign::DcpMetadata metadata;
+    metadata.add(std::as_bytes(std::span(data, size)));
+    metadata.finish();
+    for (const std::string& file : metadata.files())
+      if (!is_name_beside(file)) std::abort();
+    for (const foreign::DcpTensor& tensor : metadata.tensors())
+      for (const foreign::DcpChunk& chunk : tensor.chunks)
+        if (chunk.file >= metadata.files().size()) std::abort();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corrupt && error.kind() != ErrorKind::unsupported) std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// A gallery of files of torch.save that lie, are cut off or would run programs: each is refused with words of its own.
+// Nothing of a pickle is ever run, so it is enough that each is refused or read.
+
+#include <doctest/doctest.h>
+
+#include "src/checkpoint/foreign/checkpoint.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+#include "tests/support/torch_files.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace muster::test::pickled;
+
+namespace {
+
+struct HostileFile {
+  std::string name;
+  std::string bytes;
+  std::string words;
+};
+
+const std::string eight(32, 'x');  // eight floats
+
+std::string zip_of(const std::string& pickle, const std::string& storage = eight) {
+  return make_zip(torch_parts(pickle, {{"0", storage}}));
+}
+/// One tensor "w" beside what `more` has.
+std::string zip_of_tensor(const std::string& tensor_node) {
+  return zip_of(whole(dict({{"w", tensor_node}})));
+}
+std::string good_pickle() {
+  return whole(dict({{"w", tensor("0", "FloatStorage", 8, 0, {2, 4}, {4, 1})}}));
+}
+std::string good() {
+  return zip_of(good_pickle());
+}
+/// The good file with something done to its parts.
+template <class Change>
+std::string changed(Change&& change) {
+  std::vector<ZipPart> parts = torch_parts(good_pickle(), {{"0", eight}});
+  change(parts);
+  return make_zip(parts);
+}
+std::string with_call(std::string_view module, std::string_view name) {
+  return zip_of(whole(dict({{"w", call(global(module, name), tuple(text("echo")))}})));
+}
+std::string deep_dicts(int depth) {
+  std::string out = tensor("0", "FloatStorage", 8, 0, {8}, {1});
+  for (int i = 0; i < depth; ++i) out = dict({{"d", out}});
+  return out;
+}
+
+std::vector<HostileFile> pickles() {
+  const auto of = [](const std::string& node) { return zip_of(whole(node)); };
+  return {
+      {"os.system", with_call("os", "system"), "names os.system, which runs programs: refused, nothing was run"},
+      {"posix.system", with_call("posix", "system"), "names posix.system"},
+      {"builtins.eval", with_call("builtins", "eval"), "names builtins.eval"},
+      {"builtins of Python 2", with_call("__builtin__", "exec"), "names __builtin__.exec"},
+      {"a module below", with_call("importlib.util", "find_spec"), "names importlib.util.find_spec"},
+      {"subprocess", with_call("subprocess", "Popen"), "names subprocess.Popen"},
+      {"pip", with_call("pip", "main"), "names pip.main"},
+      {"a name with dots", zip_of("\x80\x04" + text("torch") + text("os.system") + "\x93."), "a way around names"},
+      {"names by numbers", zip_of("\x80\x04K\x01K\x02\x93."), "by what is no text"},
+      {"INST", zip_of(whole("(ios\nsystem\n")), "the opcode 0x69"},
+      {"OBJ", zip_of(whole("(" + global("a", "b") + "o")), "the opcode 0x6f"},
+      {"EXT1", zip_of(whole(std::string("\x82\x01"))), "the opcode 0x82"},
+      {"protocol 0", zip_of("(dp0\n."), "no pickle of protocol 2 to 5"},
+      {"protocol 9", zip_of("\x80\x09N."), "no pickle of protocol 2 to 5"},
+      {"LONG4", zip_of(whole(std::string("\x8b\xff\xff\xff\x7f", 5))), "the opcode 0x8b"},
+      {"empty", zip_of(""), "its pickle ends"},
+      {"no stop", zip_of("\x80\x02}"), "ends inside of an opcode"},
+      {"after the stop", zip_of(good_pickle() + "cos\nsystem\n(tR."), "bytes follow the end"},
+      {"two objects", zip_of(whole("NN")), "another number of objects"},
+      {"nothing on the stack", zip_of(whole("0")), "not on the stack"},
+      {"no mark", zip_of(whole("t")), "there is none"},
+      {"below a mark", zip_of(whole("}(0")), "not on the stack"},
+      {"a text past the end", zip_of(whole("X" + bytes_of(0x7fffffff))), "ends inside of a text"},
+      {"a text of all ones", zip_of("\x80\x04\x8d" + bytes_of(UINT64_MAX) + "."), "ends inside of a text"},
+      {"a memo far away", zip_of(whole("Nr" + bytes_of(0x7fffffff))), "large gaps"},
+      {"an empty memo", zip_of(whole("h\x05")), "has not kept"},
+      {"items into a number",
+       zip_of(whole("K\x01K\x02"
+                    "a")),
+       "puts items of a list into a number"},
+      {"pairs into a list", zip_of(whole("](K\x01K\x02u")), "puts items of a dict into a list"},
+      {"a key alone", zip_of(whole("}(K\x01u")), "a key without a value"},
+      {"a state for a number", zip_of(whole("K\x01Nb")), "gives a state to a number"},
+      {"arguments that are none", zip_of(whole(global("a", "b") + "K\x01R")), "arguments that are no tuple"},
+      {"a key twice", of(dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}, {"w", number(1)}})),
+       "the key \"w\" twice"},
+      {"a dict in itself", of("}q\x01(" + text("d") + "h\x01u"), "nested too deeply"},
+      {"too deep", of(deep_dicts(70)), "nested too deeply"},
+      {"a module", of(call(global("torch.nn", "Linear"), tuple())), "a pickled object (\"torch.nn.Linear\")"},
+      {"a number", of(number(7)), "no tensor in it"},
+      {"no tensors", of(dict({{"epoch", number(7)}})), "nothing here is a tensor; keys: \"epoch\""},
+      {"two candidates",
+       of(dict({{"model", dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}})},
+                {"state_dict", dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}})}})),
+       "choose with --at"},
+  };
+}
+
+std::vector<HostileFile> tensors() {
+  const auto of = [](std::int32_t count, std::int32_t offset, const std::vector<std::int32_t>& shape,
+                     const std::vector<std::int32_t>& strides, std::string_view type = "FloatStorage") {
+    return zip_of_tensor(tensor("0", type, count, offset, shape, strides));
+  };
+  return {
+      {"past its storage", of(8, 0, {3, 4}, {4, 1}), "tensor \"w\": it reaches past its storage"},
+      {"an offset past it", of(8, 8, {1}, {1}), "reaches past its storage"},
+      {"strides past it", of(8, 0, {2, 2}, {8, 1}), "reaches past its storage"},
+      {"strides that overflow", of(8, 0, {0x7fffffff, 0x7fffffff, 4}, {0x7fffffff, 0x7fffffff, 1}),
+       "more bytes than 63 bits can count"},
+      {"a negative offset", of(8, -1, {1}, {1}), "does not say where"},
+      {"a negative stride", of(8, 7, {8}, {-1}), "numbers from 0 on"},
+      {"a negative extent", of(8, 0, {-1}, {1}), "numbers from 0 on"},
+      {"a stride too few", of(8, 0, {2, 4}, {1}), "another number of strides"},
+      {"expanded far", of(8, 0, {0x7fffffff}, {0}), "made of the 32 of its storage"},
+      {"a storage of another size", of(9, 0, {9}, {1}), "has 32 bytes instead of 36"},
+      {"a storage that is not there", zip_of_tensor(tensor("7", "FloatStorage", 8, 0, {8}, {1})), "\"7\" is not there"},
+      {"complex128", of(2, 0, {2}, {1}, "ComplexDoubleStorage"), "ComplexDoubleStorage\" are not read"},
+      {"quantised", of(32, 0, {32}, {1}, "QInt8Storage"), "QInt8Storage\" are not read"},
+      {"sparse", zip_of_tensor(call(global("torch._utils", "_rebuild_sparse_tensor"), tuple(number(1)))),
+       "_rebuild_sparse_tensor\", which is not read"},
+      {"no storage",
+       zip_of_tensor(call(global("torch._utils", "_rebuild_tensor_v2"),
+                          tuple(number(0), number(0), numbers({1}), numbers({1}), number(0), number(0)))),
+       "it has no storage"},
+  };
+}
+
+std::vector<HostileFile> archives() {
+  const std::string whole_file = good();
+  return {
+      {"cut off", whole_file.substr(0, whole_file.size() - 1), "cut off"},
+      {"half", whole_file.substr(0, whole_file.size() / 2), "cut off"},
+      {"bytes behind it", whole_file + "x", "something was put behind it"},
+      {"bytes in front", "PK\x03\x04" + whole_file, "elsewhere than at its end"},
+      {"an entry twice", changed([](auto& parts) { parts.push_back(parts[2]); }), "\"archive/data/0\" is there twice"},
+      {"compressed", changed([](auto& parts) { parts[2].method = 8; }), "is compressed"},
+      {"encrypted", changed([](auto& parts) { parts[2].flags = 1; }), "is encrypted"},
+      {"unknown flags", changed([](auto& parts) { parts[2].flags = 0x0810; }), "flags that nobody knows"},
+      {"other flags", changed([](auto& parts) { parts[2].local_flags = 1; }), "other flags in its own header"},
+      {"another name", changed([](auto& parts) { parts[2].local_name = "archive/data/1"; }), "another name"},
+      {"a longer name", changed([](auto& parts) { parts[2].local_name = "archive/data/1234"; }), "another name"},
+      {"overlapping", changed([](auto& parts) {
+         parts[3].place = 0;
+         parts[3].name = "archive/data.pkm";
+       }),
+       "overlaps"},
+      {"outside", changed([](auto& parts) { parts[2].place = 1 << 20; }), "outside of the archive"},
+      {"past the directory", changed([](auto& parts) { parts[2].size = 1 << 20; }), "outside of the archive"},
+      {"another checksum", changed([](auto& parts) { parts[0].crc = 7; }), "than its checksum"},
+      {"big-endian", changed([](auto& parts) { parts[1].bytes = "big"; }), "big-endian"},
+      {"no pickle", changed([](auto& parts) { parts.erase(parts.begin()); }), "without a data.pkl"},
+      {"TorchScript", changed([](auto& parts) {
+         parts.push_back({"archive/constants.pkl", "x", 8});
+       }),
+       "TorchScript"},
+      {"two roots", changed([](auto& parts) {
+         parts.push_back({"other/version", "3"});
+       }),
+       "is beside archive/"},
+  };
+}
+
+// A directory of torch.distributed.checkpoint with one tensor "w" of floats.
+
+struct Part {
+  std::vector<std::int32_t> begin;
+  std::vector<std::int32_t> extents;
+  std::string file = "__0_0.distcp";
+  std::int32_t bytes = -1;  ///< that the metadata says; -1: as many as the item has
+  std::string transform = {};
+};
+
+std::string made(std::string_view name, const std::vector<std::pair<std::string, std::string>>& state) {
+  return call(global("torch.distributed.checkpoint.metadata", name), ")") + dict(state) + "b";
+}
+std::string size_of(const std::vector<std::int32_t>& extents) {
+  return call(global("torch", "Size"), tuple(numbers(extents)));
+}
+
+/// Every part is four floats in an item of its own at the beginning of the file.
+std::string metadata_of(const std::vector<std::int32_t>& size, const std::vector<Part>& parts,
+                        std::int32_t item_bytes) {
+  std::string chunks = "](";
+  std::string places = "}(";
+  for (const Part& part : parts) {
+    chunks += made("ChunkStorageMetadata", {{"offsets", size_of(part.begin)}, {"sizes", size_of(part.extents)}});
+    std::vector<std::pair<std::string, std::string>> info = {
+        {"relative_path", text(part.file)},
+        {"offset", number(0)},
+        {"length", number(part.bytes < 0 ? item_bytes : part.bytes)}};
+    if (!part.transform.empty()) info.emplace_back("transform_descriptors", tuple(text(part.transform)));
+    places += made("MetadataIndex", {{"fqn", text("w")}, {"offset", size_of(part.begin)}}) + made("_StorageInfo", info);
+  }
+  const std::string properties = call(global("torch.distributed.checkpoint.metadata", "TensorProperties"), ")") +
+                                 tuple(global("torch", "float32")) + "b";
+  return whole(
+      made("Metadata",
+           {{"state_dict_metadata",
+             dict({{"w", made("TensorStorageMetadata",
+                              {{"properties", properties}, {"size", size_of(size)}, {"chunks", chunks + "e"}})}})},
+            {"storage_data", places + "u"}}));
+}
+
+struct HostileSave {
+  std::string name;
+  std::vector<std::int32_t> size;
+  std::vector<Part> parts;
+  std::string words = {};
+};
+
+std::vector<HostileSave> saves() {
+  return {
+      {"a good one", {2, 4}, {{{0, 0}, {1, 4}}, {{1, 0}, {1, 4}}}},
+      {"a hole", {3, 4}, {{{0, 0}, {1, 4}}, {{2, 0}, {1, 4}}}, "tensor \"w\": 8 of 12 elements are stored"},
+      {"an overlap",
+       {2, 4},
+       {{{0, 0}, {1, 4}}, {{0, 1}, {1, 3}}, {{1, 0}, {1, 4}}},
+       "[0:1, 0:4] and [0:1, 1:4] overlap"},
+      {"a part outside", {1, 4}, {{{1, 0}, {1, 4}}}, "is outside of [1, 4]"},
+      {"a part twice", {1, 4}, {{{0, 0}, {1, 4}}, {{0, 0}, {1, 4}}}, "is stored twice"},
+      {"a part of another size", {1, 8}, {{{0, 0}, {1, 8}}}, "it is F32 [1, 4] where F32 [1, 8] is said"},
+      {"a file elsewhere", {1, 4}, {{{0, 0}, {1, 4}, "../__0_0.distcp"}}, "is not beside it"},
+      {"a file that is gone", {1, 4}, {{{0, 0}, {1, 4}, "__9_0.distcp"}}, "__9_0.distcp"},
+      {"an item that is too short", {1, 4}, {{{0, 0}, {1, 4}, "__0_0.distcp", 100}}, "cut off"},
+      {"an item past the end", {1, 4}, {{{0, 0}, {1, 4}, "__0_0.distcp", 1 << 30}}, "past the end of the file"},
+      {"a transformed item",
+       {1, 4},
+       {{{0, 0}, {1, 4}, "__0_0.distcp", -1, "stream.zstd/1"}},
+       "through \"stream.zstd/1\""},
+      {"no parts", {1, 4}, {}, "0 of 4 elements are stored"},
+  };
+}
+
+void check(const std::vector<HostileFile>& files) {
+  const TemporaryDirectory folder(Medium::memory);
+  const std::string path = folder / "file.pt";
+  for (const HostileFile& file : files) {
+    CAPTURE(file.name);
+    write_text(path, file.bytes);
+    std::string words;
+    try {
+      std::vector<std::string> notes;
+      const auto found = foreign::find_checkpoint(path);
+      REQUIRE(found.has_value());
+      open_checkpoint(*found, 0, {}, notes);
+    } catch (const Error& error) {
+      words = error.what();
+    }
+    CHECK(has(words, file.words));
+    CHECK(has(words, path));
+    CHECK(words.find('\n') == std::string::npos);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the good file is read") {
+  const TemporaryDirectory folder(Medium::memory);
+  for (const bool is_zip64 : {false, true}) {
+    write_text(folder / "file.pt", make_zip(torch_parts(good_pickle(), {{"0", eight}}), is_zip64));
+    std::vector<std::string> notes;
+    const auto tensors = open_checkpoint(*foreign::find_checkpoint(folder / "file.pt"), 0, {}, notes);
+    REQUIRE(tensors->tensors().size() == 1);
+    std::string bytes(32, ' ');
+    tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));
+    CHECK(bytes == eight);
+  }
+}
+
+TEST_CASE("pickles") {
+  check(pickles());
+}
+
+TEST_CASE("tensors") {
+  check(tensors());
+}
+
+TEST_CASE("archives") {
+  check(archives());
+}
+
+TEST_CASE("torch.distributed.checkpoint") {
+  const std::string item =
+      make_zip(torch_parts(whole(tensor("0", "FloatStorage", 4, 0, {1, 4}, {4, 1})), {{"0", std::string(16, 'x')}}));
+  for (const HostileSave& save : saves()) {
+    CAPTURE(save.name);
+    const TemporaryDirectory folder(Medium::memory);
+    write_text(folder / ".metadata", metadata_of(save.size, save.parts, static_cast<std::int32_t>(item.size())));
+    write_text(folder / "__0_0.distcp", item);
+    std::string words;
+    try {
+      std::vector<std::string> notes;
+      const auto tensors = open_checkpoint(*foreign::find_checkpoint(folder.path().string()), 0, {}, notes);
+      std::vector<std::byte> memory;
+      tensors->read_piece(0, 0, tensors->tensors()[0].bytes, memory);
+    } catch (const Error& error) {
+      words = error.what();
+    }
+    CHECK(words.empty() == save.words.empty());
+    CHECK(has(words, save.words));
+    CHECK(words.find('\n') == std::string::npos);
+  }
+}
