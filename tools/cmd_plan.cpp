@@ -75,8 +75,7 @@ Trial try_plan(const MergePlan& plan, const std::string& model_dir) {
   if (!unmatched.empty()) trial.problems.push_back(no_rule_words(plan, unmatched));
   for (const MergeRule& rule : plan.rules())
     // Read backwards, nothing comes of what a rule drops.
-    if (!used.contains(&rule) && !is_builtin_rule(rule) && !std::holds_alternative<DropAction>(rule.action))
-      trial.unused.push_back(&rule);
+    if (!used.contains(&rule) && !is_builtin_rule(rule) && !is_left_out(rule)) trial.unused.push_back(&rule);
   attempt([&] { check_against_config(plan, specs); });
   return trial;
 }

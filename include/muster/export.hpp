@@ -92,6 +92,10 @@ struct ExportOptions {
   /// Goes on with what an earlier export of the same shards to the same `out` left, as far as that verifies; and on
   /// failure leaves what there is for the next one.
   bool resume = false;
+  /// A model's directory: config.json, tokenizer and other files that are no weights come from there, and not from
+  /// beside the shards; its config.json counts for the plan and is held against the tensors. With this or `dtype`,
+  /// config.json gets the dtype of the tensors, and loses its "quantization_config" if none of them is quantised.
+  std::string base = {};
   std::string select = {};   ///< a glob, as a plan's: only tensors whose names in the result it fits; empty: all
   std::string exclude = {};  ///< likewise: not these
   bool checksums = false;    ///< write muster.checksums.json beside the checkpoint, for `muster verify`

@@ -57,10 +57,16 @@ struct DropAction {
   friend bool operator==(const DropAction&, const DropAction&) = default;
 };
 
-using MergeAction = std::variant<ConcatAction, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack,
-                                 ScaleAction, DropAction>;
+/// The tensor has to be another one, which `rename` names, bit for bit on every rank, and is left out: a head that is
+/// tied to the embeddings. It has no way back.
+struct TieAction {
+  friend bool operator==(const TieAction&, const TieAction&) = default;
+};
 
-/// "concat", "same", "first", "max", "sum", "stack", "scale", "drop".
+using MergeAction = std::variant<ConcatAction, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack,
+                                 ScaleAction, DropAction, TieAction>;
+
+/// "concat", "same", "first", "max", "sum", "stack", "scale", "drop", "tie".
 std::string_view action_name(const MergeAction& action) noexcept;
 
 /// Which pipeline stages have a tensor that belongs to no layer.
@@ -130,7 +136,7 @@ class NewName;
 struct MergeRule {
   TensorPattern pattern;
   MergeAction action;
-  std::shared_ptr<const NewName> rename = {};  ///< null: the name stays (MergePlan::renamed)
+  std::shared_ptr<const NewName> rename = {};  ///< null: the name stays (MergePlan::renamed); of TieAction: the other
   Stage stage = Stage::first;
   Axis across = Axis::tensor;
   std::size_t number = 0;  ///< its place in the plan, from 1 on: for messages

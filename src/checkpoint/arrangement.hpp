@@ -151,6 +151,9 @@ inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 /// there.
 std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where);
 
+/// Whether nothing of the result comes of its tensors.
+bool is_left_out(const MergeRule& rule);
+
 /// The globs that a glob with braces means, at least one. Throws Error(argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
 

@@ -181,6 +181,7 @@ class Export {
   void prepare(std::vector<ShardListing> listings) {
     const trace::Span span(trace::Kind::phase, "export: planning");
     check_not_source(shards_dir_, out_);
+    if (!options_.base.empty()) check_not_source(options_.base, out_);
     check_output(out_, choice());
     if (options_.checksums && options_.to)
       throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
@@ -372,9 +373,11 @@ class Export {
   // Step 7, on rank 0.
   void finish() {
     const trace::Span span(trace::Kind::phase, "export: finishing");
-    CarriedFiles carried = shards_->carried(options_.carry);
+    const bool has_base = !options_.base.empty();
+    CarriedFiles carried = has_base ? carried_files(options_.base, options_.carry) : shards_->carried(options_.carry);
     const std::string& partial = work_.directory;
-    copy_carried_files(shards_dir_, partial, carried.names, [&] { go_on(group_); });
+    copy_carried_files(has_base ? options_.base : shards_dir_, partial, carried.names, [&] { go_on(group_); });
+    if (!job_->config_text.empty()) write_file(partial + "/config.json", job_->config_text);
     report_.left = std::move(carried.left);
     if (!job_->outputs.index.empty()) write_file(partial + "/model.safetensors.index.json", job_->outputs.index);
     if (options_.checksums) add_checksums();

@@ -11,6 +11,7 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "src/checkpoint/base_model.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
@@ -256,9 +257,11 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
 ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
                    const Metadata& metadata, const ExportOptions& options) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
-  const std::optional<Config> config = read_model_config(shards_dir);
+  const std::optional<Config> config = read_model_config(options.base.empty() ? shards_dir : options.base);
+  if (!options.base.empty() && !config)
+    throw file_error(ErrorKind::not_found, "taking the model from", options.base, "it has no config.json");
   std::vector<std::string> notes;
-  ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}, {}, {}};
+  ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}, {}, {}, {}};
   const ParallelLayout layout = layout_of(listings, options.layout);
   if (options.to && !job.plan.views().empty())
     throw Error(ErrorKind::argument,
@@ -278,6 +281,10 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
   check_against_config(job.plan, model);
   keep_selected(arrangement, options);
+  if (config && !options.to && (options.dtype || !options.base.empty())) {
+    if (options.select.empty() && options.exclude.empty()) check_base(*config, model, notes);
+    if (auto text = updated_config(*config, model, notes)) job.config_text = std::move(*text);
+  }
   job.outputs = options.to ? shard_outputs(arrangement, job.plan, *options.to, metadata)
                            : checkpoint_outputs(arrangement, options.max_shard_size, metadata);
   job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, options.to);

@@ -42,8 +42,9 @@ struct ExportJob {
   std::vector<std::vector<ViewedTensor>> views;  ///< of each rank; empty: its tensors are those of its shard
   std::vector<std::size_t> counts;               ///< tensors of each rank's shard
   ExportOutputs outputs;
-  ExportAccount account;    ///< every tensor of every rank, and what becomes of it
-  std::string fingerprint;  ///< the same for the same shards, results and files
+  ExportAccount account;         ///< every tensor of every rank, and what becomes of it
+  std::string config_text = {};  ///< of config.json; empty: as it is where it comes from
+  std::string fingerprint;       ///< the same for the same shards, results and files
 };
 
 /// `listings`: of all shards, in any order. Throws as export_model.

@@ -191,9 +191,8 @@ class Resolver {
     resolved.block = block;
     return resolved;
   }
-  ResolvedMerge operator()(const DropAction&) const {
-    throw Error(ErrorKind::argument, where() + " drops the tensor, so there is nothing to merge");
-  }
+  ResolvedMerge operator()(const DropAction&) const { refuse_to_merge(); }
+  ResolvedMerge operator()(const TieAction&) const { refuse_to_merge(); }
   template <class Plain>
   ResolvedMerge operator()(const Plain& action) const {
     return {action};
@@ -212,6 +211,10 @@ class Resolver {
     }
     if (!resolved.heads.empty()) resolved.head_size = head_along(dim, block);
     return resolved;
+  }
+
+  [[noreturn]] void refuse_to_merge() const {
+    throw Error(ErrorKind::argument, where() + " leaves the tensor out, so there is nothing to merge");
   }
 
   /// A head's elements along the dimension: a scale may have one for several.
@@ -317,6 +320,10 @@ std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::s
   return found->as_int();
 }
 
+bool is_left_out(const MergeRule& rule) {
+  return std::holds_alternative<DropAction>(rule.action) || std::holds_alternative<TieAction>(rule.action);
+}
+
 const BuiltinPlan* find_builtin_plan(std::string_view name) {
   const auto found = std::ranges::find(builtin_plans(), name, &BuiltinPlan::name);
   return found == builtin_plans().end() ? nullptr : &*found;
@@ -385,7 +392,7 @@ std::string MergePlan::renamed(const MergeRule& rule, std::string_view tensor) {
 
 std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) const {
   for (const MergeRule& rule : rules_) {
-    if (std::holds_alternative<DropAction>(rule.action)) continue;
+    if (is_left_out(rule)) continue;
     std::string name(result);
     if (rule.rename) {
       if (!rule.rename->fits(result)) continue;

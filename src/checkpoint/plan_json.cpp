@@ -128,6 +128,7 @@ constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_read
     {"stack", read_plain<merge::Stack>, {}},
     {"scale", read_scale, {"dim", "blocks", "heads"}},
     {"drop", read_drop, {"reason"}},
+    {"tie", read_plain<TieAction>, {"with"}},
 }};
 
 const ActionReader& reader_of(const ConfigObject& rule) {
@@ -169,11 +170,12 @@ constexpr std::array<std::pair<std::string_view, Stage>, 4> stages = {
 constexpr std::array<std::pair<std::string_view, Axis>, 2> axes = {
     {{"tensor", Axis::tensor}, {"expert", Axis::expert}}};
 
-std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const TensorPattern& pattern) {
-  const Config* rename = rule.find("rename");
+std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const TensorPattern& pattern,
+                                           std::string_view key) {
+  const Config* rename = rule.find(key);
   if (rename == nullptr) return nullptr;
-  const std::string& text = string_of(*rename, "rename");
-  if (text.empty()) refuse_plan("\"rename\" is an empty name");
+  const std::string& text = string_of(*rename, key);
+  if (text.empty()) refuse_plan(fmt::format("\"{}\" is an empty name", key));
   return std::make_shared<const NewName>(text, pattern);
 }
 
@@ -183,13 +185,16 @@ MergeRule read_rule(const Config& value, std::size_t number) {
   const ActionReader& reader = reader_of(rule);
   Keys keys = {"match", "regex", "action", "comment"};
   // What is left out has no name, no stage and no ranks to be joined.
-  if (reader.name != "drop") keys.insert(keys.end(), {"rename", "stage", "across"});
+  const bool is_left_out = reader.name == "drop" || reader.name == "tie";
+  if (!is_left_out) keys.insert(keys.end(), {"rename", "stage", "across"});
   for (const std::string_view key : reader.keys)
     if (!key.empty()) keys.push_back(key);
   check_keys(rule, keys, fmt::format(" of the action \"{}\"", reader.name));
 
   MergeRule read{read_pattern(rule), reader.read(rule)};
-  read.rename = read_rename(rule, read.pattern);
+  read.rename = read_rename(rule, read.pattern, reader.name == "tie" ? "with" : "rename");
+  if (reader.name == "tie" && !read.rename)
+    refuse_plan("\"tie\" needs \"with\", the name of the tensor that it has to be");
   read.stage = one_of(rule, "stage", Stage::first, stages);
   read.across = one_of(rule, "across", Axis::tensor, axes);
   read.number = number;

@@ -135,7 +135,10 @@ SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model
   const std::vector<Kind> kinds = kinds_of(model);
   std::optional<MergePlan> base;
   std::size_t most = kinds.size() / 2;
-  for (const std::string_view name : MergePlan::builtin_names()) {
+  // Of those that know as many the plainest.
+  std::vector<std::string_view> names = {"llama", "moe"};
+  names.insert(names.end(), MergePlan::builtin_names().begin(), MergePlan::builtin_names().end());
+  for (const std::string_view name : names) {
     MergePlan plan = MergePlan::load(std::string(name), model_config);
     // With views it is for other names than those of a checkpoint.
     if (!plan.views().empty()) continue;

@@ -17,6 +17,8 @@
 namespace muster {
 namespace {
 
+constexpr std::int64_t most_items = 1 << 16;
+
 [[noreturn]] void refuse_view(const std::string& words) {
   throw Error(ErrorKind::argument, words);
 }
@@ -55,6 +57,8 @@ class Viewing {
       return all;
     }
     if (shape.empty()) refuse_view("it has no dimension to be taken apart");
+    if (shape.front() > most_items)
+      refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", shape.front(), most_items));
     for (std::int64_t item = 0; item < shape.front(); ++item) {
       std::vector<std::string> numbered;
       for (const std::string& one : names) numbered.push_back(with_number(one, item));

@@ -157,6 +157,7 @@ int count_shards(const std::string& shards_dir, const std::string& job, const st
     return workspace::choose_states(shards_dir, {.job = job}).world_size;
   if (const std::optional<foreign::Found> found = foreign::find_checkpoint(shards_dir, {{}, shards}))
     return std::max(found->ranks, 1);
+  if (holds_model(shards_dir)) return 1;
   std::set<int> sizes;
   std::set<int> found;
   for (const std::string& file : files_in(shards_dir)) {

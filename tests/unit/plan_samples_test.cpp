@@ -412,3 +412,79 @@ TEST_CASE("an export casts and selects, and a number that would become infinite 
   CHECK(
       has(words_of(ErrorKind::argument, [&] { plan_export(shards, "vllm", options); }), "no tensor is left of select"));
 }
+
+TEST_CASE("a head that is tied to the embeddings is compared and left out; another one ends the export") {
+  const TemporaryDirectory temporary;
+  Model whole = model(false);
+  whole["lm_head.weight"] = whole["model.embed_tokens.weight"];
+  const std::string plan = temporary.path().string() + "/plan.json";
+  std::ofstream(plan) << R"({"muster_plan": 1, "extends": "megatron", "rules": [
+      {"match": "lm_head.weight", "action": "tie", "with": "model.embed_tokens.weight"}]})";
+  const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2");
+  for (const bool is_equal : {true, false}) {
+    const std::string shards = temporary.path().string() + (is_equal ? "/equal" : "/other");
+    write_config(shards);
+    if (!is_equal) whole["lm_head.weight"].values.back() += 1;
+    const Files files = megatron(whole, layout, false);
+    for (int rank = 0; rank < 4; ++rank)
+      write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, 4));
+    ExportOptions options;
+    options.layout = layout;
+    const auto merge = [&] { return export_model(shards, shards + "-out", plan, *single_group(), options); };
+    if (is_equal) {
+      const ExportReport report = merge();
+      REQUIRE(report.account.dropped.size() == 1);
+      CHECK(report.account.dropped.front().reason == "it is tied to \"model.embed_tokens.weight\"");
+      CHECK_FALSE(test::tensors_of(shards + "-out").contains("lm_head.weight"));
+    } else {
+      CHECK(has(words_of(ErrorKind::rank_mismatch, merge),
+                "tensor \"model.embed_tokens.weight\": all ranks that have it"));
+    }
+  }
+}
+
+TEST_CASE("a model is written anew with other files, and a base gives what stands around the tensors") {
+  const TemporaryDirectory temporary;
+  const std::string at = temporary.path().string();
+  const Model whole = model(false);
+  write_config(at + "/model");
+  write_model(whole, at + "/model/model.safetensors");
+  ExportOptions options;
+  options.max_shard_size = 20'000;
+  CHECK(export_model(at + "/model", at + "/parts", "", *single_group(), options).account.files == 2);
+  test::check_equal(at + "/model", at + "/parts");
+
+  std::filesystem::create_directory(at + "/base");
+  const std::string base_config =
+      R"({"model_type": "llama", "dtype": "float16", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4,
+      "hidden_size": 16, "vocab_size": 37, "num_hidden_layers": 2, "quantization_config": {"quant_method": "x"}})";
+  std::ofstream(at + "/base/config.json") << base_config;
+  std::ofstream(at + "/base/tokenizer.json") << "{}";
+  std::filesystem::create_directory(at + "/bare");
+  write_model(vllm(whole, {}, false).front(), at + "/bare/" + shard_file_name(0, 1));
+  options = {};
+  options.base = at + "/base";
+  options.dtype = DType::bf16;
+  const ExportReport report = export_model(at + "/bare", at + "/out", "vllm", *single_group(), options);
+  const auto config = read_model_config(at + "/out");
+  REQUIRE(config);
+  CHECK(config->at("dtype").as_string() == "bfloat16");
+  CHECK_FALSE(config->contains("quantization_config"));
+  CHECK(std::filesystem::exists(at + "/out/tokenizer.json"));
+  CHECK(report.account.notes.size() == 2);
+
+  const auto refused = [&](const std::string& text) {
+    std::ofstream(at + "/base/config.json") << text;
+    return words_of(ErrorKind::argument, [&] { plan_export(at + "/bare", "vllm", options); });
+  };
+  std::string other = base_config;
+  CHECK(has(refused(other.replace(other.find("\"vocab_size\": 37"), 16, "\"vocab_size\": 99")), "true size"));
+  other = base_config;
+  CHECK(has(refused(other.replace(other.find("\"num_hidden_layers\": 2"), 22, "\"num_hidden_layers\": 3")),
+            "there is no tensor of layer 2"));
+  Model headless = vllm(whole, {}, false).front();
+  headless.erase("lm_head.weight");
+  write_model(headless, at + "/bare/" + shard_file_name(0, 1));
+  other = base_config;
+  CHECK(has(refused(other.replace(0, 1, "{\"tie_word_embeddings\": false, ")), "there is no lm_head.weight"));
+}
