@@ -159,12 +159,28 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
   return status;
 }
 
+/// What an export would need; what there is only if it is told where.
+std::string forecast(const ExportAccount& account, const ExportArguments& arguments) {
+  std::string words =
+      fmt::format("would write {} and take at most {} of memory for bytes on their way",
+                  inspect::human_bytes(account.bytes_out), inspect::human_bytes(arguments.options.memory_budget));
+  if (arguments.out.empty()) return words + "\n";
+  const fs::path parent = fs::absolute(arguments.out).parent_path();
+  std::error_code error;
+  const fs::space_info space = fs::space(parent, error);
+  if (error) return words + fmt::format("; the directory {} is not there\n", in_quotes(parent.string()));
+  return words + fmt::format("; {} are free in {}{}\n", inspect::human_bytes(space.available),
+                             in_quotes(parent.string()),
+                             space.available < account.bytes_out ? ", which is too little" : "");
+}
+
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, arguments.options);
   const bool is_asked = arguments.json || !arguments.report.empty();
   const std::string json = is_asked ? inspect::json_report(inspect::account_tree(account)) : std::string();
   print(arguments.json ? json : inspect::notes_lines(account.notes) + inspect::account_table(account, output_style()));
+  if (!arguments.json) print(forecast(account, arguments));
   if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;
 }
@@ -235,8 +251,8 @@ void add_export_command(CLI::App& app, int& status) {
   };
   command
       ->add_option("shards", arguments->shards,
-                   "A directory with rank-00000-of-0000N.safetensors ..., a workspace with a state of each rank, or a "
-                   "foreign checkpoint")
+                   "A directory with rank-00000-of-0000N.safetensors ..., a workspace with a state of each rank, a "
+                   "foreign checkpoint, or a model")
       ->required()
       ->type_name("SHARDS_DIR");
   command
@@ -268,6 +284,20 @@ void add_export_command(CLI::App& app, int& status) {
       ->type_name("first|owners");
   size("--memory-budget", options.memory_budget, "Memory of all ranks together for bytes on their way", "256MiB");
   size("--max-shard-size", options.max_shard_size, "Bytes of tensors in one file: 5GB, 500MB, 2GiB", "5GB");
+  command
+      ->add_option_function<std::string>(
+          "--dtype", [&options](const std::string& word) { options.dtype = dtype_from_string(word); },
+          "Cast floating point tensors as they are read: F32, F16 or BF16")
+      ->check(CLI::IsMember({"F32", "F16", "BF16"}, CLI::ignore_case))
+      ->type_name("F32|F16|BF16");
+  command
+      ->add_option(
+          "--base", options.base,
+          "Take config.json, tokenizer and other files from this model, and hold its config against the tensors")
+      ->type_name("MODEL_DIR");
+  command->add_option("--select", options.select, "Only tensors whose names fit: '*layers.0.*', '{a,b}*'")
+      ->type_name("GLOB");
+  command->add_option("--exclude", options.exclude, "Not the tensors whose names fit")->type_name("GLOB");
   command->add_option("--job", options.job, "Of a workspace with several jobs: how its number begins")
       ->type_name("PREFIX");
   command

@@ -15,6 +15,7 @@
 #include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/plan_suggest.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/output.hpp"
 #include "tools/commands.hpp"
@@ -74,8 +75,7 @@ Trial try_plan(const MergePlan& plan, const std::string& model_dir) {
   if (!unmatched.empty()) trial.problems.push_back(no_rule_words(plan, unmatched));
   for (const MergeRule& rule : plan.rules())
     // Read backwards, nothing comes of what a rule drops.
-    if (!used.contains(&rule) && !is_builtin_rule(rule) && !std::holds_alternative<DropAction>(rule.action))
-      trial.unused.push_back(&rule);
+    if (!used.contains(&rule) && !is_builtin_rule(rule) && !is_left_out(rule)) trial.unused.push_back(&rule);
   attempt([&] { check_against_config(plan, specs); });
   return trial;
 }
@@ -114,7 +114,21 @@ Config trial_tree(const MergePlan& plan, const Trial& trial) {
                          {"problems", ConfigArray(trial.problems.begin(), trial.problems.end())}});
 }
 
+int suggest(const PlanArguments& arguments) {
+  if (!arguments.model.empty())
+    throw Error(ErrorKind::argument, "muster plan suggest takes a model's directory and nothing else");
+  const ModelDir model = ModelDir::open(arguments.plan);
+  const std::optional<Config> config = read_model_config(arguments.plan);
+  std::vector<NamedSpec> tensors;
+  for (const TensorEntry& entry : model.tensors()) tensors.push_back({entry.name, {entry.dtype, entry.shape}});
+  const SuggestedPlan suggested = suggest_plan(tensors, config ? &*config : nullptr);
+  print(suggested.text);
+  for (const std::string& words : suggested.unsure) complain("unsure: " + words);
+  return 0;
+}
+
 int run_plan(const PlanArguments& arguments) {
+  if (arguments.what == "suggest") return suggest(arguments);
   const bool is_check = arguments.what == "check";
   if (is_check == arguments.model.empty())
     throw Error(ErrorKind::argument, is_check ? "muster plan check needs a model's directory behind the plan"
@@ -135,11 +149,15 @@ int run_plan(const PlanArguments& arguments) {
 void add_plan_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("plan", "Print a merge plan, or try one on a model");
   auto arguments = std::make_shared<PlanArguments>();
-  command->add_option("what", arguments->what, "show: print the plan's JSON; check: try it on a model")
+  command
+      ->add_option("what", arguments->what,
+                   "show: print the plan's JSON; check: try it on a model; suggest: propose one for a model")
       ->required()
-      ->check(CLI::IsMember({"show", "check"}))
-      ->type_name("show|check");
-  command->add_option("plan", arguments->plan, "A built-in plan or a JSON file; to check also auto, by config.json")
+      ->check(CLI::IsMember({"show", "check", "suggest"}))
+      ->type_name("show|check|suggest");
+  command
+      ->add_option("plan", arguments->plan,
+                   "A built-in plan or a JSON file; to check also auto, by config.json; of suggest: the model")
       ->required()
       ->type_name(plan_type);
   command->add_option("model", arguments->model, "To check: a checkpoint in HuggingFace's layout")
@@ -152,6 +170,7 @@ void add_plan_command(CLI::App& app, int& status) {
       "are left out), tensors without a rule, and sizes that contradict config.json. Nothing is written. Exit status:\n"
       "0 every tensor has a rule and nothing contradicts config.json; 1 there are problems; 2 it cannot be done.\n\n"
       "Examples:\n  muster plan show llama > my_plan.json\n  muster plan check my_plan.json model/\n"
+      "  muster plan suggest model/ > my_plan.json\n"
       "  muster plan check auto model/ --json | jq -r '.problems[]'");
   command->callback([arguments, &status] { status = run_plan(*arguments); });
 }

@@ -88,10 +88,19 @@ struct ExportOptions {
   Writers writers = Writers::owners;
   std::optional<ParallelLayout> layout = {};  ///< of the shards; none: what they say, else tensor parallelism alone
   std::optional<ParallelLayout> to = {};      ///< shards of this layout are made instead of one checkpoint
+  /// Floating point tensors are cast to f32, f16 or bf16 as they are read, to the nearest, ties to even. A finite
+  /// number that would become infinite, and a tensor of 8 or 4 bits, are errors. Integers stay.
+  std::optional<DType> dtype = {};
   /// Goes on with what an earlier export of the same shards to the same `out` left, as far as that verifies; and on
   /// failure leaves what there is for the next one.
   bool resume = false;
-  bool checksums = false;  ///< write muster.checksums.json beside the checkpoint, for `muster verify`
+  /// A model's directory: config.json, tokenizer and other files that are no weights come from there, and not from
+  /// beside the shards; its config.json counts for the plan and is held against the tensors. With this or `dtype`,
+  /// config.json gets the dtype of the tensors, and loses its "quantization_config" if none of them is quantised.
+  std::string base = {};
+  std::string select = {};   ///< a glob, as a plan's: only tensors whose names in the result it fits; empty: all
+  std::string exclude = {};  ///< likewise: not these
+  bool checksums = false;    ///< write muster.checksums.json beside the checkpoint, for `muster verify`
   /// Of a workspace, and then the same on all ranks: how the job's nonce begins, and which generation; none: the newest
   /// one of which all of the job's ranks have a complete state.
   std::string job = {};
@@ -120,7 +129,8 @@ struct AccountedTensor {
   std::string action;
   TensorSpec spec;  ///< of the result
   std::vector<AccountedSource> sources;
-  std::string file;  ///< of the checkpoint; empty if several shards have parts of it
+  std::string file;         ///< of the checkpoint; empty if several shards have parts of it
+  std::string reason = {};  ///< of a dropped one: why, if the plan says so
 };
 /// Every tensor of every rank is in `tensors` or in `dropped`, once.
 struct ExportAccount {

@@ -53,13 +53,20 @@ struct ScaleAction {
 };
 /// The tensor is left out of the result, and counted in the report. It has no way back.
 struct DropAction {
+  std::string reason = {};  ///< for the report
   friend bool operator==(const DropAction&, const DropAction&) = default;
 };
 
-using MergeAction = std::variant<ConcatAction, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack,
-                                 ScaleAction, DropAction>;
+/// The tensor has to be another one, which `rename` names, bit for bit on every rank, and is left out: a head that is
+/// tied to the embeddings. It has no way back.
+struct TieAction {
+  friend bool operator==(const TieAction&, const TieAction&) = default;
+};
 
-/// "concat", "same", "first", "max", "sum", "stack", "scale", "drop".
+using MergeAction = std::variant<ConcatAction, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack,
+                                 ScaleAction, DropAction, TieAction>;
+
+/// "concat", "same", "first", "max", "sum", "stack", "scale", "drop", "tie".
 std::string_view action_name(const MergeAction& action) noexcept;
 
 /// Which pipeline stages have a tensor that belongs to no layer.
@@ -129,10 +136,35 @@ class NewName;
 struct MergeRule {
   TensorPattern pattern;
   MergeAction action;
-  std::shared_ptr<const NewName> rename = {};  ///< null: the name stays (MergePlan::renamed)
+  std::shared_ptr<const NewName> rename = {};  ///< null: the name stays (MergePlan::renamed); of TieAction: the other
   Stage stage = Stage::first;
   Axis across = Axis::tensor;
   std::size_t number = 0;  ///< its place in the plan, from 1 on: for messages
+};
+
+/// How a tensor of a rank becomes one or several of those that rules are for: before it is joined with other ranks',
+/// and after it has been cut for them. In this order, each if it is there: unstack, transpose, split, permute, cast.
+struct ViewRule {
+  /// Along `dim` into parts: in the proportion of blocks; of so many heads of the whole model each (as ConcatAction's);
+  /// or of groups that each have their share of the heads, one group after the other, as Megatron has query, key and
+  /// value.
+  struct Split {
+    enum class By : std::uint8_t { blocks, heads, groups } by = By::blocks;
+    std::int64_t dim = 0;
+    std::vector<PlanNumber> counts;
+  };
+  TensorPattern pattern;
+  std::vector<std::shared_ptr<const NewName>> to = {};  ///< of each part; empty: the name stays
+  bool unstack = false;    ///< each item of the first dimension is a tensor, whose number is `#` in `to`
+  bool transpose = false;  ///< the last two dimensions change places
+  std::optional<Split> split = {};
+  /// Rows of so many heads, of which Meta's order has the two halves of a rotation beside each other, HuggingFace's one
+  /// after the other.
+  std::optional<PlanNumber> permute_rope = {};
+  std::optional<DType> cast = {};        ///< f32, f16 or bf16; integers stay as they are
+  bool may_overflow = false;             ///< what is too large for that becomes infinity, and is no error
+  std::optional<std::string> drop = {};  ///< why; then nothing else is there
+  std::size_t number = 0;                ///< its place among the views, from 1 on
 };
 
 /// What is known of a tensor beside its name and shapes.
@@ -189,6 +221,10 @@ class MergePlan {
   [[nodiscard]] const std::optional<Numbering>& layers() const noexcept { return layers_; }
   [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// What comes before the rules; the first one that fits a tensor's name is used.
+  [[nodiscard]] const std::vector<ViewRule>& views() const noexcept { return views_; }
+  /// How the names of the ranks' tensors begin, before the views; others are left out. Empty: not at all.
+  [[nodiscard]] const std::string& at() const noexcept { return at_; }
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
   /// The JSON that it was read from, with the rules of the plan that it extends.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
@@ -200,6 +236,8 @@ class MergePlan {
   static MergePlan read(std::string_view json);
   std::string name_;
   std::string text_;
+  std::string at_;
+  std::vector<ViewRule> views_;
   std::vector<MergeRule> rules_;
   std::optional<Numbering> layers_;
   std::optional<Numbering> experts_;

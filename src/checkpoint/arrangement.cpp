@@ -95,16 +95,20 @@ class Arranging {
     check_numbers();
     find_rules();
     Arrangement result;
+    std::vector<std::size_t> ties;
     for (std::size_t i = 0; i < found_.size(); ++i) {
       const MergeRule& rule = *rules_[i];
-      if (std::holds_alternative<DropAction>(rule.action))
-        result.dropped.push_back({found_[i].name, &rule, found_[i].refs});
+      if (const auto* drop = std::get_if<DropAction>(&rule.action))
+        result.dropped.push_back({found_[i].name, &rule, found_[i].refs, drop->reason});
+      else if (std::holds_alternative<TieAction>(rule.action))
+        ties.push_back(i);
       else
         result.tensors.push_back(merged(found_[i], rule));
     }
     if (!twice_.empty())
       refuse_tensors(fmt::format("{} {} more than one source: {}; {}", some_names(twice_),
                                  twice_.size() == 1 ? "has" : "have", twice_where_, twice_advice_));
+    for (const std::size_t i : ties) tie(found_[i], *rules_[i], result);
     std::ranges::sort(result.tensors, natural_less, &ArrangedTensor::name);
     check_results(result.tensors);
     note_names(result.notes, shared_heads_,
@@ -258,6 +262,28 @@ class Arranging {
       tensor.equal = {std::move(all)};
     }
     return tensor;
+  }
+
+  /// Every rank's part has to be that of the tensor that it is tied to, of a rank with the same tensor-parallel number.
+  void tie(const Found& found, const MergeRule& rule, Arrangement& result) const {
+    const std::string other = MergePlan::renamed(rule, found.name);
+    const auto refuse = [&](std::string_view words) {
+      refuse_tensors(fmt::format("tensor {} (rule {}): it is tied to {}, {}", in_quotes(found.name), rule.number,
+                                 in_quotes(other), words));
+    };
+    const auto to = std::ranges::find(result.tensors, other, &ArrangedTensor::origin);
+    if (to == result.tensors.end()) refuse("which no rank has, or which is left out, too");
+    const std::vector<SourceRef>& refs = found_[by_name_.at(other)].refs;
+    for (const SourceRef& ref : found.refs) {
+      const auto same = std::ranges::find_if(
+          refs, [&](const SourceRef& r) { return layout_.place(r.rank).tensor == layout_.place(ref.rank).tensor; });
+      if (same == refs.end()) refuse("of which no rank has the same part");
+      if (spec(*same) != spec(ref))
+        refuse(fmt::format("which is {} on rank {}, and this is {} on rank {}", to_string(spec(*same)), same->rank,
+                           to_string(spec(ref)), ref.rank));
+      to->equal.push_back({*same, ref});
+    }
+    result.dropped.push_back({found.name, &rule, found.refs, fmt::format("it is tied to {}", in_quotes(other))});
   }
 
   /// Of the scale's ranks; empty if it is none, or not all of them have its weight.

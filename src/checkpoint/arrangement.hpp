@@ -66,6 +66,7 @@ struct DroppedTensor {
   std::string origin;
   const MergeRule* rule = nullptr;
   std::vector<SourceRef> sources;
+  std::string reason = {};  ///< empty: the plan does not say
 };
 
 struct Arrangement {
@@ -146,6 +147,13 @@ std::string_view builtin_models();
 /// Sums of a few of them fit 63 bits.
 inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 
+/// A number of a plan. Throws Error(argument), which begins with `where`, if config.json lacks it or has no number
+/// there.
+std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where);
+
+/// Whether nothing of the result comes of its tensors.
+bool is_left_out(const MergeRule& rule);
+
 /// The globs that a glob with braces means, at least one. Throws Error(argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
 
@@ -162,6 +170,8 @@ class NewName {
   [[nodiscard]] bool fits(std::string_view new_name) const;
   /// Throws Error(argument), with the reason alone, if there is no way back.
   [[nodiscard]] std::string old_name(std::string_view new_name) const;
+  /// As it was written.
+  [[nodiscard]] const std::string& text() const noexcept { return text_; }
 
  private:
   /// Literal text, or the capture with that index (from 0 on).
@@ -170,6 +180,7 @@ class NewName {
     std::size_t group = 0;
     bool is_group = false;
   };
+  std::string text_;
   std::vector<Part> parts_;
   std::string pattern_;                    // without braces
   std::shared_ptr<const re2::RE2> regex_;  // fits the new names; a group for each part that is one

@@ -22,6 +22,7 @@
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/tensor_source.hpp"
+#include "src/checkpoint/viewed_tensors.hpp"
 #include "src/merge/layout.hpp"
 #include "src/sync/group.hpp"
 
@@ -75,6 +76,8 @@ struct ProcessWork {
   std::uint32_t depth = 0;          ///< windows of each writer
   std::string directory;            ///< of the files, which whoever makes them adds here
   std::vector<FileTarget> targets;  ///< one a file of the plan; likewise
+  /// What this process's list of tensors is made of; empty: they are those of its shards. Likewise.
+  std::vector<ViewedTensor> views;
 };
 
 struct FilePlan {

@@ -308,6 +308,17 @@ void describe(Archive& archive, Work& work) {
     archive.all(target.name);
     archive.all(target.place);
   }
+  archive.count(work.views);
+  for (auto& view : work.views) {
+    archive.all(view.name);
+    archive.values(view.spec.dtype, view.stored, view.may_overflow);
+    archive.all(view.spec.shape);
+    archive.count(view.boxes);
+    for (auto& box : view.boxes) {
+      archive.values(box.source, box.from, box.to);
+      archive.all(box.axes);
+    }
+  }
   constexpr std::size_t least_step = 40;  // of its numbers and counts
   archive.count(work.steps, least_step);
   for (auto& step : work.steps) {

@@ -182,6 +182,7 @@ class Export {
   void prepare(std::vector<ShardListing> listings) {
     const trace::Span span(trace::Kind::phase, "export: planning");
     check_not_source(shards_dir_, out_);
+    if (!options_.base.empty()) check_not_source(options_.base, out_);
     check_output(out_, choice());
     if (options_.checksums && options_.to)
       throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
@@ -206,6 +207,9 @@ class Export {
       work.directory = partial;
       work.targets = targets;
     }
+    if (std::ranges::all_of(job_->views, [](const auto& views) { return views.empty(); })) return;
+    std::vector<std::vector<ViewedTensor>> views = views_by_process(job_->views, job_->counts, group_.size());
+    for (std::size_t i = 0; i < views.size(); ++i) assembly_.processes[i].views = std::move(views[i]);
   }
 
   void open_output() {
@@ -303,7 +307,10 @@ class Export {
         progress = [&](std::uint64_t bytes) {
           options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
         };
-      hashes_ = assemble(*assembling, work_, *shards_, on_written, finish, progress);
+      std::optional<ViewedTensors> viewed;
+      if (!work_.views.empty()) viewed.emplace(*shards_, work_.views);
+      const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : *shards_;
+      hashes_ = assemble(*assembling, work_, source, on_written, finish, progress);
     };
     std::optional<Error> failure = sync::attempt(group_, work);
     // Which rank it was; a failure that came from another has its name already.
@@ -367,9 +374,11 @@ class Export {
   // Step 7, on rank 0.
   void finish() {
     const trace::Span span(trace::Kind::phase, "export: finishing");
-    CarriedFiles carried = shards_->carried(options_.carry);
+    const bool has_base = !options_.base.empty();
+    CarriedFiles carried = has_base ? carried_files(options_.base, options_.carry) : shards_->carried(options_.carry);
     const std::string& partial = work_.directory;
-    copy_carried_files(shards_dir_, partial, carried.names, [&] { go_on(group_); });
+    copy_carried_files(has_base ? options_.base : shards_dir_, partial, carried.names, [&] { go_on(group_); });
+    if (!job_->config_text.empty()) write_file(partial + "/config.json", job_->config_text);
     report_.left = std::move(carried.left);
     if (!job_->outputs.index.empty()) write_file(partial + "/model.safetensors.index.json", job_->outputs.index);
     if (options_.checksums) add_checksums();

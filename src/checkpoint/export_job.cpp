@@ -11,6 +11,7 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "src/checkpoint/base_model.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
@@ -43,6 +44,25 @@ const merge::Piece* only_piece(const merge::Layout& layout) {
   const merge::Piece& piece = layout.pieces.front();
   const std::int64_t units = layout.source_units[static_cast<std::size_t>(piece.source)];
   return piece.begin == 0 && piece.count == layout.target_units && units == layout.target_units ? &piece : nullptr;
+}
+
+/// Counts what views left out, which is among no rank's tensors.
+void account_for_left_out(const std::vector<ShardListing>& listings, std::span<const std::vector<LeftOut>> left_out,
+                          ExportAccount& account) {
+  for (std::size_t rank = 0; rank < listings.size(); ++rank)
+    for (const LeftOut& left : left_out[rank]) {
+      const NamedSpec& tensor = listings[rank].tensors[left.index];
+      account.dropped.push_back({{},
+                                 tensor.name,
+                                 left.view,
+                                 "drop",
+                                 tensor.spec,
+                                 {{listings[rank].rank, tensor.name, tensor.spec}},
+                                 {},
+                                 left.reason});
+      ++account.tensors_in;
+      account.bytes_in += byte_size(tensor.spec.dtype, tensor.spec.shape);
+    }
 }
 
 /// `ranks`: what was arranged. Throws Error(corrupt) if a tensor of a rank is in no file of the result, which would be
@@ -88,8 +108,14 @@ ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, s
     add(item, tensor.unused);
   }
   for (const DroppedTensor& tensor : arrangement.dropped) {
-    AccountedTensor& item = account.dropped.emplace_back(AccountedTensor{
-        {}, tensor.origin, tensor.rule->number, std::string(action_name(tensor.rule->action)), {}, {}, {}});
+    AccountedTensor& item = account.dropped.emplace_back(AccountedTensor{{},
+                                                                         tensor.origin,
+                                                                         tensor.rule->number,
+                                                                         std::string(action_name(tensor.rule->action)),
+                                                                         {},
+                                                                         {},
+                                                                         {},
+                                                                         tensor.reason});
     add(item, tensor.sources);
     if (!item.sources.empty()) item.spec = item.sources.front().spec;
   }
@@ -104,9 +130,19 @@ ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, s
   return account;
 }
 
-std::string fingerprint_of(const std::vector<ShardListing>& listings, const ExportOutputs& outputs) {
+std::string fingerprint_of(const std::vector<ShardListing>& listings, const ExportJob& job) {
+  const ExportOutputs& outputs = job.outputs;
   std::string text = "muster export 1\n";
   for (const ShardListing& listing : listings) text += listing.identity + "\n";
+  for (const auto& views : job.views)
+    for (const ViewedTensor& view : views) {
+      text += fmt::format("{} {} ", view.name, to_string(view.spec));
+      for (const merge::Box& box : view.boxes) {
+        text += fmt::format("{}:{}>{}", box.source, box.from, box.to);
+        for (const merge::BoxAxis& axis : box.axes) text += fmt::format(",{}:{}>{}", axis.count, axis.from, axis.to);
+      }
+      text += '\n';
+    }
   for (const FilePlan& file : plan_files(outputs.files)) text += file.name + file.header;
   for (const OutputFile& file : outputs.files) {
     for (const MergedTensor& tensor : file.tensors) {
@@ -119,6 +155,28 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
   }
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+/// Leaves out what is not asked for.
+void keep_selected(Arrangement& arrangement, const ExportOptions& options) {
+  if (options.select.empty() && options.exclude.empty()) return;
+  const TensorPattern select = TensorPattern::glob(options.select.empty() ? "*" : options.select);
+  const TensorPattern exclude = TensorPattern::glob(options.exclude);
+  std::vector<ArrangedTensor> kept;
+  for (ArrangedTensor& tensor : arrangement.tensors) {
+    if (select.matches(tensor.name) && !exclude.matches(tensor.name)) {
+      kept.push_back(std::move(tensor));
+      continue;
+    }
+    std::vector<SourceRef> sources = std::move(tensor.sources);
+    for (const auto& set : tensor.equal) sources.insert(sources.end(), set.begin(), set.end());
+    sources.insert(sources.end(), tensor.unused.begin(), tensor.unused.end());
+    arrangement.dropped.push_back({tensor.origin, tensor.rule, std::move(sources), "it was not selected"});
+  }
+  arrangement.tensors = std::move(kept);
+  if (arrangement.tensors.empty())
+    throw Error(ErrorKind::argument, fmt::format("no tensor is left of select {} and exclude {}",
+                                                 in_quotes(options.select), in_quotes(options.exclude)));
 }
 
 }  // namespace
@@ -199,22 +257,42 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
 ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
                    const Metadata& metadata, const ExportOptions& options) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
-  const std::optional<Config> config = read_model_config(shards_dir);
+  const std::optional<Config> config = read_model_config(options.base.empty() ? shards_dir : options.base);
+  if (!options.base.empty() && !config)
+    throw file_error(ErrorKind::not_found, "taking the model from", options.base, "it has no config.json");
   std::vector<std::string> notes;
-  ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}};
+  ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}, {}, {}, {}};
   const ParallelLayout layout = layout_of(listings, options.layout);
-  for (const ShardListing& listing : listings) job.ranks.push_back(to_rank_tensors(listing));
-  const Arrangement arrangement = arrange(job.plan, layout, job.ranks);
+  if (options.to && !job.plan.views().empty())
+    throw Error(ErrorKind::argument,
+                fmt::format("plan {}: shards that its views make are not cut from shards in one step; export a "
+                            "checkpoint, and cut that with muster shard",
+                            in_quotes(job.plan.name())));
+  std::vector<std::vector<LeftOut>> left_out;
+  for (const ShardListing& listing : listings) {
+    ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing), options.dtype);
+    job.counts.push_back(listing.tensors.size());
+    job.ranks.push_back(std::move(viewed.tensors));
+    job.views.push_back(std::move(viewed.views));
+    left_out.push_back(std::move(viewed.left_out));
+  }
+  Arrangement arrangement = arrange(job.plan, layout, job.ranks);
   std::vector<NamedSpec> model;
   for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
   check_against_config(job.plan, model);
+  keep_selected(arrangement, options);
+  if (config && !options.to && (options.dtype || !options.base.empty())) {
+    if (options.select.empty() && options.exclude.empty()) check_base(*config, model, notes);
+    if (auto text = updated_config(*config, model, notes)) job.config_text = std::move(*text);
+  }
   job.outputs = options.to ? shard_outputs(arrangement, job.plan, *options.to, metadata)
                            : checkpoint_outputs(arrangement, options.max_shard_size, metadata);
   job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, options.to);
+  account_for_left_out(listings, left_out, job.account);
   for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})
     notes.insert(notes.end(), more.begin(), more.end());
   job.account.notes = std::move(notes);
-  job.fingerprint = fingerprint_of(listings, job.outputs);
+  job.fingerprint = fingerprint_of(listings, job);
   return job;
 }
 

@@ -11,6 +11,7 @@
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
+#include "src/checkpoint/plan_views.hpp"
 #include "src/checkpoint/shard_set.hpp"
 
 namespace muster {
@@ -36,11 +37,14 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
 Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model);
 
 struct ExportJob {
-  MergePlan plan;  ///< the arrangement's rules are its
-  std::vector<RankTensors> ranks;
+  MergePlan plan;                                ///< the arrangement's rules are its
+  std::vector<RankTensors> ranks;                ///< what the rules are for
+  std::vector<std::vector<ViewedTensor>> views;  ///< of each rank; empty: its tensors are those of its shard
+  std::vector<std::size_t> counts;               ///< tensors of each rank's shard
   ExportOutputs outputs;
-  ExportAccount account;    ///< every tensor of every rank, and what becomes of it
-  std::string fingerprint;  ///< the same for the same shards, results and files
+  ExportAccount account;         ///< every tensor of every rank, and what becomes of it
+  std::string config_text = {};  ///< of config.json; empty: as it is where it comes from
+  std::string fingerprint;       ///< the same for the same shards, results and files
 };
 
 /// `listings`: of all shards, in any order. Throws as export_model.

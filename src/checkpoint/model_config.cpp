@@ -15,14 +15,24 @@
 namespace muster {
 namespace {
 
-// DistilBERT's names. A config without key-value heads means as many as there are heads, in all that transformers has.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6> other_names = {
+// Names of DistilBERT, and of GPT-2, BLOOM, MPT and T5. A config without key-value heads means as many as there are
+// heads, in all that transformers has.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 15> other_names = {
     {{"num_attention_heads", "n_heads"},
+     {"num_attention_heads", "n_head"},
+     {"num_attention_heads", "num_heads"},
      {"num_key_value_heads", "num_attention_heads"},
      {"num_key_value_heads", "n_heads"},
      {"num_hidden_layers", "n_layers"},
+     {"num_hidden_layers", "n_layer"},
+     {"num_hidden_layers", "num_layers"},
      {"hidden_size", "dim"},
-     {"intermediate_size", "hidden_dim"}}};
+     {"hidden_size", "n_embd"},
+     {"hidden_size", "n_embed"},
+     {"hidden_size", "d_model"},
+     {"head_dim", "d_kv"},
+     {"intermediate_size", "hidden_dim"},
+     {"intermediate_size", "n_inner"}}};
 
 constexpr std::string_view embedding = "embed_tokens.weight";
 

@@ -197,6 +197,12 @@ bool is_weight_name(std::string_view name) noexcept {
   return name.ends_with(".safetensors");
 }
 
+bool holds_model(const std::string& directory) {
+  std::error_code error;
+  return std::filesystem::exists(join_path(directory, std::string(model_index_name)), error) ||
+         std::filesystem::exists(join_path(directory, std::string(model_file_name)), error);
+}
+
 bool is_index_name(std::string_view name) noexcept {
   return name.ends_with(".safetensors.index.json");
 }

@@ -110,7 +110,7 @@ class Cutter {
 
   [[nodiscard]] Cutting cut(const WholeTensor& whole, const WholeTensor* weight) const {
     const MergeRule& rule = *whole.rule;
-    if (std::holds_alternative<DropAction>(rule.action))
+    if (is_left_out(rule))
       throw Error(ErrorKind::argument, "\"drop\" has no way back, so it cannot be cut for ranks; use \"same\"");
     const int parts = rule.across == Axis::expert ? layout_.expert : layout_.tensor;
     MergeFacts facts;

@@ -27,6 +27,7 @@ struct KnownModel {
   std::string type;          ///< "model_type"
   std::string architecture;  ///< "architectures" begins with it
   std::string plan;
+  std::string condition = {};  ///< a key of config.json that has to be true; empty: none
 };
 
 const std::vector<KnownModel>& known_models() {
@@ -35,8 +36,12 @@ const std::vector<KnownModel>& known_models() {
     const Config list = parse_json(builtin_models());
     for (const auto& [plan, of_plan] : list.as_object()) {
       if (!of_plan.is_object()) continue;  // the comment
-      for (const auto& [type, architecture] : of_plan.as_object())
-        all.push_back({type, architecture.as_string(), plan});
+      for (const auto& [type, model] : of_plan.as_object()) {
+        if (model.is_string())
+          all.push_back({type, model.as_string(), plan});
+        else
+          all.push_back({type, model.at("architecture").as_string(), plan, model.at("if").as_string()});
+      }
     }
     std::ranges::sort(all, {}, &KnownModel::type);
     return all;
@@ -51,8 +56,29 @@ bool has_type(const KnownModel& model, std::string_view type) {
 bool has_architecture(const KnownModel& model, std::string_view architecture) {
   if (!architecture.starts_with(model.architecture)) return false;
   const std::string_view rest = architecture.substr(model.architecture.size());
+  if (rest.empty()) return true;
   if (rest == "ForConditionalGeneration") return false;  // with a vision tower
   return rest.starts_with("For") || rest.starts_with("Model") || rest.starts_with("LMHead");
+}
+
+bool meets(const KnownModel& model, const ConfigObject& config) {
+  if (model.condition.empty()) return true;
+  const Config* value = config.find(model.condition);
+  return value != nullptr && value->type() == Config::Type::boolean && value->as_bool();
+}
+
+/// The known model whose type begins most like this one; null if none does.
+const KnownModel* nearest_model(std::string_view type) {
+  const KnownModel* nearest = nullptr;
+  std::size_t most = 2;
+  for (const KnownModel& model : known_models()) {
+    const auto differ = std::ranges::mismatch(model.type, type);
+    const auto alike = static_cast<std::size_t>(differ.in1 - model.type.begin());
+    if (alike <= most) continue;
+    most = alike;
+    nearest = &model;
+  }
+  return nearest;
 }
 
 /// A value of config.json that a plan follows from, and which one.
@@ -64,8 +90,8 @@ struct Hint {
 std::vector<Hint> hints_of(const ConfigObject& config) {
   std::vector<Hint> hints;
   const auto add = [&](std::string_view key, const std::string& value, const auto& fits) {
-    const auto model =
-        std::ranges::find_if(known_models(), [&](const KnownModel& known) { return fits(known, value); });
+    const auto model = std::ranges::find_if(
+        known_models(), [&](const KnownModel& known) { return fits(known, value) && meets(known, config); });
     hints.push_back(
         {fmt::format("\"{}\" {}", key, in_quotes(value)), model == known_models().end() ? "" : model->plan});
   };
@@ -102,9 +128,15 @@ std::string plan_for_model(const Config* model_config) {
 
   std::vector<std::string_view> said;
   for (const Hint& hint : hints) said.push_back(hint.words);
-  std::vector<std::string_view> known;
-  for (const KnownModel& model : known_models()) known.push_back(model.type);
-  refuse(fmt::format("it has {}, and the models that are known are {}", fmt::join(said, ", "), fmt::join(known, ", ")));
+  const Config* type = model_config->as_object().find("model_type");
+  const KnownModel* nearest = type != nullptr && type->is_string() ? nearest_model(type->as_string()) : nullptr;
+  std::string advice;
+  if (nearest != nullptr)
+    advice = fmt::format("; the nearest that is known is {}{} (plan {})", nearest->type,
+                         nearest->condition.empty() ? "" : fmt::format(" with {}", in_quotes(nearest->condition)),
+                         nearest->plan);
+  refuse(fmt::format("it has {}, which no plan is for{}; muster plan suggest MODEL_DIR proposes one",
+                     fmt::join(said, ", "), advice));
   return {};
 }
 
@@ -159,9 +191,8 @@ class Resolver {
     resolved.block = block;
     return resolved;
   }
-  ResolvedMerge operator()(const DropAction&) const {
-    throw Error(ErrorKind::argument, where() + " drops the tensor, so there is nothing to merge");
-  }
+  ResolvedMerge operator()(const DropAction&) const { refuse_to_merge(); }
+  ResolvedMerge operator()(const TieAction&) const { refuse_to_merge(); }
   template <class Plain>
   ResolvedMerge operator()(const Plain& action) const {
     return {action};
@@ -180,6 +211,10 @@ class Resolver {
     }
     if (!resolved.heads.empty()) resolved.head_size = head_along(dim, block);
     return resolved;
+  }
+
+  [[noreturn]] void refuse_to_merge() const {
+    throw Error(ErrorKind::argument, where() + " leaves the tensor out, so there is nothing to merge");
   }
 
   /// A head's elements along the dimension: a scale may have one for several.
@@ -253,18 +288,7 @@ class Resolver {
   [[nodiscard]] std::optional<std::int64_t> known(const PlanNumber& number) const {
     return number.key.empty() ? number.value : model_number(config_, number.key);
   }
-  [[nodiscard]] std::int64_t number(const PlanNumber& number) const {
-    if (number.key.empty()) return number.value;
-    const Config* found = find_in_config(config_, number.key);
-    if (found == nullptr || found->is_null())
-      throw Error(ErrorKind::argument,
-                  fmt::format("{} needs {} of config.json, which {}", where(), in_quotes(number.key),
-                              config_.is_null() ? "is not there" : "does not have it"));
-    if (found->type() != Config::Type::integer || found->as_int() < 1 || found->as_int() > largest_plan_number)
-      throw Error(ErrorKind::argument, fmt::format("{} needs {} of config.json, which is no integer from 1 to {} there",
-                                                   where(), in_quotes(number.key), largest_plan_number));
-    return found->as_int();
-  }
+  [[nodiscard]] std::int64_t number(const PlanNumber& number) const { return plan_number(plan_, number, where()); }
   [[nodiscard]] std::vector<std::int64_t> numbers(const std::vector<PlanNumber>& of) const {
     std::vector<std::int64_t> values;
     values.reserve(of.size());
@@ -283,6 +307,23 @@ class Resolver {
 
 }  // namespace
 
+std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where) {
+  if (number.key.empty()) return number.value;
+  const Config& config = plan.model_config();
+  const Config* found = find_in_config(config, number.key);
+  if (found == nullptr || found->is_null())
+    throw Error(ErrorKind::argument, fmt::format("{} needs {} of config.json, which {}", where, in_quotes(number.key),
+                                                 config.is_null() ? "is not there" : "does not have it"));
+  if (found->type() != Config::Type::integer || found->as_int() < 1 || found->as_int() > largest_plan_number)
+    throw Error(ErrorKind::argument, fmt::format("{} needs {} of config.json, which is no integer from 1 to {} there",
+                                                 where, in_quotes(number.key), largest_plan_number));
+  return found->as_int();
+}
+
+bool is_left_out(const MergeRule& rule) {
+  return std::holds_alternative<DropAction>(rule.action) || std::holds_alternative<TieAction>(rule.action);
+}
+
 const BuiltinPlan* find_builtin_plan(std::string_view name) {
   const auto found = std::ranges::find(builtin_plans(), name, &BuiltinPlan::name);
   return found == builtin_plans().end() ? nullptr : &*found;
@@ -293,7 +334,9 @@ bool is_builtin_rule(const MergeRule& rule) {
     std::set<std::string> all;
     for (const BuiltinPlan& plan : builtin_plans()) {
       const Config json = parse_json(plan.json);
-      for (const Config& item : json.at("rules").as_array()) all.insert(item.at("match").as_string());
+      const Config* rules = json.as_object().find("rules");
+      if (rules == nullptr) continue;  // it extends another
+      for (const Config& item : rules->as_array()) all.insert(item.at("match").as_string());
     }
     return all;
   }();
@@ -349,7 +392,7 @@ std::string MergePlan::renamed(const MergeRule& rule, std::string_view tensor) {
 
 std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) const {
   for (const MergeRule& rule : rules_) {
-    if (std::holds_alternative<DropAction>(rule.action)) continue;
+    if (is_left_out(rule)) continue;
     std::string name(result);
     if (rule.rename) {
       if (!rule.rename->fits(result)) continue;

@@ -103,6 +103,11 @@ MergeAction read_scale(const ConfigObject& rule) {
   return action;
 }
 
+MergeAction read_drop(const ConfigObject& rule) {
+  const Config* reason = rule.find("reason");
+  return DropAction{reason == nullptr ? std::string() : string_of(*reason, "reason")};
+}
+
 template <class Action>
 MergeAction read_plain(const ConfigObject&) {
   return Action{};
@@ -122,7 +127,8 @@ constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_read
     {"sum", read_plain<merge::Sum>, {}},
     {"stack", read_plain<merge::Stack>, {}},
     {"scale", read_scale, {"dim", "blocks", "heads"}},
-    {"drop", read_plain<DropAction>, {}},
+    {"drop", read_drop, {"reason"}},
+    {"tie", read_plain<TieAction>, {"with"}},
 }};
 
 const ActionReader& reader_of(const ConfigObject& rule) {
@@ -164,11 +170,12 @@ constexpr std::array<std::pair<std::string_view, Stage>, 4> stages = {
 constexpr std::array<std::pair<std::string_view, Axis>, 2> axes = {
     {{"tensor", Axis::tensor}, {"expert", Axis::expert}}};
 
-std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const TensorPattern& pattern) {
-  const Config* rename = rule.find("rename");
+std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const TensorPattern& pattern,
+                                           std::string_view key) {
+  const Config* rename = rule.find(key);
   if (rename == nullptr) return nullptr;
-  const std::string& text = string_of(*rename, "rename");
-  if (text.empty()) refuse_plan("\"rename\" is an empty name");
+  const std::string& text = string_of(*rename, key);
+  if (text.empty()) refuse_plan(fmt::format("\"{}\" is an empty name", key));
   return std::make_shared<const NewName>(text, pattern);
 }
 
@@ -178,17 +185,110 @@ MergeRule read_rule(const Config& value, std::size_t number) {
   const ActionReader& reader = reader_of(rule);
   Keys keys = {"match", "regex", "action", "comment"};
   // What is left out has no name, no stage and no ranks to be joined.
-  if (reader.name != "drop") keys.insert(keys.end(), {"rename", "stage", "across"});
+  const bool is_left_out = reader.name == "drop" || reader.name == "tie";
+  if (!is_left_out) keys.insert(keys.end(), {"rename", "stage", "across"});
   for (const std::string_view key : reader.keys)
     if (!key.empty()) keys.push_back(key);
   check_keys(rule, keys, fmt::format(" of the action \"{}\"", reader.name));
 
   MergeRule read{read_pattern(rule), reader.read(rule)};
-  read.rename = read_rename(rule, read.pattern);
+  read.rename = read_rename(rule, read.pattern, reader.name == "tie" ? "with" : "rename");
+  if (reader.name == "tie" && !read.rename)
+    refuse_plan("\"tie\" needs \"with\", the name of the tensor that it has to be");
   read.stage = one_of(rule, "stage", Stage::first, stages);
   read.across = one_of(rule, "across", Axis::tensor, axes);
   read.number = number;
   return read;
+}
+
+bool flag(const ConfigObject& rule, std::string_view key) {
+  const Config* value = rule.find(key);
+  if (value == nullptr) return false;
+  if (value->type() != Config::Type::boolean) refuse_plan(fmt::format("\"{}\" is neither true nor false", key));
+  return value->as_bool();
+}
+
+constexpr std::array<std::pair<std::string_view, ViewRule::Split::By>, 3> split_kinds = {
+    {{"blocks", ViewRule::Split::By::blocks},
+     {"heads", ViewRule::Split::By::heads},
+     {"groups", ViewRule::Split::By::groups}}};
+
+ViewRule::Split read_split(const Config& value) {
+  if (!value.is_object()) refuse_plan("\"split\" is no object with \"blocks\", \"heads\" or \"groups\"");
+  const ConfigObject& object = value.as_object();
+  check_keys(object, {"dim", "blocks", "heads", "groups"}, " of \"split\"");
+  ViewRule::Split split;
+  if (const Config* dim = object.find("dim")) split.dim = dimension(*dim);
+  for (const auto& [key, by] : split_kinds) {
+    if (object.find(key) == nullptr) continue;
+    if (!split.counts.empty()) refuse_plan("\"split\" needs one of \"blocks\", \"heads\" and \"groups\" alone");
+    split.by = by;
+    split.counts = numbers(object, key);
+  }
+  if (split.counts.empty()) refuse_plan("\"split\" has neither \"blocks\" nor \"heads\" nor \"groups\"");
+  return split;
+}
+
+constexpr std::array<std::pair<std::string_view, DType>, 3> cast_dtypes = {
+    {{"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}}};
+
+ViewRule read_view(const Config& value, std::size_t number_of_it) {
+  if (!value.is_object()) refuse_plan(fmt::format("it is {}, not an object", to_string(value.type())));
+  const ConfigObject& object = value.as_object();
+  check_keys(
+      object,
+      {"match", "regex", "to", "unstack", "transpose", "split", "permute_rope", "cast", "overflow", "drop", "comment"},
+      "");
+  ViewRule view{read_pattern(object)};
+  view.number = number_of_it;
+  if (const Config* drop = object.find("drop")) {
+    view.drop = string_of(*drop, "drop");
+    for (const std::string_view key : {"to", "unstack", "transpose", "split", "permute_rope", "cast", "overflow"})
+      if (object.find(key) != nullptr) refuse_plan(fmt::format("\"drop\" and \"{}\" contradict each other", key));
+    return view;
+  }
+  view.unstack = flag(object, "unstack");
+  view.transpose = flag(object, "transpose");
+  view.may_overflow = flag(object, "overflow");
+  if (const Config* split = object.find("split")) view.split = read_split(*split);
+  if (const Config* heads_of = object.find("permute_rope")) view.permute_rope = number(*heads_of, "permute_rope");
+  if (object.find("cast") != nullptr) view.cast = one_of(object, "cast", DType::f32, cast_dtypes);
+  if (view.may_overflow && !view.cast) refuse_plan("\"overflow\" needs \"cast\"");
+  const Config* to = object.find("to");
+  const std::size_t parts = view.split ? view.split->counts.size() : 1;
+  std::vector<std::string> names;
+  if (to != nullptr && to->is_string()) {
+    names.push_back(to->as_string());
+  } else if (to != nullptr) {
+    if (!to->is_array()) refuse_plan("\"to\" is neither a name nor a list of names");
+    for (const Config& item : to->as_array()) names.push_back(string_of(item, "to"));
+  }
+  if ((to != nullptr || view.split || view.unstack) && names.size() != parts)
+    refuse_plan(fmt::format("\"to\" has {} names for {} part{}", names.size(), parts, parts == 1 ? "" : "s"));
+  for (const std::string& name : names) {
+    if (name.empty()) refuse_plan("\"to\" has an empty name");
+    const auto places = std::count(name.begin(), name.end(), '#');
+    if (view.unstack && places != 1) refuse_plan("\"unstack\" needs one \"#\", the item's number, in \"to\"");
+    view.to.push_back(std::make_shared<const NewName>(name, view.pattern));
+  }
+  return view;
+}
+
+std::vector<ViewRule> read_views(const ConfigObject& plan, const std::vector<std::size_t>& lines) {
+  std::vector<ViewRule> views;
+  const Config* list = plan.find("views");
+  if (list == nullptr) return views;
+  if (!list->is_array()) refuse_plan("\"views\" is not a list");
+  if (list->size() > most_rules) refuse_plan(fmt::format("{} views; at most {} are read", list->size(), most_rules));
+  for (const Config& item : list->as_array()) {
+    try {
+      views.push_back(read_view(item, views.size() + 1));
+    } catch (const Error& error) {
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("view {} (line {}): {}", views.size() + 1, lines.at(views.size()), error.what()));
+    }
+  }
+  return views;
 }
 
 std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_view key) {
@@ -291,16 +391,20 @@ Config extended(const ConfigObject& plan, const Config& by, Reach& reach) {
   if (builtin == nullptr)
     refuse_plan(fmt::format("\"extends\" is {}, not one of {}", in_quotes(by.as_string()),
                             fmt::join(MergePlan::builtin_names(), ", ")));
-  const Config base = parse_json(builtin->json);
   const MergePlan content = MergePlan::parse(builtin->json, std::string(builtin->name));
   Config whole = ConfigObject();
   for (const auto& [key, value] : plan)
     if (key != "extends") whole[key] = value;
-  for (const std::string_view key : {"layers", "experts"})
-    if (const Config* numbering = base.as_object().find(key); numbering != nullptr && plan.find(key) == nullptr)
-      whole[key] = *numbering;
+  // It may extend another itself.
+  const Config whole_base = parse_json(content.text());
+  for (const std::string_view key : {"layers", "experts", "at"})
+    if (const Config* value = whole_base.as_object().find(key); value != nullptr && plan.find(key) == nullptr)
+      whole[key] = *value;
+  if (const Config* views = whole_base.as_object().find("views"); views != nullptr)
+    for (const Config& view : views->as_array()) whole["views"].push_back(view);
+  if (plan.find("rules") == nullptr) whole["rules"] = ConfigArray();
   for (std::size_t i = 0; i < content.rules().size(); ++i)
-    if (reach.add(content.rules()[i]).empty()) whole["rules"].push_back(base.at("rules").at(i));
+    if (reach.add(content.rules()[i]).empty()) whole["rules"].push_back(whole_base.at("rules").at(i));
   return whole;
 }
 
@@ -313,15 +417,20 @@ std::string_view action_name(const MergeAction& action) noexcept {
 MergePlan MergePlan::read(std::string_view json) {
   std::vector<std::size_t> lines;
   const Config plan = core::parse_json_lines(json, "rules", lines);
+  std::vector<std::size_t> view_lines;
+  core::parse_json_lines(json, "views", view_lines);
   if (!plan.is_object()) refuse_plan(fmt::format("a plan is a JSON object, this is {}", to_string(plan.type())));
   const ConfigObject& members = plan.as_object();
-  check_keys(members, {"muster_plan", "comment", "extends", "layers", "experts", "rules"}, "");
+  check_keys(members, {"muster_plan", "comment", "extends", "layers", "experts", "at", "views", "rules"}, "");
   const Config* version = members.find("muster_plan");
   if (version == nullptr) refuse_plan("it has no \"muster_plan\": 1, so it is no merge plan");
   if (version->type() != Config::Type::integer || version->as_int() != 1)
     throw Error(ErrorKind::version, "\"muster_plan\" is not 1, the only version that this program knows");
   const Config* list = members.find("rules");
-  if (list == nullptr || !list->is_array() || list->size() == 0)
+  const Config* base = members.find("extends");
+  const Config none = ConfigArray();
+  if (list == nullptr && base != nullptr) list = &none;
+  if (list == nullptr || !list->is_array() || (list->size() == 0 && base == nullptr))
     refuse_plan("\"rules\" is not a list with at least one rule");
   if (list->size() > most_rules) refuse_plan(fmt::format("{} rules; at most {} are read", list->size(), most_rules));
 
@@ -331,7 +440,8 @@ MergePlan MergePlan::read(std::string_view json) {
   result.rules_ = read_rules(*list, lines, reach);
   result.layers_ = read_numbering(members, "layers");
   result.experts_ = read_numbering(members, "experts");
-  const Config* base = members.find("extends");
+  if (const Config* at = members.find("at")) result.at_ = string_of(*at, "at");
+  result.views_ = read_views(members, view_lines);
   return base == nullptr ? result : MergePlan::read(to_json(extended(members, *base, reach), 2) + "\n");
 }
 

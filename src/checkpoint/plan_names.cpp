@@ -206,7 +206,7 @@ std::string NumberPattern::replace(std::string_view name, std::int64_t number) c
   return fmt::format("{}{}{}", name.substr(0, at), number, name.substr(at + found->front().size()));
 }
 
-NewName::NewName(std::string_view text, const TensorPattern& pattern) {
+NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(text) {
   const std::optional<std::size_t> groups = pattern.groups();
   if (!groups)
     throw Error(ErrorKind::argument,

@@ -25,6 +25,7 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/core/parallel.hpp"
@@ -40,64 +41,6 @@ namespace muster {
 namespace {
 
 constexpr std::uint64_t window_bytes = 8 << 20;
-
-/// A model, and what each rank gets of it.
-struct ShardJob {
-  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout,
-           const ShardOptions& options)
-      : config(read_model_config(model_dir)), plan(MergePlan::load(plan_name, config ? &*config : nullptr)) {
-    Metadata metadata;
-    if (const auto found = foreign::find_checkpoint(model_dir, {options.at, {}}))
-      open_foreign(*found, plan_name, layout, options);
-    else
-      open_model(model_dir, options, metadata);
-    std::vector<NamedSpec> tensors;
-    for (const TensorEntry& entry : source->tensors()) {
-      tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-      ++report.tensors;
-      report.bytes += entry.bytes;
-    }
-    check_against_config(plan, tensors);
-    const Arrangement arrangement = arrange_model(plan, tensors);
-    outputs = shard_outputs(arrangement, plan, layout, metadata);
-    for (const OutputFile& file : outputs.files)
-      for (const MergedTensor& tensor : file.tensors)
-        report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
-    report.notes.insert(report.notes.end(), arrangement.notes.begin(), arrangement.notes.end());
-    report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
-  }
-
-  void open_model(const std::string& model_dir, const ShardOptions& options, Metadata& metadata) {
-    const ModelDir model = ModelDir::open(model_dir);
-    metadata = model.metadata();
-    const auto files = std::make_shared<FileTensors>();
-    for (const SafetensorsFile& file : model.files()) files->add(file);
-    source = files;
-    carried = carried_files(model_dir, options.carry);
-  }
-
-  void open_foreign(const foreign::Found& found, const std::string& plan_name, const ParallelLayout& layout,
-                    const ShardOptions& options) {
-    if (found.ranks != 0)
-      throw Error(ErrorKind::argument,
-                  fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --to {} --out DIR cuts them "
-                              "anew",
-                              in_quotes(found.path), found.ranks, found.path, plan_name, to_string(layout)),
-                  {.path = found.path});
-    const auto shards =
-        std::make_shared<ShardSet>(found.path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, {}});
-    source = shards;
-    carried = shards->carried(options.carry);
-    report.notes = shards->notes();
-  }
-
-  std::optional<Config> config;
-  MergePlan plan;
-  ExportOutputs outputs;
-  std::shared_ptr<const TensorSource> source;
-  CarriedFiles carried;
-  ShardReport report;
-};
 
 void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ShardOptions& options) {
   const std::vector<RankSources> ranks(1);
@@ -212,6 +155,7 @@ int count_shards(const std::string& shards_dir, const std::string& job, const st
     return workspace::choose_states(shards_dir, {.job = job}).world_size;
   if (const std::optional<foreign::Found> found = foreign::find_checkpoint(shards_dir, {{}, shards}))
     return std::max(found->ranks, 1);
+  if (holds_model(shards_dir)) return 1;
   std::set<int> sizes;
   std::set<int> found;
   for (const std::string& file : files_in(shards_dir)) {

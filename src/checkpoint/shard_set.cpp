@@ -168,7 +168,9 @@ Config meaning_of(const std::string& plan_text) {
   plan.as_object().erase("comment");
   for (const char* numbering : {"layers", "experts"})
     if (plan.contains(numbering) && plan[numbering].is_object()) plan[numbering].as_object().erase("comment");
-  for (Config& rule : plan["rules"].as_array()) rule.as_object().erase("comment");
+  for (const char* list : {"views", "rules"})
+    if (plan.contains(list))
+      for (Config& item : plan[list].as_array()) item.as_object().erase("comment");
   return plan;
 }
 
@@ -322,6 +324,9 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
     open_states(directory, process, processes, choice);
   } else if ((foreign_ = foreign::find_checkpoint(directory, foreign))) {
     open_foreign(*foreign_, process, processes, foreign);
+  } else if (holds_model(directory)) {
+    if (process == 0) open_model(directory);
+    count_ = 1;
   } else {
     open_files(directory, process, processes);
   }
@@ -367,6 +372,21 @@ void ShardSet::open_foreign(const foreign::Found& found, int process, int proces
     if (rank == 0) notes_ = std::move(notes);
     listings_.push_back(std::move(listing));
   }
+}
+
+void ShardSet::open_model(const std::string& directory) {
+  const ModelDir model = ModelDir::open(directory);
+  ShardListing listing{.rank = 0};
+  os::allow_open_files(model.files().size() + files_beside);
+  for (const SafetensorsFile& file : model.files()) {
+    add(file);
+    listing.identity += identity_of(file.path()) + "\n";
+  }
+  for (const TensorEntry& entry : tensors()) listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
+  listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
+  listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
+  metadata_ = model.metadata();
+  listings_.push_back(std::move(listing));
 }
 
 void ShardSet::open_files(const std::string& directory, int process, int processes) {

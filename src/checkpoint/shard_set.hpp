@@ -125,7 +125,8 @@ class FileTensors : public TensorSource {
 
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
 /// held against their checksums as they are read, the states of a workspace that all ranks have
-/// (workspace::choose_common_states), or those of a foreign checkpoint, which is the shard of one rank if it is whole.
+/// (workspace::choose_common_states), or those of a foreign checkpoint; one that is whole, and a model, is the shard of
+/// one rank.
 class ShardSet : public FileTensors {
  public:
   /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
@@ -145,6 +146,7 @@ class ShardSet : public FileTensors {
 
  private:
   void open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice);
+  void open_model(const std::string& directory);
   void open_files(const std::string& directory, int process, int processes);
   void open_states(const std::string& workspace, int process, int processes, const workspace::StateChoice& choice);
   template <class Opened>

@@ -51,6 +51,7 @@ ConfigArray tensors_tree(const std::vector<AccountedTensor>& tensors) {
                                   {"shape", extents_of(tensor.spec.shape)}});
     if (!tensor.name.empty()) item["name"] = tensor.name;
     if (!tensor.file.empty()) item["file"] = tensor.file;
+    if (!tensor.reason.empty()) item["reason"] = tensor.reason;
     item["sources"] = list_of(tensor.sources, [](const AccountedSource& source) {
       return Config::object({{"rank", source.rank},
                              {"name", source.name},
@@ -174,7 +175,7 @@ std::string account_table(const ExportAccount& account, const OutputStyle& style
   }
   for (const AccountedTensor& tensor : account.dropped)
     table.add({printable(tensor.origin), fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor),
-               "(dropped)", ""});
+               tensor.reason.empty() ? "(dropped)" : fmt::format("(dropped: {})", printable(tensor.reason)), ""});
   std::string text;
   table.append_to(text, style);
   return text + account_line(account) + "\n";

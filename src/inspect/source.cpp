@@ -14,6 +14,7 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/plan_views.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/quoted.hpp"
 #include "src/workspace/names.hpp"
@@ -124,16 +125,24 @@ Source source_of_shards(const std::string& directory, const SourceOptions& optio
   const MergePlan plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes);
   const ParallelLayout layout = layout_of(shards->listings(), {});
   std::vector<RankTensors> ranks;
+  std::vector<std::vector<ViewedTensor>> views;
+  std::vector<std::size_t> stored;
   std::vector<std::size_t> counts;
   for (const ShardListing& listing : shards->listings()) {
-    ranks.push_back(to_rank_tensors(listing));
-    counts.push_back(listing.tensors.size());
+    ViewedRank viewed = view_rank(plan, layout, to_rank_tensors(listing));
+    stored.push_back(listing.tensors.size());
+    counts.push_back(viewed.tensors.tensors.size());
+    ranks.push_back(std::move(viewed.tensors));
+    views.push_back(std::move(viewed.views));
   }
+  std::shared_ptr<const TensorSource> source = shards;
+  if (std::vector<ViewedTensor> all = std::move(views_by_process(views, stored, 1).front()); !all.empty())
+    source = std::make_shared<ViewedTensors>(source, std::move(all));
   ExportOutputs outputs = checkpoint_outputs(arrange(plan, layout, ranks), UINT64_MAX, {});
   return {.path = directory,
           .kind = "shards",
           .tensors = std::make_shared<MergedTensors>(
-              shards, sources_by_rank(counts, 1), std::move(outputs.files.front().tensors), std::move(outputs.equal)),
+              source, sources_by_rank(counts, 1), std::move(outputs.files.front().tensors), std::move(outputs.equal)),
           .metadata = shards->metadata()};
 }
 

@@ -15,6 +15,7 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/plan_views.hpp"
 
 namespace {
 
@@ -64,6 +65,23 @@ void lay_out(const MergePlan& plan, const NamedSpec& tensor, const ParallelLayou
   if (arrangement.tensors.size() != 1 || arrangement.tensors[0].layout.target.shape != tensor.spec.shape) std::abort();
 }
 
+// What a view takes apart it puts together again, or says that it cannot.
+void view(const MergePlan& plan, const NamedSpec& tensor) {
+  const ViewedRank viewed = view_rank(plan, {.tensor = 2}, {{tensor}, {}});
+  const std::int64_t elements = element_count(tensor.spec.shape);
+  for (const ViewedTensor& part : viewed.views)
+    for (const merge::Box& box : part.boxes) {
+      std::int64_t last = box.from;
+      for (const merge::BoxAxis& axis : box.axes) last += (axis.count - 1) * axis.from;
+      if (elements != 0 && (box.from < 0 || last >= elements)) std::abort();
+      if (merge::reversed(merge::reversed(box)).from != box.from) std::abort();
+    }
+  if (viewed.tensors.tensors.empty()) return;
+  const std::vector<ViewedTensor> back = unview_rank(plan, {.tensor = 2}, viewed.tensors.tensors);
+  if (back.size() == 1 && back.front().name == tensor.name && back.front().spec.shape != tensor.spec.shape)
+    std::abort();
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -71,6 +89,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const MergePlan plan = MergePlan::parse({reinterpret_cast<const char*>(data), size}, "fuzz");
     for (const std::string_view name : names) {
       rename(plan, name);
+      for (const Shape& shape : {Shape{}, Shape{1}, Shape{12, 4}, Shape{3, 8, 2}}) {
+        try {
+          view(plan, {std::string(name), {DType::bf16, shape}});
+        } catch (const Error&) {
+          continue;
+        }
+      }
       if (plan.find(name) == nullptr) continue;
       (void)MergePlan::renamed(*plan.find(name), name);
       resolve(plan, name);

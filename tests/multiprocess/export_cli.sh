@@ -33,8 +33,8 @@ refused "--force" "$program" shard model --ranks 4 --plan llama --out shards
 refused "--force" "$program" export shards --plan llama --out alone
 refused "--force" "$program" run -n 4 -- "$program" export shards --plan llama --out alone
 refused "read from" "$program" export shards --plan llama --out shards --force
-refused "bert, gpt-neox, llama, moe" "$program" shard model --ranks 4 --plan lama --out new
-refused "bert, gpt-neox, llama, moe" "$program" export shards --plan lama --out new
+refused "bert, falcon, gpt, " "$program" shard model --ranks 4 --plan lama --out new
+refused "bert, falcon, gpt, " "$program" export shards --plan lama --out new
 refused "no rule matches" "$program" shard model --ranks 4 --plan bert --out new
 refused "no rule matches" "$program" export shards --plan bert --out new
 refused "no rule matches" "$program" run -n 4 -- "$program" export shards --plan bert --out new

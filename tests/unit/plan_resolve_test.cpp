@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <string>
@@ -12,6 +13,7 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/plan_suggest.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
@@ -66,7 +68,7 @@ TEST_CASE("plain actions resolve to their merge") {
   CHECK(resolve("m").merge == merge::max());
   CHECK(resolve("a").merge == merge::sum());
   CHECK(resolve("k").merge == merge::stack());
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)resolve("d"); }), "rule 8 drops"));
+  CHECK(has(words_of(ErrorKind::argument, [&] { (void)resolve("d"); }), "rule 8 leaves the tensor out"));
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.resolve(plan.rules()[0], "c", {}); }), "no rank has it"));
   CHECK(plan.rules()[7].number == 8);
 }
@@ -222,7 +224,7 @@ TEST_CASE("a plan may extend a built-in one") {
   CHECK(again.rules().size() == plan.rules().size());
   CHECK(again.text() == plan.text());
   CHECK(plan_of(rules, R"("extends": "llama", "layers": "h.#.*", )").layers()->pattern.text() == "h.#.*");
-  CHECK(has(plan_error(rules, R"("extends": "lama", )"), "\"extends\" is \"lama\", not one of bert, gpt-neox"));
+  CHECK(has(plan_error(rules, R"("extends": "lama", )"), "\"extends\" is \"lama\", not one of bert, falcon"));
   CHECK(has(plan_error(rules, R"("extends": 1, )"), "\"extends\" is"));
 }
 
@@ -262,11 +264,77 @@ TEST_CASE("auto takes the plan that config.json stands for") {
   const std::string both = error(R"({"model_type": "llama", "architectures": ["MixtralForCausalLM"]})");
   CHECK(has(both, "\"model_type\" \"llama\" stands for the plan llama"));
   CHECK(has(both, "\"architectures\" \"MixtralForCausalLM\" for the plan moe"));
-  const std::string unknown = error(R"({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})");
-  CHECK(has(unknown, "\"model_type\" \"t5\""));
-  CHECK(has(unknown, "mixtral"));
-  CHECK(has(error(R"({"architectures": ["Gemma3ForConditionalGeneration"]})"), "the models that are known"));
+  CHECK(plan(R"({"model_type": "falcon", "new_decoder_architecture": true})") == "falcon");
+  const std::string unknown = error(R"({"model_type": "qwen9", "architectures": ["Qwen9ForConditionalGeneration"]})");
+  CHECK(has(unknown, "\"model_type\" \"qwen9\""));
+  CHECK(has(unknown, "the nearest that is known is qwen2 (plan llama)"));
+  CHECK(has(error(R"({"model_type": "falcon", "multi_query": true})"),
+            "is falcon with \"new_decoder_architecture\" (plan falcon)"));
+  CHECK(has(error(R"({"architectures": ["Gemma4ForConditionalGeneration"]})"),
+            "which no plan is for; muster plan suggest"));
   CHECK(has(error(R"({"model_type": 3, "architectures": "x"})"), "neither \"model_type\" nor \"architectures\""));
   CHECK(has(error("[]"), "not an object"));
   CHECK(has(words_of(ErrorKind::argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
+}
+
+TEST_CASE("a suggested plan has a rule for every tensor, and says what it is unsure of") {
+  const Config config = parse_json(R"({"model_type": "new", "hidden_size": 8, "vocab_size": 11})");
+  const auto tensor = [](std::string name, Shape shape) {
+    return NamedSpec{std::move(name), {DType::bf16, std::move(shape)}};
+  };
+  std::vector<NamedSpec> near = {tensor("model.embed_tokens.weight", {11, 8}), tensor("model.norm.weight", {8})};
+  for (const char* layer : {"0", "1"}) {
+    const std::string at = std::string("model.layers.") + layer + ".";
+    near.push_back(tensor(at + "self_attn.q_proj.weight", {8, 8}));
+    near.push_back(tensor(at + "self_attn.k_proj.weight", {8, 8}));
+    near.push_back(tensor(at + "mlp.up_proj.weight", {12, 8}));
+    near.push_back(tensor(at + "mlp.back.weight", {8, 12}));
+    near.push_back(tensor(at + "mlp.mystery", {5, 3, 2}));
+  }
+  const SuggestedPlan extended = suggest_plan(near, &config);
+  const Config plan = parse_json(extended.text);
+  CHECK(plan.at("extends").as_string() == "llama");
+  REQUIRE(plan.at("rules").size() == 2);
+  CHECK(plan.at("rules").at(std::size_t{0}) ==
+        Config::object({{"match", "model.layers.*.mlp.back.weight"}, {"action", "concat"}, {"dim", 1}}));
+  CHECK(extended.unsure.size() == 2);
+  CHECK(has(extended.unsure.back(), "\"model.layers.*.mlp.mystery\", BF16 [5, 3, 2]: more than two dimensions"));
+
+  const std::vector<NamedSpec> far = {tensor("net.wte", {11, 8}),           tensor("net.blk.0.query.weight", {24, 8}),
+                                      tensor("net.blk.0.query.bias", {24}), tensor("net.blk.0.back.weight", {8, 16}),
+                                      tensor("net.blk.0.back.bias", {8}),   tensor("net.blk.0.square.weight", {8, 8})};
+  const SuggestedPlan alone = suggest_plan(far, &config);
+  const MergePlan parsed = MergePlan::parse(alone.text, "suggested", &config);
+  REQUIRE(parsed.layers());
+  CHECK(parsed.layers()->pattern.find("net.blk.3.query.weight") == 3);
+  const auto dim = [&](const char* name) {
+    const auto* concat = std::get_if<ConcatAction>(&parsed.find(name)->action);
+    return concat == nullptr ? -1 : concat->dim;
+  };
+  CHECK(dim("net.wte") == 0);
+  CHECK(dim("net.blk.1.query.weight") == 0);
+  CHECK(dim("net.blk.1.query.bias") == 0);
+  CHECK(dim("net.blk.1.back.weight") == 1);
+  CHECK(dim("net.blk.1.back.bias") == -1);
+  CHECK(std::ranges::any_of(alone.unsure,
+                            [](const std::string& words) { return words.find("square") != std::string::npos; }));
+}
+
+TEST_CASE("adapters are cut as their weights are") {
+  const Config config = parse_json(R"({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2})");
+  const MergePlan plan = MergePlan::load("lora", &config);
+  const std::string at = "base_model.model.model.layers.0.";
+  const auto part = [&](const std::string& name, Shape shape) {
+    const MergeRule* rule = plan.find(at + name);
+    REQUIRE(rule != nullptr);
+    const TensorSpec whole{DType::f32, std::move(shape)};
+    const ResolvedMerge resolved = plan.resolve(*rule, at + name, std::span(&whole, 1), true);
+    return merge::cut(resolved.merge, whole, 2, resolved.heads).part.shape;
+  };
+  CHECK(part("self_attn.q_proj.lora_A.weight", {3, 6}) == Shape{3, 6});
+  CHECK(part("self_attn.q_proj.lora_B.weight", {8, 3}) == Shape{4, 3});
+  CHECK(part("self_attn.v_proj.lora_B.weight", {4, 3}) == Shape{2, 3});
+  CHECK(part("self_attn.o_proj.lora_A.weight", {3, 8}) == Shape{3, 4});
+  CHECK(part("self_attn.o_proj.lora_B.weight", {6, 3}) == Shape{6, 3});
+  CHECK(part("mlp.down_proj.lora_A.weight", {3, 10}) == Shape{3, 5});
 }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/base_model.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/core/quoted.hpp"
+
+namespace muster {
+namespace {
+
+/// As config.json calls it; empty: not one of those that models are loaded as.
+std::string_view torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return "float16";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f32:
+      return "float32";
+    case DType::f64:
+      return "float64";
+    default:
+      return {};
+  }
+}
+
+bool ends_with_any(std::span<const NamedSpec> model, std::initializer_list<std::string_view> ends) {
+  return std::ranges::any_of(model, [&](const NamedSpec& tensor) {
+    return std::ranges::any_of(ends, [&](std::string_view end) { return tensor.name.ends_with(end); });
+  });
+}
+
+bool is_quantised(std::span<const NamedSpec> model) {
+  return std::ranges::any_of(model, [](const NamedSpec& tensor) {
+    const std::string_view dtype = to_string(tensor.spec.dtype);
+    const bool is_narrow = dtype.starts_with("F8") || dtype.starts_with("F4") || is_packed(tensor.spec.dtype);
+    return is_narrow || tensor.name.find("scale") != std::string::npos || tensor.name.ends_with("qweight") ||
+           tensor.name.ends_with("weight_packed") || tensor.name.ends_with("_blocks");
+  });
+}
+
+std::string_view most_used(std::span<const NamedSpec> model) {
+  std::map<std::string_view, std::int64_t> elements;
+  for (const NamedSpec& tensor : model)
+    if (const std::string_view name = torch_name(tensor.spec.dtype); !name.empty())
+      elements[name] += element_count(tensor.spec.shape);
+  const auto most = std::ranges::max_element(elements, {}, [](const auto& item) { return item.second; });
+  return most == elements.end() ? std::string_view() : most->first;
+}
+
+/// Of the config and of those in it that say a dtype of their own.
+bool set_dtype(Config& config, std::string_view dtype) {
+  bool is_changed = false;
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (!config.contains(key) || !config[key].is_string() || config[key].as_string() == dtype) continue;
+    config[key] = std::string(dtype);
+    is_changed = true;
+  }
+  std::vector<std::string> inner;
+  for (const auto& [key, value] : config.as_object())
+    if (value.is_object() && key.ends_with("_config") && key != "quantization_config") inner.push_back(key);
+  for (const std::string& key : inner) is_changed = set_dtype(config[key], dtype) || is_changed;
+  return is_changed;
+}
+
+}  // namespace
+
+void check_base(const Config& config, std::span<const NamedSpec> model, std::vector<std::string>& notes) {
+  const Config* tied = find_in_config(config, "tie_word_embeddings");
+  if (tied == nullptr || tied->type() != Config::Type::boolean) return;
+  const bool has_embeddings = ends_with_any(model, {"embed_tokens.weight", "wte.weight", "word_embeddings.weight"});
+  const bool has_head = ends_with_any(model, {"lm_head.weight", "embed_out.weight"});
+  if (!tied->as_bool() && has_embeddings && !has_head)
+    throw Error(
+        ErrorKind::argument,
+        "config.json says that the head is not tied to the embeddings (\"tie_word_embeddings\" false), and there "
+        "is no lm_head.weight; take the config.json of this model, or set it to true");
+  if (tied->as_bool() && has_head)
+    notes.push_back(
+        "config.json ties the head to the embeddings, and there is a head: programs that load the model leave one of "
+        "the "
+        "two out; a plan's \"tie\" compares them and drops it");
+}
+
+std::optional<std::string> updated_config(const Config& config, std::span<const NamedSpec> model,
+                                          std::vector<std::string>& notes) {
+  Config updated = config;
+  bool is_changed = false;
+  if (const std::string_view dtype = most_used(model); !dtype.empty() && set_dtype(updated, dtype)) {
+    notes.push_back(fmt::format("config.json says {} now, as the tensors are", dtype));
+    is_changed = true;
+  }
+  const bool quantised = is_quantised(model);
+  if (updated.contains("quantization_config") && !quantised) {
+    updated.as_object().erase("quantization_config");
+    notes.push_back("config.json has no \"quantization_config\" any more: none of the tensors is quantised");
+    is_changed = true;
+  } else if (!updated.contains("quantization_config") && quantised) {
+    notes.push_back("tensors are quantised, and config.json has no \"quantization_config\"");
+  }
+  if (!is_changed) return std::nullopt;
+  return to_json(updated, 2) + "\n";
+}
+
+}  // namespace muster

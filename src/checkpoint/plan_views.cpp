@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/plan_views.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "src/core/quoted.hpp"
+#include "src/merge/cast.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::int64_t most_items = 1 << 16;
+
+[[noreturn]] void refuse_view(const std::string& words) {
+  throw Error(ErrorKind::argument, words);
+}
+
+const ViewRule* view_of(const MergePlan& plan, std::string_view name) {
+  const auto view = std::ranges::find_if(plan.views(), [&](const ViewRule& v) { return v.pattern.matches(name); });
+  return view == plan.views().end() ? nullptr : &*view;
+}
+
+std::string with_number(std::string name, std::int64_t number) {
+  const std::size_t at = name.find('#');
+  return at == std::string::npos ? name : name.replace(at, 1, std::to_string(number));
+}
+
+/// A view of the plan with all that it needs to know.
+class Viewing {
+ public:
+  Viewing(const MergePlan& plan, const ViewRule& rule, int ranks)
+      : plan_(plan),
+        rule_(rule),
+        ranks_(ranks),
+        where_(fmt::format("plan {}: view {}", in_quotes(plan.name()), rule.number)) {}
+
+  struct Part {
+    std::string name;
+    merge::View view;
+  };
+
+  /// What a tensor of this shape becomes.
+  [[nodiscard]] std::vector<Part> parts(std::string_view name, const Shape& shape) const {
+    const std::vector<std::string> names = names_of(name);
+    std::vector<Part> all;
+    const merge::View whole(shape);
+    if (!rule_.unstack) {
+      add(whole, names, element_count(shape) == 1, all);
+      return all;
+    }
+    if (shape.empty()) refuse_view("it has no dimension to be taken apart");
+    if (shape.front() > most_items)
+      refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", shape.front(), most_items));
+    for (std::int64_t item = 0; item < shape.front(); ++item) {
+      std::vector<std::string> numbered;
+      for (const std::string& one : names) numbered.push_back(with_number(one, item));
+      add(whole.item(item), numbered, false, all);
+    }
+    return all;
+  }
+
+  [[nodiscard]] std::vector<std::string> names_of(std::string_view name) const {
+    if (rule_.to.empty()) return {std::string(name)};
+    const auto captures = rule_.pattern.captures(name);
+    std::vector<std::string> names;
+    for (const auto& to : rule_.to) names.push_back(to->apply(captures.value()));
+    return names;
+  }
+
+  /// Backwards: the shape of the whole whose parts, of `items` of them, have these shapes.
+  [[nodiscard]] Shape whole_shape(std::span<const Shape> parts, std::int64_t items) const {
+    Shape shape = parts.front();
+    if (rule_.split) {
+      const std::size_t dim = place(rule_.split->dim, shape);
+      shape[dim] = 0;
+      for (const Shape& part : parts.first(rule_.to.size())) shape[dim] += part.at(dim);
+    }
+    if (rule_.transpose && shape.size() >= 2) std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
+    if (rule_.unstack) shape.insert(shape.begin(), items);
+    return shape;
+  }
+
+  [[nodiscard]] const std::string& where() const noexcept { return where_; }
+
+ private:
+  void add(merge::View view, const std::vector<std::string>& names, bool is_one, std::vector<Part>& all) const {
+    if (rule_.transpose) view = view.transposed();
+    for (std::size_t part = 0; part < names.size(); ++part) {
+      // A scale of the whole is one of each part.
+      merge::View mine = rule_.split && !is_one ? split(view, part) : view;
+      if (rule_.permute_rope && !is_one) mine = permuted(mine);
+      all.push_back({names[part], std::move(mine)});
+    }
+  }
+
+  static std::size_t place(std::int64_t dim, const Shape& shape) {
+    const auto dimensions = static_cast<std::int64_t>(shape.size());
+    const std::int64_t place = dim < 0 ? dim + dimensions : dim;
+    if (place < 0 || place >= dimensions)
+      refuse_view(fmt::format("the shape {} has no dimension {}", to_string(shape), dim));
+    return static_cast<std::size_t>(place);
+  }
+
+  [[nodiscard]] merge::View split(const merge::View& view, std::size_t part) const {
+    const ViewRule::Split& split = *rule_.split;
+    const Shape shape = view.shape();
+    const std::int64_t size = shape[place(split.dim, shape)];
+    std::vector<std::int64_t> counts;
+    for (const PlanNumber& count : split.counts) counts.push_back(plan_number(plan_, count, where_));
+    std::int64_t groups = 1;
+    if (split.by == ViewRule::Split::By::heads) {
+      for (std::int64_t& count : counts) count = merge::share_heads(count, ranks_).heads;
+    } else if (split.by == ViewRule::Split::By::groups) {
+      const std::int64_t all = *std::ranges::min_element(counts);
+      for (std::int64_t& count : counts) {
+        if (count % all != 0) refuse_view(fmt::format("{} heads are no multiple of {} groups", count, all));
+        count /= all;
+      }
+      if (all % ranks_ != 0)
+        refuse_view(fmt::format("{} ranks do not divide the {} groups, which are not cut through", ranks_, all));
+      groups = all / ranks_;
+    }
+    const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    if (size % (total * groups) != 0)
+      refuse_view(fmt::format("its size {} along dimension {} is no multiple of {} parts of [{}]", size, split.dim,
+                              groups, fmt::join(counts, ", ")));
+    const std::int64_t unit = size / (total * groups);
+    const std::int64_t begin =
+        std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(part), std::int64_t{0});
+    return view.slice(split.dim, std::vector{groups, total, unit}, 1, begin, counts[part]);
+  }
+
+  [[nodiscard]] merge::View permuted(const merge::View& view) const {
+    const std::int64_t heads = merge::share_heads(plan_number(plan_, *rule_.permute_rope, where_), ranks_).heads;
+    const Shape shape = view.shape();
+    if (shape.empty() || shape.front() % (2 * heads) != 0)
+      refuse_view(fmt::format("the shape {} has no {} heads of two halves", to_string(shape), heads));
+    constexpr std::array<std::size_t, 3> halves_first = {0, 2, 1};
+    return view.reordered(0, std::vector{heads, shape.front() / heads / 2, std::int64_t{2}}, halves_first);
+  }
+
+  const MergePlan& plan_;
+  const ViewRule& rule_;
+  int ranks_;
+  std::string where_;
+};
+
+void set_cast(ViewedTensor& tensor, DType to, bool may_overflow) {
+  const DType from = tensor.stored;
+  if (from == to) return;
+  if (to_string(from).starts_with("F8") || to_string(from).starts_with("F4"))
+    refuse_view(fmt::format("{} is quantised, and is not cast; leave it as it is", to_string(from)));
+  if (!merge::can_cast(from, to)) return;  // integers
+  tensor.spec.dtype = to;
+  tensor.may_overflow = may_overflow;
+}
+
+}  // namespace
+
+ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank,
+                     const std::optional<DType>& dtype) {
+  if (plan.views().empty() && plan.at().empty() && !dtype) return {std::move(rank), {}, {}};
+  ViewedRank viewed{{{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours}, {}, {}};
+  std::map<std::string, std::string> origins;
+  for (std::size_t index = 0; index < rank.tensors.size(); ++index) {
+    const NamedSpec& tensor = rank.tensors[index];
+    std::string_view name = tensor.name;
+    if (!name.starts_with(plan.at())) {
+      viewed.left_out.push_back({index, 0, fmt::format("its name does not begin with {}", in_quotes(plan.at()))});
+      continue;
+    }
+    name.remove_prefix(plan.at().size());
+    const ViewRule* rule = view_of(plan, name);
+    if (rule != nullptr && rule->drop) {
+      viewed.left_out.push_back({index, rule->number, *rule->drop});
+      continue;
+    }
+    try {
+      std::vector<Viewing::Part> parts;
+      const bool moves = rule != nullptr && (rule->unstack || rule->transpose || rule->split || rule->permute_rope);
+      if (moves && is_packed(tensor.spec.dtype)) refuse_view("two of its elements share a byte, and cannot be parted");
+      if (moves)
+        parts = Viewing(plan, *rule, layout.tensor).parts(name, tensor.spec.shape);
+      else
+        parts = {{rule == nullptr ? std::string(name) : Viewing(plan, *rule, layout.tensor).names_of(name).front(),
+                  merge::View(tensor.spec.shape)}};
+      for (Viewing::Part& part : parts) {
+        ViewedTensor view{std::move(part.name), {tensor.spec.dtype, part.view.shape()}, tensor.spec.dtype, false, {}};
+        view.boxes = {part.view.box()};
+        view.boxes.front().source = static_cast<int>(index);
+        if (rule != nullptr && rule->cast) set_cast(view, *rule->cast, rule->may_overflow);
+        if (dtype) set_cast(view, *dtype, rule != nullptr && rule->may_overflow);
+        const auto [other, is_new] = origins.emplace(view.name, tensor.name);
+        if (!is_new)
+          refuse_view(fmt::format("it becomes {}, and so does {}", in_quotes(view.name), in_quotes(other->second)));
+        viewed.tensors.tensors.push_back({view.name, view.spec});
+        viewed.views.push_back(std::move(view));
+      }
+    } catch (const Error& error) {
+      throw error.with_context(rule == nullptr ? fmt::format("tensor {}", in_quotes(tensor.name))
+                                               : fmt::format("plan {}: view {}: tensor {}", in_quotes(plan.name()),
+                                                             rule->number, in_quotes(tensor.name)));
+    }
+  }
+  return viewed;
+}
+
+namespace {
+
+/// A tensor of a rank that is being put together from its parts.
+struct Fused {
+  const ViewRule* rule = nullptr;
+  std::map<std::int64_t, std::vector<std::size_t>> items;  // places of the parts, by the item's number
+};
+
+constexpr std::size_t missing = SIZE_MAX;
+
+/// Finds what a part comes from: the rank's name of the whole, the item and the part.
+class Turning {
+ public:
+  explicit Turning(const MergePlan& plan) : plan_(plan) {
+    for (const ViewRule& rule : plan.views())
+      for (const auto& to : rule.to) {
+        if (!rule.unstack) continue;
+        std::string glob;
+        const std::string& text = to->text();
+        for (std::size_t i = 0; i < text.size(); ++i) {
+          if (text[i] != '$') {
+            glob += text[i];
+            continue;
+          }
+          glob += '*';
+          while (i + 1 < text.size() && text[i + 1] >= '0' && text[i + 1] <= '9') ++i;
+        }
+        numbers_.emplace(to.get(), NumberPattern::parse(glob));
+      }
+  }
+
+  struct Origin {
+    std::string name;
+    const ViewRule* rule = nullptr;
+    std::int64_t item = 0;
+    std::size_t part = 0;
+  };
+  [[nodiscard]] Origin operator()(const std::string& name) const {
+    for (const ViewRule& rule : plan_.views()) {
+      for (std::size_t part = 0; part < rule.to.size(); ++part) {
+        const NewName& to = *rule.to[part];
+        std::int64_t item = 0;
+        std::string generic = name;
+        if (rule.unstack) {
+          const NumberPattern& pattern = numbers_.at(&to);
+          const auto number = pattern.find(name);
+          if (!number) continue;
+          item = *number;
+          generic = hashed(pattern, name, item);
+        }
+        if (!to.fits(generic)) continue;
+        std::string old;
+        try {
+          old = to.old_name(generic);
+        } catch (const Error& error) {
+          throw error.with_context(
+              fmt::format("plan {}: view {} gives the tensor {} its name, and cannot be turned around",
+                          in_quotes(plan_.name()), rule.number, in_quotes(name)));
+        }
+        if (view_of(plan_, old) != &rule) continue;
+        if (with_number(to.apply(rule.pattern.captures(old).value()), item) == name) return {old, &rule, item, part};
+      }
+    }
+    const ViewRule* rule = view_of(plan_, name);
+    if (rule != nullptr && !rule->to.empty())
+      refuse_view(
+          fmt::format("plan {}: view {} takes the tensor {} under the name that ranks would have for it; it has "
+                      "no way back",
+                      in_quotes(plan_.name()), rule->number, in_quotes(name)));
+    return {name, rule, 0, 0};
+  }
+
+ private:
+  /// The name with "#" where its number stands.
+  static std::string hashed(const NumberPattern& pattern, const std::string& name, std::int64_t number) {
+    const std::string other = pattern.replace(name, number == 0 ? 1 : 0);
+    const auto differ = std::ranges::mismatch(name, other);
+    const auto at = static_cast<std::size_t>(differ.in1 - name.begin());
+    std::string text = name;
+    return text.replace(at, std::to_string(number).size(), "#");
+  }
+
+  const MergePlan& plan_;
+  std::map<const NewName*, NumberPattern> numbers_;
+};
+
+ViewedTensor fused_tensor(const MergePlan& plan, const ParallelLayout& layout, const std::string& name,
+                          const Fused& fused, std::span<const NamedSpec> tensors) {
+  const ViewRule& rule = *fused.rule;
+  if (rule.drop) refuse_view("the view drops it");
+  if (rule.cast) refuse_view("what was cast has no way back; leave \"cast\" out of a plan for shards");
+  std::vector<Shape> shapes;
+  std::vector<std::size_t> places;
+  std::int64_t next = 0;
+  for (const auto& [item, parts] : fused.items) {
+    if (item != next++) refuse_view(fmt::format("item {} of it is not there, and item {} is", next - 1, item));
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      if (parts[part] == missing) {
+        const std::string lacking = rule.to[part]->text();
+        refuse_view(fmt::format("a part of it is not there ({})", in_quotes(lacking)));
+      }
+      places.push_back(parts[part]);
+      shapes.push_back(tensors[parts[part]].spec.shape);
+    }
+  }
+  const DType dtype = tensors[places.front()].spec.dtype;
+  for (const std::size_t place : places)
+    if (tensors[place].spec.dtype != dtype)
+      refuse_view(fmt::format("its parts {} and {} have different dtypes", in_quotes(tensors[places.front()].name),
+                              in_quotes(tensors[place].name)));
+  if (rule.split && element_count(shapes.front()) == 1)
+    refuse_view("its parts have a scale of one element each, and the whole would need one of all");
+  const Viewing viewing(plan, rule, layout.tensor);
+  const Shape whole = viewing.whole_shape(shapes, static_cast<std::int64_t>(fused.items.size()));
+  const std::vector<Viewing::Part> parts = viewing.parts(name, whole);
+  ViewedTensor tensor{plan.at() + name, {dtype, whole}, dtype, false, {}};
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (parts[i].view.shape() != shapes[i])
+      refuse_view(fmt::format("its part {} is {}, and would be {}", in_quotes(tensors[places[i]].name),
+                              to_string(shapes[i]), to_string(parts[i].view.shape())));
+    merge::Box box = merge::reversed(parts[i].view.box());
+    box.source = static_cast<int>(places[i]);
+    tensor.boxes.push_back(std::move(box));
+  }
+  return tensor;
+}
+
+}  // namespace
+
+std::vector<ViewedTensor> unview_rank(const MergePlan& plan, const ParallelLayout& layout,
+                                      std::span<const NamedSpec> tensors) {
+  const Turning turn(plan);
+  std::vector<std::string> order;
+  std::map<std::string, Fused> wholes;
+  for (std::size_t place = 0; place < tensors.size(); ++place) {
+    const Turning::Origin origin = turn(tensors[place].name);
+    const auto [whole, is_new] = wholes.try_emplace(origin.name);
+    if (is_new) order.push_back(origin.name);
+    whole->second.rule = origin.rule;
+    const std::size_t parts = origin.rule == nullptr || origin.rule->to.empty() ? 1 : origin.rule->to.size();
+    std::vector<std::size_t>& item = whole->second.items.try_emplace(origin.item, parts, missing).first->second;
+    if (item[origin.part] != missing)
+      refuse_view(fmt::format("the plan gives {} and {} to one tensor of a rank",
+                              in_quotes(tensors[item[origin.part]].name), in_quotes(tensors[place].name)));
+    item[origin.part] = place;
+  }
+  std::vector<ViewedTensor> all;
+  for (const std::string& name : order) {
+    const Fused& fused = wholes.at(name);
+    if (fused.rule == nullptr) {
+      const std::size_t place = fused.items.begin()->second.front();
+      const TensorSpec& spec = tensors[place].spec;
+      ViewedTensor same{plan.at() + name, spec, spec.dtype, false, {merge::View(spec.shape).box()}};
+      same.boxes.front().source = static_cast<int>(place);
+      all.push_back(std::move(same));
+      continue;
+    }
+    try {
+      all.push_back(fused_tensor(plan, layout, name, fused, tensors));
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("plan {}: view {}, turned around: tensor {}", in_quotes(plan.name()),
+                                           fused.rule->number, in_quotes(name)));
+    }
+  }
+  return all;
+}
+
+std::vector<std::vector<ViewedTensor>> views_by_process(std::span<const std::vector<ViewedTensor>> views,
+                                                        std::span<const std::size_t> counts, int processes) {
+  std::vector<std::vector<ViewedTensor>> all(static_cast<std::size_t>(processes));
+  const std::vector<RankSources> firsts = sources_by_rank(counts, processes);
+  for (std::size_t rank = 0; rank < views.size(); ++rank)
+    for (const ViewedTensor& view : views[rank]) {
+      ViewedTensor& added = all[static_cast<std::size_t>(firsts[rank].process)].emplace_back(view);
+      for (merge::Box& box : added.boxes) box.source += static_cast<int>(firsts[rank].first);
+    }
+  return all;
+}
+
+}  // namespace muster

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks' files of other programs, as the formulas of their layouts give them, become HuggingFace's model, and back.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "muster/error.hpp"
+#include "muster/export.hpp"
+#include "muster/load_shard.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "tests/support/checkpoints.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+
+using namespace muster;
+using test::has;
+using test::TemporaryDirectory;
+using test::words_of;
+
+namespace {
+
+/// A matrix (or a vector of one column) of floats.
+struct Matrix {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::vector<float> values;
+  bool is_vector = false;
+  [[nodiscard]] const float& at(std::int64_t r, std::int64_t c) const {
+    return values[static_cast<std::size_t>(r * columns + c)];
+  }
+};
+using Model = std::map<std::string, Matrix>;
+
+Matrix pick(const Matrix& from, std::int64_t rows, std::int64_t columns,
+            const std::function<std::pair<std::int64_t, std::int64_t>(std::int64_t, std::int64_t)>& where) {
+  Matrix out{rows, columns, {}, from.is_vector};
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const auto [y, x] = where(r, c);
+      out.values.push_back(y < from.rows && x < from.columns ? from.at(y, x) : 0.0F);
+    }
+  return out;
+}
+Matrix rows_of_rank(const Matrix& m, int rank, int ranks) {
+  const std::int64_t share = (m.rows + ranks - 1) / ranks;
+  return pick(m, share, m.columns, [&](auto r, auto c) { return std::pair(rank * share + r, c); });
+}
+Matrix columns_of_rank(const Matrix& m, int rank, int ranks) {
+  const std::int64_t share = m.columns / ranks;
+  return pick(m, m.rows, share, [&](auto r, auto c) { return std::pair(r, rank * share + c); });
+}
+Matrix below(const std::vector<Matrix>& parts) {
+  Matrix out{0, parts.front().columns, {}, parts.front().is_vector};
+  for (const Matrix& part : parts) {
+    out.rows += part.rows;
+    out.values.insert(out.values.end(), part.values.begin(), part.values.end());
+  }
+  return out;
+}
+
+constexpr std::int64_t heads = 8;
+constexpr std::int64_t groups = 4;
+constexpr std::int64_t head = 4;
+constexpr std::int64_t hidden = 16;
+constexpr std::int64_t inner = 24;
+constexpr std::int64_t vocabulary = 37;
+constexpr int layers = 2;
+constexpr int experts = 4;
+
+const char* const config_text =
+    R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_attention_heads": 8, "num_key_value_heads": 4,
+"head_dim": 4, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 37, "num_hidden_layers": 2})";
+
+Matrix filled(std::int64_t rows, std::int64_t columns, int salt, bool is_vector = false) {
+  Matrix m{rows, columns, {}, is_vector};
+  for (std::int64_t i = 0; i < rows * columns; ++i) m.values.push_back(static_cast<float>(salt * 4096 + i));
+  return m;
+}
+
+Model model(bool of_experts) {
+  Model all;
+  int salt = 1;
+  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns, bool is_vector = false) {
+    all[name] = filled(rows, columns, salt++, is_vector);
+  };
+  add("model.embed_tokens.weight", vocabulary, hidden);
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string at = "model.layers." + std::to_string(layer) + ".";
+    add(at + "self_attn.q_proj.weight", heads * head, hidden);
+    add(at + "self_attn.k_proj.weight", groups * head, hidden);
+    add(at + "self_attn.v_proj.weight", groups * head, hidden);
+    add(at + "self_attn.q_proj.bias", heads * head, 1, true);
+    add(at + "self_attn.k_proj.bias", groups * head, 1, true);
+    add(at + "self_attn.v_proj.bias", groups * head, 1, true);
+    add(at + "self_attn.o_proj.weight", hidden, heads * head);
+    add(at + "input_layernorm.weight", hidden, 1, true);
+    add(at + "post_attention_layernorm.weight", hidden, 1, true);
+    if (of_experts) {
+      add(at + "mlp.gate.weight", experts, hidden);
+      for (int expert = 0; expert < experts; ++expert) {
+        const std::string mlp = at + "mlp.experts." + std::to_string(expert) + ".";
+        add(mlp + "gate_proj.weight", inner, hidden);
+        add(mlp + "up_proj.weight", inner, hidden);
+        add(mlp + "down_proj.weight", hidden, inner);
+      }
+    } else {
+      add(at + "mlp.gate_proj.weight", inner, hidden);
+      add(at + "mlp.up_proj.weight", inner, hidden);
+      add(at + "mlp.down_proj.weight", hidden, inner);
+    }
+  }
+  add("model.norm.weight", hidden, 1, true);
+  add("lm_head.weight", vocabulary, hidden);
+  return all;
+}
+
+Tensor tensor_of(const Matrix& m) {
+  Tensor tensor = Tensor::allocate(DType::f32, m.is_vector ? Shape{m.rows} : Shape{m.rows, m.columns});
+  std::memcpy(tensor.mutable_data(), m.values.data(), tensor.nbytes());
+  return tensor;
+}
+
+void write_model(const Model& model, const std::string& file) {
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, matrix] : model) tensors.push_back({name, tensor_of(matrix)});
+  test::write_tensors(file, tensors);
+}
+
+void write_config(const std::string& directory) {
+  std::filesystem::create_directory(directory);
+  std::ofstream(directory + "/config.json") << config_text;
+}
+
+Matrix query_key_value_by_groups(const Model& model, const std::string& at, const std::string& kind, int rank,
+                                 int ranks) {
+  std::vector<Matrix> parts;
+  const std::int64_t mine = groups / ranks;
+  for (std::int64_t group = rank * mine; group < (rank + 1) * mine; ++group) {
+    const auto take = [&](const std::string& name, std::int64_t count) {
+      const Matrix& m = model.at(at + "self_attn." + name + "_proj." + kind);
+      parts.push_back(
+          pick(m, count * head, m.columns, [&](auto r, auto c) { return std::pair(group * count * head + r, c); }));
+    };
+    take("q", heads / groups);
+    take("k", 1);
+    take("v", 1);
+  }
+  return below(parts);
+}
+
+/// As vLLM and TensorRT-LLM have them: of fewer heads than ranks each has one.
+Matrix query_key_value_by_heads(const Model& model, const std::string& at, const std::string& kind, int rank,
+                                int ranks) {
+  std::vector<Matrix> parts = {rows_of_rank(model.at(at + "self_attn.q_proj." + kind), rank, ranks)};
+  const int of_keys = std::min(ranks, static_cast<int>(groups));
+  for (const char* name : {"k", "v"})
+    parts.push_back(
+        rows_of_rank(model.at(at + "self_attn." + name + "_proj." + kind), rank / (ranks / of_keys), of_keys));
+  return below(parts);
+}
+
+Matrix gate_and_up(const Model& model, const std::string& at, int rank, int ranks) {
+  return below({rows_of_rank(model.at(at + "gate_proj.weight"), rank, ranks),
+                rows_of_rank(model.at(at + "up_proj.weight"), rank, ranks)});
+}
+
+std::string layer_of(int layer) {
+  return "model.layers." + std::to_string(layer) + ".";
+}
+
+using Files = std::vector<Model>;
+
+Files megatron(const Model& model, const ParallelLayout& layout, bool of_experts) {
+  Files files;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const auto [t, p, e] = layout.place(rank);
+    Model mine;
+    const int tp = layout.tensor;
+    if (p == 0) mine["embedding.word_embeddings.weight"] = rows_of_rank(model.at("model.embed_tokens.weight"), t, tp);
+    const int count = layers / layout.pipeline;
+    for (int i = 0; i < count; ++i) {
+      const std::string at = layer_of(p * count + i);
+      const std::string to = "decoder.layers." + std::to_string(i) + ".";
+      for (const std::string kind : {"weight", "bias"})
+        mine[to + "self_attention.linear_qkv." + kind] = query_key_value_by_groups(model, at, kind, t, tp);
+      mine[to + "self_attention.linear_proj.weight"] = columns_of_rank(model.at(at + "self_attn.o_proj.weight"), t, tp);
+      mine[to + "self_attention.linear_qkv.layer_norm_weight"] = model.at(at + "input_layernorm.weight");
+      if (!of_experts) {
+        mine[to + "mlp.linear_fc1.layer_norm_weight"] = model.at(at + "post_attention_layernorm.weight");
+        mine[to + "mlp.linear_fc1.weight"] = gate_and_up(model, at + "mlp.", t, tp);
+        mine[to + "mlp.linear_fc2.weight"] = columns_of_rank(model.at(at + "mlp.down_proj.weight"), t, tp);
+        continue;
+      }
+      mine[to + "pre_mlp_layernorm.weight"] = model.at(at + "post_attention_layernorm.weight");
+      mine[to + "mlp.router.weight"] = model.at(at + "mlp.gate.weight");
+      const int of_rank = experts / layout.expert;
+      for (int expert = 0; expert < of_rank; ++expert) {
+        const std::string from = at + "mlp.experts." + std::to_string(e * of_rank + expert) + ".";
+        mine[to + "mlp.experts.linear_fc1.weight" + std::to_string(expert)] = gate_and_up(model, from, t, tp);
+        mine[to + "mlp.experts.linear_fc2.weight" + std::to_string(expert)] =
+            columns_of_rank(model.at(from + "down_proj.weight"), t, tp);
+      }
+    }
+    if (p == layout.pipeline - 1) {
+      mine["decoder.final_layernorm.weight"] = model.at("model.norm.weight");
+      mine["output_layer.weight"] = rows_of_rank(model.at("lm_head.weight"), t, tp);
+    }
+    files.push_back(std::move(mine));
+  }
+  return files;
+}
+
+Files vllm(const Model& model, const ParallelLayout& layout, bool) {
+  Files files;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const int tp = layout.tensor;
+    Model mine;
+    for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"})
+      mine[name] = rows_of_rank(model.at(name), rank, tp);
+    mine["model.norm.weight"] = model.at("model.norm.weight");
+    for (int i = 0; i < layers; ++i) {
+      const std::string at = layer_of(i);
+      for (const std::string kind : {"weight", "bias"})
+        mine[at + "self_attn.qkv_proj." + kind] = query_key_value_by_heads(model, at, kind, rank, tp);
+      mine[at + "self_attn.o_proj.weight"] = columns_of_rank(model.at(at + "self_attn.o_proj.weight"), rank, tp);
+      mine[at + "mlp.gate_up_proj.weight"] = gate_and_up(model, at + "mlp.", rank, tp);
+      mine[at + "mlp.down_proj.weight"] = columns_of_rank(model.at(at + "mlp.down_proj.weight"), rank, tp);
+      for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
+        mine[at + norm] = model.at(at + norm);
+    }
+    files.push_back(std::move(mine));
+  }
+  return files;
+}
+
+Files trtllm(const Model& model, const ParallelLayout& layout, bool) {
+  Files files;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const auto [t, p, e] = layout.place(rank);
+    const int tp = layout.tensor;
+    Model mine;
+    if (p == 0) mine["transformer.vocab_embedding.weight"] = model.at("model.embed_tokens.weight");
+    const int count = layers / layout.pipeline;
+    for (int i = 0; i < count; ++i) {
+      const std::string at = layer_of(p * count + i);
+      const std::string to = "transformer.layers." + std::to_string(i) + ".";
+      for (const std::string kind : {"weight", "bias"})
+        mine[to + "attention.qkv." + kind] = query_key_value_by_heads(model, at, kind, t, tp);
+      mine[to + "attention.dense.weight"] = columns_of_rank(model.at(at + "self_attn.o_proj.weight"), t, tp);
+      mine[to + "mlp.fc.weight"] = rows_of_rank(model.at(at + "mlp.gate_proj.weight"), t, tp);
+      mine[to + "mlp.gate.weight"] = rows_of_rank(model.at(at + "mlp.up_proj.weight"), t, tp);
+      mine[to + "mlp.proj.weight"] = columns_of_rank(model.at(at + "mlp.down_proj.weight"), t, tp);
+      mine[to + "input_layernorm.weight"] = model.at(at + "input_layernorm.weight");
+      mine[to + "post_layernorm.weight"] = model.at(at + "post_attention_layernorm.weight");
+    }
+    if (p == layout.pipeline - 1) {
+      mine["transformer.ln_f.weight"] = model.at("model.norm.weight");
+      mine["lm_head.weight"] = rows_of_rank(model.at("lm_head.weight"), t, tp);
+    }
+    files.push_back(std::move(mine));
+  }
+  return files;
+}
+
+Files meta(const Model& model, const ParallelLayout& layout, bool) {
+  // Row 2i + j of a head is HuggingFace's row i of half j.
+  const auto beside = [](const Matrix& m) {
+    return pick(m, m.rows, m.columns, [](auto r, auto c) {
+      const std::int64_t in_head = r % head;
+      return std::pair(r - in_head + (in_head % 2) * (head / 2) + in_head / 2, c);
+    });
+  };
+  Files files;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const int tp = layout.tensor;
+    Model mine;
+    mine["tok_embeddings.weight"] = rows_of_rank(model.at("model.embed_tokens.weight"), rank, tp);
+    mine["output.weight"] = rows_of_rank(model.at("lm_head.weight"), rank, tp);
+    mine["norm.weight"] = model.at("model.norm.weight");
+    for (int i = 0; i < layers; ++i) {
+      const std::string at = layer_of(i);
+      const std::string to = "layers." + std::to_string(i) + ".";
+      mine[to + "attention.wq.weight"] = rows_of_rank(beside(model.at(at + "self_attn.q_proj.weight")), rank, tp);
+      mine[to + "attention.wk.weight"] = rows_of_rank(beside(model.at(at + "self_attn.k_proj.weight")), rank, tp);
+      mine[to + "attention.wv.weight"] = rows_of_rank(model.at(at + "self_attn.v_proj.weight"), rank, tp);
+      mine[to + "attention.wo.weight"] = columns_of_rank(model.at(at + "self_attn.o_proj.weight"), rank, tp);
+      mine[to + "feed_forward.w1.weight"] = rows_of_rank(model.at(at + "mlp.gate_proj.weight"), rank, tp);
+      mine[to + "feed_forward.w3.weight"] = rows_of_rank(model.at(at + "mlp.up_proj.weight"), rank, tp);
+      mine[to + "feed_forward.w2.weight"] = columns_of_rank(model.at(at + "mlp.down_proj.weight"), rank, tp);
+      mine[to + "attention_norm.weight"] = model.at(at + "input_layernorm.weight");
+      mine[to + "ffn_norm.weight"] = model.at(at + "post_attention_layernorm.weight");
+    }
+    files.push_back(std::move(mine));
+  }
+  return files;
+}
+
+struct Sample {
+  std::string plan;
+  std::string layout;
+  Files (*files)(const Model&, const ParallelLayout&, bool);
+  bool of_experts = false;
+};
+
+// Meta's models have no biases.
+void erase_biases(Model& model) {
+  std::erase_if(model, [](const auto& item) { return item.first.ends_with(".bias"); });
+}
+
+}  // namespace
+
+TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes theirs") {
+  const std::vector<Sample> samples = {
+      {"megatron", "1", megatron},
+      {"megatron", "2", megatron},
+      {"megatron", "tp=4,pp=2", megatron},
+      {"megatron", "tp=2,pp=2,ep=2", megatron, true},
+      {"vllm", "2", vllm},
+      {"vllm", "8", vllm},
+      {"trtllm", "tp=2,pp=2", trtllm},
+      {"trtllm", "8", trtllm},
+      {"meta", "1", meta},
+      {"meta", "4", meta},
+  };
+  for (const Sample& sample : samples) {
+    CAPTURE(sample.plan);
+    CAPTURE(sample.layout);
+    const TemporaryDirectory temporary;
+    const std::string given = temporary.path().string() + "/model";
+    const std::string shards = temporary.path().string() + "/shards";
+    write_config(given);
+    write_config(shards);
+    Model whole = model(sample.of_experts);
+    if (sample.files == meta) erase_biases(whole);
+    write_model(whole, given + "/model.safetensors");
+    const ParallelLayout layout = ParallelLayout::parse(sample.layout);
+    const Files files = sample.files(whole, layout, sample.of_experts);
+    for (int rank = 0; rank < layout.ranks(); ++rank)
+      write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, layout.ranks()));
+
+    ExportOptions options;
+    options.layout = layout;
+    export_model(shards, temporary.path().string() + "/out", sample.plan, *single_group(), options);
+    test::check_equal(given, temporary.path().string() + "/out");
+
+    shard_model(given, temporary.path().string() + "/cut", sample.plan, layout);
+    for (int rank = 0; rank < layout.ranks(); ++rank) {
+      CAPTURE(rank);
+      const std::string name = "/" + shard_file_name(rank, layout.ranks());
+      const SafetensorsFile wanted = SafetensorsFile::open(shards + name);
+      const SafetensorsFile cut = SafetensorsFile::open(temporary.path().string() + "/cut" + name);
+      std::map<std::string, std::size_t> places;
+      for (std::size_t i = 0; i < cut.tensors().size(); ++i) places[cut.tensors()[i].name] = i;
+      CHECK(places.size() == wanted.tensors().size());
+      for (std::size_t i = 0; i < wanted.tensors().size(); ++i) {
+        const std::string& tensor = wanted.tensors()[i].name;
+        CAPTURE(tensor);
+        // The way back gives the name of dense models.
+        const bool other_norm = sample.of_experts && tensor.find("pre_mlp_layernorm") != std::string::npos;
+        if (other_norm && !places.contains(tensor)) continue;
+        REQUIRE(places.contains(tensor));
+        CHECK(bitwise_equal(wanted.tensor(i), cut.tensor(places.at(tensor))));
+      }
+      for (const auto& [tensor, loaded] : load_shard(given, sample.plan, layout, rank))
+        CHECK(bitwise_equal(loaded, cut.tensor(places.at(tensor))));
+    }
+    // Cut and joined again, by the plan that the shards remember.
+    export_model(temporary.path().string() + "/cut", temporary.path().string() + "/again", "", *single_group());
+    test::check_equal(given, temporary.path().string() + "/again");
+  }
+}
+
+TEST_CASE("an export casts and selects, and a number that would become infinite ends it with nothing left") {
+  const TemporaryDirectory temporary;
+  const std::string shards = temporary.path().string() + "/shards";
+  write_config(shards);
+  Model whole = model(false);
+  write_model(vllm(whole, {}, false).front(), shards + "/" + shard_file_name(0, 1));
+  ExportOptions options;
+  options.dtype = DType::bf16;
+  options.exclude = "lm_head.*";
+  const ExportReport report =
+      export_model(shards, temporary.path().string() + "/out", "vllm", *single_group(), options);
+  CHECK(report.account.dropped.size() == 1);
+  CHECK(report.account.dropped.front().reason == "it was not selected");
+  const auto tensors = test::tensors_of(temporary.path().string() + "/out");
+  CHECK_FALSE(tensors.contains("lm_head.weight"));
+  const Tensor& keys = tensors.at("model.layers.1.self_attn.k_proj.weight");
+  CHECK(keys.dtype() == DType::bf16);
+  const float first = whole.at("model.layers.1.self_attn.k_proj.weight").at(0, 0);
+  std::uint16_t stored = 0;
+  std::memcpy(&stored, keys.data(), 2);
+  CHECK(std::abs(std::bit_cast<float>(std::uint32_t{stored} << 16) - first) <= first / 256);
+
+  options.dtype = DType::f16;
+  CHECK(
+      has(words_of(ErrorKind::argument,
+                   [&] { export_model(shards, temporary.path().string() + "/no", "vllm", *single_group(), options); }),
+          "is finite and would become infinite"));
+  CHECK_FALSE(std::filesystem::exists(temporary.path().string() + "/no"));
+  options.select = "no such*";
+  CHECK(
+      has(words_of(ErrorKind::argument, [&] { plan_export(shards, "vllm", options); }), "no tensor is left of select"));
+}
+
+TEST_CASE("a head that is tied to the embeddings is compared and left out; another one ends the export") {
+  const TemporaryDirectory temporary;
+  Model whole = model(false);
+  whole["lm_head.weight"] = whole["model.embed_tokens.weight"];
+  const std::string plan = temporary.path().string() + "/plan.json";
+  std::ofstream(plan) << R"({"muster_plan": 1, "extends": "megatron", "rules": [
+      {"match": "lm_head.weight", "action": "tie", "with": "model.embed_tokens.weight"}]})";
+  const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2");
+  for (const bool is_equal : {true, false}) {
+    const std::string shards = temporary.path().string() + (is_equal ? "/equal" : "/other");
+    write_config(shards);
+    if (!is_equal) whole["lm_head.weight"].values.back() += 1;
+    const Files files = megatron(whole, layout, false);
+    for (int rank = 0; rank < 4; ++rank)
+      write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, 4));
+    ExportOptions options;
+    options.layout = layout;
+    const auto merge = [&] { return export_model(shards, shards + "-out", plan, *single_group(), options); };
+    if (is_equal) {
+      const ExportReport report = merge();
+      REQUIRE(report.account.dropped.size() == 1);
+      CHECK(report.account.dropped.front().reason == "it is tied to \"model.embed_tokens.weight\"");
+      CHECK_FALSE(test::tensors_of(shards + "-out").contains("lm_head.weight"));
+    } else {
+      CHECK(has(words_of(ErrorKind::rank_mismatch, merge),
+                "tensor \"model.embed_tokens.weight\": all ranks that have it"));
+    }
+  }
+}
+
+TEST_CASE("a model is written anew with other files, and a base gives what stands around the tensors") {
+  const TemporaryDirectory temporary;
+  const std::string at = temporary.path().string();
+  const Model whole = model(false);
+  write_config(at + "/model");
+  write_model(whole, at + "/model/model.safetensors");
+  ExportOptions options;
+  options.max_shard_size = 20'000;
+  CHECK(export_model(at + "/model", at + "/parts", "", *single_group(), options).account.files == 2);
+  test::check_equal(at + "/model", at + "/parts");
+
+  std::filesystem::create_directory(at + "/base");
+  const std::string base_config =
+      R"({"model_type": "llama", "dtype": "float16", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4,
+      "hidden_size": 16, "vocab_size": 37, "num_hidden_layers": 2, "quantization_config": {"quant_method": "x"}})";
+  std::ofstream(at + "/base/config.json") << base_config;
+  std::ofstream(at + "/base/tokenizer.json") << "{}";
+  std::filesystem::create_directory(at + "/bare");
+  write_model(vllm(whole, {}, false).front(), at + "/bare/" + shard_file_name(0, 1));
+  options = {};
+  options.base = at + "/base";
+  options.dtype = DType::bf16;
+  const ExportReport report = export_model(at + "/bare", at + "/out", "vllm", *single_group(), options);
+  const auto config = read_model_config(at + "/out");
+  REQUIRE(config);
+  CHECK(config->at("dtype").as_string() == "bfloat16");
+  CHECK_FALSE(config->contains("quantization_config"));
+  CHECK(std::filesystem::exists(at + "/out/tokenizer.json"));
+  CHECK(report.account.notes.size() == 2);
+
+  const auto refused = [&](const std::string& text) {
+    std::ofstream(at + "/base/config.json") << text;
+    return words_of(ErrorKind::argument, [&] { plan_export(at + "/bare", "vllm", options); });
+  };
+  std::string other = base_config;
+  CHECK(has(refused(other.replace(other.find("\"vocab_size\": 37"), 16, "\"vocab_size\": 99")), "true size"));
+  other = base_config;
+  CHECK(has(refused(other.replace(other.find("\"num_hidden_layers\": 2"), 22, "\"num_hidden_layers\": 3")),
+            "there is no tensor of layer 2"));
+  Model headless = vllm(whole, {}, false).front();
+  headless.erase("lm_head.weight");
+  write_model(headless, at + "/bare/" + shard_file_name(0, 1));
+  other = base_config;
+  CHECK(has(refused(other.replace(0, 1, "{\"tie_word_embeddings\": false, ")), "there is no lm_head.weight"));
+}
