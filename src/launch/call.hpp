@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What launch_subprocesses() tells the processes that it starts, and what they tell it:
-//  1. The caller writes the call into memory without a name, and starts this program once more as the launcher, which
-//     has no threads and so may fork: MUSTER_CALL in its environment has the descriptors of the memory and of a pipe.
+//  1. The caller writes the call into memory without a name, and starts this program, or the call's own, once more
+//     as the launcher, which has no threads and so may fork: MUSTER_CALL in its environment has the descriptors of the
+//     memory and of a pipe.
 //  2. The launcher is a Job. It forks the ranks, or starts this program once more for each (LaunchMethod). Each rank
 //     has a pipe into which it writes the error that it ends with.
 //  3. When all have ended the launcher writes the failure, if there was one, into the caller's pipe.
