@@ -354,7 +354,8 @@ void ShardSet::check_stored() const {
 
 void ShardSet::open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice) {
   count_ = std::max(found.ranks, 1);
-  for (int rank = process; rank < count_; rank += processes) {
+  const bool is_whole = found.ranks == 0;
+  for (int rank = is_whole ? 0 : process; rank < count_; rank += processes) {
     std::vector<std::string> notes;
     const std::shared_ptr<const foreign::PartedTensors> tensors = open_checkpoint(found, rank, choice, notes);
     add(tensors);
@@ -363,9 +364,11 @@ void ShardSet::open_foreign(const foreign::Found& found, int process, int proces
     for (const TensorEntry& entry : tensors->tensors())
       listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
     for (const std::string& path : tensors->paths()) listing.identity += identity_of(path) + "\n";
+    if (is_whole) whole_ = listing.identity;
+    if (is_whole && process != 0) return;
     listing.layout = found.layout;
     // What is whole needs no plan, but may have one that renames.
-    if (found.ranks == 0) {
+    if (is_whole) {
       listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
       listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
     }

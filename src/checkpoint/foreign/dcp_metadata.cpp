@@ -97,12 +97,15 @@ void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref v
     const auto bytes = pickle.count(member(pickle, value, "length"));
     if (!is_name_beside(file)) refuse_metadata(fmt::format("its file {} is not beside it", in_quotes(file)));
     if (!at || !bytes) refuse_metadata("its place in a file is no number");
-    if (const auto transforms = pickle.find(value, "transform_descriptors"))
-      for (const Pickle::Ref transform : pickle.items(*transforms))
-        refuse_metadata(fmt::format("it is stored through {}, which is not read: save it without extensions",
-                                    in_quotes(pickle.text(transform))),
-                        ErrorKind::unsupported);
     DcpChunk place;
+    if (const auto transforms = pickle.find(value, "transform_descriptors"))
+      for (const Pickle::Ref transform : pickle.items(*transforms)) {
+        if (pickle.text(transform) != "stream.zstd/1" || place.is_zstd)
+          refuse_metadata(fmt::format("it is stored through {}, which is not read: save it without extensions",
+                                      in_quotes(pickle.text(transform))),
+                          ErrorKind::unsupported);
+        place.is_zstd = true;
+      }
     place.at = *at;
     place.bytes = *bytes;
     if (const Pickle::Ref offset = member(pickle, key, "offset"); !pickle.is(offset, PickleKind::none))
@@ -147,6 +150,7 @@ void DcpMetadata::finish() {
       chunk.file = place->file;
       chunk.at = place->at;
       chunk.bytes = place->bytes;
+      chunk.is_zstd = place->is_zstd;
     }
     places = {};
   }

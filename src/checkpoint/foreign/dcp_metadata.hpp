@@ -22,6 +22,7 @@ struct DcpChunk {
   std::uint32_t file = 0;  ///< among the metadata's
   std::uint64_t at = 0;
   std::uint64_t bytes = 0;
+  bool is_zstd = false;  ///< the stretch is a zstd stream
 };
 struct DcpTensor {
   std::string name;

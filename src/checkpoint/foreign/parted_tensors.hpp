@@ -14,6 +14,7 @@
 
 #include "muster/verify.hpp"
 #include "src/checkpoint/tensor_source.hpp"
+#include "src/formats/zip.hpp"
 #include "src/os/file.hpp"
 
 namespace muster::foreign {
@@ -36,18 +37,22 @@ struct BoxItem {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t unpacked = 0;  ///< not 0: it is a zstd stream, of at most so many bytes when it is decoded
 };
 
 /// Of elements without gaps, the last dimension innermost.
 Strides row_major_strides(std::span<const std::int64_t> extents);
 
+class PackedItems;
+
 /// Filled by one thread, then thread-safe.
 class PartedTensors : public TensorSource {
  public:
-  /// Finds the elements of a box of this dtype and these extents. Throws if they are not there.
+  /// Finds the elements of a box of this dtype and these extents in an item of `bytes`; places count from its
+  /// beginning. Throws if they are not there.
   using Locate =
-      std::function<BoxPlace(const os::ReadableFile& file, const BoxItem& item, DType dtype, const Shape& extents)>;
-  explicit PartedTensors(Locate locate = {}) : locate_(std::move(locate)) {}
+      std::function<BoxPlace(const formats::ReadAt& read, std::uint64_t bytes, DType dtype, const Shape& extents)>;
+  explicit PartedTensors(Locate locate = {});
 
   /// A file is there once, however often it is asked for. Throws as os::ReadableFile::open.
   std::uint32_t add_file(const std::string& path);
@@ -99,9 +104,12 @@ class PartedTensors : public TensorSource {
   void check_place(const BoxPlace& place, std::span<const std::int64_t> extents, std::size_t item) const;
   void check_cover(std::size_t tensor) const;
   const BoxPlace& place_of(std::size_t tensor, const Box& box) const;
+  /// Reads what a box's place counts in: a file, or a packed item.
+  [[nodiscard]] formats::ReadAt reader_of(const Box& box) const;
   void read_whole(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* target) const;
 
   Locate locate_;
+  std::shared_ptr<PackedItems> packed_;
   std::vector<os::ReadableFile> files_;
   std::vector<TensorEntry> entries_;
   std::vector<Parts> parts_;

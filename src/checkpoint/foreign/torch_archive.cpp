@@ -126,23 +126,26 @@ bool TorchArchive::is_torch(std::span<const std::byte> head) noexcept {
   return text.starts_with("PK\x03\x04") || (text.size() > 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5);
 }
 
-TorchArchive TorchArchive::open(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes) {
-  if (begin > file.bytes() || bytes > file.bytes() - begin) refuse_archive("it reaches past the end of the file");
+TorchArchive TorchArchive::open(const os::ReadableFile& file) {
   std::array<std::byte, 4> head{};
-  if (bytes < head.size()) refuse_archive("it is too short for what torch.save writes");
-  file.read_at(begin, head);
+  if (file.bytes() < head.size()) refuse_archive("it is too short for what torch.save writes");
+  file.read_at(0, head);
   if (!is_torch(head)) refuse_archive("it is nothing that torch.save writes");
-  TorchArchive archive;
   if (head[0] == std::byte{'P'})
-    archive.open_zip(file, begin, bytes);
-  else
-    archive.open_legacy(file);
+    return open_zip([&file](std::uint64_t at, std::span<std::byte> target) { file.read_at(at, target); }, file.bytes());
+  TorchArchive archive;
+  archive.open_legacy(file);
   return archive;
 }
 
-void TorchArchive::open_zip(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes) {
-  formats::ZipArchive zip(
-      [&file, begin](std::uint64_t at, std::span<std::byte> target) { file.read_at(begin + at, target); }, bytes);
+TorchArchive TorchArchive::open_zip(const formats::ReadAt& read, std::uint64_t bytes) {
+  TorchArchive archive;
+  archive.read_zip(read, bytes);
+  return archive;
+}
+
+void TorchArchive::read_zip(const formats::ReadAt& read, std::uint64_t bytes) {
+  formats::ZipArchive zip(read, bytes);
   const auto is_below = [](std::string_view name, std::string_view end) {
     return name.ends_with(end) && name.find('/') == name.size() - end.size();
   };
@@ -164,8 +167,7 @@ void TorchArchive::open_zip(const os::ReadableFile& file, std::uint64_t begin, s
     if (!entry.name.starts_with(root))
       refuse_archive(fmt::format("entry {} is beside {}", in_quotes(entry.name), root));
     if (entry.name.starts_with(storage_prefix))
-      storages_.emplace(entry.name.substr(storage_prefix.size()),
-                        StoredBytes{begin + entry.begin, entry.bytes, entry.crc});
+      storages_.emplace(entry.name.substr(storage_prefix.size()), StoredBytes{entry.begin, entry.bytes, entry.crc});
     if (entry.name == root + "byteorder") {
       const std::vector<std::byte> order = zip.read(entry, 16);
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")

@@ -45,9 +45,11 @@ struct TorchTensor {
 /// As long as the file. Immutable.
 class TorchArchive {
  public:
-  /// Reads a stretch of a file: by its first bytes a zip archive or the older format, which has to go to the end of the
-  /// file. Throws Error(corrupt | unsupported), and Error(io).
-  static TorchArchive open(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes);
+  /// A file, by its first bytes a zip archive or of the older format. Throws Error(corrupt | unsupported), and
+  /// Error(io).
+  static TorchArchive open(const os::ReadableFile& file);
+  /// A zip archive of `bytes`. Throws likewise, and what `read` throws.
+  static TorchArchive open_zip(const formats::ReadAt& read, std::uint64_t bytes);
   /// Whether bytes that a file begins with are those of either format.
   static bool is_torch(std::span<const std::byte> head) noexcept;
 
@@ -66,7 +68,7 @@ class TorchArchive {
     std::optional<DType> dtype;  ///< none: untyped
     std::uint64_t bytes = 0;
   };
-  void open_zip(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes);
+  void read_zip(const formats::ReadAt& read, std::uint64_t bytes);
   void open_legacy(const os::ReadableFile& file);
   [[nodiscard]] StoragePid read_pid(Pickle::Ref ref) const;
 

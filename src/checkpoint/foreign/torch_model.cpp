@@ -16,7 +16,7 @@
 
 namespace muster::foreign {
 TorchArchive open_torch_file(const os::ReadableFile& file) {
-  return with_file("reading", file.path(), [&] { return TorchArchive::open(file, 0, file.bytes()); });
+  return with_file("reading", file.path(), [&] { return TorchArchive::open(file); });
 }
 
 void add_torch_tensor(PartedTensors& tensors, std::uint32_t file, const TorchArchive& archive, const std::string& name,
