@@ -179,8 +179,9 @@ int show_plan(const ExportArguments& arguments) {
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, arguments.options);
   const bool is_asked = arguments.json || !arguments.report.empty();
   const std::string json = is_asked ? inspect::json_report(inspect::account_tree(account)) : std::string();
-  print(arguments.json ? json : inspect::notes_lines(account.notes) + inspect::account_table(account, output_style()));
-  if (!arguments.json) print(forecast(account, arguments));
+  print(arguments.json ? json
+                       : inspect::notes_lines(account.notes) + forecast(account, arguments) +
+                             inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;
 }

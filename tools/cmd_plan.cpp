@@ -16,6 +16,7 @@
 #include "muster/plan.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/plan_suggest.hpp"
+#include "src/checkpoint/plan_views.hpp"
 #include "src/core/quoted.hpp"
 #include "src/inspect/output.hpp"
 #include "tools/commands.hpp"
@@ -77,6 +78,12 @@ Trial try_plan(const MergePlan& plan, const std::string& model_dir) {
     // Read backwards, nothing comes of what a rule drops.
     if (!used.contains(&rule) && !is_builtin_rule(rule) && !is_left_out(rule)) trial.unused.push_back(&rule);
   attempt([&] { check_against_config(plan, specs); });
+  if (!plan.views().empty())
+    attempt([&] {
+      std::vector<NamedSpec> wholes;
+      for (const Trial::Taken& taken : trial.taken) wholes.push_back({taken.origin, taken.tensor.spec});
+      unview_rank(plan, {}, wholes);
+    });
   return trial;
 }
 

@@ -14,8 +14,8 @@ inline constexpr int done_unsaid = 3;  ///< it is done, and what was to be print
 
 /// What --plan is, for every command that has it.
 inline constexpr const char* plan_help =
-    "How ranks share tensors: by config.json (auto), a built-in plan, or a JSON file";
-inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|moe|FILE";
+    "How ranks share tensors: by config.json (auto), a built-in plan (docs/plans.md), or a JSON file";
+inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|megatron|moe|vllm|FILE";
 inline constexpr const char* compress_type = "none|zstd|...";
 
 /// What --at and --shards are, likewise.

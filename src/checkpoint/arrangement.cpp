@@ -288,8 +288,9 @@ class Arranging {
 
   /// Of the scale's ranks; empty if it is none, or not all of them have its weight.
   [[nodiscard]] std::vector<TensorSpec> weight_specs(std::string_view scale, std::span<const SourceRef> sources) const {
-    const auto name = weight_of_scale(scale);
-    const auto found = name ? by_name_.find(*name) : by_name_.end();
+    auto found = by_name_.end();
+    for (const std::string& name : weights_of_scale(scale))
+      if (found == by_name_.end()) found = by_name_.find(name);
     if (found == by_name_.end()) return {};
     std::vector<TensorSpec> specs;
     const std::vector<SourceRef>& refs = found_[found->second].refs;

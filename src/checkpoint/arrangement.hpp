@@ -89,8 +89,8 @@ void note_names(std::vector<std::string>& notes, const std::vector<std::string>&
 /// Says in the notes which rules of a plan that is not built in are no tensor's.
 void note_unused_rules(const MergePlan& plan, Arrangement& arrangement);
 
-/// The name of the weight that a quantisation scale has by its own name; none if it has none.
-std::optional<std::string> weight_of_scale(std::string_view name);
+/// The names that the weight of a quantisation scale may have, by the scale's own name; none if it is no scale.
+std::vector<std::string> weights_of_scale(std::string_view name);
 
 /// "a", "b" and 3 more.
 std::string some_names(std::vector<std::string> names);

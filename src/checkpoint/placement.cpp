@@ -103,9 +103,9 @@ class Cutter {
 
  private:
   [[nodiscard]] const WholeTensor* weight_of(const WholeTensor& scale) const {
-    const auto name = weight_of_scale(scale.origin);
-    const auto found = name ? by_name_.find(*name) : by_name_.end();
-    return found == by_name_.end() ? nullptr : found->second;
+    for (const std::string& name : weights_of_scale(scale.origin))
+      if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second;
+    return nullptr;
   }
 
   [[nodiscard]] Cutting cut(const WholeTensor& whole, const WholeTensor* weight) const {

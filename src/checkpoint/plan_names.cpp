@@ -337,11 +337,15 @@ void note_unused_rules(const MergePlan& plan, Arrangement& arrangement) {
                                             unused.size() == 1 ? "" : "s", fmt::join(unused, ", ")));
 }
 
-std::optional<std::string> weight_of_scale(std::string_view name) {
+std::vector<std::string> weights_of_scale(std::string_view name) {
   for (const std::string_view part : {".weight_scale", ".weight_quantizer."})
-    if (const std::size_t at = name.rfind(part); at != std::string_view::npos)
-      return std::string(name.substr(0, at)) + ".weight";
-  return std::nullopt;
+    if (const std::size_t at = name.rfind(part); at != std::string_view::npos) {
+      const std::string module(name.substr(0, at));
+      return {module + ".weight", module + ".weight_packed"};
+    }
+  for (const std::string_view end : {".scales", ".qzeros"})
+    if (name.ends_with(end)) return {std::string(name.substr(0, name.size() - end.size())) + ".qweight"};
+  return {};
 }
 
 std::string some_names(std::vector<std::string> names) {

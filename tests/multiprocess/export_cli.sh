@@ -40,11 +40,30 @@ refused "no rule matches" "$program" export shards --plan bert --out new
 refused "no rule matches" "$program" run -n 4 -- "$program" export shards --plan bert --out new
 "$program" run -n 3 -- "$program" export shards --plan llama --out three > /dev/null || fail "3 ranks for 4 shards"
 "$program" diff model three > /dev/null || fail "three differs"
-refused "no shards" "$program" export model --plan llama --out new
+mkdir empty
+refused "no shards" "$program" export empty --plan llama --out new
 refused "nowhere" "$program" shard nowhere --ranks 4 --plan llama --out new
 refused "nowhere" "$program" export nowhere --plan llama --out new
 refused "make it first" "$program" export shards --plan llama --out no/new
 refused "the layout" "$program" shard model --ranks 0 --plan llama --out new
+
+# A model is written anew; what stands around the tensors comes from a base; ranks of another program go both ways.
+"$program" export model --max-shard-size 1MB --out anew > /dev/null || fail "export of a model"
+"$program" diff model anew > /dev/null || fail "anew differs"
+[ -f anew/model.safetensors.index.json ] || fail "anew is one file"
+"$program" shard model --layout tp=2,pp=2 --plan megatron --out megatron > /dev/null || fail "shard for megatron"
+"$program" diff model megatron > /dev/null || fail "megatron differs"
+rm megatron/config.json
+refused "needs \"num_attention_heads\" of config.json, which is not there" "$program" export megatron --out new
+"$program" run -n 3 -- "$program" export megatron --base model --out based > /dev/null || fail "export with a base"
+"$program" diff model based > /dev/null || fail "based differs"
+cmp -s model/config.json based/config.json || fail "config.json of based"
+refused "export a checkpoint, and cut that" "$program" export megatron --base model --ranks 2 --out new
+refused "no tensor is left" "$program" export shards --plan llama --dtype F16 --select nothing --out new
+"$program" export shards --plan llama --dtype F32 --select '*norm*' --out norms > "$out" || fail "export of some"
+grep -q "note: config.json says float32 now" "$out" || fail "no note of the dtype: $(cat "$out")"
+"$program" plan suggest model > "$out" 2> "$err" || fail "plan suggest"
+grep -q '"extends": "llama"' "$out" && grep -q "unsure" "$err" || fail "plan suggest said: $(cat "$out" "$err")"
 
 # Shards remember their plan, and say what is odd; shards from elsewhere do not.
 "$program" shard model --ranks 6 --plan auto --dry-run > "$out" 2> "$err" || fail "shard --dry-run"
@@ -88,6 +107,7 @@ before=$(ls -A)
 "$program" export shards --plan auto --dry-run > .log/table || fail "--dry-run"
 grep -q "model.layers.0.self_attn.o_proj.weight .*concat .*ranks 0-3 BF16" .log/table || fail "no o_proj in: $(head -5 .log/table)"
 tail -1 .log/table | grep -q "tensors of 4 ranks .* merged into" || fail "no sums in the table"
+grep -q "^would write .* of memory" .log/table || fail "no forecast in the table"
 "$program" export shards --plan auto --dry-run --json > .log/plan.json || fail "--dry-run --json"
 [ "$(ls -A)" = "$before" ] || fail "--dry-run left something"
 "$program" export shards --plan auto --out counted --report .log/report.json --checksums --json > .log/said.json || fail "--report"

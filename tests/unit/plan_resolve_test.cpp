@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -217,8 +218,8 @@ TEST_CASE("a plan may extend a built-in one") {
   CHECK(action_name(plan.find("norm.weight")->action) == "first");
   CHECK(std::get<ConcatAction>(plan.find("layers.0.mlp.down_proj.weight")->action).dim == 1);
   CHECK(plan.layers()->pattern.text() == llama.layers()->pattern.text());
-  // Four rules for q_proj and one for norms are never reached.
-  CHECK(plan.rules().size() == 3 + llama.rules().size() - 5);
+  // Six rules for q_proj and one for norms are never reached.
+  CHECK(plan.rules().size() == 3 + llama.rules().size() - 7);
   // What shards remember says all of it, whatever becomes of the built-in plan.
   const MergePlan again = MergePlan::parse(plan.text(), "again");
   CHECK(again.rules().size() == plan.rules().size());
@@ -318,6 +319,65 @@ TEST_CASE("a suggested plan has a rule for every tensor, and says what it is uns
   CHECK(dim("net.blk.1.back.bias") == -1);
   CHECK(std::ranges::any_of(alone.unsure,
                             [](const std::string& words) { return words.find("square") != std::string::npos; }));
+}
+
+TEST_CASE("packed weights of AWQ, GPTQ and compressed-tensors come back from ranks, and groups are not cut through") {
+  const Config config =
+      parse_json(R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "hidden_size": 128})");
+  const auto tensors_of = [](const std::string& format) {
+    std::vector<NamedSpec> all;
+    const auto add = [&](const std::string& module, const char* name, DType dtype, Shape shape) {
+      all.push_back({"model.layers.0." + module + "." + name, {dtype, std::move(shape)}});
+    };
+    const auto matrix = [&](const std::string& module, std::int64_t in, std::int64_t out) {
+      constexpr std::int64_t group = 32;
+      if (format == "compressed") {
+        add(module, "weight_packed", DType::i32, {out, in / 8});
+        add(module, "weight_scale", DType::bf16, {out, in / group});
+        add(module, "weight_shape", DType::i64, {2});
+        return;
+      }
+      add(module, "qweight", DType::i32, format == "awq" ? Shape{in, out / 8} : Shape{in / 8, out});
+      add(module, "scales", DType::f16, {in / group, out});
+      add(module, "qzeros", DType::i32, {in / group, out / 8});
+      if (format == "gptq") add(module, "g_idx", DType::i32, {in});
+    };
+    matrix("self_attn.q_proj", 128, 128);
+    matrix("self_attn.k_proj", 128, 64);
+    matrix("self_attn.v_proj", 128, 64);
+    matrix("self_attn.o_proj", 128, 128);
+    matrix("mlp.gate_proj", 128, 192);
+    matrix("mlp.up_proj", 128, 192);
+    matrix("mlp.down_proj", 192, 128);
+    return all;
+  };
+  for (const char* plan_name : {"llama", "moe"}) {
+    const MergePlan plan = MergePlan::load(plan_name, &config);
+    for (const std::string format : {"awq", "gptq", "compressed"}) {
+      CAPTURE(format);
+      const std::vector<NamedSpec> model = tensors_of(format);
+      const Placement placement = place(plan, {.tensor = 2}, wholes_of(plan, model));
+      std::vector<RankTensors> shards;
+      for (std::size_t rank = 0; rank < 2; ++rank) {
+        RankTensors& shard = shards.emplace_back(RankTensors{{}, placement.padded[rank], placement.heads[rank], true});
+        for (const PlacedTensor& placed : placement.ranks[rank]) {
+          const merge::Cut& cut = placement.cuts[placed.whole];
+          shard.tensors.push_back({placed.name, cut.part});
+          // Of what is not the same on both ranks each has half.
+          const std::int64_t whole = element_count(model[placed.whole].spec.shape);
+          if (cut.part.shape != model[placed.whole].spec.shape) CHECK(element_count(cut.part.shape) * 2 == whole);
+        }
+      }
+      std::map<std::string, Shape> wanted;
+      for (const NamedSpec& tensor : model) wanted[tensor.name] = tensor.spec.shape;
+      const Arrangement arrangement = arrange(plan, {.tensor = 2}, shards);
+      CHECK(arrangement.tensors.size() == model.size());
+      for (const ArrangedTensor& tensor : arrangement.tensors) CHECK(tensor.layout.target.shape == wanted[tensor.name]);
+      // 192 inputs are 6 groups of 32: not to be had by 4 ranks.
+      CHECK(has(words_of(ErrorKind::argument, [&] { place(plan, {.tensor = 4}, wholes_of(plan, model)); }),
+                "cuts through its blocks"));
+    }
+  }
 }
 
 TEST_CASE("adapters are cut as their weights are") {
