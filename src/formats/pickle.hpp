@@ -41,7 +41,7 @@ class Pickle {
 
   /// Reads one pickle of protocol 2 to 5 from the beginning of `bytes`; `used` gets its length, or everything has to be
   /// used if it is null. Throws Error(corrupt) that says what is wrong at which byte, Error(unsupported) on opcodes
-  /// that no writer of tensors needs, and on names that run programs. Memory is at most some 20 bytes for each of
+  /// that no writer of tensors needs, and on names that run programs. Memory is at most some 30 bytes for each of
   /// `bytes`.
   static Pickle parse(std::span<const std::byte> bytes, std::size_t* used = nullptr);
 

@@ -54,4 +54,8 @@ says 0 "cut into 2 shards" "$program" shard in --ranks 2 --plan plan.json --out 
 says 0 "merged into 2" "$program" export shards --out back
 cmp -s alone/model.safetensors back/model.safetensors || fail "shards of a foreign checkpoint came back with other bytes"
 says 2 "muster export ranks --plan plan.json --to 2 --out DIR" "$program" shard ranks --ranks 2 --plan plan.json --out other
+says 0 "good: 2 tensors of 2 files" "$program" verify in
+mkdir odd && mv ranks/rank0.safetensors odd/a0.safetensors && mv ranks/rank1.safetensors odd/a1.safetensors
+says 0 "good: 4 tensors of 2 files" "$program" verify odd --shards 'a{rank}.safetensors'
+
 finish

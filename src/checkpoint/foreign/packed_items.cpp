@@ -27,7 +27,7 @@ std::shared_ptr<PackedItems::Open> PackedItems::open(const os::ReadableFile& fil
   const std::uint64_t memory = std::min(item.unpacked, 2 * formats::ZstdStream::most_kept) + memory_of_decoder;
   open_.emplace_front(
       new Open{item.file, item.begin, memory, {}, formats::ZstdStream(read, item.bytes, item.unpacked)});
-  const std::shared_ptr<Open> opened = open_.front();
+  std::shared_ptr<Open> opened = open_.front();
   std::uint64_t all = 0;
   for (auto place = open_.begin(); place != open_.end();) {
     all += (*place)->memory;

@@ -61,7 +61,8 @@ std::uint64_t PartedTensors::verify(const ProgressCallback& progress,
     return std::tuple(reading.file, reading.stored.begin, reading.stored.crc == 0 ? reading.tensor + 1 : 0);
   };
   std::ranges::sort(readings, {}, [&](const Reading& reading) { return std::pair(key(reading), reading.tensor); });
-  readings.erase(std::ranges::unique(readings, {}, key).begin(), readings.end());
+  const auto is_same = [&](const Reading& a, const Reading& b) { return key(a) == key(b); };
+  readings.erase(std::unique(readings.begin(), readings.end(), is_same), readings.end());
   const auto bytes_of = [&](const Reading& reading) {
     return reading.stored.crc == 0 ? entries_[reading.tensor].bytes : reading.stored.bytes;
   };
