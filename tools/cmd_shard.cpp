@@ -54,7 +54,9 @@ void add_shard_command(CLI::App& app, int& /*status*/) {
   CLI::App* command =
       app.add_subcommand("shard", "Cut a checkpoint into one file a rank, or into the states of a workspace");
   auto arguments = std::make_shared<ShardArguments>();
-  command->add_option("model", arguments->model, "The checkpoint: a directory in HuggingFace's layout")
+  command
+      ->add_option("model", arguments->model,
+                   "The checkpoint: a directory in HuggingFace's layout, or a foreign checkpoint that is whole")
       ->required()
       ->type_name("MODEL_DIR");
   command
@@ -71,6 +73,7 @@ void add_shard_command(CLI::App& app, int& /*status*/) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
       ->capture_default_str()
       ->type_name(compress_type);
+  command->add_option("--at", arguments->options.at, at_help)->type_name("KEY");
   command->add_flag("--dry-run", arguments->options.dry_run, "Show what would be cut, and any notes; write nothing");
   add_alone_flag(*command);
   command->footer(

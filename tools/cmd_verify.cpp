@@ -24,6 +24,7 @@ struct VerifyArguments {
   bool headers_only = false;
   bool write_checksums = false;
   bool json = false;
+  VerifyOptions options;
 };
 
 int write_all_checksums(const VerifyArguments& arguments) {
@@ -40,7 +41,10 @@ int verify_all(const VerifyArguments& arguments) {
   for (const std::string& path : arguments.paths) {
     std::optional<VerifyReport> report;
     try {
-      report = verify(path, {.checksums = !arguments.headers_only, .progress = progress_bar()});
+      VerifyOptions options = arguments.options;
+      options.checksums = !arguments.headers_only;
+      options.progress = progress_bar();
+      report = verify(path, options);
     } catch (const Error& error) {
       // The others can be verified, whatever this one is.
       if (arguments.paths.size() == 1) throw;
@@ -71,6 +75,8 @@ void add_verify_command(CLI::App& app, int& status) {
       command->add_flag("--headers-only", arguments->headers_only, "Do not read tensors for their checksums");
   auto* write = command->add_flag("--write-checksums", arguments->write_checksums,
                                   "Make muster.checksums.json beside a checkpoint that is whole");
+  command->add_option("--at", arguments->options.at, at_help)->type_name("KEY");
+  command->add_option("--shards", arguments->options.shards, shards_help)->type_name("PATTERN");
   add_alone_flag(*command);
   auto* json = command->add_flag("--json", arguments->json, "JSON for programs");
   write->excludes(headers)->excludes(json);

@@ -33,6 +33,7 @@ struct ShardOptions {
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< of states; none: not compressed
   std::string carry = {};              ///< which files that are no weights go along (model_dir.hpp)
+  std::string at = {};                 ///< of a foreign checkpoint, as for an export
   /// Unfinished outputs for the same `out` that processes of other hosts left, and that have not changed for so long,
   /// are removed, or gone on with (`resume`); none: only what is proved to be nobody's, because its process was on this
   /// host.
@@ -54,7 +55,8 @@ struct ShardReport {
   double seconds = 0;
 };
 
-/// Cuts the model in `model_dir` (HuggingFace's layout) by the plan, backwards, into rank-00000-of-0000N.safetensors
+/// Cuts the model in `model_dir` (HuggingFace's layout, or a foreign checkpoint that is whole) by the plan, backwards,
+/// into rank-00000-of-0000N.safetensors
 /// ... and copies the files beside the weights (`carry`). `plan` is a built-in plan's name, "auto" or a file. `out`
 /// appears whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded
 /// with zeros; its true size stands in each shard's metadata, as do the plan and checksums (docs/plans.md). Attention

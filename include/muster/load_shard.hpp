@@ -14,6 +14,8 @@ namespace muster {
 
 struct LoadShardOptions {
   ProgressCallback progress = {};
+  /// As ShardOptions::at.
+  std::string at = {};
   /// A stop request ends it: Error(cancelled).
   std::stop_token stop = {};
 };

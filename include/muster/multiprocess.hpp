@@ -87,6 +87,9 @@ struct SubprocessOptions {
   std::string setup = {};
   /// The first rank that is started here, of a larger world whose other ranks others start: local_world_size ranks.
   int rank_offset = 0;
+  /// What is started in place of this program: a command that comes to run_launched_function(), such as an interpreter
+  /// with a script. Its functions need LaunchMethod::spawn.
+  std::vector<std::string> program = {};
   /// As launch_local() has them: environment, output (`inherit` is `lines`), log_directory, tee, grace, kill_after,
   /// timeout. The others are not looked at.
   LaunchOptions launch = {};
@@ -101,7 +104,8 @@ struct SubprocessOptions {
 /// other rank. Error(timeout) after launch.timeout. No process is left.
 ///
 /// Local; any thread. Throws Error(argument) before anything is started if the function is not registered or the
-/// config cannot be, or if main() has not called run_launched_function().
+/// config cannot be, or if main() has not called run_launched_function(); Error(cancelled) where the hook of
+/// muster/interrupt.hpp ends the wait: the ranks have `grace` then, SIGTERM, `kill_after`, SIGKILL.
 void launch_subprocesses(std::string_view function, const MultiprocessConfig& config,
                          const SubprocessOptions& options = {});
 /// The same with a command, which has the environment alone. Throws Error(not_found) if it is not there.

@@ -42,8 +42,8 @@ struct VerifyReport {
   std::uint64_t files = 0;                   ///< with tensors, that could be opened
   std::uint64_t tensors = 0;                 ///< in them
   std::uint64_t bytes = 0;                   ///< of these
-  bool has_checksums = false;                ///< beside a checkpoint, or in state files
-  std::uint64_t checked = 0;                 ///< tensors whose bytes were read and compared with their checksum
+  bool has_checksums = false;                ///< beside a checkpoint, in state files, or in a foreign checkpoint's
+  std::uint64_t checked = 0;                 ///< tensors whose bytes were read and compared with checksums
   std::vector<VerifyProblem> problems = {};  ///< at most 10,000
   std::uint64_t problems_left_out = 0;       ///< beyond these
 
@@ -53,6 +53,9 @@ struct VerifyReport {
 struct VerifyOptions {
   bool checksums = true;           ///< read all tensors where there are checksums; false: headers only
   ProgressCallback progress = {};  ///< of the reading
+  /// Of a foreign checkpoint: what of it is meant (export.hpp).
+  std::string at = {};
+  std::string shards = {};
 };
 
 /// `path`: a directory in HuggingFace's layout (with rank-00000-of-0000N.safetensors and no model beside them: shards

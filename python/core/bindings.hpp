@@ -30,6 +30,7 @@ void bind_tensors(nb::module_& module);
 void bind_files(nb::module_& module);
 void bind_groups(nb::module_& module);
 void bind_gathers(nb::module_& module);
+void bind_launches(nb::module_& module);
 void bind_traces(nb::module_& module);
 
 /// What a Python exception says: the failure that it is made of if it is one of muster.errors, else one of the kind

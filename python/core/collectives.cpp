@@ -119,7 +119,8 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
             without_gil([&] { self.all_reduce(own, how, options_of(timeout)); });
           },
           nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "In place. `op`: sum, product, min, max, average.")
+          "In place: each element becomes that of all ranks by `op` (sum, product, min, max, average), the same bits "
+          "on all.")
       .def(
           "all_reduce_into",
           [](ProcessGroup& self, nb::handle out, nb::handle tensor, const std::string& op, Seconds timeout) {
@@ -128,7 +129,8 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
             const ReduceOp how = op_of(self, op);
             without_gil([&] { self.all_reduce_into(target, own, how, options_of(timeout)); });
           },
-          nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "all_reduce() of `tensor` into `out`, of its dtype and shape.")
       .def(
           "reduce",
           [](ProcessGroup& self, nb::handle tensor, int root, const std::string& op, Seconds timeout) {
@@ -155,7 +157,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
             without_gil([&] { self.reduce_scatter_into(target, own, how, options_of(timeout)); });
           },
           nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Along dimension 0.")
+          "This rank's of size equal slices of the reduced tensor, along dimension 0, into `out`.")
       .def(
           "all_gather_into",
           [](ProcessGroup& self, nb::handle out, nb::handle tensor, Seconds timeout) {
@@ -169,7 +171,8 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
             }
           },
           nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "`out`: one tensor, along dimension 0, or a list of one for each rank.")
+          "`out`: one tensor, size times as long along dimension 0, or a list of one for each rank, whose extents of "
+          "dimension 0 may differ.")
       .def(
           "gather_into",
           [](ProcessGroup& self, nb::handle out, nb::handle tensor, int root, Seconds timeout) {
@@ -201,7 +204,8 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
             const Tensor own = tensor_for(self, tensor);
             without_gil([&] { self.all_to_all_into(target, own, options_of(timeout)); });
           },
-          nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none());
+          nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "all_to_all() into `out`, of the tensor's dtype and shape, and not its memory.");
 }
 
 void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
@@ -241,7 +245,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
             const Tensor own = tensor_for(self, tensor);
             return without_gil([&] { return self.all_gather(own, dim, options_of(timeout)); });
           },
-          nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "All ranks' tensors, of one dtype and shape, joined along `dim` in their order; on all ranks.")
       .def(
           "all_gatherv",
           [](ProcessGroup& self, nb::handle tensor, int dim, const std::optional<Sizes>& sizes, Seconds timeout) {
@@ -250,7 +255,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
                 [&] { return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options_of(timeout)); });
           },
           nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("sizes") = nb::none(),
-          nb::arg("timeout") = nb::none(), "The extents along `dim` may differ.")
+          nb::arg("timeout") = nb::none(),
+          "As all_gather(); the extents along `dim` may differ. `sizes`: those of all ranks, if they are known.")
       .def(
           "gather",
           [](ProcessGroup& self, nb::handle tensor, int root, int dim, Seconds timeout) {
@@ -265,14 +271,17 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
             const Tensor own = tensor_for(self, tensor);
             return object_of(without_gil([&] { return self.gatherv(own, root, dim, options_of(timeout)); }));
           },
-          nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "As gather(); the extents along `dim` may differ.")
       .def(
           "all_to_all",
           [](ProcessGroup& self, nb::handle tensor, Seconds timeout) {
             const Tensor own = tensor_for(self, tensor);
             return without_gil([&] { return self.all_to_all(own, options_of(timeout)); });
           },
-          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(), "Along dimension 0, in equal slices.")
+          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "Cut along dimension 0 into size equal slices: the result has this rank's slice of each rank's tensor, in "
+          "their order.")
       .def(
           "all_to_allv",
           [](ProcessGroup& self, nb::handle tensor, const Sizes& rows, Seconds timeout) {
@@ -282,7 +291,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
             return nb::make_tuple(std::move(result), received);
           },
           nb::arg("tensor"), nb::arg("rows"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "`rows`: how many go to each rank. Returns the rows of all, and how many came from each.")
+          "`rows`: how many rows of dimension 0 go to each rank. Returns (the rows that came from all, in their order; "
+          "how many from each).")
       .def(
           "broadcast_config",
           [](ProcessGroup& self, nb::handle config, int root, Seconds timeout) {
@@ -298,7 +308,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
             const Config own = config_for(self, config);
             return list_of(without_gil([&] { return self.all_gather_config(own, options_of(timeout)); }));
           },
-          nb::arg("config").none(), nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::arg("config").none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "A list of each rank's config, on all ranks.")
       .def(
           "gather_config",
           [](ProcessGroup& self, nb::handle config, int root, Seconds timeout) {
@@ -317,7 +328,9 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
             const Tensor own = tensor_of(tensor);
             without_gil([&] { self.send(own, to, tag, options_of(timeout)); });
           },
-          nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "To one rank, which receives it by recv(): messages of one tag come in order. `tag`: 0 or more. May wait for "
+          "the receiver beyond 64 KiB.")
       .def(
           "recv",
           [](ProcessGroup& self, nb::handle out, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
@@ -326,14 +339,17 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
                 [&] { return self.recv(target, from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout)); });
           },
           nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none(), "Into `out`; returns the sender. None: any rank, any tag.")
+          nb::arg("timeout") = nb::none(),
+          "Into `out`, of the sent dtype and shape, else RankMismatchError; returns the sender. None: any rank, any "
+          "tag.")
       .def(
           "send_config",
           [](ProcessGroup& self, nb::handle config, int to, int tag, Seconds timeout) {
             const Config own = config_of(config);
             without_gil([&] { self.send_config(own, to, tag, options_of(timeout)); });
           },
-          nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
+          "To one rank, which receives it by recv_config(); as send().")
       .def(
           "recv_config",
           [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
@@ -358,28 +374,31 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
             return self.isend(tensor_of(tensor), to, tag, options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none(), "Does not wait; the tensor must stay as it is until the work is done.")
+          nb::arg("timeout") = nb::none(),
+          "As send() without waiting: the tensor has to stay as it is until the work is done.")
       .def(
           "irecv",
           [](ProcessGroup& self, nb::handle out, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
             return self.irecv(tensor_of(out), from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none())
+          nb::arg("timeout") = nb::none(),
+          "As recv() without waiting: `out` is the work's until it is done; its get() is the sender.")
       .def(
           "isend_config",
           [](ProcessGroup& self, nb::handle config, int to, int tag, Seconds timeout) {
             return self.isend_config(config_of(config), to, tag, options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none())
+          nb::arg("timeout") = nb::none(), "As send_config() without waiting.")
       .def(
           "irecv_config",
           [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
             return self.irecv_config(from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none());
+          nb::arg("timeout") = nb::none(),
+          "As recv_config() without waiting: the work's get() is (config, sender, tag).");
 }
 
 }  // namespace
@@ -390,10 +409,16 @@ void bind_collectives(nb::module_& module) {
   bind_work<ReceivedConfig>(module, "ReceiveConfigWork");
   nb::class_<ProcessGroup> group(
       module, "ProcessGroup",
-      "Collectives and messages of the ranks of a group, with rounds, messages and failures of its own. Each rank "
-      "makes "
-      "the same calls in the same order. What ranks disagree about is an error on all, and the group goes on; a rank "
-      "that is lost, late or cancelled ends it, and so does an object that is no tensor, which the others wait for.");
+      "Collectives and messages of the ranks of a group, with rounds, messages and failures of its own, beside "
+      "those of the group that it was made of. Collective: each rank makes the same calls in the same order, from "
+      "one thread at a time. Ranks are those of this group.\n\n"
+      "Tensors are whatever muster.as_tensor() takes; results in place and `out` have to be contiguous and "
+      "writable. Ranks agree about dtype and shape, but where a call says otherwise. What is read or written is the "
+      "caller's again when the call returns; results stay as long as they are held. `timeout`: seconds without "
+      "progress of the ranks waited for; None: the group's.\n\n"
+      "Raises ArgumentError, UnsupportedError or RankMismatchError on all ranks if one cannot do it or they "
+      "disagree: nothing is written, and the group goes on. TimeoutError, PeerLostError, CancelledError, and an "
+      "object that is no tensor, which the others wait for, end the group: each later call raises the same.");
   group
       .def(
           "__init__",
@@ -408,7 +433,8 @@ void bind_collectives(nb::module_& module) {
       .def_prop_ro("size", &ProcessGroup::size)
       .def_prop_ro("backend", [](const ProcessGroup& self) { return std::string(self.backend()); })
       .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"), "What the job calls a rank of this group.")
-      .def("rank_of_global", &ProcessGroup::rank_of_global, nb::arg("global_rank"))
+      .def("rank_of_global", &ProcessGroup::rank_of_global, nb::arg("global_rank"),
+           "The rank here of a rank of the job; None if it is not in this group.")
       .def(
           "split",
           [](ProcessGroup& self, const std::vector<int>& ranks, Seconds timeout) {
@@ -419,7 +445,7 @@ void bind_collectives(nb::module_& module) {
       .def(
           "barrier",
           [](ProcessGroup& self, Seconds timeout) { without_gil([&] { self.barrier(options_of(timeout)); }); },
-          nb::kw_only(), nb::arg("timeout") = nb::none())
+          nb::kw_only(), nb::arg("timeout") = nb::none(), "Returns when all ranks have come.")
       .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {

@@ -7,8 +7,25 @@
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 
+namespace {
+
+/// The GIL keeps what the bindings share, and its thread states are the main interpreter's.
+void check_interpreter() {
+  if (PyInterpreterState_Get() != PyInterpreterState_Main())
+    throw nanobind::import_error(
+        "importing muster: this is a subinterpreter, and muster runs in the main one alone: use processes "
+        "(muster.launch)");
+  const nanobind::object flags = nanobind::module_::import_("sys").attr("abiflags");
+  if (nanobind::cast<std::string>(flags).find('t') != std::string::npos)
+    throw nanobind::import_error(
+        "importing muster: this Python has no GIL (free threading), which muster needs: use the ordinary build of it");
+}
+
+}  // namespace
+
 NB_MODULE(_core, module) {
   using namespace muster::python;
+  check_interpreter();
   module.attr("version") = std::string(muster::version());
   // Results and groups that live until the interpreter ends are nobody's mistake.
   nb::set_leak_warnings(false);
@@ -17,6 +34,7 @@ NB_MODULE(_core, module) {
   bind_groups(module);
   bind_files(module);
   bind_gathers(module);
+  bind_launches(module);
   bind_traces(module);
   bind_collectives(module);
   install_interrupt_hook();

@@ -12,8 +12,8 @@ namespace muster::python {
 namespace {
 
 void raise(const Error& error) {
-  // Ctrl-C is what ended the wait: the error only says so.
-  if (restore_interrupt()) return;
+  // Ctrl-C is what ended the wait: the error only says so. It may also have ended what the wait was for.
+  if (restore_interrupt() || PyErr_CheckSignals() != 0) return;
   try {
     const nb::object exception = nb::module_::import_("muster.errors")
                                      .attr("_make")(nb::str(to_string(error.kind()).data()), error.what(), error.rank(),

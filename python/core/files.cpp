@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // State files, workspaces, safetensors, checkpoints, and what the program says of files.
 
+#include <chrono>
+#include <future>
 #include <map>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/progress.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
@@ -19,6 +24,7 @@
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/interruption.hpp"
 
 namespace muster::python {
 namespace {
@@ -160,13 +166,52 @@ nb::list left_of(const std::vector<LeftFile>& files) {
   return list;
 }
 
+/// Runs long work on a thread of its own, while the caller's looks for Ctrl-C, which ends it; `deferred`: on the
+/// caller's. `progress` is None or is called with (bytes, total_bytes, seconds); what it raises ends the work, too.
+template <class Call>
+auto long_work(nb::handle progress, const Call& call, std::launch where = std::launch::async) {
+  std::stop_source stop;
+  std::optional<nb::python_error> raised;
+  ProgressCallback tell;
+  if (!progress.is_none())
+    tell = [&](const Progress& now) {
+      const InPython in_python;
+      if (raised) return;
+      try {
+        progress(now.bytes, now.total_bytes, now.seconds);
+      } catch (nb::python_error& error) {
+        // The thread may be one that nothing may be thrown on.
+        raised.emplace(std::move(error));
+        stop.request_stop();
+      }
+    };
+  const auto end = [&] {
+    if (raised) throw nb::python_error(std::move(*raised));
+  };
+  try {
+    auto result = without_gil([&] {
+      auto work = std::async(where, [&] { return call(tell, stop.get_token()); });
+      while (work.wait_for(std::chrono::milliseconds(60)) == std::future_status::timeout)
+        if (sync::is_interrupted()) stop.request_stop();
+      return work.get();
+    });
+    end();
+    return result;
+  } catch (const Error&) {
+    end();
+    throw;
+  }
+}
+
 nb::object shard(const std::string& model_dir, const std::string& out, const std::string& plan,
-                 const std::string& layout, bool force, bool to_workspace, bool dry_run,
-                 std::optional<int> zstd_level) {
-  const ShardOptions options{
-      .force = force, .to_workspace = to_workspace, .zstd_level = zstd_level, .dry_run = dry_run};
-  const ShardReport report =
-      without_gil([&] { return shard_model(model_dir, out, plan, ParallelLayout::parse(layout), options); });
+                 const std::string& layout, bool force, bool to_workspace, bool dry_run, std::optional<int> zstd_level,
+                 nb::handle progress) {
+  ShardOptions options{.force = force, .to_workspace = to_workspace, .zstd_level = zstd_level, .dry_run = dry_run};
+  const ShardReport report = long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
+    options.progress = tell;
+    options.stop = std::move(stop);
+    return shard_model(model_dir, out, plan, ParallelLayout::parse(layout), options);
+  });
   nb::dict told;
   told["tensors"] = report.tensors;
   told["bytes"] = report.bytes;
@@ -179,9 +224,9 @@ nb::object shard(const std::string& model_dir, const std::string& out, const std
 }
 
 nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan,
-                         SyncGroup& group, const nb::dict& given) {
+                         SyncGroup& group, const nb::dict& given, nb::handle progress) {
   // The others wait for this rank already.
-  const ExportOptions options = sync::or_fail(group, [&] {
+  ExportOptions options = sync::or_fail(group, [&] {
     ExportOptions made;
     try {
       made.force = nb::cast<bool>(given["force"]);
@@ -201,7 +246,14 @@ nb::object export_shards(const std::string& shards_dir, const std::string& out, 
     }
     return made;
   });
-  const ExportReport report = without_gil([&] { return export_model(shards_dir, out, plan, group, options); });
+  const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
+    options.progress = tell;
+    options.stop = std::move(stop);
+    return export_model(shards_dir, out, plan, group, options);
+  };
+  // MPI may be for the main thread alone.
+  const ExportReport report =
+      long_work(progress, work, group.kind() == "mpi" ? std::launch::deferred : std::launch::async);
   nb::dict told;
   if (group.rank() != 0) return told;
   told["account"] = object_of(inspect::account_tree(report.account));
@@ -215,14 +267,24 @@ nb::object export_shards(const std::string& shards_dir, const std::string& out, 
 
 void bind_checkpoints(nb::module_& module) {
   module.def("shard_model", shard, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg().none());
-  module.def("export_model", export_shards);
+             nb::arg().none(), nb::arg().none());
+  module.def("export_model", export_shards, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("plan_export", [](const std::string& shards_dir, const std::string& plan) {
     return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards_dir, plan); })));
   });
-  module.def("verify", [](const std::string& path, bool checksums) {
-    return object_of(inspect::verify_tree(without_gil([&] { return verify(path, {.checksums = checksums}); })));
-  });
+  module.def(
+      "verify",
+      [](const std::string& path, bool checksums, nb::handle progress) {
+        const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
+          const auto step = [&](const Progress& now) {
+            if (tell) tell(now);
+            if (stop.stop_requested()) throw Error(ErrorKind::cancelled, "verifying " + path + ": interrupted");
+          };
+          return verify(path, {.checksums = checksums, .progress = step});
+        };
+        return object_of(inspect::verify_tree(long_work(progress, work)));
+      },
+      nb::arg(), nb::arg(), nb::arg().none());
   module.def("diff", [](const std::string& a, const std::string& b, const std::string& plan) {
     inspect::SourceOptions options;
     options.plan = plan;

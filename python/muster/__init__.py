@@ -42,6 +42,7 @@ from ._gathers import (
     trim,
 )
 from ._groups import file_group, from_process_group, local_group, set_world, single_group, tcp_group, world
+from ._launch import launch
 from ._streams import LayerPart, gather_each
 from .errors import (
     ArgumentError,

@@ -130,7 +130,9 @@ def get_configs_parallel(
     waited for. `route`: how bytes travel, "auto", "shm", "tcp", "workspace", ... `workspace_path`: a directory that all
     ranks see, through which they go then.
 
-    Raises the same on all ranks, with the words of the rank that cannot go on.
+    The exchange is made when the `with` begins, which raises the same on all ranks, with the words of the rank that cannot
+    go on: ArgumentError, RankMismatchError, UnsupportedError, NoSpaceError, IoError, after which the group goes on;
+    TimeoutError, PeerLostError, CancelledError, which end it.
     """
     return GatheredConfigs(_core.get_configs, config, ranks, group, _options(own, timeout, route, workspace_path, writable))
 
@@ -147,7 +149,7 @@ def get_tensors_parallel(
     route="auto",
     workspace_path=None,
 ) -> GatheredTensors:
-    """The same with one tensor a rank, all of the same dtype and shape.
+    """get_configs_parallel() with one tensor a rank, all of the same dtype and shape. Raises as that.
 
     A tensor is a muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer or
     `__array_interface__`, in host memory.
@@ -160,7 +162,7 @@ def get_tensors_parallel(
 
 
 def concat(dim: int, blocks=()):
-    """The ranks' tensors one after the other along `dim`. `blocks`: the relative sizes of fused tensors along it."""
+    """A merge: the ranks' tensors one after the other along `dim`, negative from the end. `blocks`: the relative sizes of fused tensors along it."""
     return ("concat", dim, list(blocks))
 
 
@@ -182,7 +184,7 @@ def merge_tensor_parallel(
     """The tensors of all ranks of a list as one, on its first rank; None elsewhere.
 
     Collective, by the rules of get_tensors_parallel(). `merge` is concat(dim), stack, sum, max, same or first. Each rank
-    writes its part where it belongs. The result is read-only; it stays as long as it is held. `into`, on the first rank:
+    writes its part where it belongs. dtypes and shapes are the same on all, but for sizes along `dim` of concat. The result is read-only; it stays as long as it is held. `into`, on the first rank:
     a writable contiguous tensor that the result is put into, and that then is the result.
     """
     options = _options(own, timeout, route, into=None if into is None else [into])
@@ -193,13 +195,14 @@ def as_tensor(object, dtype: str | None = None, shape=None) -> Tensor:
     """The muster.Tensor of an object's memory, which it keeps. Nothing is copied.
 
     With a dtype or a shape, the same bytes are elements of that: `as_tensor(bytes_of_fp8, "F8_E4M3")`. Packed dtypes
-    ("F4", "U4", "I4") have two elements a byte, and their own shape.
+    ("F4", "U4", "I4") have two elements a byte, and their own shape. Raises ArgumentError on what is no tensor, is on a device,
+    or has not these bytes.
     """
     return _core.as_tensor(object, dtype, None if shape is None else list(shape))
 
 
 def empty(dtype: str, shape) -> Tensor:
-    """A tensor of fresh memory, writable and not initialised."""
+    """A tensor of fresh memory, writable and not initialised. `dtype`: "F32", "BF16" ... Raises ArgumentError, NoSpaceError."""
     return _core.empty(dtype, list(shape))
 
 

@@ -15,7 +15,8 @@ def world() -> Group:
     """The group of all ranks of this job, made at the first call and the same later on.
 
     An initialised torch.distributed comes first (its default group), then what C++'s world() finds: `muster run`,
-    torchrun, mpiexec, srun; else it is a group of this process alone. Collective at the first call.
+    torchrun, mpiexec, srun; else it is a group of this process alone. Collective at the first call, which raises TimeoutError
+    with those who have not come, and UnsupportedError or ArgumentError where the environment is of no job that it can meet.
     """
     distributed = initialized_distributed()
     if distributed is not None:
@@ -46,7 +47,7 @@ def local_group(key: str, rank: int, size: int, *, timeout: float | None = None,
 
     `key` is what all ranks of the group know and no other job on this host does. `timeout` (seconds) is that of the
     meeting and the group's default after it. `numbers` is what messages call the ranks, where they are some of a larger
-    job: one number a rank.
+    job: one number a rank. Raises TimeoutError with those who have not come, RankMismatchError on ranks that disagree.
     """
     return _core.local_group(key, rank, size, timeout, list(numbers))
 
@@ -55,13 +56,13 @@ def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = Non
     """A group of processes on any hosts, over TCP between them. Collective.
 
     `address` is "HOST:PORT", an address of rank 0's host and a free port there, or "file:///PATH" in a directory that
-    all ranks see.
+    all ranks see. `timeout`, `key`: as of local_group(). Raises as that, and IoError of sockets.
     """
     return _core.tcp_group(address, rank, size, timeout, key)
 
 
 def file_group(directory, rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
-    """A group of processes that share nothing but a directory. Collective."""
+    """A group of processes that share nothing but a directory, which all of them see. Collective. Raises as tcp_group()."""
     return _core.file_group(os.fspath(directory), rank, size, timeout, key)
 
 

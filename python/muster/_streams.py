@@ -28,6 +28,7 @@ class LayerPart:
 
     @property
     def is_last(self) -> bool:
+        """Whether the layer has no more parts."""
         return self.part + 1 == self.parts
 
     def present(self):
@@ -41,6 +42,7 @@ class LayerPart:
         return self._configs[self.ranks.index(rank)]
 
     def release(self) -> None:
+        """Ends the part now. Local."""
         self._configs = []
 
 
@@ -67,7 +69,10 @@ def gather_each(
     and must not use `group`. `memory_budget`: bytes, or a text such as "256MiB", for parts that are under way or being
     used. `pipeline_depth`: parts that a sender may have under way.
 
-    What an iterable raises, or a loop that is left early, is every rank's error, with its words; the group goes on.
+    `timeout`: seconds without progress of the ranks waited for. `route`, `workspace_path`: as of get_configs_parallel().
+
+    Raises the same on all ranks: ArgumentError, RankMismatchError (lists, numbers of layers), UnsupportedError, NoSpaceError, after
+    which the group goes on; TimeoutError, PeerLostError, CancelledError, which end it. What an iterable raises, or a loop that is left early, is every rank's error, with its words; the group goes on.
     """
     import queue
     import threading

@@ -99,6 +99,9 @@ _BY_KIND = {
     "rank mismatch": RankMismatchError,
     "cancelled": CancelledError,
 }
+# Also of those that a program raises itself.
+for _kind, _class in _BY_KIND.items():
+    _class.kind = _kind
 
 
 def _make(kind, message, rank, host, pid, path, os_error):

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -133,6 +134,67 @@ def test_shard_and_export(tmp_path):
     assert told[0][0] == 12 and told[1][0] is None
     assert told[0][1][0] == told[1][1][0] == "ArgumentError" and "lots" in told[0][1][1]
     assert muster.diff(original, tmp_path / "out")["same"] and muster.verify(tmp_path / "out")["good"]
+
+
+def failing(*_):
+    raise LookupError("enough")
+
+
+def big_model(folder):
+    """32 MiB, so that work on it takes some steps."""
+    model(folder)
+    path = folder / "model.safetensors"
+    tensors = muster.load_safetensors(path)
+    tensors = {name: np.zeros((1 << 19, 16), "f4") if name in ("model.embed_tokens.weight", "lm_head.weight") else tensor for name, tensor in tensors.items()}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1 << 19}))
+    muster.save_safetensors(path, tensors, {"format": "pt"})
+    return folder
+
+
+def test_progress(tmp_path):
+    original, shards, out = big_model(tmp_path / "model"), tmp_path / "shards", tmp_path / "out"
+    works = [
+        lambda progress: muster.shard_model(original, shards, 2, "llama", progress=progress),
+        lambda progress: muster.verify(shards, progress=progress),
+        lambda progress: muster.export_model(shards, out, "", muster.single_group(), progress=progress),
+    ]
+    for work in works:
+        with pytest.raises(LookupError, match="enough"):
+            work(failing)
+        steps = []
+        work(lambda *step: steps.append(step))
+        assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] > 64 << 20 and steps[-1][2] >= 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "shards"]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "muster.shard_model(folder / 'model', folder / 'shards', 2, 'llama', progress=progress)",
+        "muster.verify(folder / 'ready', progress=progress)",
+        "muster.export_model(folder / 'ready', folder / 'out', '', muster.single_group(), progress=progress)",
+    ],
+)
+def test_ctrl_c_ends_work_on_files(work, tmp_path):
+    muster.shard_model(big_model(tmp_path / "model"), tmp_path / "ready", 2, "llama")
+    source = f"""
+        import os, pathlib, signal, time
+        import muster
+        folder = pathlib.Path({str(tmp_path)!r})
+        asked = []
+        def progress(*step):
+            if not asked:
+                asked.append(os.kill(os.getpid(), signal.SIGINT))
+                time.sleep(0.5)  # this is a thread of the work: the main one hears it meanwhile
+        try:
+            {work}
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n", done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "ready"]
 
 
 def test_the_program_as_a_module():

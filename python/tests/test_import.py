@@ -2,7 +2,55 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def test_an_import_is_light():
     source = "import sys, muster; print([name for name in ('numpy', 'torch') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+SUBINTERPRETER = """
+import sys
+try:
+    import _interpreters as interpreters
+    each = interpreters.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    each = interpreters.create()
+failure = None
+try:
+    failure = interpreters.run_string(each, f"import sys; sys.path[:] = {sys.path!r}; import muster")
+except Exception as error:
+    failure = error
+print(failure)
+interpreters.destroy(each)
+import muster
+"""
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        (SUBINTERPRETER, "subinterpreter"),
+        ("import sys\nsys.abiflags = 't'\ntry:\n    import muster\nexcept ImportError as error:\n    print(error)", "has no GIL"),
+    ],
+)
+def test_an_interpreter_that_cannot_be_is_refused(source, words):
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.count("\n") == 1 and words in done.stdout, done
+
+
+def test_a_forked_child_imports_and_launches():
+    source = """
+import os, sys
+import muster
+muster.single_group()
+child = os.fork()
+if child == 0:
+    muster.launch(["true"], 2)
+    os._exit(int(muster.as_tensor(bytearray(4)).shape != (4,)))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -98,7 +98,8 @@ struct AssemblyShape {
   int processes = 1;
   Writers writers = Writers::owners;
   std::uint64_t window_bytes = 8 << 20;
-  std::uint32_t depth = 2;  ///< windows of each writer
+  std::uint32_t depth = 2;    ///< windows of each writer
+  bool all_have_all = false;  ///< every process has all tensors, whatever their ranks: each item is one process's
   /// The host of each process; empty: one of all. Processes of one host share memory.
   std::vector<int> hosts = {};
   /// All of a file is written on one host: clients of a network file system that write to one file at a time may undo

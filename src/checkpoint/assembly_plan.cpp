@@ -92,6 +92,7 @@ class Planning {
     for (int process = 0; process < shape_.processes; ++process)
       hosts[shape_.host_of(process)].writes += work_[static_cast<std::size_t>(process)].written;
     for (const MergedTensor* tensor : tensors) {
+      if (shape_.all_have_all) break;
       const merge::Rows rows = merge::rows_of(tensor->layout);
       for (const merge::Run& run : rows.runs)
         hosts[shape_.host_of(process_of(*tensor, run.source))].has += run.bytes * rows.count;
@@ -191,6 +192,12 @@ class Planning {
     if (!is_open_) return;
     is_open_ = false;
     if (item_.copies.empty()) return;  // zeros alone: the file is made of them
+    // Who reads it writes it.
+    if (shape_.all_have_all) {
+      auto all = item_.copies.extract(item_.copies.begin());
+      all.key() = shape_.writers == Writers::first ? 0 : least_loaded();
+      item_.copies.insert(std::move(all));
+    }
     const int only = item_.copies.size() == 1 ? item_.copies.begin()->first : -1;
     const int writer = shape_.writers == Writers::first ? 0 : only >= 0 && may_write(only) ? only : least_loaded();
     const bool is_direct = only == writer;

@@ -69,13 +69,15 @@ struct RankRoom {
 
 /// Collective. Every rank tells rank 0 what its shards have, by messages, which every group has: there, what each rank
 /// said.
-std::vector<std::vector<std::byte>> gather_listings(sync::Group& group, const std::vector<ShardListing>& mine) {
+std::vector<std::vector<std::byte>> gather_listings(sync::Group& group, const ShardSet& mine) {
   const WaitOptions wait{.phase = "export: gathering what the shards have"};
   ConfigArray shards;
-  for (const ShardListing& listing : mine) shards.push_back(to_config(listing));
+  for (const ShardListing& listing : mine.listings()) shards.push_back(to_config(listing));
   const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
-  const Config value = Config::object(
-      {{"shards", std::move(shards)}, {"room", room.bytes}, {"limit", std::string(os::to_string(room.limit))}});
+  const Config value = Config::object({{"shards", std::move(shards)},
+                                       {"room", room.bytes},
+                                       {"limit", std::string(os::to_string(room.limit))},
+                                       {"whole", mine.whole()}});
   std::vector<std::vector<std::byte>> told;
   told.push_back(core::encode_descriptor(value, [](const Tensor&) { return std::nullopt; }));
   if (group.rank() != 0) {
@@ -87,8 +89,9 @@ std::vector<std::vector<std::byte>> gather_listings(sync::Group& group, const st
   return told;
 }
 
-/// Of what gather_listings() gave. `rooms` gets one of each rank.
-std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, std::vector<RankRoom>& rooms) {
+/// Of what gather_listings() gave; `whole` is rank 0's. `rooms` gets one of each rank.
+std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,
+                                        std::vector<RankRoom>& rooms) {
   std::vector<ShardListing> listings;
   for (const auto& message : told) {
     const Config value =
@@ -96,6 +99,13 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
           throw Error(ErrorKind::corrupt, "what a rank says of its shards has tensors in it");
         });
     for (const Config& listing : value.at("shards").as_array()) listings.push_back(listing_from_config(listing));
+    if (value.at("whole").as_string() != whole)
+      throw Error(
+          ErrorKind::rank_mismatch,
+          fmt::format("rank {} sees other files of the checkpoint than rank 0; export it when it is complete on "
+                      "all hosts",
+                      rooms.size()),
+          {.rank = static_cast<int>(rooms.size())});
     rooms.push_back({value.at("room").as_uint(), value.at("limit").as_string()});
   }
   return listings;
@@ -152,10 +162,11 @@ class Export {
       shards_.emplace(shards_dir_, group_.rank(), group_.size(),
                       workspace::StateChoice{{}, options_.generation, options_.job},
                       foreign::Choice{options_.at, options_.shards});
+      if (options_.checksums) shards_->check_stored();
     });
-    const std::vector<std::vector<std::byte>> told = gather_listings(group_, shards_->listings());
+    const std::vector<std::vector<std::byte>> told = gather_listings(group_, *shards_);
     agree_on(group_, "export: planning", [&] {
-      if (is_first()) prepare(read_listings(told, rooms_));
+      if (is_first()) prepare(read_listings(told, shards_->whole(), rooms_));
     });
     hand_out_work();
     span.add_bytes(work_.written);
@@ -192,6 +203,7 @@ class Export {
     const WindowShape windows =
         shape_windows(options_.memory_budget, group_.size(), options_.writers, is_spread(group_));
     AssemblyShape shape{group_.size(), options_.writers, windows.bytes, windows.depth};
+    shape.all_have_all = !shards_->whole().empty();
     for (int rank = 0; rank < group_.size(); ++rank) shape.hosts.push_back(group_.host_of(rank));
     open_output();
     shape.one_host_a_file = is_spread(group_) && os::file_system_of(output_->partial()).is_network;

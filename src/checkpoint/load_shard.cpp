@@ -18,7 +18,7 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::str
   if (rank < 0 || rank >= layout.ranks())
     throw Error(ErrorKind::argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}", rank,
                                                  to_string(layout), layout.ranks() - 1));
-  ShardJob job(model_dir, plan, layout);
+  ShardJob job(model_dir, plan, layout, {.at = options.at});
   const MergedTensors mine(job.source, std::vector<RankSources>(1),
                            std::move(job.outputs.files[static_cast<std::size_t>(rank)].tensors), job.outputs.equal);
   std::vector<NamedTensor> tensors;

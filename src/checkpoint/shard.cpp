@@ -47,7 +47,6 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   AssemblyPlan assembly =
       plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
   OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
-  CarriedFiles carried = carried_files(model_dir, options.carry);
   const std::shared_ptr<SyncGroup> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);
   ProcessWork& work = assembly.processes.front();
@@ -63,8 +62,8 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
         finish_file(assembly.files[file], work.targets[file]);
       },
       progress);
-  copy_carried_files(model_dir, output.partial(), carried.names, [&] { go_on(*group); });
-  job.report.left = std::move(carried.left);
+  copy_carried_files(model_dir, output.partial(), job.carried.names, [&] { go_on(*group); });
+  job.report.left = std::move(job.carried.left);
   output.commit();
 }
 
@@ -94,8 +93,7 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
 //  3. The other files are copied. What fails before removes the states that have their names.
 void write_states(ShardJob& job, const std::string& model_dir, const std::string& path, const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
-  CarriedFiles carried = carried_files(model_dir, options.carry);
-  if (!options.force) check_carried_files(model_dir, workspace, carried.names);
+  if (!options.force) check_carried_files(model_dir, workspace, job.carried.names);
   SyncGroup::Nonce nonce{};
   os::random_bytes(nonce);
   job.report.job = workspace::job_text(nonce);
@@ -121,17 +119,17 @@ void write_states(ShardJob& job, const std::string& model_dir, const std::string
       const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
       write_state_file(tensors, made.back(), config_from_metadata(shard.metadata), state, progress);
     }
-    for (const std::string& name : carried.names) {
+    for (const std::string& name : job.carried.names) {
       std::error_code error;
       if (!std::filesystem::exists(join_path(workspace, name), error)) made.push_back(join_path(workspace, name));
     }
-    copy_carried_files(model_dir, workspace, carried.names, [&] { progress.add(0); });
+    copy_carried_files(model_dir, workspace, job.carried.names, [&] { progress.add(0); });
   } catch (...) {
     std::error_code error;
     for (const std::string& file : made) std::filesystem::remove(file, error);
     throw;
   }
-  job.report.left = std::move(carried.left);
+  job.report.left = std::move(job.carried.left);
 }
 
 }  // namespace
@@ -145,7 +143,7 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
     if (!options.dry_run) check_output(out, {options.force, model_dir});
   }
-  ShardJob job(model_dir, plan_name, layout);
+  ShardJob job(model_dir, plan_name, layout, options);
   if (options.to_workspace && !options.dry_run) write_states(job, model_dir, out, options);
   if (!options.to_workspace && !options.dry_run) write_files(job, model_dir, out, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -8,25 +8,31 @@
 
 #include "muster/config.hpp"
 #include "muster/export.hpp"
-#include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "src/checkpoint/export_job.hpp"
+#include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 
 namespace muster {
 
 struct ShardJob {
   /// Throws as shard_model.
-  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout);
+  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout,
+           const ShardOptions& options);
 
-  ModelDir model;
   std::optional<Config> config;
   MergePlan plan;
   ExportOutputs outputs;                       ///< a file a rank
   std::shared_ptr<const TensorSource> source;  ///< what they are made of, as the only process's
+  CarriedFiles carried;
   ShardReport report;
 
  private:
+  void open_model(const std::string& model_dir, const ShardOptions& options, Metadata& metadata);
+  void open_foreign(const foreign::Found& found, const std::string& plan_name, const ParallelLayout& layout,
+                    const ShardOptions& options);
   /// Ranks have what the plan's views are of: the parts that the rules cut are tensors of their own, put together as
   /// they are read.
   void turn_views(const ParallelLayout& layout);

@@ -343,19 +343,32 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
   return carried;
 }
 
+void ShardSet::check_stored() const {
+  std::optional<std::string> first;
+  for (const auto& tensors : parted_)
+    tensors->verify({}, [&](std::size_t, Defect, const std::string& words) {
+      if (!first) first = words;
+    });
+  if (first) throw Error(ErrorKind::corrupt, *first, {.path = path_});
+}
+
 void ShardSet::open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice) {
   count_ = std::max(found.ranks, 1);
-  for (int rank = process; rank < count_; rank += processes) {
+  const bool is_whole = found.ranks == 0;
+  for (int rank = is_whole ? 0 : process; rank < count_; rank += processes) {
     std::vector<std::string> notes;
     const std::shared_ptr<const foreign::PartedTensors> tensors = open_checkpoint(found, rank, choice, notes);
     add(tensors);
+    parted_.push_back(tensors);
     ShardListing listing{.rank = rank};
     for (const TensorEntry& entry : tensors->tensors())
       listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
     for (const std::string& path : tensors->paths()) listing.identity += identity_of(path) + "\n";
+    if (is_whole) whole_ = listing.identity;
+    if (is_whole && process != 0) return;
     listing.layout = found.layout;
     // What is whole needs no plan, but may have one that renames.
-    if (found.ranks == 0) {
+    if (is_whole) {
       listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
       listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
     }

@@ -125,8 +125,8 @@ class FileTensors : public TensorSource {
 
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
 /// held against their checksums as they are read, the states of a workspace that all ranks have
-/// (workspace::choose_common_states), or those of a foreign checkpoint; one that is whole, and a model, is the shard of
-/// one rank.
+/// (workspace::choose_common_states), or those of a foreign checkpoint. If that, or a model, is whole it is the shard of
+/// one rank, and every process reads of a foreign one.
 class ShardSet : public FileTensors {
  public:
   /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
@@ -139,6 +139,10 @@ class ShardSet : public FileTensors {
   /// Files beside the weights that go along: carried_files() of the directory; of a foreign checkpoint configs and
   /// tokenizers alone, unless `carry` names others, and none if it is one file.
   [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
+  /// Not empty: all processes have all tensors, and have to have the same of this.
+  [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
+  /// Holds what a foreign checkpoint stores against its own checksums. Throws Error(corrupt).
+  void check_stored() const;
   /// What whoever looks at a foreign checkpoint should know.
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 
@@ -155,7 +159,9 @@ class ShardSet : public FileTensors {
   Metadata metadata_;
   std::vector<std::string> notes_;
   std::string path_;
+  std::string whole_;
   std::optional<foreign::Found> foreign_;
+  std::vector<std::shared_ptr<const foreign::PartedTensors>> parted_;  // of it
 };
 
 }  // namespace muster

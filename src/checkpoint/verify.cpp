@@ -18,7 +18,6 @@
 #include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/tensor_source.hpp"
 #include "src/checkpoint/verification.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
@@ -181,6 +180,10 @@ Places find_places(const std::vector<OpenedFile>& files, Verification& verificat
   return places;
 }
 
+foreign::Choice choice_of(const VerifyOptions& options) {
+  return {options.at, options.shards};
+}
+
 /// A foreign checkpoint is opened as who reads it opens it, which finds what headers tell; then all is read once.
 void verify_foreign(const foreign::Found& found, const std::string& name, Verification& verification) {
   VerifyReport& report = verification.report;
@@ -188,12 +191,15 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
   for (int rank = 0; rank < std::max(found.ranks, 1); ++rank) {
     try {
       std::vector<std::string> notes;
-      const auto tensors = open_checkpoint(found, rank, {}, notes);
+      const auto tensors = open_checkpoint(found, rank, choice_of(verification.options), notes);
       verification.count(tensors->tensors());
       report.files += tensors->paths().size() - 1;
       if (!verification.options.checksums) continue;
-      ProgressCounter progress(verification.options.progress, report.bytes);
-      for_each_piece(*tensors, false, progress, [](std::size_t, std::uint64_t, std::span<const std::byte>) {});
+      const auto add = [&](std::size_t tensor, Defect defect, const std::string& words) {
+        verification.add(defect, name, tensors->tensors()[tensor].name, "{}", words);
+      };
+      report.checked += tensors->verify(verification.options.progress, add);
+      report.has_checksums = report.checked != 0;
     } catch (const Error& error) {
       verification.add(Defect::file, name, "", "{}", error.what());
     }
@@ -202,7 +208,7 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
 
 void verify_directory(Verification& verification) {
   if (!workspace::is_workspace_directory(verification.directory))
-    if (const auto found = foreign::find_checkpoint(verification.directory))
+    if (const auto found = foreign::find_checkpoint(verification.directory, choice_of(verification.options)))
       return verify_foreign(*found, "", verification);
   std::vector<std::string> weights;
   std::vector<std::string> indexes;

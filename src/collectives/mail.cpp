@@ -97,7 +97,20 @@ bool Mail::post(int to, const Head& head, Bytes letter) {
   return group_.try_send(to, begin, letter);
 }
 
+bool Mail::see_off(int to) {
+  Lane& lane = this->lane(to);
+  if (lane.leaving.empty() || !group_.letters_have_left(to)) return false;
+  for (const std::shared_ptr<Sending>& each : lane.leaving) each->is_done = true;
+  lane.leaving.clear();
+  return true;
+}
+
 bool Mail::push(int to) {
+  const bool has_posted = post_all(to);
+  return see_off(to) || has_posted;
+}
+
+bool Mail::post_all(int to) {
   Lane& lane = this->lane(to);
   bool has_moved = false;
   const auto moved = [&has_moved](bool is_sent) {
@@ -123,10 +136,12 @@ bool Mail::push(int to) {
       letter = both;
     }
     if (!moved(post(to, head, letter))) return has_moved;
-    if (is_whole)
-      next->is_done = true;
-    else
+    if (is_whole) {
+      next->is_given = true;
+      lane.leaving.push_back(next);
+    } else {
       lane.announced.emplace(next->id, next);
+    }
     lane.queue.pop_front();
   }
   while (!lane.wanted.empty()) {
@@ -136,8 +151,9 @@ bool Mail::push(int to) {
     if (!moved(post(to, {.kind = Head::Kind::piece, .id = next.id, .bytes = next.sent}, piece))) return has_moved;
     next.sent += piece.size();
     if (next.sent != next.body.size()) continue;
-    next.is_done = true;
     next.keeper.reset();
+    next.is_given = true;
+    lane.leaving.push_back(std::move(lane.wanted.front()));
     lane.wanted.pop_front();
   }
   return has_moved;
@@ -186,7 +202,7 @@ bool Mail::take(int from) {
       if (head.kind == Head::Kind::wanted)
         lane(from).wanted.push_back(found->second);
       else
-        found->second->is_done = true;
+        found->second->is_given = found->second->is_done = true;
       lane(from).announced.erase(found);
       return true;
     }

@@ -44,7 +44,8 @@ class Mail {
     std::vector<std::byte> label = {};
     Bytes body = {};
     std::shared_ptr<const void> keeper = {};  // of the body; null: the caller, until it is done
-    bool is_done = false;                     // the body is the caller's again
+    bool is_given = false;                    // the body is the caller's again
+    bool is_done = false;                     // the message needs this rank no more
     std::uint64_t id = 0;
     std::uint64_t sent = 0;
   };
@@ -87,13 +88,17 @@ class Mail {
     std::deque<std::shared_ptr<Sending>> queue;                   // not announced yet
     std::map<std::uint64_t, std::shared_ptr<Sending>> announced;  // until they are asked for
     std::deque<std::shared_ptr<Sending>> wanted;
+    std::vector<std::shared_ptr<Sending>> leaving;               // all of it is given to the group
     std::deque<std::pair<std::uint64_t, bool>> answers;          // what this rank wants of it, or refuses
     std::map<std::uint64_t, std::shared_ptr<Receiving>> coming;  // from it
   };
 
   bool take(int from);
   bool push(int to);
+  bool post_all(int to);
   bool post(int to, const Head& head, Bytes letter);
+  /// What the group has sent of it is done.
+  bool see_off(int to);
   /// Takes the first receive that gets this message.
   std::shared_ptr<Receiving> take_receive(int from, std::int64_t tag);
   /// Asks a receive for room. False if it has none: it has failed.

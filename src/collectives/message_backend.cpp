@@ -53,6 +53,7 @@ class MessageBackend final : public Backend {
       begin(block.results);
     }
     for (Block& block : blocks_) finish(block.results, options);
+    see_off(options);
   }
 
   void reduce_scatter(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
@@ -62,6 +63,7 @@ class MessageBackend final : public Backend {
     block.bounds.assign(bounds.begin(), bounds.end());
     begin_slices(block, in);
     reduce_slice(block, combine, dtype, out, options);
+    see_off(options);
     if (block.others.size() > block_bytes) block.others = {};
   }
 
@@ -130,6 +132,7 @@ class MessageBackend final : public Backend {
     Exchange all;
     begin(all);
     finish(all, options);
+    see_off(options);
   }
 
   /// ins_ to, and outs_ from all ranks at once.
@@ -151,9 +154,15 @@ class MessageBackend final : public Backend {
   }
   void finish(Exchange& exchange, const WaitOptions& options) {
     for (const auto& each : exchange.coming) mail_.wait([&] { return each->is_done; }, each->from, options);
-    for (const auto& each : exchange.going) mail_.wait([&] { return each->is_done; }, each->to, options);
+    for (const auto& each : exchange.going) mail_.wait([&] { return each->is_given; }, each->to, options);
+    leaving_.insert(leaving_.end(), exchange.going.begin(), exchange.going.end());
     exchange.coming.clear();
     exchange.going.clear();
+  }
+  /// The others need this rank no more.
+  void see_off(const WaitOptions& options) {
+    for (const auto& each : leaving_) mail_.wait([&] { return each->is_done; }, each->to, options);
+    leaving_.clear();
   }
 
   static constexpr std::uint64_t block_bytes = 8 << 20;
@@ -165,6 +174,7 @@ class MessageBackend final : public Backend {
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
   std::array<Block, 2> blocks_;
+  std::vector<std::shared_ptr<Mail::Sending>> leaving_;
 };
 
 }  // namespace

@@ -260,8 +260,10 @@ class PickleMachine {
   }
 
   void keep(std::uint64_t place) {
-    if (place > memo_.size() + memo_slack) refuse("its pickle numbers what it keeps with large gaps");
+    // By what is kept, not by how long the memo is: else each gap would allow the next.
+    if (place > kept_ + memo_slack) refuse("its pickle numbers what it keeps with large gaps");
     if (place >= memo_.size()) memo_.resize(place + 1, Pickle::nothing);
+    if (memo_[place] == Pickle::nothing) ++kept_;
     memo_[place] = top();
   }
   void fetch(std::uint64_t place) {
@@ -280,6 +282,7 @@ class PickleMachine {
   std::vector<Ref> stack_;
   std::vector<std::size_t> marks_;
   std::vector<Ref> memo_;
+  std::uint64_t kept_ = 0;                                  // places of the memo that have something
   std::unordered_map<std::string, std::uint32_t> numbers_;  // of names
 };
 
@@ -359,7 +362,7 @@ bool PickleMachine::step(unsigned char opcode) {
       keep(number<std::uint32_t>());
       return true;
     case 0x94:
-      keep(memo_.size());
+      keep(kept_);
       return true;
     case 'h':
       fetch(number<std::uint8_t>());

@@ -327,8 +327,18 @@ std::shared_ptr<std::atomic<std::uint64_t>> HostsGroup::untaken(int to, int tag)
   return count;
 }
 
+std::size_t HostsGroup::longest_letter() const noexcept {
+  // With its head it goes over TCP without being asked for.
+  return Group::longest_letter() - sizeof(sync::LetterHead);
+}
+
 std::size_t HostsGroup::longest_piece(int to) const {
   return hosts_.is_here(to) ? local().longest_piece(place_of(to)) : longest_piece_between_hosts;
+}
+
+bool HostsGroup::letters_have_left(int to) {
+  if (hosts_.is_here(to)) return true;
+  return untaken(to, tag(Tag::long_mail))->load() == 0 && transport().has_left(number_of(to));
 }
 
 bool HostsGroup::do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) {

@@ -142,7 +142,9 @@ class HostsGroup final : public sync::Group, private Listener {
                                     const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
+  [[nodiscard]] std::size_t longest_letter() const noexcept override;
   [[nodiscard]] std::size_t longest_piece(int to) const override;
+  [[nodiscard]] bool letters_have_left(int to) override;
   bool do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) override;
   bool do_try_receive(int from, const sync::LetterPlace& place) override;
   void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,

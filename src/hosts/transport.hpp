@@ -111,6 +111,8 @@ class Transport {
                        Finished finished) = 0;
   /// Of bytes that are copied for it.
   Pending send_copy(int to, int tag, std::span<const std::byte> bytes, Finished finished);
+  /// What was sent to that rank, and needs no more than it, is out of this process; true if the transport cannot tell.
+  [[nodiscard]] virtual bool has_left([[maybe_unused]] int to) { return true; }
   /// From `from`, or any_rank. `bytes` has room for all that comes.
   virtual Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) = 0;
   /// The oldest message that no receive waits for; null if there is none. Throws as Operation::test.

@@ -28,6 +28,7 @@ void each_field(Call& call, const Field& field) {
   field("arguments", call.options.arguments);
   field("setup", call.options.setup);
   field("rank_offset", call.options.rank_offset);
+  field("program", call.options.program);
   auto& config = call.config;
   field("world_size", config.world_size);
   field("local_world_size", config.local_world_size);
@@ -126,6 +127,11 @@ CallText parse_call(std::string_view text) {
   CallText call;
   each_field(call, [&tree](const char* name, auto& value) { read(tree.at(name), value); });
   return call;
+}
+
+ExecArguments program_of(const CallText& call, const ExecArguments::Variables& variables) {
+  const std::vector<std::string>& program = call.options.program;
+  return program.empty() ? ExecArguments::own_program(variables) : ExecArguments(program, variables);
 }
 
 }  // namespace muster::launch

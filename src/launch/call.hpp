@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What launch_subprocesses() tells the processes that it starts, and what they tell it:
-//  1. The caller writes the call into memory without a name, and starts this program once more as the launcher, which
-//     has no threads and so may fork: MUSTER_CALL in its environment has the descriptors of the memory and of a pipe.
+//  1. The caller writes the call into memory without a name, and starts this program, or the call's own, once more
+//     as the launcher, which has no threads and so may fork: MUSTER_CALL in its environment has the descriptors of the
+//     memory and of a pipe.
 //  2. The launcher is a Job. It forks the ranks, or starts this program once more for each (LaunchMethod). Each rank
 //     has a pipe into which it writes the error that it ends with.
 //  3. When all have ended the launcher writes the failure, if there was one, into the caller's pipe.
@@ -15,6 +16,7 @@
 
 #include "muster/error.hpp"
 #include "muster/multiprocess.hpp"
+#include "src/launch/ranks.hpp"
 #include "src/os/fd.hpp"
 
 namespace muster::launch {
@@ -40,6 +42,11 @@ std::optional<Error> read_failure(const os::Fd& report);
 RankFunction find_function(std::string_view name);
 /// Whether run_launched_function() has been called.
 bool has_main_hook() noexcept;
+/// run_launched_function() with the status that the process is to end with, for programs that have more to end than
+/// std::exit() does; none: this process is no launched one.
+std::optional<int> run_if_launched();
+/// Starts this program, or the call's own, once more.
+ExecArguments program_of(const CallText& call, const ExecArguments::Variables& variables);
 
 /// Runs the call as a launcher or as a rank, and returns the status to exit with.
 int run_launcher(const CallText& call, const os::Fd& memory, os::Fd report);

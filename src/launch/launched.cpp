@@ -95,7 +95,7 @@ class Launcher {
     if (call_.config.launch_method == LaunchMethod::spawn) {
       inheritance.descriptors.push_back(memory_.get());
       variables.emplace_back(call_variable, fmt::format("rank {} {}", memory_.get(), report.get()));
-      return spawn(ExecArguments::own_program(variables), inheritance);
+      return spawn(program_of(call_, variables), inheritance);
     }
     return fork_into(ExecArguments({}, variables), inheritance,
                      [&] { return run_rank(call_, os::Fd(report.release())); });
@@ -203,20 +203,19 @@ RegisteredFunction::RegisteredFunction(std::string_view name, RankFunction funct
     throw Error(ErrorKind::argument, fmt::format("there are two registered functions '{}'", name));
 }
 
-void run_launched_function() {
-  launch::is_hooked = true;
-  const auto text = os::environment(launch::call_variable);
-  if (!text) return;
+std::optional<int> launch::run_if_launched() {
+  is_hooked = true;
+  const auto text = os::environment(call_variable);
+  if (!text) return std::nullopt;
   // Not for programs that this one starts.
-  ::unsetenv(launch::call_variable);
+  ::unsetenv(call_variable);
   std::array<char, 16> role{};
   int memory = -1, report = -1;
   struct stat status {};
   if (std::sscanf(text->c_str(), "%15s %d %d", role.data(), &memory, &report) != 3 || ::fstat(report, &status) != 0 ||
       ::fstat(memory, &status) != 0) {
-    std::fprintf(stderr, "the environment's %s='%s' is of another process: unset it\n", launch::call_variable,
-                 text->c_str());
-    std::exit(1);
+    std::fprintf(stderr, "the environment's %s='%s' is of another process: unset it\n", call_variable, text->c_str());
+    return 1;
   }
   ::prctl(PR_SET_NAME, program_invocation_short_name);
   os::Fd memory_file(memory), report_file(report);
@@ -225,14 +224,18 @@ void run_launched_function() {
   try {
     std::string call(static_cast<std::size_t>(status.st_size), 0);
     if (::pread(memory, call.data(), call.size(), 0) != status.st_size) throw os::errno_error("reading the call");
-    const launch::CallText parsed = launch::parse_call(call);
+    const CallText parsed = parse_call(call);
     const bool is_launcher = std::string_view(role.data()) == "launcher";
-    result = is_launcher ? launch::run_launcher(parsed, memory_file, std::move(report_file))
-                         : launch::run_rank(parsed, std::move(report_file));
+    result = is_launcher ? run_launcher(parsed, memory_file, std::move(report_file))
+                         : run_rank(parsed, std::move(report_file));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
   }
-  std::exit(result);
+  return result;
+}
+
+void run_launched_function() {
+  if (const auto status = launch::run_if_launched()) std::exit(*status);
 }
 
 }  // namespace muster

@@ -2,9 +2,12 @@
 // launch_subprocesses(): the caller's side. The numbers are those of call.hpp.
 
 #include <fmt/core.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <chrono>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -13,6 +16,7 @@
 #include "src/launch/job.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
+#include "src/sync/interruption.hpp"
 
 namespace muster {
 namespace launch {
@@ -32,16 +36,34 @@ void check_call(const CallText& call) {
   check(options);
   if (options.nodes) refuse("`nodes` is for launch_local(): other launchers start the other ranks");
   if (!call.command.empty()) return;
-  if (!has_main_hook())
+  if (!call.options.program.empty()) {
+    if (call.config.launch_method != LaunchMethod::spawn) refuse("a program of its own is for LaunchMethod::spawn");
+  } else if (!has_main_hook()) {
     refuse("main() has to call run_launched_function() first: the ranks are this program, started again");
+  }
   const std::string& setup = call.options.setup;
   for (const std::string& name : {call.function, setup.empty() ? call.function : setup})
     if (find_function(name) == nullptr)
       refuse(fmt::format("there is no registered function '{}' in this program (RegisteredFunction)", name));
 }
 
+/// Until the launcher has closed its pipe, or, where the hook of this process wants the wait to end, has killed the
+/// ranks. A terminal's Ctrl-C has reached them, too: they have `grace` to leave with their own words.
+void wait_for_end(const Child& launcher, const os::Fd& report, std::chrono::milliseconds grace) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int between_asks = 60;
+  std::optional<Clock::time_point> patience;
+  bool is_told = false;
+  pollfd wanted{report.get(), POLLIN, 0};
+  while (::poll(&wanted, 1, between_asks) <= 0) {
+    if (is_told || !sync::is_interrupted()) continue;
+    if (!patience) patience = Clock::now() + grace;
+    if (Clock::now() >= *patience) is_told = os::send_signal(launcher.process, SIGTERM);
+  }
+}
+
 /// The launcher's words, once it has closed its pipe.
-std::optional<Error> wait_for_launcher(Child& launcher, const os::Fd& report) {
+std::optional<Error> words_of_launcher(Child& launcher, const os::Fd& report) {
   auto failure = read_failure(report);
   siginfo_t end{};
   int waited = 0;
@@ -66,11 +88,14 @@ void run(CallText call) {
   variables.emplace_back(mark_variable, os::random_hex(16));
   Inheritance inheritance{.descriptors = {memory.get(), report.writer.get()}};
   ::pthread_sigmask(SIG_SETMASK, nullptr, &inheritance.mask);
-  Child launcher = spawn(ExecArguments::own_program(variables), inheritance);
+  Child launcher = spawn(program_of(call, variables), inheritance);
   report.writer.reset();
   if (const int failure = exec_error(launcher); failure != 0)
     throw os::errno_error("launching subprocesses: starting this program again", failure);
-  if (const auto failure = wait_for_launcher(launcher, report.reader)) throw Error(*failure);
+  wait_for_end(launcher, report.reader, call.options.launch.grace);
+  const auto failure = words_of_launcher(launcher, report.reader);
+  sync::check_interrupted("launching subprocesses");
+  if (failure) throw Error(*failure);
 }
 
 }  // namespace

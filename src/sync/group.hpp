@@ -84,6 +84,8 @@ class Group : public SyncGroup {
   [[nodiscard]] virtual std::size_t longest_piece(int) const { return longest_letter(); }
   /// Sends one, if there is room for it; false if there is not. Throws as send().
   bool try_send(int to, const LetterHead& head, std::span<const std::byte> letter);
+  /// Whether all that try_send took for that rank goes on without this one, which may stay outside of the library then.
+  [[nodiscard]] virtual bool letters_have_left(int) { return true; }
   /// Takes the next one, if it has come; false if not. What `place` throws is the failure of the group.
   bool try_receive(int from, const LetterPlace& place);
   /// Waits until done(), which makes those calls for ranks of `on`: they are who it depends on. Throws as wait_until.

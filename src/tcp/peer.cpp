@@ -51,6 +51,7 @@ void Peer::send(const std::shared_ptr<Outgoing>& message) {
   const bool at_once = bytes <= most_at_once && in_window_ + cost <= window;
   if (at_once) in_window_ += cost;
   message->is_offered = !at_once;
+  if (!at_once) ++offers_;
   Frame frame{.kind = at_once ? FrameKind::message : FrameKind::offer, .tag = message->tag, .bytes = bytes};
   if (!at_once || message->needs_taken) {
     frame.number = next_number_++;
@@ -59,10 +60,15 @@ void Peer::send(const std::shared_ptr<Outgoing>& message) {
   to_->send(frame, message);
 }
 
+bool Peer::has_nothing_to_send() const noexcept {
+  return failure_ || !to_ || (offers_ == 0 && to_->is_drained());
+}
+
 void Peer::sent(Connection&, const Frame& frame, const std::shared_ptr<Source>& source) {
   if (frame.kind != FrameKind::message && frame.kind != FrameKind::payload) return;
   Outgoing& message = static_cast<Outgoing&>(*source);
   message.is_sent = true;
+  if (message.is_offered) --offers_;
   if (!message.needs_taken || message.is_taken) finish(message.progress);
 }
 
@@ -81,6 +87,7 @@ void Peer::answered(const Frame& frame) {
     return;
   }
   // Step 3: of an offer, nobody wants it. Of a message, what is not sent yet goes on.
+  if (message->is_offered) --offers_;
   if (message->is_sent || message->is_offered) finish(message->progress);
 }
 

@@ -79,6 +79,8 @@ class Peer final : public Connection::Owner {
   [[nodiscard]] const std::optional<std::string>& failure() const noexcept { return failure_; }
   /// Not of one with a failure.
   void send(const std::shared_ptr<Outgoing>& message);
+  /// Nothing waits for this side to go on.
+  [[nodiscard]] bool has_nothing_to_send() const noexcept;
   void receive(const std::shared_ptr<Incoming>& receive);
   void take_back(const std::shared_ptr<Incoming>& receive);
   /// Takes the oldest message out; null if there is none. Without a tag: of any from hosts::first_tag on.
@@ -118,6 +120,7 @@ class Peer final : public Connection::Owner {
   std::unique_ptr<Connection> to_;
   std::uint64_t next_number_ = 1;
   std::uint64_t in_window_ = 0;
+  std::size_t offers_ = 0;                                         // whose bytes have not gone
   std::map<std::uint64_t, std::shared_ptr<Outgoing>> unanswered_;  // offers, and messages that have to be taken
 
   // From it.

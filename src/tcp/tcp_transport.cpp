@@ -169,6 +169,11 @@ hosts::Pending TcpTransport::send(int to, int tag, std::span<const std::byte> by
   return hosts::Pending(std::make_shared<Send>(*this, message));
 }
 
+bool TcpTransport::has_left(int to) {
+  const Hold hold(*this);
+  return peer(to).has_nothing_to_send();
+}
+
 hosts::Pending TcpTransport::receive(int from, int tag, std::span<std::byte> bytes,
                                      std::shared_ptr<const void> keeper) {
   const auto receive = std::make_shared<Incoming>(Incoming{.tag = tag, .place = bytes});

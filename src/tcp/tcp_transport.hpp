@@ -40,6 +40,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
 
   hosts::Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
                       hosts::Finished finished) override;
+  [[nodiscard]] bool has_left(int to) override;
   hosts::Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) override;
   std::unique_ptr<hosts::Found> find(int from, int tag) override;
   std::unique_ptr<hosts::Found> find_any() override;

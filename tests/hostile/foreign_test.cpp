@@ -3,7 +3,11 @@
 // Nothing of a pickle is ever run, so it is enough that each is refused or read.
 
 #include <doctest/doctest.h>
+#include <zstd.h>
 
+#include <algorithm>
+
+#include "muster/verify.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -80,6 +84,8 @@ std::vector<HostileFile> pickles() {
       {"a text past the end", zip_of(whole("X" + bytes_of(0x7fffffff))), "ends inside of a text"},
       {"a text of all ones", zip_of("\x80\x04\x8d" + bytes_of(UINT64_MAX) + "."), "ends inside of a text"},
       {"a memo far away", zip_of(whole("Nr" + bytes_of(0x7fffffff))), "large gaps"},
+      {"a memo of gaps", zip_of(whole("Nr" + bytes_of(64) + "r" + bytes_of(129))), "large gaps"},
+      {"a memo that is counted", zip_of(whole(std::string("Nq\x05\x94h\x01") + "0")), "no tensor in it"},
       {"an empty memo", zip_of(whole("h\x05")), "has not kept"},
       {"items into a number",
        zip_of(whole("K\x01K\x02"
@@ -232,10 +238,36 @@ std::vector<HostileSave> saves() {
       {"an item past the end", {1, 4}, {{{0, 0}, {1, 4}, "__0_0.distcp", 1 << 30}}, "past the end of the file"},
       {"a transformed item",
        {1, 4},
+       {{{0, 0}, {1, 4}, "__0_0.distcp", -1, "stream.other/1"}},
+       "through \"stream.other/1\""},
+      {"an item that is not compressed",
+       {1, 4},
        {{{0, 0}, {1, 4}, "__0_0.distcp", -1, "stream.zstd/1"}},
-       "through \"stream.zstd/1\""},
+       "it is no zstd stream"},
+      {"a compressed item", {1, 4}, {{{0, 0}, {1, 4}, "packed.distcp", -1, "stream.zstd/1"}}},
+      {"a compressed item that is cut off",
+       {1, 4},
+       {{{0, 0}, {1, 4}, "packed.distcp", 100, "stream.zstd/1"}},
+       "cut off"},
+      {"an item that grows",
+       {1, 4},
+       {{{0, 0}, {1, 4}, "bomb.distcp", -1, "stream.zstd/1"}},
+       "more than the 1048592 bytes"},
       {"no parts", {1, 4}, {}, "0 of 4 elements are stored"},
   };
+}
+
+std::string zstd_of(const std::string& bytes) {
+  std::string out(ZSTD_compressBound(bytes.size()), ' ');
+  out.resize(ZSTD_compress(out.data(), out.size(), bytes.data(), bytes.size(), 3));
+  return out;
+}
+
+/// Of the file that all parts of a save are in.
+std::int32_t item_bytes(const HostileSave& save, const std::string& item, const std::string& packed,
+                        const std::string& bomb) {
+  const std::string file = save.parts.empty() ? "" : save.parts[0].file;
+  return static_cast<std::int32_t>((file == "packed.distcp" ? packed : file == "bomb.distcp" ? bomb : item).size());
 }
 
 void check(const std::vector<HostileFile>& files) {
@@ -286,20 +318,38 @@ TEST_CASE("archives") {
   check(archives());
 }
 
+TEST_CASE("a storage that has changed is found by its checksum, and by nothing else") {
+  const TemporaryDirectory folder(Medium::memory);
+  std::string bytes = good();
+  bytes[bytes.find(eight)] = 'y';
+  write_text(folder / "file.pt", bytes);
+  const VerifyReport report = verify(folder / "file.pt");
+  REQUIRE(report.problems.size() == 1);
+  CHECK(report.checked == 1);
+  CHECK(report.problems[0].defect == Defect::checksum);
+  CHECK(has(report.problems[0].words, "tensor \"w\": its bytes at "));
+  CHECK(verify(folder / "file.pt", {.checksums = false}).is_good());
+}
+
 TEST_CASE("torch.distributed.checkpoint") {
   const std::string item =
       make_zip(torch_parts(whole(tensor("0", "FloatStorage", 4, 0, {1, 4}, {4, 1})), {{"0", std::string(16, 'x')}}));
+  const std::string packed = zstd_of(item);
+  const std::string bomb = zstd_of(std::string(64 << 20, '\0'));
   for (const HostileSave& save : saves()) {
     CAPTURE(save.name);
     const TemporaryDirectory folder(Medium::memory);
-    write_text(folder / ".metadata", metadata_of(save.size, save.parts, static_cast<std::int32_t>(item.size())));
+    write_text(folder / ".metadata", metadata_of(save.size, save.parts, item_bytes(save, item, packed, bomb)));
     write_text(folder / "__0_0.distcp", item);
+    write_text(folder / "packed.distcp", packed);
+    write_text(folder / "bomb.distcp", bomb);
     std::string words;
     try {
       std::vector<std::string> notes;
       const auto tensors = open_checkpoint(*foreign::find_checkpoint(folder.path().string()), 0, {}, notes);
       std::vector<std::byte> memory;
       tensors->read_piece(0, 0, tensors->tensors()[0].bytes, memory);
+      CHECK(std::ranges::all_of(memory, [](std::byte byte) { return byte == std::byte{'x'}; }));
     } catch (const Error& error) {
       words = error.what();
     }

@@ -154,6 +154,46 @@ def dcp_sample(kind, count):
     return make
 
 
+def save_torch_dist(rank, count, directory):
+    import io
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    mesh = init_device_mesh('cpu', (count,), mesh_dim_names=('tp',))
+    placements = {'fc1': Shard(1), 'fc2': Shard(2), 'embeddings': Shard(0)}
+    parts = {name: distribute_tensor(value, mesh, [next((p for key, p in placements.items() if key in name), Replicate())])
+             for name, value in torch_dist_state().items()}
+    parts[f'decoder.layers.mlp.linear_fc1._extra_state/shard_{rank}_{count}'] = io.BytesIO(b'never opened')
+    parts['optimizer.state.exp_avg.output_layer.weight'] = tensor(9, 2, 2, 5)
+    dcp.save(parts, checkpoint_id=str(directory / 'in'))
+
+
+def torch_dist_state():
+    # Layers are stacked along a new first axis.
+    return {
+        'embedding.word_embeddings.weight': tensor(1, 8, 4, dtype=torch.bfloat16),
+        'decoder.layers.input_layernorm.weight': tensor(2, 3, 4),
+        'decoder.layers.mlp.linear_fc1.weight': tensor(3, 3, 12, 4, dtype=torch.bfloat16),
+        'decoder.layers.mlp.linear_fc2.weight': tensor(4, 3, 4, 6, dtype=torch.bfloat16),
+    }
+
+
+def torch_dist(directory):
+    """What Megatron adds to a save of torch, by its facts: no Megatron is needed."""
+    import argparse
+    import json
+    import pickle
+    ranks(save_torch_dist, 2, directory)
+    (directory / 'in' / 'metadata.json').write_text(json.dumps({
+        'sharded_backend': 'torch_dist', 'sharded_backend_version': 1, 'common_backend': 'torch',
+        'common_backend_version': 1}))
+    torch.save({'args': argparse.Namespace(num_layers=3), 'iteration': 10}, directory / 'in' / 'common.pt')
+    metadata = pickle.loads((directory / 'in' / '.metadata').read_bytes())
+    metadata.mcore_data = {'optimizer.state.exp_avg.output_layer.weight': {'nd_reformulated_orig_global_shape': (4, 5)}}
+    (directory / 'in' / '.metadata').write_bytes(pickle.dumps(metadata, protocol=4))
+    write(directory, torch_dist_state())
+
+
 def save_fsdp(rank, count, directory):
     from torch.distributed.tensor import Shard
     parts = sharded((count,), ('fsdp',), lambda name, value: (Shard(0),))
@@ -239,6 +279,7 @@ SAMPLES = {
     'dcp_zstd': dcp_sample('zstd', 2),
     'dcp_safetensors': dcp_sample('safetensors', 2),
     'dcp_huggingface': dcp_sample('huggingface', 2),
+    'torch_dist': torch_dist,
     'fsdp': fsdp,
     'zero1': zero(1),
     'zero2': zero(2),

@@ -20,6 +20,7 @@
 
 #include "muster/dist.hpp"
 #include "muster/error.hpp"
+#include "muster/interrupt.hpp"
 #include "muster/multiprocess.hpp"
 #include "muster/parallel_groups.hpp"
 #include "src/launch/nodes.hpp"
@@ -132,6 +133,28 @@ TEST_CASE("a function runs on every rank, with its groups") {
                                                          "6 36 6 7 6 6 set", "7 36 7 7 7 7 set"});
     CHECK(!has_children());
   }
+}
+
+TEST_CASE("a program other than this one") {
+  const TemporaryDirectory folder;
+  const std::string path = folder / "lines";
+  const std::vector<std::string> shell = {"sh", "-c", R"(exec "$0")", std::filesystem::read_symlink("/proc/self/exe")};
+  launch_subprocesses("tell", {.world_size = 2, .launch_method = LaunchMethod::spawn},
+                      {.arguments = {path}, .program = shell});
+  CHECK(sorted_lines(path) == std::vector<std::string>{"0 3 0 0 0 1 -", "1 3 1 1 1 1 -"});
+  const auto forked = [&] { launch_subprocesses("tell", {.world_size = 2}, {.program = shell}); };
+  CHECK(thrown_by(forked).kind() == ErrorKind::argument);
+  CHECK(!has_children());
+}
+
+TEST_CASE("the program's hook ends the wait, and the ranks") {
+  set_interrupt_hook([]() noexcept { return true; });
+  const auto waits = [] {
+    launch_subprocesses(std::vector<std::string>{"sleep", "600"}, {.world_size = 2}, {.launch = {.grace = 0ms}});
+  };
+  CHECK(thrown_by(waits).kind() == ErrorKind::cancelled);
+  set_interrupt_hook(nullptr);
+  CHECK(!has_children());
 }
 
 TEST_CASE("one rank is a process, too") {

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
@@ -16,6 +17,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "muster/process_group.hpp"
 #include "src/hosts/context.hpp"
 #include "src/tcp/meeting_words.hpp"
 #include "src/tcp/published_address.hpp"
@@ -325,6 +327,39 @@ TEST_CASE("a group that has failed gives its connections back, also if others do
     }
     if (rank == 0) RANK_CHECK(sockets() == before);
     if (rank == 1) std::this_thread::sleep_until(begin + 4s);
+  });
+}
+
+TEST_CASE("what a rank has sent when its call returns goes on without it") {
+  // Of each length in turns: a letter, some letters, and what goes in pieces.
+  constexpr std::array<std::int64_t, 3> lengths{60'000, 250'000, 40'000'000};
+  SharedWords words;
+  run_hosts(2, {}, [&](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    std::size_t word = 0;
+    const auto check = [&](int sender, const std::function<void()>& call) {
+      call();
+      if (group.rank() != sender) words[word].store(1);
+      // The sender makes no call meanwhile.
+      const auto until = Clock::now() + 10s;
+      while (group.rank() == sender && words[word].load() == 0 && Clock::now() < until)
+        std::this_thread::sleep_for(1ms);
+      RANK_CHECK(words[word].load() == 1);
+      ++word;
+    };
+    for (const std::int64_t length : lengths) {
+      Tensor tensor = pattern(DType::u8, {length}, 3);
+      check(0, [&] { ranks.broadcast(tensor, 0); });
+      check(1, [&] { ranks.reduce(tensor, 0, ReduceOp::max); });
+      check(0, [&] { group.rank() == 0 ? ranks.send(tensor, 1) : (void)ranks.recv(tensor, 0); });
+      check(1, [&] {
+        if (group.rank() == 1)
+          ranks.isend(tensor, 0).get();
+        else
+          (void)ranks.recv(tensor, 1);
+      });
+      RANK_CHECK(is_pattern(tensor, DType::u8, {length}, 3));
+    }
   });
 }
 

@@ -128,13 +128,10 @@ class _Lane:
             if self._ends:
                 raise distributed.DistBackendError("muster: the process group has ended in this process: make a new one")
             self._under_way.append(item)
-            self._start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="muster.torch", daemon=True)
+                self._thread.start()
             self._changed.notify()
-
-    def _start(self):
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="muster.torch", daemon=True)
-            self._thread.start()
 
     def end(self, reason=None):
         """Waits for what is under way, or with a reason ends it: it raises CancelledError on all ranks. Then it is over."""
@@ -241,10 +238,6 @@ class Messages(_Lane):
     def __init__(self, ranks):
         super().__init__(ranks)
         self._wanting = 0
-        # Between hosts also what collectives have left to be sent moves only while somebody is in a call.
-        self._drives = ranks.backend != "shared memory"
-        if self._drives:
-            self._start()
 
     def begin(self, start, tensors, about, seconds, finish=None):
         """A Work of the operation that start() begins. finish() is called when it has ended well."""
@@ -272,10 +265,6 @@ class Messages(_Lane):
             try:
                 for work in works:
                     self._step(work, None)
-                if self._drives and not works:
-                    self.ranks.probe(None)
-            except errors.Error:
-                self._drives = False  # the group has failed, which the next call says
             finally:
                 self._use.release()
 
@@ -314,7 +303,7 @@ class Messages(_Lane):
             with self._changed:
                 self._under_way = [work for work in self._under_way if not work._has_ended]
                 idle = 0 if self._under_way else idle + 1
-                if idle > self._IDLE_LOOKS and not self._drives:
+                if idle > self._IDLE_LOOKS:
                     self._changed.wait_for(lambda: self._under_way or self._ends)
                 if self._ends and not self._under_way:
                     return

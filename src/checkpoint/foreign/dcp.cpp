@@ -38,8 +38,8 @@ struct DcpPiece {
 };
 using DcpPieces = std::map<std::string, std::vector<DcpPiece>, std::less<>>;
 
-BoxPlace locate_item(const os::ReadableFile& file, const BoxItem& item, DType dtype, const Shape& extents) {
-  const TorchArchive archive = TorchArchive::open(file, item.begin, item.bytes);
+BoxPlace locate_item(const formats::ReadAt& read, std::uint64_t bytes, DType dtype, const Shape& extents) {
+  const TorchArchive archive = TorchArchive::open_zip(read, bytes);
   TorchTensor tensor = archive.tensor(archive.pickle().root());
   if (tensor.shape.empty()) {
     tensor.shape = {1};
@@ -49,7 +49,13 @@ BoxPlace locate_item(const os::ReadableFile& file, const BoxItem& item, DType dt
     throw Error(ErrorKind::corrupt,
                 fmt::format("it is {} where {} is said", to_string(TensorSpec{tensor.dtype, tensor.shape}),
                             to_string(TensorSpec{dtype, extents})));
-  return {item.file, tensor.begin, std::move(tensor.strides)};
+  return tensor.place_in(0);
+}
+
+/// A part is stored without the rest of a tensor that it was cut from, in an archive that adds some kB.
+std::uint64_t most_unpacked(DType dtype, const Shape& extents) {
+  constexpr std::uint64_t archive_bytes = 1 << 20;
+  return byte_size(dtype, extents) + archive_bytes;
 }
 
 /// Megatron says in a file of its own which format it is.
@@ -161,11 +167,22 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
     std::set<std::uint32_t> looked_at;
     for (const DcpTensor& tensor : metadata.tensors())
       for (const DcpChunk& chunk : tensor.chunks)
-        if (looked_at.insert(chunk.file).second && !is_zip(tensors->file(files[chunk.file]), chunk.at))
+        if (!chunk.is_zstd && looked_at.insert(chunk.file).second &&
+            !is_zip(tensors->file(files[chunk.file]), chunk.at))
           add_safetensors(pieces, *tensors, files[chunk.file], chunk.at);
+    std::size_t flattened = 0;
     for (const DcpTensor& tensor : metadata.tensors()) {
       const std::optional<std::string> name = name_below(tensor.name, choice.at);
       if (!name) continue;
+      if (tensor.is_flattened && tensor.name.starts_with("optim")) {
+        ++flattened;
+        continue;
+      }
+      if (tensor.is_flattened)
+        throw Error(ErrorKind::unsupported,
+                    fmt::format("tensor {}: Megatron cut it with flattened_range, which is not read: save it with a "
+                                "newer Megatron",
+                                in_quotes(tensor.name)));
       tensors->add_tensor(*name, tensor.dtype, tensor.shape);
       if (const auto found_pieces = pieces.find(tensor.name); found_pieces != pieces.end()) {
         add_pieces(*tensors, found_pieces->second);
@@ -174,8 +191,13 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
       const bool is_scalar = tensor.shape.empty();
       for (const DcpChunk& chunk : tensor.chunks)
         tensors->add_box(is_scalar ? Shape{0} : chunk.begin, is_scalar ? Shape{1} : chunk.extents,
-                         BoxItem{files[chunk.file], chunk.at, chunk.bytes});
+                         BoxItem{files[chunk.file], chunk.at, chunk.bytes,
+                                 chunk.is_zstd ? most_unpacked(tensor.dtype, chunk.extents) : 0});
     }
+    if (flattened != 0)
+      notes.push_back(
+          fmt::format("{} tensors of its optimizer were cut with flattened_range, which is not read: they are left out",
+                      flattened));
     if (tensors->tensors().empty())
       throw Error(ErrorKind::not_found, choice.at.empty()
                                             ? std::string("there is no tensor in it")

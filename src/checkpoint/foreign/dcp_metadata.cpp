@@ -2,6 +2,7 @@
 // Metadata has, of what counts here:
 //
 //   state_dict_metadata {name: TensorStorageMetadata{properties, size, chunks [{offsets, sizes}]} | bytes}
+//   mcore_data {name: {nd_reformulated_orig_global_shape}}, of Megatron alone
 //   storage_data {MetadataIndex{fqn, offset}: _StorageInfo{relative_path, offset, length, transform_descriptors}}
 //
 // A chunk is found by its tensor's name and its offsets; neither list is in any order.
@@ -63,7 +64,8 @@ DType dtype_of(const Pickle& pickle, Pickle::Ref properties) {
 
 void DcpMetadata::add_tensor(const Pickle& pickle, std::string_view name, Pickle::Ref node) {
   if (!is_dcp(pickle, node, "TensorStorageMetadata")) return;  // bytes, which are never opened
-  DcpTensor tensor{.name = std::string(name), .dtype = {}, .shape = {}, .chunks = {}};
+  DcpTensor tensor;
+  tensor.name = name;
   try {
     tensor.dtype = dtype_of(pickle, member(pickle, node, "properties"));
     tensor.shape = shape_of(pickle, member(pickle, node, "size"));
@@ -95,12 +97,15 @@ void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref v
     const auto bytes = pickle.count(member(pickle, value, "length"));
     if (!is_name_beside(file)) refuse_metadata(fmt::format("its file {} is not beside it", in_quotes(file)));
     if (!at || !bytes) refuse_metadata("its place in a file is no number");
-    if (const auto transforms = pickle.find(value, "transform_descriptors"))
-      for (const Pickle::Ref transform : pickle.items(*transforms))
-        refuse_metadata(fmt::format("it is stored through {}, which is not read: save it without extensions",
-                                    in_quotes(pickle.text(transform))),
-                        ErrorKind::unsupported);
     DcpChunk place;
+    if (const auto transforms = pickle.find(value, "transform_descriptors"))
+      for (const Pickle::Ref transform : pickle.items(*transforms)) {
+        if (pickle.text(transform) != "stream.zstd/1" || place.is_zstd)
+          refuse_metadata(fmt::format("it is stored through {}, which is not read: save it without extensions",
+                                      in_quotes(pickle.text(transform))),
+                          ErrorKind::unsupported);
+        place.is_zstd = true;
+      }
     place.at = *at;
     place.bytes = *bytes;
     if (const Pickle::Ref offset = member(pickle, key, "offset"); !pickle.is(offset, PickleKind::none))
@@ -120,6 +125,11 @@ void DcpMetadata::add(std::span<const std::byte> bytes) {
   const std::span<const Pickle::Ref> tensors = pairs_of(pickle, pickle.root(), "state_dict_metadata");
   for (std::size_t i = 0; i + 1 < tensors.size(); i += 2)
     if (pickle.is(tensors[i], PickleKind::text)) add_tensor(pickle, pickle.text(tensors[i]), tensors[i + 1]);
+  // What Megatron added while it cut tensors of its optimizer along all dimensions as one.
+  if (const auto added = pickle.find(pickle.root(), "mcore_data"))
+    for (DcpTensor& tensor : tensors_)
+      if (const auto facts = pickle.find(*added, tensor.name))
+        tensor.is_flattened |= pickle.find(*facts, "nd_reformulated_orig_global_shape").has_value();
   const std::span<const Pickle::Ref> places = pairs_of(pickle, pickle.root(), "storage_data");
   for (std::size_t i = 0; i + 1 < places.size(); i += 2) add_place(pickle, places[i], places[i + 1]);
 }
@@ -140,6 +150,7 @@ void DcpMetadata::finish() {
       chunk.file = place->file;
       chunk.at = place->at;
       chunk.bytes = place->bytes;
+      chunk.is_zstd = place->is_zstd;
     }
     places = {};
   }

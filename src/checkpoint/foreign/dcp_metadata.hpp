@@ -22,9 +22,11 @@ struct DcpChunk {
   std::uint32_t file = 0;  ///< among the metadata's
   std::uint64_t at = 0;
   std::uint64_t bytes = 0;
+  bool is_zstd = false;  ///< the stretch is a zstd stream
 };
 struct DcpTensor {
   std::string name;
+  bool is_flattened = false;  ///< Megatron's flattened_range: its shape is not that of what was cut
   DType dtype = DType::u8;
   Shape shape;
   std::vector<DcpChunk> chunks;  ///< without those that have no elements

@@ -36,6 +36,7 @@ struct FlatRun {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;
   std::uint64_t elements = 0;
+  StoredBytes stored = {};
 };
 /// Runs one after the other, as one.
 class FlatLine {
@@ -54,7 +55,7 @@ class FlatLine {
       const std::uint64_t in_run = from - (ends_[at] - run.elements);
       const std::uint64_t now = std::min(count, run.elements - in_run);
       tensors.add_box(Shape{static_cast<std::int64_t>(to)}, Shape{static_cast<std::int64_t>(now)},
-                      BoxPlace{run.file, run.begin + in_run * sizeof(float), {1}});
+                      BoxPlace{run.file, run.begin + in_run * sizeof(float), {1}, run.stored});
       from += now;
       to += now;
       count -= now;
@@ -128,7 +129,7 @@ class ZeroCheckpoint {
         const TorchTensor tensor = archive.tensor(group);
         if (tensor.dtype != DType::f32 || tensor.shape.size() != 1 || (tensor.shape[0] > 1 && tensor.strides[0] != 1))
           refuse_zero("its flat weights are no run of 32-bit numbers", ErrorKind::unsupported);
-        groups.push_back({file, tensor.begin, static_cast<std::uint64_t>(tensor.shape[0])});
+        groups.push_back({file, tensor.begin, static_cast<std::uint64_t>(tensor.shape[0]), tensor.stored});
       }
       if (groups.size() != groups_.front().size())
         refuse_zero("ranks have other numbers of groups", ErrorKind::rank_mismatch);
@@ -267,7 +268,7 @@ class ZeroCheckpoint {
         if (tensor.shape.size() != 1 || static_cast<std::uint64_t>(tensor.shape[0]) < count)
           refuse_zero(fmt::format("rank {} has a part of {} of another size", rank, in_quotes(name)));
         tensors_->add_box(Shape{static_cast<std::int64_t>(part * rank)}, Shape{static_cast<std::int64_t>(count)},
-                          BoxPlace{file, tensor.begin, tensor.strides});
+                          tensor.place_in(file));
       }
       names_.insert(name);
     }

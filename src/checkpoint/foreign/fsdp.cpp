@@ -84,7 +84,7 @@ class RankFile {
       tensor.shape = {1};
       tensor.strides = {1};
     }
-    whole.parts.push_back({std::move(begin), tensor.shape, {file_, tensor.begin, std::move(tensor.strides)}});
+    whole.parts.push_back({std::move(begin), tensor.shape, tensor.place_in(file_)});
   }
 
   void add_dtensor(PartedTensor& whole, Pickle::Ref state) const {

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "muster/error.hpp"
+#include "src/checkpoint/foreign/packed_items.hpp"
 #include "src/checkpoint/foreign/strided_read.hpp"
 #include "src/core/quoted.hpp"
 
@@ -59,6 +60,8 @@ Strides row_major_strides(std::span<const std::int64_t> extents) {
   for (std::size_t i = extents.size(); i-- > 1;) strides[i - 1] = strides[i] * extents[i];
   return strides;
 }
+
+PartedTensors::PartedTensors(Locate locate) : locate_(std::move(locate)), packed_(std::make_shared<PackedItems>()) {}
 
 std::uint32_t PartedTensors::add_file(const std::string& path) {
   for (std::size_t i = files_.size(); i-- > 0;)
@@ -206,8 +209,24 @@ const BoxPlace& PartedTensors::place_of(std::size_t tensor, const Box& box) cons
     const Numbers extents = numbers(box.numbers + dims, dims);
     try {
       const os::ReadableFile& in = files_[box.item.file];
-      BoxPlace place = locate_(in, box.item, entries_[tensor].dtype, Shape(extents.begin(), extents.end()));
-      check_place(place, extents, itemsize(entries_[tensor].dtype));
+      const BoxItem& item = box.item;
+      if (item.begin > in.bytes() || item.bytes > in.bytes() - item.begin)
+        throw Error(ErrorKind::corrupt, "it reaches past the end of the file");
+      const bool is_packed = item.unpacked != 0;
+      const formats::ReadAt read = [&](std::uint64_t at, std::span<std::byte> target) {
+        in.read_at(item.begin + at, target);
+      };
+      BoxPlace place =
+          locate_(is_packed ? packed_->reader(in, item) : read, is_packed ? packed_->size(in, item) : item.bytes,
+                  entries_[tensor].dtype, Shape(extents.begin(), extents.end()));
+      place.file = item.file;
+      // Nobody has a checksum of what is decoded but zstd itself.
+      if (is_packed) place.stored = {};
+      if (!is_packed) {
+        place.begin += item.begin;
+        place.stored.begin += item.begin;
+        check_place(place, extents, itemsize(entries_[tensor].dtype));
+      }
       box.place = std::move(place);
     } catch (const Error& error) {
       throw error.with_context(fmt::format("tensor {}, its part {} in {}", in_quotes(entries_[tensor].name),
@@ -216,6 +235,12 @@ const BoxPlace& PartedTensors::place_of(std::size_t tensor, const Box& box) cons
     }
   });
   return box.place;
+}
+
+formats::ReadAt PartedTensors::reader_of(const Box& box) const {
+  const os::ReadableFile& file = files_[box.is_item ? box.item.file : box.place.file];
+  if (box.item.unpacked != 0) return packed_->reader(file, box.item);
+  return [&file](std::uint64_t at, std::span<std::byte> target) { file.read_at(at, target); };
 }
 
 void PartedTensors::read_whole(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* target) const {
@@ -246,7 +271,7 @@ void PartedTensors::read_whole(std::size_t tensor, std::int64_t first, std::int6
         axes.push_back({static_cast<std::uint64_t>(common[i]), static_cast<std::uint64_t>(place.strides[i]) * item,
                         static_cast<std::uint64_t>(to[i]) * item});
       }
-      read_strided(files_[place.file], at, std::move(axes), item, target + static_cast<std::uint64_t>(element) * item);
+      read_strided(reader_of(box), at, std::move(axes), item, target + static_cast<std::uint64_t>(element) * item);
     }
   });
 }

@@ -12,34 +12,47 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/verify.hpp"
 #include "src/checkpoint/tensor_source.hpp"
+#include "src/formats/zip.hpp"
 #include "src/os/file.hpp"
 
 namespace muster::foreign {
 
+/// Bytes of a file that whoever wrote them has a checksum of (CRC-32).
+struct StoredBytes {
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t crc = 0;  ///< 0: none
+};
 /// Where the elements of a box are.
 struct BoxPlace {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;  ///< of the first element, in the file
   Strides strides = {};     ///< in elements, none negative
+  StoredBytes stored = {};  ///< that they are among
 };
 /// What a box is found by when it is first read: a stretch of a file.
 struct BoxItem {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t unpacked = 0;  ///< not 0: it is a zstd stream, of at most so many bytes when it is decoded
 };
 
 /// Of elements without gaps, the last dimension innermost.
 Strides row_major_strides(std::span<const std::int64_t> extents);
 
+class PackedItems;
+
 /// Filled by one thread, then thread-safe.
 class PartedTensors : public TensorSource {
  public:
-  /// Finds the elements of a box of this dtype and these extents. Throws if they are not there.
+  /// Finds the elements of a box of this dtype and these extents in an item of `bytes`; places count from its
+  /// beginning. Throws if they are not there.
   using Locate =
-      std::function<BoxPlace(const os::ReadableFile& file, const BoxItem& item, DType dtype, const Shape& extents)>;
-  explicit PartedTensors(Locate locate = {}) : locate_(std::move(locate)) {}
+      std::function<BoxPlace(const formats::ReadAt& read, std::uint64_t bytes, DType dtype, const Shape& extents)>;
+  explicit PartedTensors(Locate locate = {});
 
   /// A file is there once, however often it is asked for. Throws as os::ReadableFile::open.
   std::uint32_t add_file(const std::string& path);
@@ -62,6 +75,12 @@ class PartedTensors : public TensorSource {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+  /// Reads everything once, on several threads: what has a checksum is held against it. Tells `wrong`, one call at a
+  /// time, of each tensor with which something is wrong (Defect::checksum | file), and returns how many were held
+  /// against checksums. Throws what `progress` throws.
+  std::uint64_t verify(
+      const ProgressCallback& progress,
+      const std::function<void(std::size_t tensor, Defect defect, const std::string& words)>& wrong) const;
   /// Paths, in the order in which they were added.
   [[nodiscard]] std::vector<std::string> paths() const;
 
@@ -85,9 +104,12 @@ class PartedTensors : public TensorSource {
   void check_place(const BoxPlace& place, std::span<const std::int64_t> extents, std::size_t item) const;
   void check_cover(std::size_t tensor) const;
   const BoxPlace& place_of(std::size_t tensor, const Box& box) const;
+  /// Reads what a box's place counts in: a file, or a packed item.
+  [[nodiscard]] formats::ReadAt reader_of(const Box& box) const;
   void read_whole(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* target) const;
 
   Locate locate_;
+  std::shared_ptr<PackedItems> packed_;
   std::vector<os::ReadableFile> files_;
   std::vector<TensorEntry> entries_;
   std::vector<Parts> parts_;

@@ -62,13 +62,13 @@ void simplify(std::vector<StridedAxis>& axes) {
 
 }  // namespace
 
-void read_strided(const os::ReadableFile& file, std::uint64_t begin, std::vector<StridedAxis> axes, std::size_t item,
+void read_strided(const formats::ReadAt& read, std::uint64_t begin, std::vector<StridedAxis> axes, std::size_t item,
                   std::byte* target) {
   if (std::ranges::any_of(axes, [](const StridedAxis& axis) { return axis.count == 0; })) return;
   simplify(axes);
   const bool is_run = !axes.empty() && axes.back().from == item && axes.back().to == item;
   const std::uint64_t run = is_run ? axes.back().count * item : item;
-  if (axes.size() == (is_run ? 1U : 0U)) return file.read_at(begin, {target, run});
+  if (axes.size() == (is_run ? 1U : 0U)) return read(begin, {target, run});
   std::uint64_t stretch = item;
   std::uint64_t wanted = item;
   for (const StridedAxis& axis : axes) {
@@ -78,15 +78,15 @@ void read_strided(const os::ReadableFile& file, std::uint64_t begin, std::vector
   const bool is_dense = stretch <= short_stretch || stretch / worth_reading <= wanted;
   if (stretch <= longest_stretch && is_dense && run < long_run) {
     const auto memory = std::make_unique_for_overwrite<std::byte[]>(stretch);
-    file.read_at(begin, {memory.get(), stretch});
+    read(begin, {memory.get(), stretch});
     return copy_items(memory.get(), axes, item, target);
   }
   // In halves, along what is farthest apart.
   const StridedAxis far = axes.front();
   axes.front().count = far.count / 2;
-  read_strided(file, begin, axes, item, target);
+  read_strided(read, begin, axes, item, target);
   axes.front().count = far.count - far.count / 2;
-  read_strided(file, begin + far.count / 2 * far.from, std::move(axes), item, target + far.count / 2 * far.to);
+  read_strided(read, begin + far.count / 2 * far.from, std::move(axes), item, target + far.count / 2 * far.to);
 }
 
 }  // namespace muster::foreign

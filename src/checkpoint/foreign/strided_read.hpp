@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/os/file.hpp"
+#include "src/formats/zip.hpp"
 
 namespace muster::foreign {
 
@@ -17,8 +17,8 @@ struct StridedAxis {
 };
 
 /// Reads stretches of the file in which enough is wanted, some MiB at most, and copies from them; long rows go straight
-/// to their places. Throws as ReadableFile::read_at.
-void read_strided(const os::ReadableFile& file, std::uint64_t begin, std::vector<StridedAxis> axes, std::size_t item,
+/// to their places. Throws as `read`.
+void read_strided(const formats::ReadAt& read, std::uint64_t begin, std::vector<StridedAxis> axes, std::size_t item,
                   std::byte* target);
 
 }  // namespace muster::foreign

@@ -63,6 +63,25 @@ std::uint64_t read_length(const os::ReadableFile& file, std::uint64_t at) {
   return value;
 }
 
+/// One of the older format's pickles, which begins at `at`; `at` gets its end, and `bytes` is what the pickle looks at.
+/// How long it is is known when it is read.
+Pickle read_pickle(const os::ReadableFile& file, std::uint64_t& at, std::vector<std::byte>& bytes) {
+  constexpr std::uint64_t first_window = 64 << 10;
+  const std::uint64_t most = std::min(file.bytes() - at, longest_pickle_entry);
+  for (std::uint64_t window = first_window;; window *= 8) {
+    bytes.resize(std::min(window, most));
+    file.read_at(at, bytes);
+    try {
+      std::size_t used = 0;
+      Pickle pickle = Pickle::parse(bytes, &used);
+      at += used;
+      return pickle;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::corrupt || bytes.size() == most) throw;
+    }
+  }
+}
+
 }  // namespace
 
 std::optional<DType> dtype_of_torch(std::string_view name) noexcept {
@@ -107,23 +126,26 @@ bool TorchArchive::is_torch(std::span<const std::byte> head) noexcept {
   return text.starts_with("PK\x03\x04") || (text.size() > 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5);
 }
 
-TorchArchive TorchArchive::open(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes) {
-  if (begin > file.bytes() || bytes > file.bytes() - begin) refuse_archive("it reaches past the end of the file");
+TorchArchive TorchArchive::open(const os::ReadableFile& file) {
   std::array<std::byte, 4> head{};
-  if (bytes < head.size()) refuse_archive("it is too short for what torch.save writes");
-  file.read_at(begin, head);
+  if (file.bytes() < head.size()) refuse_archive("it is too short for what torch.save writes");
+  file.read_at(0, head);
   if (!is_torch(head)) refuse_archive("it is nothing that torch.save writes");
-  TorchArchive archive;
   if (head[0] == std::byte{'P'})
-    archive.open_zip(file, begin, bytes);
-  else
-    archive.open_legacy(file);
+    return open_zip([&file](std::uint64_t at, std::span<std::byte> target) { file.read_at(at, target); }, file.bytes());
+  TorchArchive archive;
+  archive.open_legacy(file);
   return archive;
 }
 
-void TorchArchive::open_zip(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes) {
-  formats::ZipArchive zip(
-      [&file, begin](std::uint64_t at, std::span<std::byte> target) { file.read_at(begin + at, target); }, bytes);
+TorchArchive TorchArchive::open_zip(const formats::ReadAt& read, std::uint64_t bytes) {
+  TorchArchive archive;
+  archive.read_zip(read, bytes);
+  return archive;
+}
+
+void TorchArchive::read_zip(const formats::ReadAt& read, std::uint64_t bytes) {
+  formats::ZipArchive zip(read, bytes);
   const auto is_below = [](std::string_view name, std::string_view end) {
     return name.ends_with(end) && name.find('/') == name.size() - end.size();
   };
@@ -145,7 +167,7 @@ void TorchArchive::open_zip(const os::ReadableFile& file, std::uint64_t begin, s
     if (!entry.name.starts_with(root))
       refuse_archive(fmt::format("entry {} is beside {}", in_quotes(entry.name), root));
     if (entry.name.starts_with(storage_prefix))
-      storages_.emplace(entry.name.substr(storage_prefix.size()), Storage{begin + entry.begin, entry.bytes});
+      storages_.emplace(entry.name.substr(storage_prefix.size()), StoredBytes{entry.begin, entry.bytes, entry.crc});
     if (entry.name == root + "byteorder") {
       const std::vector<std::byte> order = zip.read(entry, 16);
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
@@ -158,39 +180,20 @@ void TorchArchive::open_zip(const os::ReadableFile& file, std::uint64_t begin, s
 }
 
 void TorchArchive::open_legacy(const os::ReadableFile& file) {
-  constexpr std::size_t pickles = 5;
-  std::uint64_t window = std::min<std::uint64_t>(file.bytes(), 1 << 20);
-  std::array<std::size_t, pickles> ends{};
-  Pickle keys;
-  // How long the pickles are is known when they are read.
-  for (;; window = std::min(file.bytes(), window * 8)) {
-    bytes_.resize(window);
-    file.read_at(0, bytes_);
-    try {
-      std::size_t at = 0;
-      for (std::size_t i = 0; i < pickles; ++i) {
-        std::size_t used = 0;
-        Pickle pickle = Pickle::parse(std::span(bytes_).subspan(at), &used);
-        at += used;
-        ends[i] = at;
-        if (i == 0 && pickle.text(pickle.root()) != legacy_magic)
-          refuse_archive("it is a pickle, and not of torch.save", ErrorKind::unsupported);
-        if (i == 1 && pickle.integer(pickle.root()) != 1001)
-          refuse_archive("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
-        if (i == 2) {
-          const auto little = pickle.find(pickle.root(), "little_endian");
-          if (little && pickle.integer(*little) != 1)
-            refuse_archive("it is big-endian, which is not read: save it again on a little-endian machine",
-                           ErrorKind::unsupported);
-        }
-        if (i == 3) pickle_ = std::move(pickle);
-        if (i == 4) keys = std::move(pickle);
-      }
-      break;
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::corrupt || window == file.bytes() || window >= longest_pickle_entry) throw;
-    }
-  }
+  std::uint64_t at = 0;
+  std::vector<std::byte> memory;
+  const Pickle magic = read_pickle(file, at, memory);
+  if (magic.text(magic.root()) != legacy_magic)
+    refuse_archive("it is a pickle, and not of torch.save", ErrorKind::unsupported);
+  const Pickle version = read_pickle(file, at, memory);
+  if (version.integer(version.root()) != 1001)
+    refuse_archive("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
+  const Pickle system = read_pickle(file, at, memory);
+  if (const auto little = system.find(system.root(), "little_endian"); little && system.integer(*little) != 1)
+    refuse_archive("it is big-endian, which is not read: save it again on a little-endian machine",
+                   ErrorKind::unsupported);
+  pickle_ = read_pickle(file, at, bytes_);
+  const Pickle keys = read_pickle(file, at, memory);
   std::unordered_map<std::string_view, std::uint64_t> sizes;
   for (Pickle::Ref ref = 0; ref < pickle_.size(); ++ref) {
     if (!pickle_.is(ref, PickleKind::persistent)) continue;
@@ -198,7 +201,6 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
     if (!sizes.try_emplace(pid.key, pid.bytes).second && sizes[pid.key] != pid.bytes)
       refuse_archive(fmt::format("the storage {} has two sizes", in_quotes(pid.key)));
   }
-  std::uint64_t at = ends.back();
   for (const Pickle::Ref item : keys.items(keys.root())) {
     const std::string_view key = keys.text(item);
     const auto size = sizes.find(key);
@@ -210,7 +212,7 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
         (count == 0) != (size->second == 0))
       refuse_archive(
           fmt::format("the storage {} is cut off, or has another size than its tensors say", in_quotes(key)));
-    if (!storages_.emplace(key, Storage{at, size->second}).second)
+    if (!storages_.emplace(key, StoredBytes{at, size->second}).second)
       refuse_archive(fmt::format("the storage {} is there twice", in_quotes(key)));
     at += size->second;
   }
@@ -309,6 +311,7 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   if (bytes / most_times > storage->second.bytes)
     refuse_archive(fmt::format("it would be {} bytes, made of the {} of its storage", bytes, storage->second.bytes));
   tensor.begin = storage->second.begin + *offset * item;
+  tensor.stored = storage->second;
   return tensor;
 }
 

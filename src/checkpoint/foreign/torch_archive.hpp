@@ -17,6 +17,7 @@
 
 #include "muster/dtype.hpp"
 #include "muster/tensor.hpp"
+#include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/formats/pickle.hpp"
 #include "src/os/file.hpp"
 
@@ -36,14 +37,19 @@ struct TorchTensor {
   Shape shape;
   Strides strides;          ///< in elements, none negative
   std::uint64_t begin = 0;  ///< of the first element, in the file
+  StoredBytes stored;       ///< its storage
+
+  [[nodiscard]] BoxPlace place_in(std::uint32_t file) const { return {file, begin, strides, stored}; }
 };
 
 /// As long as the file. Immutable.
 class TorchArchive {
  public:
-  /// Reads a stretch of a file: by its first bytes a zip archive or the older format, which has to go to the end of the
-  /// file. Throws Error(corrupt | unsupported), and Error(io).
-  static TorchArchive open(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes);
+  /// A file, by its first bytes a zip archive or of the older format. Throws Error(corrupt | unsupported), and
+  /// Error(io).
+  static TorchArchive open(const os::ReadableFile& file);
+  /// A zip archive of `bytes`. Throws likewise, and what `read` throws.
+  static TorchArchive open_zip(const formats::ReadAt& read, std::uint64_t bytes);
   /// Whether bytes that a file begins with are those of either format.
   static bool is_torch(std::span<const std::byte> head) noexcept;
 
@@ -57,22 +63,18 @@ class TorchArchive {
   [[nodiscard]] Pickle::Ref unwrapped(Pickle::Ref ref) const noexcept;
 
  private:
-  struct Storage {
-    std::uint64_t begin = 0;
-    std::uint64_t bytes = 0;
-  };
   struct StoragePid {
     std::string_view key;
     std::optional<DType> dtype;  ///< none: untyped
     std::uint64_t bytes = 0;
   };
-  void open_zip(const os::ReadableFile& file, std::uint64_t begin, std::uint64_t bytes);
+  void read_zip(const formats::ReadAt& read, std::uint64_t bytes);
   void open_legacy(const os::ReadableFile& file);
   [[nodiscard]] StoragePid read_pid(Pickle::Ref ref) const;
 
   std::vector<std::byte> bytes_;  // of the pickle
   Pickle pickle_;
-  std::unordered_map<std::string, Storage> storages_;
+  std::unordered_map<std::string, StoredBytes> storages_;
 };
 
 /// The dict of tensors in an archive: the root, or what `at` names ("model", "state/ema"), or the one of the usual keys

@@ -16,18 +16,19 @@
 
 namespace muster::foreign {
 TorchArchive open_torch_file(const os::ReadableFile& file) {
-  return with_file("reading", file.path(), [&] { return TorchArchive::open(file, 0, file.bytes()); });
+  return with_file("reading", file.path(), [&] { return TorchArchive::open(file); });
 }
 
 void add_torch_tensor(PartedTensors& tensors, std::uint32_t file, const TorchArchive& archive, const std::string& name,
                       Pickle::Ref ref) {
   try {
-    const TorchTensor tensor = archive.tensor(ref);
+    TorchTensor tensor = archive.tensor(ref);
     tensors.add_tensor(name, tensor.dtype, tensor.shape);
-    const bool is_scalar = tensor.shape.empty();
-    const Shape extents = is_scalar ? Shape{1} : tensor.shape;
-    tensors.add_box(Shape(extents.size(), 0), extents,
-                    BoxPlace{file, tensor.begin, is_scalar ? Strides{1} : tensor.strides});
+    if (tensor.shape.empty()) {
+      tensor.shape = {1};
+      tensor.strides = {1};
+    }
+    tensors.add_box(Shape(tensor.shape.size(), 0), tensor.shape, tensor.place_in(file));
   } catch (const Error& error) {
     throw Error(error.kind(), fmt::format("tensor {}: {}", in_quotes(name), error.what()));
   }

@@ -133,6 +133,9 @@ Pickle::Ref find_weights(const TorchArchive& archive, const std::string& at) {
   if (!found.empty())
     refuse_weights(fmt::format("{} and {} both have tensors; choose with --at {}", in_quotes(found[0].first),
                                in_quotes(found[1].first), found[0].first));
+  if (pickle.find(root, "model0"))
+    refuse_weights(fmt::format("its model is in virtual pipeline stages; choose one with --at model0; keys: {}",
+                               keys_of(pickle, root)));
   if (has_tensors(archive, root))
     refuse_weights(
         fmt::format("it cannot be told which are the weights; choose with --at KEY; keys: {}", keys_of(pickle, root)));

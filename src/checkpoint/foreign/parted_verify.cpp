@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading all that is stored. A checksum is one of a whole storage, which several tensors may share and of which they
+// may use only a part: storages are read in its place, and tensors themselves only where some of them has no checksum.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <mutex>
+#include <tuple>
+
+#include "muster/error.hpp"
+#include "src/checkpoint/foreign/parted_tensors.hpp"
+#include "src/core/parallel.hpp"
+#include "src/core/quoted.hpp"
+#include "src/formats/crc32.hpp"
+
+namespace muster::foreign {
+namespace {
+
+constexpr std::uint64_t read_at_once = 8 << 20;
+
+/// A storage, or a tensor without one.
+struct Reading {
+  std::uint32_t file = 0;
+  StoredBytes stored;
+  std::size_t tensor = 0;
+};
+
+}  // namespace
+
+std::uint64_t PartedTensors::verify(const ProgressCallback& progress,
+                                    const std::function<void(std::size_t, Defect, const std::string&)>& wrong) const {
+  std::mutex mutex;
+  std::vector<Reading> readings;
+  std::uint64_t checked = 0;
+  const auto tell = [&](std::size_t tensor, Defect defect, const std::string& words) {
+    const std::lock_guard lock(mutex);
+    wrong(tensor, defect, words);
+  };
+  parallel_for(entries_.size(), copy_workers(), [&](std::size_t tensor, std::size_t) {
+    std::vector<Reading> mine;
+    bool has_all = true;
+    try {
+      for (const Box& box : boxes_of(tensor)) {
+        const auto extents = numbers(box.numbers + parts_[tensor].dims, parts_[tensor].dims);
+        if (std::ranges::find(extents, 0) != extents.end()) continue;
+        const BoxPlace& place = place_of(tensor, box);
+        has_all = has_all && place.stored.crc != 0;
+        if (place.stored.crc != 0) mine.push_back({place.file, place.stored, tensor});
+      }
+    } catch (const Error& error) {
+      return tell(tensor, Defect::file, error.what());
+    }
+    if (!has_all) mine = {{0, {}, tensor}};
+    const std::lock_guard lock(mutex);
+    checked += has_all && !mine.empty() ? 1 : 0;
+    readings.insert(readings.end(), mine.begin(), mine.end());
+  });
+  // Where tensors share a storage the first of them answers for it.
+  const auto key = [](const Reading& reading) {
+    return std::tuple(reading.file, reading.stored.begin, reading.stored.crc == 0 ? reading.tensor + 1 : 0);
+  };
+  std::ranges::sort(readings, {}, [&](const Reading& reading) { return std::pair(key(reading), reading.tensor); });
+  readings.erase(std::ranges::unique(readings, {}, key).begin(), readings.end());
+  const auto bytes_of = [&](const Reading& reading) {
+    return reading.stored.crc == 0 ? entries_[reading.tensor].bytes : reading.stored.bytes;
+  };
+  std::uint64_t total = 0;
+  for (const Reading& reading : readings) total += bytes_of(reading);
+  ProgressCounter counter(progress, total);
+  std::vector<std::vector<std::byte>> memory(copy_workers());
+  const auto read_one = [&](const Reading& reading, std::vector<std::byte>& piece) {
+    std::uint32_t crc = 0;
+    for (std::uint64_t at = 0, bytes = bytes_of(reading); at < bytes; at += piece.size()) {
+      piece.resize(std::min(bytes - at, read_at_once));
+      if (reading.stored.crc == 0) {
+        read(reading.tensor, at, piece);
+      } else {
+        files_[reading.file].read_at(reading.stored.begin + at, piece);
+        crc = formats::crc32(piece, crc);
+      }
+      counter.add(piece.size());
+    }
+    if (crc != reading.stored.crc)
+      tell(reading.tensor, Defect::checksum,
+           fmt::format("tensor {}: its bytes at {} of {} have the checksum {:08x}, not {:08x}: they have changed",
+                       in_quotes(entries_[reading.tensor].name), reading.stored.begin,
+                       in_quotes(files_[reading.file].path()), crc, reading.stored.crc));
+  };
+  parallel_for(readings.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
+    try {
+      read_one(readings[index], memory[worker]);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::cancelled) throw;
+      tell(readings[index].tensor, Defect::file, error.what());
+    }
+  });
+  return checked;
+}
+
+}  // namespace muster::foreign

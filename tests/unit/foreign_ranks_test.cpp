@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of ranks in the ways that training and serving programs cut tensors: a model whose elements are a formula is
+// cut here and has to come back whole, tensor by tensor, by a plan.
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/inspect/source.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+#include "tests/support/torch_files.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+namespace fs = std::filesystem;
+using Matrix = std::vector<std::vector<float>>;  // one row: a vector
+
+constexpr int on_all = -1;
+
+struct Whole {
+  std::string name;  ///< with its true layer
+  int rows = 0;      ///< 1: a vector
+  int columns = 0;
+  int dim = on_all;    ///< that is cut
+  int blocks = 1;      ///< fused ones, each cut by itself
+  int stage = on_all;  ///< of no layer: where it is
+};
+
+Matrix make(const Whole& whole, std::size_t seed) {
+  Matrix values(static_cast<std::size_t>(whole.rows));
+  for (int i = 0; i < whole.rows * whole.columns; ++i)
+    values[static_cast<std::size_t>(i / whole.columns)].push_back(static_cast<float>(1000 * seed) +
+                                                                  static_cast<float>(i));
+  return values;
+}
+
+Matrix turned(const Matrix& values) {
+  Matrix out(values.front().size());
+  for (const std::vector<float>& row : values)
+    for (std::size_t i = 0; i < row.size(); ++i) out[i].push_back(row[i]);
+  return out;
+}
+
+/// Of each block the part of one rank.
+Matrix part_of(const Matrix& values, int dim, int blocks, int rank, int ranks) {
+  if (dim == on_all) return values;
+  if (dim == 1) return turned(part_of(turned(values), 0, blocks, rank, ranks));
+  Matrix out;
+  const std::size_t block = values.size() / static_cast<std::size_t>(blocks);
+  const std::size_t step = block / static_cast<std::size_t>(ranks);
+  for (std::size_t begin = 0; begin < values.size(); begin += block)
+    for (std::size_t i = 0; i < step; ++i) out.push_back(values[begin + static_cast<std::size_t>(rank) * step + i]);
+  return out;
+}
+
+std::string bytes_of(const Matrix& values) {
+  std::string out;
+  for (const std::vector<float>& row : values)
+    out.append(reinterpret_cast<const char*>(row.data()), row.size() * sizeof(float));
+  return out;
+}
+
+struct Local {
+  std::string name;
+  std::vector<std::int32_t> shape;
+  std::string bytes;
+};
+
+/// A dict of tensors below `key`, beside things of training, as torch.save writes it.
+std::string torch_file(const std::vector<Local>& tensors, const std::string& key) {
+  using namespace pickled;
+  std::vector<std::pair<std::string, std::string>> dict_of;
+  std::vector<std::pair<std::string, std::string>> storages;
+  for (const Local& tensor : tensors) {
+    const std::string number = std::to_string(storages.size());
+    const auto count = static_cast<std::int32_t>(tensor.bytes.size() / sizeof(float));
+    const std::vector<std::int32_t> strides =
+        tensor.shape.size() == 1 ? std::vector<std::int32_t>{1} : std::vector<std::int32_t>{tensor.shape[1], 1};
+    dict_of.emplace_back(tensor.name, pickled::tensor(number, "FloatStorage", count, 0, tensor.shape, strides));
+    storages.emplace_back(number, tensor.bytes);
+  }
+  const std::string object =
+      key.empty() ? dict(dict_of)
+                  : dict({{key, dict(dict_of)},
+                          {"args", call(global("argparse", "Namespace"), ")") + dict({{"lr", number(1)}}) + "b"},
+                          {"iteration", number(10)}});
+  return make_zip(torch_parts(whole(object), storages));
+}
+
+std::string safetensors_file(const std::vector<Local>& tensors) {
+  std::vector<TensorEntry> entries;
+  for (const Local& tensor : tensors)
+    entries.push_back(
+        {tensor.name, DType::f32, Shape(tensor.shape.begin(), tensor.shape.end()), 0, tensor.bytes.size()});
+  std::string out = make_safetensors_header(entries, {}, "a test");
+  for (const TensorEntry& entry : entries) out += std::ranges::find(tensors, entry.name, &Local::name)->bytes;
+  return out;
+}
+
+/// A way to save.
+struct Way {
+  std::string name;
+  std::vector<Whole> model;
+  int tensor = 1;
+  int stages = 1;
+  int layers = 2;                                        ///< of the model
+  std::function<std::string(int rank, int stage)> file;  ///< its path; {part} if there are two
+  std::string key = {};                                  ///< of torch.save: where the weights are
+  std::string plan;
+  std::string config = {};
+};
+
+std::vector<Way> ways() {
+  const auto two = [](int number) { return "0" + std::to_string(number); };
+  const std::vector<Whole> megatron = {
+      {"embedding.word_embeddings.weight", 8, 4, 0, 1, 0},
+      {"decoder.layers.0.input_layernorm.weight", 1, 4},
+      {"decoder.layers.0.mlp.linear_fc1.weight", 16, 4, 0, 2},
+      {"decoder.layers.0.mlp.linear_fc2.weight", 4, 8, 1},
+      {"decoder.layers.1.input_layernorm.weight", 1, 4},
+      {"decoder.layers.1.mlp.linear_fc1.weight", 16, 4, 0, 2},
+      {"decoder.layers.1.mlp.linear_fc2.weight", 4, 8, 1},
+      {"decoder.final_layernorm.weight", 1, 4, on_all, 1, 1},
+      {"output_layer.weight", 8, 4, 0, 1, 1},
+  };
+  const std::string megatron_plan = R"({"muster_plan": 1, "layers": {"match": "decoder.layers.#.*", "renumber": true},
+    "rules": [{"match": "embedding.word_embeddings.weight", "action": "concat", "dim": 0},
+              {"match": "output_layer.weight", "action": "concat", "dim": 0, "stage": "last"},
+              {"match": "*.final_layernorm.weight", "action": "same", "stage": "last"},
+              {"match": "*.linear_fc1.weight", "action": "concat", "dim": 0, "blocks": [1, 1]},
+              {"match": "*.linear_fc2.weight", "action": "concat", "dim": 1},
+              {"match": "*layernorm.weight", "action": "same"}]})";
+  std::vector<Whole> megatron_on_one = megatron;
+  for (Whole& whole : megatron_on_one) whole.stage = whole.stage == 1 ? 0 : whole.stage;
+  return {
+      {"Megatron-LM", megatron_on_one, 2, 1, 2,
+       [&](int rank, int) { return "mp_rank_" + two(rank) + "/model_optim_rng.pt"; }, "model", megatron_plan},
+      {"Megatron-LM with stages", megatron, 2, 2, 2,
+       [&](int rank, int stage) {
+         return "mp_rank_" + two(rank) + "_00" + std::to_string(stage) + "/model_optim_rng.pt";
+       },
+       "model", megatron_plan},
+      {"Meta",
+       {{"tok_embeddings.weight", 6, 4, 1},
+        {"layers.0.attention.wq.weight", 4, 4, 0},
+        {"layers.0.attention.wo.weight", 4, 4, 1},
+        {"layers.0.attention_norm.weight", 1, 4},
+        {"output.weight", 6, 4, 0}},
+       2,
+       1,
+       1,
+       [&](int rank, int) { return "consolidated." + two(rank) + ".pth"; },
+       "",
+       R"({"muster_plan": 1, "rules": [{"match": "{tok_embeddings,*.wo}.weight", "action": "concat", "dim": 1},
+           {"match": "*norm.weight", "action": "same"}, {"match": "*", "action": "concat", "dim": 0}]})"},
+      {"sharded_state",
+       {{"model.embed_tokens.weight", 8, 4, 0},
+        {"model.layers.0.mlp.gate_up_proj.weight", 16, 4, 0, 2},
+        {"model.layers.0.mlp.down_proj.weight", 4, 8, 1},
+        {"model.norm.weight", 1, 4}},
+       2,
+       1,
+       1,
+       [](int rank, int) { return "model-rank-" + std::to_string(rank) + "-part-{part}.safetensors"; },
+       "",
+       "llama"},
+      {"TensorRT-LLM",
+       {{"transformer.vocab_embedding.weight", 8, 4, on_all, 1, 0},
+        {"transformer.layers.0.mlp.fc.weight", 8, 4, 0},
+        {"transformer.layers.0.mlp.gate.weight", 8, 4, 0},
+        {"transformer.layers.0.mlp.proj.weight", 4, 8, 1},
+        {"transformer.layers.1.mlp.fc.weight", 8, 4, 0},
+        {"transformer.layers.1.mlp.gate.weight", 8, 4, 0},
+        {"transformer.layers.1.mlp.proj.weight", 4, 8, 1},
+        {"transformer.ln_f.weight", 1, 4, on_all, 1, 1},
+        {"lm_head.weight", 8, 4, 0, 1, 1}},
+       2,
+       2,
+       2,
+       [](int rank, int stage) { return "rank" + std::to_string(rank + 2 * stage) + ".safetensors"; },
+       "",
+       R"({"muster_plan": 1, "layers": {"match": "transformer.layers.#.*", "renumber": true},
+           "rules": [{"match": "transformer.vocab_embedding.weight", "action": "same"},
+                     {"match": "transformer.ln_f.weight", "action": "same", "stage": "last"},
+                     {"match": "lm_head.weight", "action": "concat", "dim": 0, "stage": "last"},
+                     {"match": "*.mlp.proj.weight", "action": "concat", "dim": 1},
+                     {"match": "*.mlp.{fc,gate}.weight", "action": "concat", "dim": 0}]})",
+       R"({"architecture": "LlamaForCausalLM", "mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2}})"},
+  };
+}
+
+/// Layers are numbered from 0 in each stage.
+std::optional<std::string> local_name(const Way& way, const std::string& name, int stage) {
+  const std::size_t at = name.find("layers.");
+  if (at == std::string::npos) return name;
+  const std::size_t digit = at + std::strlen("layers.");
+  const int per_stage = way.layers / way.stages;
+  const int layer = name[digit] - '0';
+  if (layer / per_stage != stage) return std::nullopt;
+  std::string local = name;
+  local[digit] = static_cast<char>('0' + layer % per_stage);
+  return local;
+}
+
+void save(const Way& way, const std::string& folder) {
+  for (int stage = 0; stage < way.stages; ++stage)
+    for (int rank = 0; rank < way.tensor; ++rank) {
+      std::vector<Local> tensors;
+      for (std::size_t i = 0; i < way.model.size(); ++i) {
+        const Whole& whole = way.model[i];
+        const auto name = local_name(way, whole.name, stage);
+        if (!name || (whole.stage != on_all && whole.stage != stage)) continue;
+        const Matrix part = part_of(make(whole, i), whole.dim, whole.blocks, rank, way.tensor);
+        std::vector<std::int32_t> shape = {static_cast<std::int32_t>(part.size()),
+                                           static_cast<std::int32_t>(part.front().size())};
+        if (whole.rows == 1) shape.erase(shape.begin());
+        tensors.push_back({*name, shape, bytes_of(part)});
+      }
+      const std::string path = folder + "/" + way.file(rank, stage);
+      fs::create_directories(fs::path(path).parent_path());
+      const std::size_t field = path.find("{part}");
+      if (!path.ends_with(".safetensors")) {
+        write_text(path, torch_file(tensors, way.key));
+      } else if (field == std::string::npos) {
+        write_text(path, safetensors_file(tensors));
+      } else {
+        const auto half = tensors.begin() + static_cast<std::ptrdiff_t>(tensors.size() / 2);
+        write_text(std::string(path).replace(field, 6, "0"), safetensors_file({tensors.begin(), half}));
+        write_text(std::string(path).replace(field, 6, "1"), safetensors_file({half, tensors.end()}));
+      }
+    }
+  if (!way.config.empty()) write_text(folder + "/config.json", way.config);
+}
+
+}  // namespace
+
+TEST_CASE("what ranks have cut comes back whole") {
+  for (const Way& way : ways()) {
+    CAPTURE(way.name);
+    const TemporaryDirectory folder(Medium::memory);
+    fs::create_directory(folder / "in");
+    save(way, folder / "in");
+    std::string plan = way.plan;
+    if (plan.starts_with('{')) {
+      plan = folder / "plan.json";
+      write_text(plan, way.plan);
+    }
+    const inspect::Source source = inspect::open_source(folder / "in", {.plan = plan});
+    CHECK(source.entries().size() == way.model.size());
+    for (std::size_t i = 0; i < way.model.size(); ++i) {
+      const Whole& whole = way.model[i];
+      CAPTURE(whole.name);
+      const auto place = source.tensors->find(whole.name);
+      REQUIRE(place.has_value());
+      CHECK(source.entries()[*place].shape ==
+            (whole.rows == 1 ? Shape{whole.columns} : Shape{whole.rows, whole.columns}));
+      std::string bytes(source.entries()[*place].bytes, ' ');
+      source.tensors->read(*place, 0, std::as_writable_bytes(std::span(bytes)));
+      CHECK(bytes == bytes_of(make(whole, i)));
+    }
+  }
+}
+
+TEST_CASE("virtual stages are named, and chosen one by one") {
+  using namespace pickled;
+  const TemporaryDirectory folder(Medium::memory);
+  const auto stage = [](std::string_view key) { return dict({{"w", tensor(key, "FloatStorage", 2, 0, {2}, {1})}}); };
+  write_text(folder / "file.pt", make_zip(torch_parts(whole(dict({{"model0", stage("0")}, {"model1", stage("1")}})),
+                                                      {{"0", "aaaabbbb"}, {"1", "ccccdddd"}})));
+  const auto found = foreign::find_checkpoint(folder / "file.pt");
+  std::vector<std::string> notes;
+  CHECK(has(words_of(ErrorKind::not_found, [&] { open_checkpoint(*found, 0, {}, notes); }),
+            "virtual pipeline stages; choose one with --at model0"));
+  const auto tensors = open_checkpoint(*found, 0, {.at = "model1", .shards = {}}, notes);
+  std::string bytes(8, ' ');
+  tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));
+  CHECK(bytes == "ccccdddd");
+}
