@@ -14,6 +14,7 @@
 #include "muster/group_coordinator.hpp"
 #include "muster/interrupt.hpp"
 #include "muster/launch.hpp"
+#include "muster/load_shard.hpp"
 #include "muster/log.hpp"
 #include "muster/master_worker.hpp"
 #include "muster/merge.hpp"

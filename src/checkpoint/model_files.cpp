@@ -199,8 +199,13 @@ bool is_weight_name(std::string_view name) noexcept {
 
 bool holds_model(const std::string& directory) {
   std::error_code error;
-  return std::filesystem::exists(join_path(directory, std::string(model_index_name)), error) ||
-         std::filesystem::exists(join_path(directory, std::string(model_file_name)), error);
+  if (!std::filesystem::is_directory(directory, error)) return false;
+  bool has_model = false;
+  for (const std::string& name : files_in(directory)) {
+    if (parse_shard_file_name(name)) return false;
+    has_model = has_model || name == model_index_name || name == model_file_name;
+  }
+  return has_model;
 }
 
 bool is_index_name(std::string_view name) noexcept {

@@ -61,6 +61,7 @@ class Viewing {
       refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", shape.front(), most_items));
     for (std::int64_t item = 0; item < shape.front(); ++item) {
       std::vector<std::string> numbered;
+      numbered.reserve(names.size());
       for (const std::string& one : names) numbered.push_back(with_number(one, item));
       add(whole.item(item), numbered, false, all);
     }

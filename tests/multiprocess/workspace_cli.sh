@@ -176,7 +176,7 @@ completed=$(bash -c 'source "$1"; COMP_WORDS=(muster show --s); COMP_CWORD=2; CO
   COMP_WORDS=(muster export --plan mo); COMP_CWORD=3; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
   COMP_WORDS=(muster shard --compress zs); COMP_CWORD=3; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
   COMP_WORDS=(muster verify mod); COMP_CWORD=2; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"' bash .log/completion 2> /dev/null)
-[ "$completed" = "--sort"$'\n'"name"$'\n'"gpt-neox"$'\n'"model moe"$'\n'"zstd"$'\n'"model" ] || fail "completion: $completed"
+[ "$completed" = "--sort --shards"$'\n'"name"$'\n'"gpt-neox"$'\n'"model moe"$'\n'"zstd"$'\n'"model" ] || fail "completion: $completed"
 if command -v zsh > /dev/null; then
   "$program" completion zsh > .log/_muster && zsh -n .log/_muster || fail "the completion of zsh is no script"
 fi
