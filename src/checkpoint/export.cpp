@@ -219,6 +219,10 @@ class Export {
       work.targets = targets;
     }
     if (std::ranges::all_of(job_->views, [](const auto& views) { return views.empty(); })) return;
+    if (shape.all_have_all) {
+      for (ProcessWork& work : assembly_.processes) work.views = job_->views.front();
+      return;
+    }
     std::vector<std::vector<ViewedTensor>> views = views_by_process(job_->views, job_->counts, group_.size());
     for (std::size_t i = 0; i < views.size(); ++i) assembly_.processes[i].views = std::move(views[i]);
   }

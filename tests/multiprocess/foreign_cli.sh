@@ -38,8 +38,8 @@ with open('plan.json', 'w') as file:
     json.dump({'muster_plan': 1, 'rules': [{'match': '*', 'action': 'concat', 'dim': 0}]}, file)
 END
 
-says 0 "2 tensors" "$program" export in --out alone
-for options in "" "--writers first" "--memory-budget 8MB"; do
+for options in "" "--dtype BF16" "--writers first" "--memory-budget 8MB"; do
+  says 0 "2 tensors" "$program" export in --out alone --force $options
   says 0 "written by rank" "$program" run -n 3 -- "$program" export in --out job --force $options
   cmp -s alone/model.safetensors job/model.safetensors || fail "3 ranks with '$options' wrote other bytes"
 done
