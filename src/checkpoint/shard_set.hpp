@@ -125,8 +125,8 @@ class FileTensors : public TensorSource {
 
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
 /// held against their checksums as they are read, the states of a workspace that all ranks have
-/// (workspace::choose_common_states), or those of a foreign checkpoint. If that, or a model, is whole it is the shard of
-/// one rank, and every process reads of a foreign one.
+/// (workspace::choose_common_states), or those of a foreign checkpoint. If that, or a model, is whole it is the shard
+/// of one rank, and every process reads of a foreign one.
 class ShardSet : public FileTensors {
  public:
   /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
