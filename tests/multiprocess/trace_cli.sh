@@ -14,7 +14,7 @@ MUSTER_TRACE=trace says 0 "written by rank" "$program" run -n 4 -- "$program" ex
 [ -z "$(ls tmp)" ] || fail "left behind: $(ls tmp)"
 
 says 0 "of 4 processes" "$program" trace trace --out trace.json
-says 0 "export_model" "$program" trace trace
+says 0 "export  " "$program" trace trace
 says 0 "export_model (1 times)" "$program" trace trace --imbalance
 says 0 '"routes"' "$program" trace trace --json --imbalance
 says 0 "no operation" "$program" trace --last trace
