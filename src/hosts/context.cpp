@@ -24,11 +24,13 @@ constexpr int control_tag = first_tag;
 constexpr milliseconds last_words{500};
 // After a failure there is little hope, but where all live their ends still meet.
 constexpr milliseconds patience_after_failure{2000};
+// Senders wait so long for what they have under way (sender.cpp).
+constexpr milliseconds last_data{1000};
 
 }  // namespace
 
-Control failure_notice(int from, int group, const Error& cause) {
-  Control notice{.kind = ControlKind::failure, .from = from, .group = group};
+Control failure_notice(int from, int group, const Error& cause, std::uint32_t round) {
+  Control notice{.kind = ControlKind::failure, .from = from, .group = group, .round = round};
   notice.error.put(cause);
   return notice;
 }
@@ -44,6 +46,15 @@ Context::Context(std::shared_ptr<Transport> transport, milliseconds timeout)
 
 bool Context::may_call() const noexcept {
   return stage_.load(std::memory_order_relaxed) < Stage::closed && transport_->may_call();
+}
+
+void Context::has_failed() noexcept {
+  failed_.store(true);
+  last_failure_.store(Clock::now());
+}
+
+bool Context::has_just_failed() const noexcept {
+  return failed_.load(std::memory_order_relaxed) && Clock::now() - last_failure_.load() < last_data;
 }
 
 void Context::enter() {

@@ -57,6 +57,7 @@ struct Control {
   std::int32_t from = 0;
   std::int32_t group = every_group;
   std::int32_t about = -1;  ///< the rank that has died
+  std::uint32_t round = 0;  ///< of a failure: the last one that has ended for the sender
   // Of an answer.
   std::uint64_t progress = 0;
   std::int32_t waits_for = -1;  ///< the rank that it waits for itself
@@ -67,7 +68,7 @@ struct Control {
 static_assert(std::is_trivially_copyable_v<Control> && sizeof(Control) <= 2048);
 
 /// Of all groups, or of one.
-Control failure_notice(int from, int group, const Error& cause);
+Control failure_notice(int from, int group, const Error& cause, std::uint32_t round = 0);
 
 using sync::error_of;
 using sync::name_of;
@@ -147,7 +148,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// How long this rank must leave the transport alone before its end; not at all if all are on one host.
   [[nodiscard]] std::chrono::milliseconds rest() const noexcept;
   /// A group has failed: the end does not wait for long.
-  void has_failed() noexcept { failed_.store(true); }
+  void has_failed() noexcept;
 
   /// Data of a route is under way: waits on this host let the transport go on more often while one of these lives.
   class UnderWay {
@@ -160,7 +161,11 @@ class Context : public std::enable_shared_from_this<Context> {
    private:
     Context& context_;
   };
-  [[nodiscard]] bool is_under_way() const noexcept { return under_way_.load(std::memory_order_relaxed) != 0; }
+  [[nodiscard]] bool is_under_way() const noexcept {
+    return under_way_.load(std::memory_order_relaxed) != 0 || has_just_failed();
+  }
+  /// What the failed call has promised to take in still comes.
+  [[nodiscard]] bool has_just_failed() const noexcept;
 
  private:
   enum class Stage : std::uint8_t {
@@ -199,6 +204,7 @@ class Context : public std::enable_shared_from_this<Context> {
   const std::chrono::milliseconds timeout_;
   std::atomic<int> under_way_{0};
   std::atomic<bool> failed_{false};
+  std::atomic<std::chrono::steady_clock::time_point> last_failure_{};
   std::atomic<bool> has_other_hosts_{false};
   std::chrono::steady_clock::time_point retired_{};
   std::chrono::steady_clock::time_point second_barrier_since_{};

@@ -3,7 +3,9 @@
 // Health in hosts_group.hpp.
 
 #include <algorithm>
+#include <exception>
 #include <thread>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -58,7 +60,7 @@ void HostsGroup::tell_other_hosts(const Error& cause) noexcept {
   context_->has_failed();
   if (!has_other_hosts()) return;
   try {
-    const Control notice = failure_notice(context_->rank(), number_, cause);
+    const Control notice = failure_notice(context_->rank(), number_, cause, ended_round_.load());
     for (const int rank : hosts_.told_by(this->rank())) context_->tell(number_of(rank), notice);
     // This process may end soon. Whoever does not listen, such as the one that is blamed, keeps the others no longer
     // than settling does.
@@ -66,6 +68,17 @@ void HostsGroup::tell_other_hosts(const Error& cause) noexcept {
   } catch (const std::exception&) {
     // They find out by their own deadlines.
   }
+}
+
+HostsGroup::InRound::InRound(HostsGroup& group) noexcept : group_(group) {
+  group_.in_round_.store(group_.round_);
+}
+
+HostsGroup::InRound::~InRound() {
+  const auto hold = group_.context_->lock();
+  group_.in_round_.store(0);
+  if (std::uncaught_exceptions() == uncaught_) group_.ended_round_.store(group_.round_);
+  for (const Control& failure : std::exchange(group_.later_failures_, {})) group_.take(failure);
 }
 
 void HostsGroup::hear(int host, const Error& cause) {

@@ -158,6 +158,7 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
     locally(-1, [&] { local().all_gather(mine, all, later(options)); });
     return;
   }
+  const InRound in_round(*this);
   const std::size_t here = hosts_.here().size();
   std::vector<std::byte> records(mine.begin(), mine.end());
   records.resize(mine.size() * here);

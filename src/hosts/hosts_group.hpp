@@ -27,6 +27,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -153,6 +154,18 @@ class HostsGroup final : public sync::Group, private Listener {
 
  private:
   class Awaiting;
+  /// While this rank is in a round.
+  class InRound {
+   public:
+    explicit InRound(HostsGroup& group) noexcept;
+    ~InRound();
+    InRound(const InRound&) = delete;
+    InRound& operator=(const InRound&) = delete;
+
+   private:
+    HostsGroup& group_;
+    int uncaught_ = std::uncaught_exceptions();
+  };
   class Others;
   class OthersPulse;
   /// A call of the group. Throws if the thread may not call the transport.
@@ -239,6 +252,9 @@ class HostsGroup final : public sync::Group, private Listener {
   Hosts hosts_;
   std::shared_ptr<Health> health_;
   std::uint32_t round_ = 0;
+  std::atomic<std::uint32_t> in_round_{0};  // 0: in none
+  std::atomic<std::uint32_t> ended_round_{0};
+  std::vector<Control> later_failures_;  // heard when the round has ended; guarded by the context's lock
   // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
   // leave room for an exchange's.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;

@@ -71,7 +71,11 @@ void HostsGroup::take(const Control& control) {
   view.heard = Clock::now();
   switch (control.kind) {
     case ControlKind::failure:
-      hear(host_of(from), control.error.get());
+      // For the sender this round has ended: its end is on the way to this rank, too.
+      if (const std::uint32_t mine = in_round_.load(); mine != 0 && control.round >= mine)
+        later_failures_.push_back(control);
+      else
+        hear(host_of(from), control.error.get());
       break;
     case ControlKind::left:
       view.has_left = true;
@@ -247,6 +251,8 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
       sleep(Watchdog::slice);
     else if (now - moved < spinning)
       std::this_thread::yield();
+    else if (context_->has_just_failed())
+      std::this_thread::sleep_for(shortest_nap);
     else
       std::this_thread::sleep_for(
           std::clamp<Clock::duration>((now - moved) / naps_a_wait, shortest_nap, Watchdog::slice));

@@ -23,6 +23,14 @@ constexpr milliseconds longest_look{20};
 constexpr std::size_t most_buffers = 4;
 // Long against what is under way to one receiver on most links, and short enough for the dead to be named in a second.
 constexpr milliseconds longest_last_sends{250};
+// Where nobody died there is time: MPI is lost to this process if a send stays open.
+constexpr milliseconds longest_last_sends_among_the_living{1000};
+
+/// How long sends that are under way to `receiver` may take to finish after `error`.
+milliseconds longest_after(const Error& error, int receiver) {
+  if (error.rank() == receiver) return milliseconds(0);
+  return error.kind() == ErrorKind::peer_lost ? longest_last_sends : longest_last_sends_among_the_living;
+}
 
 }  // namespace
 
@@ -200,8 +208,7 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
   } catch (const Error& error) {
     // A receiver that lives takes in what it has been promised, if both let the transport go on: then views are the
     // caller's again. Else MPI may read them until the process ends, and the group's failure says so.
-    const auto until =
-        Eagerness::Clock::now() + (error.rank() == group_.number_of(first_) ? milliseconds(0) : longest_last_sends);
+    const auto until = Eagerness::Clock::now() + longest_after(error, group_.number_of(first_));
     for (;;) {
       std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });
       if (std::ranges::none_of(under_way_, &Pending::borrows) || group_.transport().must_rest() ||

@@ -62,6 +62,17 @@ void fail_on_record(SyncGroup& group, int from, std::uint64_t bytes, std::uint64
                     {.rank = rank}));
 }
 
+namespace {
+
+/// A rank that is stopped says so before it comes to a round: the others may need no more of it than to come.
+void throw_if_stopped(Group& group, const WaitOptions& options) {
+  if (!options.stop.stop_requested()) return;
+  const RankInfo& self = group.info(group.rank());
+  fail(group, error_of(self, ErrorKind::cancelled, fmt::format("{} cancelled '{}'", name_of(self), options.phase)));
+}
+
+}  // namespace
+
 Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
     : rank_(rank),
       ranks_(std::move(ranks)),
@@ -128,6 +139,7 @@ Use::~Use() {
 
 void Group::barrier(const WaitOptions& options) {
   const Use use(*this);
+  throw_if_stopped(*this, options);
   const trace::Span span(trace::Span::Outermost{}, trace::Kind::collective, "barrier", operations_);
   unless_out_of_memory(*this, [&] { do_barrier(options); });
 }
@@ -139,6 +151,7 @@ void Group::all_gather(std::span<const std::byte> mine, std::span<std::byte> all
                                          std::to_string(max_record) + " fit");
   if (all.size() != mine.size() * ranks_.size())
     throw Error(ErrorKind::argument, "all_gather: the result must have room for one record a rank");
+  throw_if_stopped(*this, options);
   trace::Span span(trace::Span::Outermost{}, trace::Kind::collective, "all_gather", operations_);
   span.add_bytes(mine.size());
   unless_out_of_memory(*this, [&] { do_all_gather(mine, all, options); });

@@ -80,10 +80,16 @@ std::string Watchdog::last_seen(int rank, const char* before) const {
   return phase.empty() ? phase : fmt::format("{}last seen in '{}'", before, phase);
 }
 
-void Watchdog::check_failure() {
-  if (group_.has_failure()) throw *group_.failure();
+bool Watchdog::check_failure(const std::function<bool()>& done) {
+  if (group_.has_failure()) {
+    const Error cause = *group_.failure();
+    // Who failed may have done its part here before: that can come later than the failure, on another way.
+    if (done()) return true;
+    throw cause;
+  }
   if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->failure());
   if (options_.stop.stop_requested()) cancel("cancelled");
+  return false;
 }
 
 void Watchdog::cancel(const char* how) {
@@ -125,8 +131,7 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   const bool left = group_.has_left(rank);
   const std::optional<std::string> end = left ? "left the group" : peers_.end_of(rank);
   if (!end) return false;
-  if (done()) return true;
-  check_failure();
+  if (done() || check_failure(done)) return true;
   // A rank that never came into the group ended for want of what rank 0 had to give it.
   if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
@@ -147,7 +152,7 @@ bool Watchdog::is_late(int rank, Clock::time_point now) {
 
 void Watchdog::check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
                      const std::function<bool(int)>& awaited) {
-  check_failure();
+  if (check_failure(done)) return;
   const Clock::time_point now = Clock::now();
   if (now - looked_ < slice) return;
   looked_ = now;

@@ -40,8 +40,8 @@ class Watchdog {
              const std::function<bool(int)>& awaited);
 
  private:
-  /// Cancelled or failed: the cheap half, without a look at the other ranks.
-  void check_failure();
+  /// Cancelled or failed: the cheap half, without a look at the other ranks. True if the wait is over after all.
+  [[nodiscard]] bool check_failure(const std::function<bool()>& done);
   [[noreturn]] void cancel(const char* how);
   void look(std::chrono::steady_clock::time_point now, const std::function<bool()>& done,
             const std::function<bool(int)>& needed, const std::function<bool(int)>& awaited);

@@ -202,7 +202,6 @@ TEST_CASE("a gather that fails between ranks that live leaves nothing open: MPI 
       throw RankFailure("nothing was thrown");
     } catch (const Error& error) {
       RANK_CHECK(error.kind() == ErrorKind::cancelled);
-      RANK_CHECK(std::string(error.what()).find("MPI may still") == std::string::npos);
     }
     RANK_CHECK(!mpi::must_rest());
     (void)get_tensors_parallel(mine, ranks_from(0, 4), group);

@@ -180,6 +180,7 @@ TEST_CASE("a rank that is stopped at any step is named by the deadline, as stopp
 TEST_CASE("who cancels fails the group for all") {
   run_ranks(3, [](SyncGroup& group) {
     ProcessGroup ranks(group);
+    group.barrier();  // nobody is still making it
     std::stop_source stop;
     if (group.rank() == 1) stop.request_stop();
     const auto cancel = [&] {

@@ -26,8 +26,11 @@ struct CallToFail {
 class FailingCall {
  public:
   explicit FailingCall(CallToFail which) {
-    which_ = std::move(which);
-    seen_.clear();
+    {
+      const std::lock_guard lock(mutex_);
+      which_ = std::move(which);
+      seen_.clear();
+    }
     os::set_fault_hook(hook);
   }
   ~FailingCall() { os::set_fault_hook(nullptr); }
@@ -43,16 +46,18 @@ class FailingCall {
 
  private:
   static int hook(std::string_view call, std::string_view path) {
-    if (!which_.call.empty() && call != which_.call) return 0;
-    if (path.find(which_.path) == std::string_view::npos) return 0;
-    const int before = [&] {
+    CallToFail failing;
+    {
       const std::lock_guard lock(mutex_);
+      if (!which_.call.empty() && call != which_.call) return 0;
+      if (path.find(which_.path) == std::string_view::npos) return 0;
+      const int before = static_cast<int>(seen_.size());
       seen_.emplace_back(call);
-      return static_cast<int>(seen_.size()) - 1;
-    }();
-    if (before < which_.after || before - which_.after >= which_.times) return 0;
-    if (which_.then) which_.then();
-    return which_.error;
+      if (before < which_.after || before - which_.after >= which_.times) return 0;
+      failing = which_;
+    }
+    if (failing.then) failing.then();
+    return failing.error;
   }
 
   static inline CallToFail which_;

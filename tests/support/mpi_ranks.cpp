@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <exception>
 #include <map>
 
 #include "muster/mpi.hpp"
@@ -201,9 +202,9 @@ class MpiMaker final : public GroupMaker {
     std::shared_ptr<SyncGroup> group = mpi_group(MPI_COMM_WORLD, {.timeout = timeout});
     SyncGroup* plain = group.get();
     return {plain, [owner = std::move(group)](SyncGroup*) mutable {
-              const bool is_well = !owner->failure();
+              const bool is_well = !owner->failure() && std::uncaught_exceptions() == 0;
               owner.reset();
-              // After a failure it may wait for the dead.
+              // After a failure it may wait for ranks that are gone.
               if (is_well) MPI_Finalize();
             }};
   }
