@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -23,6 +24,7 @@
 #include "muster/launch.hpp"
 #include "muster/model_dir.hpp"
 #include "src/checkpoint/agreement.hpp"
+#include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/core/quoted.hpp"
@@ -30,6 +32,7 @@
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/start.hpp"
+#include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
 #include "tools/terminal.hpp"
@@ -160,27 +163,47 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 }
 
 /// What an export would need; what there is only if it is told where.
-std::string forecast(const ExportAccount& account, const ExportArguments& arguments) {
-  std::string words =
-      fmt::format("would write {} and take at most {} of memory for bytes on their way",
-                  inspect::human_bytes(account.bytes_out), inspect::human_bytes(arguments.options.memory_budget));
-  if (arguments.out.empty()) return words + "\n";
-  const fs::path parent = fs::absolute(arguments.out).parent_path();
+struct Forecast {
+  std::uint64_t bytes = 0;
+  std::uint64_t memory = 0;
+  std::string parent = {};
+  std::optional<std::uint64_t> free = {};  // none: the directory is not there
+};
+
+Forecast forecast_of(const ExportAccount& account, const ExportArguments& arguments) {
+  Forecast forecast{account.bytes_out, arguments.options.memory_budget};
+  if (arguments.out.empty()) return forecast;
+  forecast.parent = fs::absolute(arguments.out).parent_path().string();
   std::error_code error;
-  const fs::space_info space = fs::space(parent, error);
-  if (error) return words + fmt::format("; the directory {} is not there\n", in_quotes(parent.string()));
-  return words + fmt::format("; {} are free in {}{}\n", inspect::human_bytes(space.available),
-                             in_quotes(parent.string()),
-                             space.available < account.bytes_out ? ", which is too little" : "");
+  const fs::space_info space = fs::space(forecast.parent, error);
+  if (!error) forecast.free = space.available;
+  return forecast;
+}
+
+std::string words_of(const Forecast& forecast) {
+  std::string words = fmt::format("would write {} and take at most {} of memory for bytes on their way",
+                                  inspect::human_bytes(forecast.bytes), inspect::human_bytes(forecast.memory));
+  if (forecast.parent.empty()) return words + "\n";
+  if (!forecast.free) return words + fmt::format("; the directory {} is not there\n", in_quotes(forecast.parent));
+  return words + fmt::format("; {} are free in {}{}\n", inspect::human_bytes(*forecast.free),
+                             in_quotes(forecast.parent),
+                             *forecast.free < forecast.bytes ? ", which is too little" : "");
 }
 
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, arguments.options);
-  const bool is_asked = arguments.json || !arguments.report.empty();
-  const std::string json = is_asked ? inspect::json_report(inspect::account_tree(account)) : std::string();
+  const Forecast forecast = forecast_of(account, arguments);
+  std::string json;
+  if (arguments.json || !arguments.report.empty()) {
+    Config tree = inspect::account_tree(account);
+    tree["forecast"] = Config::object({{"bytes", forecast.bytes},
+                                       {"memory", forecast.memory},
+                                       {"free", forecast.free ? Config(*forecast.free) : Config()}});
+    json = inspect::json_report(tree);
+  }
   print(arguments.json ? json
-                       : inspect::notes_lines(account.notes) + forecast(account, arguments) +
+                       : inspect::notes_lines(account.notes) + words_of(forecast) +
                              inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;
@@ -202,8 +225,12 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
   check_output(arguments.out, {arguments.options.force, arguments.shards, {}});
   check_report(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
-  const int shards = count_shards(arguments.shards, arguments.options.job, arguments.options.shards);
-  const int jobs = std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(), shards);
+  int jobs = std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
+                      count_shards(arguments.shards, arguments.options.job, arguments.options.shards));
+  // Every process can read all of what is whole; one uses all cores by its threads.
+  if (arguments.jobs > 1 && !workspace::is_workspace_directory(arguments.shards))
+    if (const auto found = foreign::find_checkpoint(arguments.shards, {arguments.options.at, arguments.options.shards}))
+      jobs = found->ranks == 0 ? arguments.jobs : jobs;
   if (jobs == 1) return export_with(*single_group(), arguments);
   const LaunchOptions options{.ranks = jobs, .explained = {cannot, done_unsaid}, .name = "muster export"};
   return launch_local(command_line(command, arguments), options);
@@ -306,7 +333,9 @@ void add_export_command(CLI::App& app, int& status) {
                    "Of a workspace: this generation; else the newest that all ranks have")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("G");
-  command->add_option("-j,--jobs", arguments->jobs, "Own ranks to start; as many as cores, at most one a shard")
+  command
+      ->add_option("-j,--jobs", arguments->jobs,
+                   "Own ranks to start; as many as cores, at most one a shard; of a whole foreign checkpoint one")
       ->check(CLI::Range(1, 4096))
       ->type_name("P");
   command->add_flag("--alone", arguments->alone,

@@ -2,6 +2,7 @@
 #pragma once
 // A rank's part of a checkpoint, without shards on the disk.
 
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -9,23 +10,38 @@
 #include "muster/parallel_layout.hpp"
 #include "muster/progress.hpp"
 #include "muster/state.hpp"
+#include "muster/sync_group.hpp"
 
 namespace muster {
 
 struct LoadShardOptions {
-  ProgressCallback progress = {};
+  ProgressCallback progress = {};  ///< of this rank's tensors
   /// As ShardOptions::at.
   std::string at = {};
-  /// A stop request ends it: Error(cancelled).
+  /// Of files of ranks, as in ExportOptions: their names, and the layout that they are of.
+  std::string shards = {};
+  std::optional<ParallelLayout> from = {};
+  /// A stop request ends it: Error(cancelled), and the group with it.
   std::stop_token stop = {};
 };
 
-/// The tensors that `rank`'s shard would have if shard_model cut `model_dir` for `layout`, under the same names and in
-/// the same order: bytes are read from the model's files alone, as far as the rank needs them. Local; several threads.
-/// Memory is that of the tensors and some MiB. Ranks of one host that load at once read through the page cache.
+/// The tensors that `rank`'s shard would have if shard_model cut `model_dir` for `layout`, or if export_model made it
+/// of the shards of ranks there (a directory of shards, a workspace, a foreign checkpoint of ranks; `plan` may be empty
+/// for shards that know theirs), under the same names and in the same order: bytes are read from those files alone, as
+/// far as the rank needs them. Local; several threads. Memory is that of the tensors and some MiB.
 ///
-/// Throws as shard_model, and Error(argument) if the layout has no such rank.
+/// Throws as shard_model or export_model, and Error(argument) if the layout has no such rank.
 std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
                                     int rank, const LoadShardOptions& options = {});
+
+/// Likewise by all ranks of `group`, each of which names the part that it wants; several may want the same one. What is
+/// whole (a model, a foreign checkpoint that is no ranks') is read once on each host: ranks read in turns what several
+/// of them need, into 8 MiB of shared memory each. Shards of ranks each rank reads by itself.
+///
+/// Collective. One rank's failure is thrown on all, with its words and its rank: Error(rank_mismatch) also if ranks
+/// see other models, or give other plans or layouts. The group is usable after that; Error(timeout | peer_lost |
+/// cancelled) as gather.hpp has them.
+std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
+                                    int rank, SyncGroup& group, const LoadShardOptions& options = {});
 
 }  // namespace muster

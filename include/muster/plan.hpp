@@ -155,7 +155,8 @@ struct ViewRule {
   };
   TensorPattern pattern;
   std::vector<std::shared_ptr<const NewName>> to = {};  ///< of each part; empty: the name stays
-  bool unstack = false;    ///< each item of the first dimension is a tensor, whose number is `#` in `to`
+  /// Of the first so many dimensions (2 at most) each item is a tensor, whose numbers are the `#` in `to`.
+  int unstack = 0;
   bool transpose = false;  ///< the last two dimensions change places
   std::optional<Split> split = {};
   /// Rows of so many heads, of which Meta's order has the two halves of a rotation beside each other, HuggingFace's one

@@ -9,25 +9,15 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/checkpoint/foreign/torch_archive.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {
 
-/// As config.json calls it; empty: not one of those that models are loaded as.
-std::string_view torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return "float16";
-    case DType::bf16:
-      return "bfloat16";
-    case DType::f32:
-      return "float32";
-    case DType::f64:
-      return "float64";
-    default:
-      return {};
-  }
+/// Models are loaded as one of these.
+bool is_wide_float(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
 }
 
 bool ends_with_any(std::span<const NamedSpec> model, std::initializer_list<std::string_view> ends) {
@@ -45,13 +35,13 @@ bool is_quantised(std::span<const NamedSpec> model) {
   });
 }
 
+/// As torch and config.json call it; empty if there is none.
 std::string_view most_used(std::span<const NamedSpec> model) {
-  std::map<std::string_view, std::int64_t> elements;
+  std::map<DType, std::int64_t> elements;
   for (const NamedSpec& tensor : model)
-    if (const std::string_view name = torch_name(tensor.spec.dtype); !name.empty())
-      elements[name] += element_count(tensor.spec.shape);
+    if (is_wide_float(tensor.spec.dtype)) elements[tensor.spec.dtype] += element_count(tensor.spec.shape);
   const auto most = std::ranges::max_element(elements, {}, [](const auto& item) { return item.second; });
-  return most == elements.end() ? std::string_view() : most->first;
+  return most == elements.end() ? std::string_view() : foreign::torch_name(most->first);
 }
 
 /// Of the config and of those in it that say a dtype of their own.

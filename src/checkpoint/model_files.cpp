@@ -242,14 +242,18 @@ std::string read_text(const std::string& path, std::uint64_t most) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::vector<std::string> files_in(const std::string& directory) {
-  std::vector<std::string> names;
+DirectoryNames names_in(const std::string& directory) {
+  DirectoryNames names;
   for (const fs::directory_entry& entry : entries_of(directory)) {
     std::error_code error;
     // A link that leads nowhere stays in: opening it says what is wrong.
-    if (!entry.is_directory(error)) names.push_back(entry.path().filename().string());
+    (entry.is_directory(error) ? names.folders : names.files).push_back(entry.path().filename().string());
   }
   return names;
+}
+
+std::vector<std::string> files_in(const std::string& directory) {
+  return names_in(directory).files;
 }
 
 ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size) {

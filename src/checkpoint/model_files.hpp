@@ -71,8 +71,14 @@ WeightMap read_weight_map(const std::string& path);
 /// A small file as text. Throws as os::read_small_file.
 std::string read_text(const std::string& path, std::uint64_t most);
 
-/// Names of the regular files (behind links, too) at the top of a directory, sorted, without what unfinished writers
-/// left. Throws Error(not_found | io).
+/// What is at the top of a directory (behind links, too), sorted, without what unfinished writers left.
+struct DirectoryNames {
+  std::vector<std::string> files;
+  std::vector<std::string> folders;
+};
+/// Throws Error(not_found | io).
+DirectoryNames names_in(const std::string& directory);
+/// The files alone. Throws likewise.
 std::vector<std::string> files_in(const std::string& directory);
 
 // The header of a safetensors file as bytes: read with every check that the format asks for, and written.

@@ -232,6 +232,15 @@ ViewRule::Split read_split(const Config& value) {
 constexpr std::array<std::pair<std::string_view, DType>, 3> cast_dtypes = {
     {{"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}}};
 
+/// `true` is 1.
+int read_unstack(const ConfigObject& object) {
+  const Config* value = object.find("unstack");
+  if (value == nullptr || value->type() != Config::Type::integer) return flag(object, "unstack") ? 1 : 0;
+  constexpr std::int64_t most = 2;
+  if (value->as_int() < 1 || value->as_int() > most) refuse_plan("\"unstack\" is neither true nor 1 nor 2");
+  return static_cast<int>(value->as_int());
+}
+
 ViewRule read_view(const Config& value, std::size_t number_of_it) {
   if (!value.is_object()) refuse_plan(fmt::format("it is {}, not an object", to_string(value.type())));
   const ConfigObject& object = value.as_object();
@@ -247,7 +256,7 @@ ViewRule read_view(const Config& value, std::size_t number_of_it) {
       if (object.find(key) != nullptr) refuse_plan(fmt::format("\"drop\" and \"{}\" contradict each other", key));
     return view;
   }
-  view.unstack = flag(object, "unstack");
+  view.unstack = read_unstack(object);
   view.transpose = flag(object, "transpose");
   view.may_overflow = flag(object, "overflow");
   if (const Config* split = object.find("split")) view.split = read_split(*split);
@@ -263,12 +272,13 @@ ViewRule read_view(const Config& value, std::size_t number_of_it) {
     if (!to->is_array()) refuse_plan("\"to\" is neither a name nor a list of names");
     for (const Config& item : to->as_array()) names.push_back(string_of(item, "to"));
   }
-  if ((to != nullptr || view.split || view.unstack) && names.size() != parts)
+  if ((to != nullptr || view.split || view.unstack != 0) && names.size() != parts)
     refuse_plan(fmt::format("\"to\" has {} names for {} part{}", names.size(), parts, parts == 1 ? "" : "s"));
   for (const std::string& name : names) {
     if (name.empty()) refuse_plan("\"to\" has an empty name");
     const auto places = std::count(name.begin(), name.end(), '#');
-    if (view.unstack && places != 1) refuse_plan("\"unstack\" needs one \"#\", the item's number, in \"to\"");
+    if (view.unstack != 0 && places != view.unstack)
+      refuse_plan("\"unstack\" needs one \"#\", the item's number, in \"to\" for each dimension");
     view.to.push_back(std::make_shared<const NewName>(name, view.pattern));
   }
   return view;

@@ -51,20 +51,12 @@ class Viewing {
   [[nodiscard]] std::vector<Part> parts(std::string_view name, const Shape& shape) const {
     const std::vector<std::string> names = names_of(name);
     std::vector<Part> all;
-    const merge::View whole(shape);
-    if (!rule_.unstack) {
-      add(whole, names, element_count(shape) == 1, all);
-      return all;
-    }
-    if (shape.empty()) refuse_view("it has no dimension to be taken apart");
-    if (shape.front() > most_items)
-      refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", shape.front(), most_items));
-    for (std::int64_t item = 0; item < shape.front(); ++item) {
-      std::vector<std::string> numbered;
-      numbered.reserve(names.size());
-      for (const std::string& one : names) numbered.push_back(with_number(one, item));
-      add(whole.item(item), numbered, false, all);
-    }
+    const auto stacked = static_cast<std::size_t>(rule_.unstack);
+    if (shape.size() < stacked) refuse_view("it has no dimension to be taken apart");
+    const std::int64_t items = element_count(Shape(shape.begin(), shape.begin() + rule_.unstack));
+    if (items > most_items)
+      refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", items, most_items));
+    take_apart(merge::View(shape), names, rule_.unstack, stacked == 0 && element_count(shape) == 1, all);
     return all;
   }
 
@@ -85,13 +77,24 @@ class Viewing {
       for (const Shape& part : parts.first(rule_.to.size())) shape[dim] += part.at(dim);
     }
     if (rule_.transpose && shape.size() >= 2) std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
-    if (rule_.unstack) shape.insert(shape.begin(), items);
+    if (rule_.unstack != 0) shape.insert(shape.begin(), items);
     return shape;
   }
 
   [[nodiscard]] const std::string& where() const noexcept { return where_; }
 
  private:
+  void take_apart(const merge::View& view, const std::vector<std::string>& names, int dimensions, bool is_one,
+                  std::vector<Part>& all) const {
+    if (dimensions == 0) return add(view, names, is_one, all);
+    for (std::int64_t item = 0; item < view.shape().front(); ++item) {
+      std::vector<std::string> numbered;
+      numbered.reserve(names.size());
+      for (const std::string& one : names) numbered.push_back(with_number(one, item));
+      take_apart(view.item(item), numbered, dimensions - 1, is_one, all);
+    }
+  }
+
   void add(merge::View view, const std::vector<std::string>& names, bool is_one, std::vector<Part>& all) const {
     if (rule_.transpose) view = view.transposed();
     for (std::size_t part = 0; part < names.size(); ++part) {
@@ -186,7 +189,8 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
     }
     try {
       std::vector<Viewing::Part> parts;
-      const bool moves = rule != nullptr && (rule->unstack || rule->transpose || rule->split || rule->permute_rope);
+      const bool moves =
+          rule != nullptr && (rule->unstack != 0 || rule->transpose || rule->split || rule->permute_rope);
       if (moves && is_packed(tensor.spec.dtype)) refuse_view("two of its elements share a byte, and cannot be parted");
       if (moves)
         parts = Viewing(plan, *rule, layout.tensor).parts(name, tensor.spec.shape);
@@ -230,16 +234,17 @@ class Turning {
   explicit Turning(const MergePlan& plan) : plan_(plan) {
     for (const ViewRule& rule : plan.views())
       for (const auto& to : rule.to) {
-        if (!rule.unstack) continue;
+        if (rule.unstack == 0) continue;
         std::string glob;
         const std::string& text = to->text();
         for (std::size_t i = 0; i < text.size(); ++i) {
-          if (text[i] != '$') {
+          const bool is_second = text[i] == '#' && glob.find('#') != std::string::npos;
+          if (text[i] != '$' && !is_second) {
             glob += text[i];
             continue;
           }
           glob += '*';
-          while (i + 1 < text.size() && text[i + 1] >= '0' && text[i + 1] <= '9') ++i;
+          while (!is_second && i + 1 < text.size() && text[i + 1] >= '0' && text[i + 1] <= '9') ++i;
         }
         numbers_.emplace(to.get(), NumberPattern::parse(glob));
       }
@@ -252,15 +257,18 @@ class Turning {
     std::size_t part = 0;
   };
   [[nodiscard]] Origin operator()(const std::string& name) const {
+    const ViewRule* stack_of_stacks = nullptr;
     for (const ViewRule& rule : plan_.views()) {
       for (std::size_t part = 0; part < rule.to.size(); ++part) {
         const NewName& to = *rule.to[part];
         std::int64_t item = 0;
         std::string generic = name;
-        if (rule.unstack) {
+        if (rule.unstack != 0) {
           const NumberPattern& pattern = numbers_.at(&to);
           const auto number = pattern.find(name);
           if (!number) continue;
+          if (rule.unstack > 1) stack_of_stacks = &rule;
+          if (rule.unstack > 1) continue;
           item = *number;
           generic = hashed(pattern, name, item);
         }
@@ -277,6 +285,10 @@ class Turning {
         if (with_number(to.apply(rule.pattern.captures(old).value()), item) == name) return {old, &rule, item, part};
       }
     }
+    if (stack_of_stacks != nullptr)
+      refuse_view(
+          fmt::format("plan {}: view {} gives the tensor {} its name from a stack of stacks, which has no way back",
+                      in_quotes(plan_.name()), stack_of_stacks->number, in_quotes(name)));
     const ViewRule* rule = view_of(plan_, name);
     if (rule != nullptr && !rule->to.empty())
       refuse_view(

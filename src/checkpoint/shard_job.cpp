@@ -13,7 +13,6 @@
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/plan_views.hpp"
 #include "src/checkpoint/shard_set.hpp"
-#include "src/checkpoint/viewed_tensors.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster {
@@ -26,6 +25,7 @@ ShardJob::ShardJob(const std::string& model_dir, const std::string& plan_name, c
     open_foreign(*found, plan_name, layout, options);
   else
     open_model(model_dir, options, metadata);
+  model = source;
   std::vector<NamedSpec> tensors;
   for (const TensorEntry& entry : source->tensors()) {
     tensors.push_back({entry.name, {entry.dtype, entry.shape}});
@@ -57,7 +57,7 @@ void ShardJob::open_foreign(const foreign::Found& found, const std::string& plan
   if (found.ranks != 0)
     throw Error(
         ErrorKind::argument,
-        fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --to {} --out DIR cuts them anew",
+        fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --ranks {} --out DIR cuts them anew",
                     in_quotes(found.path), found.ranks, found.path, plan_name, to_string(layout)),
         {.path = found.path});
   const auto shards =
@@ -68,26 +68,25 @@ void ShardJob::open_foreign(const foreign::Found& found, const std::string& plan
 }
 
 void ShardJob::turn_views(const ParallelLayout& layout) {
-  std::vector<MergedTensor> cut;
+  std::vector<MergedTensor> parts;
   std::vector<ViewedTensor> views;
   for (OutputFile& shard : outputs.files) {
     std::vector<NamedSpec> mine;
     for (const MergedTensor& tensor : shard.tensors) mine.push_back({tensor.name, tensor.layout.target});
     std::vector<MergedTensor> fused;
     for (ViewedTensor& view : unview_rank(plan, layout, mine)) {
-      for (merge::Box& box : view.boxes) box.source += static_cast<int>(cut.size());
+      for (merge::Box& box : view.boxes) box.source += static_cast<int>(parts.size());
       fused.push_back({view.name,
                        merge::join(merge::First{}, std::span(&view.spec, 1)),
                        {{0, static_cast<std::uint32_t>(views.size())}}});
       views.push_back(std::move(view));
     }
-    for (MergedTensor& tensor : shard.tensors) cut.push_back(std::move(tensor));
+    for (MergedTensor& tensor : shard.tensors) parts.push_back(std::move(tensor));
     shard.tensors = std::move(fused);
     shard.metadata[std::string(piece_checksums_key)] = piece_checksums_text(no_piece_checksums(shard.tensors));
   }
-  source = std::make_shared<ViewedTensors>(
-      std::make_shared<const MergedTensors>(source, std::vector<RankSources>(1), std::move(cut), outputs.equal),
-      std::move(views));
+  cut = std::make_shared<const MergedTensors>(source, std::vector<RankSources>(1), std::move(parts), outputs.equal);
+  source = viewed = std::make_shared<const ViewedTensors>(cut, std::move(views));
 }
 
 }  // namespace muster

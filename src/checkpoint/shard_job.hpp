@@ -14,6 +14,7 @@
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/tensor_source.hpp"
+#include "src/checkpoint/viewed_tensors.hpp"
 
 namespace muster {
 
@@ -26,6 +27,10 @@ struct ShardJob {
   MergePlan plan;
   ExportOutputs outputs;                       ///< a file a rank
   std::shared_ptr<const TensorSource> source;  ///< what they are made of, as the only process's
+  std::shared_ptr<const TensorSource> model;   ///< the model's own tensors
+  /// Of a plan with views: the source, and parts of the model that it is made of; else null.
+  std::shared_ptr<const ViewedTensors> viewed;
+  std::shared_ptr<const MergedTensors> cut;
   CarriedFiles carried;
   ShardReport report;
 

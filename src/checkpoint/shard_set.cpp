@@ -346,7 +346,7 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
 void ShardSet::check_stored() const {
   std::optional<std::string> first;
   for (const auto& tensors : parted_)
-    tensors->verify({}, [&](std::size_t, Defect, const std::string& words) {
+    tensors->verify_stored(share_.first, share_.second, [&](std::size_t, Defect, const std::string& words) {
       if (!first) first = words;
     });
   if (first) throw Error(ErrorKind::corrupt, *first, {.path = path_});
@@ -355,6 +355,7 @@ void ShardSet::check_stored() const {
 void ShardSet::open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice) {
   count_ = std::max(found.ranks, 1);
   const bool is_whole = found.ranks == 0;
+  if (is_whole) share_ = {process, processes};
   for (int rank = is_whole ? 0 : process; rank < count_; rank += processes) {
     std::vector<std::string> notes;
     const std::shared_ptr<const foreign::PartedTensors> tensors = open_checkpoint(found, rank, choice, notes);

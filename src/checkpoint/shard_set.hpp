@@ -141,7 +141,8 @@ class ShardSet : public FileTensors {
   [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
   /// Not empty: all processes have all tensors, and have to have the same of this.
   [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
-  /// Holds what a foreign checkpoint stores against its own checksums. Throws Error(corrupt).
+  /// Holds what a foreign checkpoint stores against its own checksums; where all processes have all of it, a share
+  /// each. Throws Error(corrupt).
   void check_stored() const;
   /// What whoever looks at a foreign checkpoint should know.
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
@@ -160,6 +161,7 @@ class ShardSet : public FileTensors {
   std::vector<std::string> notes_;
   std::string path_;
   std::string whole_;
+  std::pair<int, int> share_ = {0, 1};  // of what all processes have: this one's number, and how many there are
   std::optional<foreign::Found> foreign_;
   std::vector<std::shared_ptr<const foreign::PartedTensors>> parted_;  // of it
 };

@@ -106,8 +106,8 @@ void write_state_file(const TensorSource& source, const std::string& path, const
   for_each_piece(source, options.zstd_level.has_value(), progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(tensor, offset, bytes);
-                   span.add_bytes(bytes.size());
                  });
+  for (const TensorEntry& entry : source.tensors()) span.add_bytes(entry.bytes);
   writer.commit();
 }
 

@@ -102,6 +102,7 @@ class MergedTensors : public TensorSource {
   MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
                 std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
+  [[nodiscard]] const std::vector<MergedTensor>& merged() const noexcept { return tensors_; }
   /// Throws also Error(rank_mismatch) if ranks that must have the same values do not.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;

@@ -30,6 +30,7 @@ class ViewedTensors : public TensorSource {
   ViewedTensors(const TensorSource& source, std::vector<ViewedTensor> tensors);
   ViewedTensors(std::shared_ptr<const TensorSource> source, std::vector<ViewedTensor> tensors);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
+  [[nodiscard]] const std::vector<ViewedTensor>& viewed() const noexcept { return tensors_; }
   /// What is read begins and ends with elements. Throws also Error(corrupt) if a box is not within its tensor, and
   /// Error(argument) if a finite number becomes infinite that may not.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;

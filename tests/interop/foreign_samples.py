@@ -206,6 +206,36 @@ def fsdp(directory):
     write(directory, state())
 
 
+def save_fsdp_mesh(rank, count, directory, kind):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    (directory / 'in').mkdir(exist_ok=True)
+    if kind == 'hsdp':
+        parts = sharded((2, count // 2), ('replicate', 'shard'), lambda name, value: (Replicate(), Shard(0)))
+    else:  # _StridedShard
+        mesh = init_device_mesh('cpu', (2, count // 2), mesh_dim_names=('dp', 'tp'))
+        model = torch.nn.ModuleDict({name.replace('.', '_'): torch.nn.Linear(value.shape[1], value.shape[0], bias=False)
+                                     for name, value in state().items() if value.dim() == 2})
+        for name, value in state().items():
+            if value.dim() == 2:
+                layer = model[name.replace('.', '_')].to(value.dtype)
+                with torch.no_grad():
+                    layer.weight.copy_(value)
+                fully_shard(parallelize_module(layer, mesh['tp'], ColwiseParallel()), mesh=mesh['dp'])
+        parts = {name: model[name.replace('.', '_')].weight.detach() for name, value in state().items()
+                 if value.dim() == 2}
+    torch.save(parts, directory / 'in' / f'model_world_size_{count}_rank_{rank}.pt')
+
+
+def fsdp_mesh(kind):
+    def make(directory):
+        ranks(save_fsdp_mesh, 4, directory, kind)
+        write(directory, {name: value for name, value in state().items() if kind == 'hsdp' or value.dim() == 2})
+    return make
+
+
 def save_fsdp1(rank, count, directory):
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType
     torch.manual_seed(3)
@@ -281,6 +311,8 @@ SAMPLES = {
     'dcp_huggingface': dcp_sample('huggingface', 2),
     'torch_dist': torch_dist,
     'fsdp': fsdp,
+    'fsdp_hsdp': fsdp_mesh('hsdp'),
+    'fsdp_tp': fsdp_mesh('tp'),
     'zero1': zero(1),
     'zero2': zero(2),
     'zero3': zero(3),

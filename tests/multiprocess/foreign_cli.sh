@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # A foreign checkpoint that is whole: several processes write the same bytes as one, each its share; it is cut into
-# shards like a model; files of ranks are not, and the words say what does it.
+# shards like a model; files of ranks are not, and the words say what does it. Of what cannot be read nothing is written.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
+data=$(cd "$(dirname "$0")/../data/foreign" && pwd) || exit 1
 source "$(dirname "$0")/cli.sh"
 
 "${MUSTER_TEST_PYTHON:-python3}" - << 'END' || fail "no checkpoint"
@@ -43,6 +44,12 @@ for options in "" "--dtype BF16" "--writers first" "--memory-budget 8MB"; do
   says 0 "written by rank" "$program" run -n 3 -- "$program" export in --out job --force $options
   cmp -s alone/model.safetensors job/model.safetensors || fail "3 ranks with '$options' wrote other bytes"
 done
+says 0 "written by rank: " "$program" export in -j 3 --out job --force
+cmp -s alone/model.safetensors job/model.safetensors || fail "-j 3 wrote other bytes"
+says 0 '"bytes": 20480000' "$program" export in --dry-run --json
+says 0 '"free": null' "$program" export in --dry-run --json
+says 0 '"memory": 8000000' "$program" export in --dry-run --json --memory-budget 8MB --out new
+"$program" export in --dry-run --json --out new | grep -q '"free": [0-9]' || fail "--dry-run does not say what is free"
 "$program" run -n 3 -- "$program" export in --out job --force --json > report.json || fail "export with --json"
 "${MUSTER_TEST_PYTHON:-python3}" -c '
 import json
@@ -53,9 +60,87 @@ assert written["windows"] == 0 and len(written["bytes_by_rank"]) == 3 and min(wr
 says 0 "cut into 2 shards" "$program" shard in --ranks 2 --plan plan.json --out shards
 says 0 "merged into 2" "$program" export shards --out back
 cmp -s alone/model.safetensors back/model.safetensors || fail "shards of a foreign checkpoint came back with other bytes"
-says 2 "muster export ranks --plan plan.json --to 2 --out DIR" "$program" shard ranks --ranks 2 --plan plan.json --out other
+says 2 "muster export ranks --plan plan.json --ranks 2 --out DIR" "$program" shard ranks --ranks 2 --plan plan.json --out other
 says 0 "good: 2 tensors of 2 files" "$program" verify in
-mkdir odd && mv ranks/rank0.safetensors odd/a0.safetensors && mv ranks/rank1.safetensors odd/a1.safetensors
+mkdir odd && cp ranks/rank0.safetensors odd/a0.safetensors && cp ranks/rank1.safetensors odd/a1.safetensors
 says 0 "good: 4 tensors of 2 files" "$program" verify odd --shards 'a{rank}.safetensors'
+
+# Two processes, each with a checkpoint of its own: the same files, written at other times.
+for rank in 0 1; do mkdir "r$rank" && cp -r in "r$rank/in" && touch -d "@$((1700000000 + rank))" "r$rank"/in/*; done
+"$program" run -n 2 -- bash -c 'cd "r$RANK" && exec "$0" export in --out ../unlike' "$program" > "$out" 2> "$err"
+[ $? = 2 ] || fail "processes with other files: $(cat "$out" "$err")"
+grep -qF "rank 1 sees other files of the checkpoint than rank 0" "$err" || fail "which rank is not said: $(cat "$err")"
+[ -z "$(find . -name '*unlike*')" ] || fail "processes with other files have written: $(find . -name '*unlike*')"
+
+# flip_entry FILE ENTRY: a bit of what a zip archive has stored.
+flip_entry() {
+  flip "$1" "$("${MUSTER_TEST_PYTHON:-python3}" - "$1" "$2" << 'END'
+import struct
+import sys
+import zipfile
+begin = zipfile.ZipFile(sys.argv[1]).getinfo(sys.argv[2]).header_offset
+with open(sys.argv[1], 'rb') as file:
+    file.seek(begin + 26)
+    print(begin + 30 + sum(struct.unpack('<HH', file.read(4))))
+END
+)"
+}
+cp "$data/torch_zip/in" flipped.pt && flip_entry flipped.pt in/data/5
+says 1 'checksum: tensor "float64": its bytes at ' "$program" verify flipped.pt
+says 0 "good: 23 tensors of 1 file" "$program" verify flipped.pt --headers-only
+# What is not below the key is not looked at.
+cp -r "$data/dcp/in" some && flip_entry some/__1_0.distcp archive/data/0
+says 1 'checksum: tensor "model.layers.1.mlp.weight": its bytes at ' "$program" verify some
+says 1 'checksum: tensor "1.mlp.weight": its bytes at ' "$program" verify some --at model.layers
+says 0 "good: 2 tensors of 3 files" "$program" verify some --at model.layers.0
+says 1 'no tensor is below "ema"; there are: "model"' "$program" verify some --at ema
+
+# refused WORDS SOURCE DAMAGE OPTIONS...: of a source with this done to it, by one process and by two.
+refused() {
+  local words=$1 source=$2 damage=$3
+  shift 3
+  rm -rf bad outputs && cp -r "$source" bad && mkdir outputs || fail "no copy of $source"
+  (cd bad 2> /dev/null; eval "$damage") || fail "not done: $damage"
+  for processes in 1 2; do
+    says 2 "$words" "$program" export bad -j $processes --out outputs/model "$@"
+    [ -z "$(ls -A outputs)" ] || fail "written in spite of '$words': $(ls -A outputs)"
+  done
+}
+echo '{"muster_plan": 1, "rules": [{"match": "wide", "action": "concat", "dim": 0}]}' > misfit.json
+sed 's/"dim": 0/"dim": 2/' plan.json > flat.json
+refused "it is cut off" "$data/torch_zip/in" 'truncate -s -1 bad'
+refused 'tensor "float64": its bytes at' "$data/torch_zip/in" 'flip_entry bad in/data/5' --checksums
+refused 'there is no "ema"' "$data/torch_zip/in" : --at ema
+refused "is cut off" "$data/torch_legacy/in" 'truncate -s -1 bad'
+refused "pytorch_model-00002-of-00002.bin" "$data/torch_model/in" 'rm pytorch_model-00002-of-00002.bin'
+refused "__1_0.distcp" "$data/dcp/in" 'rm __1_0.distcp'
+refused "__1_0.distcp" "$data/dcp/in" 'truncate -s 100 __1_0.distcp'
+refused 'bad/__1_0.distcp" have the checksum' "$data/dcp/in" 'flip_entry __1_0.distcp archive/data/0' --checksums
+refused 'no tensor is below "ema"' "$data/dcp/in" : --at ema
+refused "no .metadata: the save did not end" "$data/dcp/in" 'rm .metadata'
+refused 'tensor "model.embed.weight": 28 of 56 elements' "$data/dcp_no_collectives/in" 'rm __1.metadata'
+refused 'tensor "embed.weight": 28 of 56 elements' "$data/dcp_huggingface/in" 'rm shard-00001*'
+refused 'its sharded_backend is "zarr"' "$data/torch_dist/in" 'sed -i s/torch_dist/zarr/ metadata.json'
+refused "model_world_size_3_rank_1.pt is missing" "$data/fsdp/in" 'rm *_rank_1.pt'
+refused "its part is of rank 1, and the file's name says rank 2" "$data/fsdp/in" 'cp *_rank_1.pt *_rank_2.pt'
+refused "[0:3, 0:3] and [0:3, 0:3] overlap" "$data/fsdp1/in" 'cp *_rank_0.pt *_rank_1.pt'
+refused 'model_world_size_4_rank_1.pt": tensor "embed.weight": its part is of rank 0' "$data/fsdp_tp/in" 'cp *_rank_0.pt *_rank_1.pt'
+refused "it is one of 2 ranks, and 1 are there" "$data/zero1/in" 'rm */*rank_1_*'
+refused 'latest": it names bad/global_step2, which is not there' "$data/zero2/in" 'echo global_step2 > latest'
+refused "zero_pp_rank_1_mp_rank_00_model_states.pt" "$data/zero3/in" 'rm */*rank_1_*model_states.pt'
+refused "its config.json is of 2 ranks, and 1 are there" ranks 'rm rank1.safetensors' --plan plan.json
+refused "rank1.safetensors" ranks 'truncate -s -1 rank1.safetensors' --plan plan.json
+refused "by which plan they were cut; name one with --plan" ranks :
+refused 'tensor "tall"' ranks : --plan misfit.json
+refused "the layout 3 is for 3 ranks, and there are 2 shards" ranks : --plan plan.json --layout 3
+refused 'tensor "wide" (rule 1): the shape [512, 3000] has no dimension 2' ranks : --plan flat.json
+refused 'does not say where a layer has its number' ranks : --plan plan.json --ranks tp=1,pp=2
+refused "no file's name is like" ranks : --plan plan.json --shards 'part{rank}.pt'
+refused "part 0 of rank 0 is missing" ranks 'rm config.json rank1.*; mv rank0.safetensors model-rank-0-part-1.safetensors'
+refused "rank 1 of 3 is missing" ranks 'rm *; cp "$data/torch_zip/in" consolidated.00.pth; cp "$data/torch_zip/in" consolidated.02.pth'
+refused "is missing" ranks 'rm *; for i in 00_000 01_001; do mkdir mp_rank_$i; cp "$data/torch_zip/in" mp_rank_$i/model_optim_rng.pt; done'
+refused 'tensor "tall"' in : --plan misfit.json
+refused 'tensor "tall" (rule 1): the shape [4000, 512] has no dimension 2' in : --plan flat.json --ranks 2
+refused 'does not say where a layer has its number' in : --plan plan.json --ranks tp=1,pp=2
 
 finish

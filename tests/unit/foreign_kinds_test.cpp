@@ -43,6 +43,7 @@ std::vector<KindCase> kind_cases() {
       {"Meta", {"consolidated.00.pth", "consolidated.01.pth"}, {}, 2},
       {"Meta, one missing", {"consolidated.00.pth", "consolidated.02.pth"}, {}, 0, "", "rank 1 of 3 is missing"},
       {"Meta, one twice", {"consolidated.0.pth", "consolidated.00.pth"}, {}, 0, "", "both of rank 0"},
+      {"Meta, beside a directory that others name latest", {"consolidated.00.pth", "latest/a.txt"}, {}, 1},
       {"sharded_state",
        {"model-rank-0-part-0.safetensors", "model-rank-0-part-1.safetensors", "model-rank-1-part-0.safetensors"},
        {},

@@ -4,15 +4,22 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "muster/safetensors.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
+#include "tests/support/torch_files.hpp"
 
 using namespace muster;
+using namespace muster::test;
 
 namespace {
 
@@ -49,7 +56,107 @@ void check_sample(const fs::path& sample) {
   }
 }
 
+using Change = std::function<void(std::string& pickle)>;
+
+/// What changes no length: everywhere.
+Change replaced(const std::string& from, const std::string& to) {
+  return [=](std::string& pickle) {
+    REQUIRE(from.size() == to.size());
+    REQUIRE(pickle.find(from) != std::string::npos);
+    for (std::size_t at = 0; (at = pickle.find(from, at)) != std::string::npos; at += to.size())
+      pickle.replace(at, to.size(), to);
+  };
+}
+
+/// The two placements of the first tensor, the other way around.
+void turn_placements(std::string& pickle) {
+  const std::size_t first = pickle.find(pickled::global("torch.distributed.tensor.placement_types", "_StridedShard"));
+  const std::size_t second = pickle.find(pickled::global("torch.distributed.tensor.placement_types", "Shard"));
+  const std::size_t end = pickle.find("b\x86", second);
+  REQUIRE((first < second && end != std::string::npos));
+  const auto at = [&](std::size_t place) { return pickle.begin() + static_cast<std::ptrdiff_t>(place); };
+  std::rotate(at(first), at(second), at(end + 1));
+}
+
+/// In a file of torch.save the pickle is the first entry, with a checksum; .metadata is nothing else.
+void change_file(const fs::path& path, const Change& change) {
+  std::string bytes = read_text(path);
+  const auto number = [&](std::size_t at, std::size_t size) {
+    std::uint32_t value = 0;
+    std::memcpy(&value, bytes.data() + at, size);
+    return value;
+  };
+  if (!bytes.starts_with("PK")) {
+    change(bytes);
+  } else {
+    const std::size_t entry = bytes.find("PK\x01\x02");
+    const std::size_t begin = 30 + number(26, 2) + number(28, 2);
+    std::string pickle = bytes.substr(begin, number(entry + 20, 4));
+    change(pickle);
+    bytes.replace(begin, pickle.size(), pickle);
+    bytes.replace(entry + 16, 4, pickled::bytes_of(formats::crc32(std::as_bytes(std::span(pickle)))));
+  }
+  write_text(path, bytes);
+}
+
+struct ChangedSample {
+  std::string name;
+  std::string sample;
+  Change change;
+  std::string words;
+  ErrorKind kind = ErrorKind::unsupported;
+};
+
+std::vector<ChangedSample> changed_samples() {
+  using pickled::text;
+  const std::string axis("K\x02\x85q1");           // a size of two
+  const std::string in_order("K\0K\1K\2K\3t", 9);  // all ranks
+  const std::string factor("split_factorqdK\2");   // of the first tensor
+  const std::string dim = std::string("K\0", 2) + text("split_factor");
+  const std::string older = "of which an older PyTorch wrote it: not read; save it as torch.distributed.checkpoint";
+  const std::string other_order = "along 2 dimensions of a mesh, which are not all ranks in their order";
+  const std::string other_factor = "the split_factor of its _StridedShard is not that of the mesh";
+  return {
+      {"a mesh without a layout", "fsdp_hsdp", replaced(text("_layout"), text("_l_yout")), older},
+      {"a layout without axes", "fsdp_tp", replaced(text("axes"), text("ax_s")), older},
+      {"no map of ranks", "fsdp_tp", replaced(text("_flatten_rank_map"), text("_flatten_r_nk_map")), older},
+      {"ranks in another order", "fsdp_tp", replaced(in_order, std::string("K\0K\2K\1K\3t", 9)), other_order},
+      {"ranks of another job", "fsdp_hsdp", replaced(in_order, "K\4K\5K\6K\7t"), other_order},
+      {"a mesh of more ranks", "fsdp_tp", replaced(axis, "K\x04\x85q1"), other_order},
+      {"a mesh of no ranks", "fsdp_tp", replaced(axis, std::string("K\0\x85q1", 5)), other_order},
+      {"an axis of several", "fsdp_tp", replaced(axis, "K\x02K\x01\x86"), "some of which are several: not read"},
+      {"an odd split factor", "fsdp_tp", replaced(factor, "split_factorqdK\3"), other_factor},
+      {"a split factor too large", "fsdp_tp", replaced(factor, "split_factorqdK\4"), other_factor},
+      {"no split factor", "fsdp_tp", replaced("split_factor", "split_f_ctor"), "its part on rank 0 has no split_factor",
+       ErrorKind::corrupt},
+      {"a dimension that is not there", "fsdp_tp", replaced(dim, "K\7" + text("split_factor")),
+       "along a dimension that it does not have", ErrorKind::corrupt},
+      {"_StridedShard after Shard", "fsdp_tp", turn_placements, "by Shard and then by _StridedShard"},
+      {"another placement", "fsdp_hsdp", replaced("Replicate\n", "Scattered\n"), "types.Scattered\" is not read"},
+      {"flattened_range in the model", "torch_dist", replaced("optimizer.state", "embedding.state"),
+       "tensor \"embedding.state.exp_avg.output_layer.weight\": Megatron cut it with flattened_range"},
+  };
+}
+
 }  // namespace
+
+TEST_CASE("samples with something changed are refused by name") {
+  for (const ChangedSample& one : changed_samples()) {
+    CAPTURE(one.name);
+    const TemporaryDirectory folder(Medium::memory);
+    const fs::path in = folder / "in";
+    fs::copy(fs::path(MUSTER_TEST_DATA) / "foreign" / one.sample / "in", in);
+    const bool is_fsdp = one.sample.starts_with("fsdp");
+    for (const std::string& name : names_in(in))
+      if (is_fsdp || name == ".metadata") change_file(in / name, one.change);
+    const std::string words = words_of(one.kind, [&] {
+      std::vector<std::string> notes;
+      open_checkpoint(*foreign::find_checkpoint(in), 0, {}, notes);
+    });
+    CHECK(has(words, one.words));
+    CHECK(has(words, in.string() + (is_fsdp ? "/model_world_size_4_rank_0.pt\": tensor \"embed.weight\": " : "\": ")));
+  }
+}
 
 TEST_CASE("samples are read as who wrote them has them") {
   std::vector<fs::path> folders = {fs::path(MUSTER_TEST_DATA) / "foreign"};

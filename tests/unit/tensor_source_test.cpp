@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "src/checkpoint/strided_read.hpp"
 #include "src/inspect/diff.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/memory_source.hpp"
@@ -173,4 +175,63 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
   std::filesystem::remove(work / "shards-4/rank-00002-of-00004.safetensors");
   CHECK(has(words_of(ErrorKind::not_found, [&] { diff_models(other, work / "shards-4", {.plan = "auto"}); }),
             "rank-00002"));
+}
+
+TEST_CASE("what lies with strides is read in stretches where it is near, else run by run") {
+  struct Case {
+    const char* what;
+    std::vector<StridedAxis> axes;
+    std::size_t item;
+    std::uint64_t most_read;  // bytes of the file
+    std::size_t calls;
+  };
+  constexpr std::uint64_t size = 8 << 20;
+  const std::vector<Case> cases = {
+      {"one run", {{4, 1 << 10, 1 << 10}, {512, 2, 2}}, 2, 4 << 10, 1},
+      {"one element", {}, 4, 4, 1},
+      {"none", {{0, 1 << 10, 2}, {5, 2, 2}}, 2, 0, 0},
+      {"near runs", {{256, 4 << 10, 2 << 10}, {512, 4, 4}}, 4, 1 << 20, 1},
+      {"far runs", {{64, 64 << 10, 2 << 10}, {512, 4, 4}}, 4, 128 << 10, 64},
+      {"long runs", {{8, 40 << 10, 32 << 10}, {32 << 10, 1, 1}}, 1, 256 << 10, 8},
+      {"far elements", {{100, 32 << 10, 8}}, 8, 800, 100},
+      {"a transpose", {{1000, 2, 2000}, {1000, 2000, 2}}, 2, 2'000'000, 2},
+      {"a transpose in strips", {{8, 2, 400}, {200, 32 << 10, 2}}, 2, 3200, 200},
+      {"one element many times", {{1000, 0, 4}}, 4, 4, 1},
+      {"three axes", {{3, 1 << 20, 700}, {5, 28, 140}, {7, 4, 20}, {5, 140, 4}}, 4, 3 << 10, 3},
+  };
+  std::vector<std::byte> file(size);
+  std::mt19937 random(1);
+  for (std::byte& byte : file) byte = static_cast<std::byte>(random());
+  for (const Case& one : cases) {
+    CAPTURE(one.what);
+    std::uint64_t bytes = 0;
+    std::size_t calls = 0;
+    const auto read = [&](std::uint64_t at, std::span<std::byte> target) {
+      bytes += target.size();
+      ++calls;
+      REQUIRE(at + target.size() <= size);
+      std::memcpy(target.data(), file.data() + at, target.size());
+    };
+    std::vector<std::byte> found(4 << 20);
+    std::vector<std::byte> wanted(found.size());
+    constexpr std::uint64_t begin = 24;
+    std::function<void(std::size_t, std::uint64_t, std::uint64_t)> place = [&](std::size_t axis, auto from, auto to) {
+      if (axis == one.axes.size()) {
+        std::memcpy(wanted.data() + to, file.data() + from, one.item);
+        return;
+      }
+      for (std::uint64_t i = 0; i < one.axes[axis].count; ++i)
+        place(axis + 1, from + i * one.axes[axis].from, to + i * one.axes[axis].to);
+    };
+    place(0, begin, 0);
+    read_strided(read, begin, one.axes, one.item, found.data());
+    CHECK(found == wanted);
+    CHECK(bytes <= one.most_read);
+    CHECK(calls == one.calls);
+    CHECK(is_within(begin, one.axes, one.item, size));
+  }
+  const std::vector<StridedAxis> axes = {{3, 10, 2}, {2, 4, 4}};
+  CHECK(is_within(6, axes, 2, 32));
+  CHECK_FALSE(is_within(7, axes, 2, 32));
+  CHECK_FALSE(is_within(0, std::vector<StridedAxis>{{std::uint64_t{1} << 33, std::uint64_t{1} << 33, 2}}, 2, 32));
 }

@@ -76,7 +76,7 @@ std::optional<std::string> newest_iteration(const std::string& directory, const 
 }
 
 std::optional<Found> find_in_directory(const std::string& directory, const Choice& choice) {
-  const std::vector<std::string> names = files_in(directory);
+  const auto [names, folders] = names_in(directory);
   if (const std::optional<std::string> newest = newest_iteration(directory, names))
     return find_in_directory(*newest, choice);
   std::vector<Found> found;
@@ -89,7 +89,7 @@ std::optional<Found> find_in_directory(const std::string& directory, const Choic
   std::optional<Found> ranks = find_rank_files(directory, names, choice.shards);
   if (ranks && !choice.shards.empty()) return ranks;
   if (ranks) found.push_back(*ranks);
-  if (const auto megatron = find_megatron_ranks(directory)) found.push_back(*megatron);
+  if (const auto megatron = find_megatron_ranks(directory, folders)) found.push_back(*megatron);
   if (const auto deepspeed = find_deepspeed(directory, names)) found.push_back(*deepspeed);
   const auto is_part = [](const std::string& name) { return name.ends_with(".distcp"); };
   if (found.empty() && std::ranges::any_of(names, is_part))
@@ -106,7 +106,11 @@ std::optional<Found> find_in_directory(const std::string& directory, const Choic
   };
   const bool has_model = std::ranges::any_of(names, is_of_model);
   if (found.empty() && has_model) return std::nullopt;
-  if (found.empty()) return find_torch_model(directory, names);
+  if (found.empty()) {
+    std::optional<Found> model = find_torch_model(directory, names);
+    if (!model) check_deepspeed_tag(directory, names);
+    return model;
+  }
   if (has_model || found.size() > 1)
     throw file_error(ErrorKind::argument, "reading", directory,
                      fmt::format("two checkpoints are in it, {} and {}; move one away", words_of_kind(found[0].kind),

@@ -330,18 +330,38 @@ class ZeroCheckpoint {
   std::unordered_set<std::string> names_;
 };
 
+/// What the file `latest` names, if it is there.
+std::optional<std::string> tag_of(const std::string& directory, const std::vector<std::string>& names) {
+  constexpr std::uint64_t longest_tag = 1024;
+  const std::string path = join_path(directory, "latest");
+  std::error_code error;
+  if (std::ranges::find(names, "latest") == names.end()) return std::nullopt;
+  // Others have a link to a directory of that name.
+  if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) > longest_tag)
+    return std::nullopt;
+  std::string tag = read_text(path, longest_tag);
+  while (!tag.empty() && (tag.back() == '\n' || tag.back() == ' ')) tag.pop_back();
+  return tag;
+}
+
 }  // namespace
+
+void check_deepspeed_tag(const std::string& directory, const std::vector<std::string>& names) {
+  const std::optional<std::string> tag = tag_of(directory, names);
+  std::error_code error;
+  if (!tag || !tag->starts_with("global_step") || std::filesystem::is_directory(join_path(directory, *tag), error))
+    return;
+  throw file_error(ErrorKind::not_found, "reading", join_path(directory, "latest"),
+                   fmt::format("it names {}, which is not there", join_path(directory, *tag)));
+}
 
 std::optional<Found> find_deepspeed(const std::string& directory, const std::vector<std::string>& names) {
   Found found{.kind = Kind::deepspeed, .path = directory};
   std::vector<std::string> files = names;
-  std::error_code error;
-  if (std::ranges::find(names, "latest") != names.end()) {
-    constexpr std::uint64_t longest_tag = 1024;
-    std::string tag = read_text(join_path(directory, "latest"), longest_tag);
-    while (!tag.empty() && (tag.back() == '\n' || tag.back() == ' ')) tag.pop_back();
-    if (!is_name_beside(tag) || !std::filesystem::is_directory(join_path(directory, tag), error)) return std::nullopt;
-    found.path = join_path(directory, tag);
+  if (const std::optional<std::string> tag = tag_of(directory, names)) {
+    std::error_code error;
+    found.path = join_path(directory, *tag);
+    if (!is_name_beside(*tag) || !std::filesystem::is_directory(found.path, error)) return std::nullopt;
     files = files_in(found.path);
   }
   std::map<std::uint64_t, std::string> ranks;

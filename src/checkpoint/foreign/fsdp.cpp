@@ -2,7 +2,9 @@
 // A rank's tensor says where it belongs:
 //
 //  - DTensor (FSDP2): the local tensor, the placements and the whole size. Of Shard(d) over W ranks rank R has, with
-//    c = ceil(size / W), the elements from min(size, c * R) on. The rank is that of the file's name.
+//    c = ceil(size / W), the elements from min(size, c * R) on. The rank is that of the file's name, and of the mesh if
+//    it says one. Of several dimensions of a mesh (HSDP, FSDP2 over tensor parallelism) each cuts what the one before
+//    has left; Replicate has it alike.
 //  - ShardedTensor (FSDP1): each local part says its offsets.
 
 #include "src/checkpoint/foreign/fsdp.hpp"
@@ -12,6 +14,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "muster/error.hpp"
@@ -90,33 +93,110 @@ class RankFile {
   void add_dtensor(PartedTensor& whole, Pickle::Ref state) const {
     TorchTensor local = archive_.tensor(member(state, "_local_tensor"));
     const Pickle::Ref spec = member(state, "_spec");
+    const auto mesh = pickle_.find(spec, "mesh");
+    const auto said = mesh ? pickle_.find(*mesh, "_rank") : std::nullopt;
+    if (const auto rank = said ? pickle_.integer(*said) : std::nullopt; rank && *rank != rank_)
+      refuse_part(
+          fmt::format("its part is of rank {}, and the file's name says rank {}; it has been renamed or mixed up",
+                      *rank, rank_),
+          ErrorKind::rank_mismatch);
     const std::span<const Pickle::Ref> meta = pickle_.arguments(member(spec, "tensor_meta"));
     if (meta.empty()) refuse_part("its whole size is not said");
     const Shape shape = shape_of(pickle_, meta[0]);
-    const std::span<const Pickle::Ref> placements = pickle_.items(member(spec, "placements"));
-    if (placements.size() != 1)
-      refuse_part(fmt::format("it is placed along {} dimensions of a mesh; only one is read", placements.size()),
-                  ErrorKind::unsupported);
     begin_tensor(whole, local.dtype, shape);
-    const std::string_view placement = pickle_.name(placements[0]);
-    if (placement.ends_with("placement_types.Replicate")) {
-      if (rank_ == 0) add_part(whole, Shape(shape.size(), 0), std::move(local));
-      return;
-    }
-    if (!placement.ends_with("placement_types.Shard"))
-      refuse_part(fmt::format("its placement {} is not read", in_quotes(placement)), ErrorKind::unsupported);
-    const auto dim = pickle_.count(member(placements[0], "dim"));
-    if (!dim || *dim >= shape.size()) refuse_part("it is cut along a dimension that it does not have");
-    const std::int64_t size = shape[*dim];
-    const std::int64_t step = (size + ranks_ - 1) / ranks_;
+    const std::vector<Axis> axes = mesh_axes(spec, shape.size());
+    // Of what several ranks have, the first one's is as good as any.
+    if (std::ranges::any_of(axes, [](const Axis& axis) { return !axis.dim && axis.place != 0; })) return;
     Shape begin(shape.size(), 0);
     Shape extents = shape;
-    begin[*dim] = std::min(size, step * rank_);
-    extents[*dim] = std::min(size, step * (rank_ + 1)) - begin[*dim];
+    for (const Axis& axis : axes) {
+      if (!axis.dim) continue;
+      std::int64_t& size = extents[*axis.dim];
+      const std::int64_t step = (size + axis.count - 1) / axis.count;
+      const std::int64_t first = std::min(size, step * axis.place);
+      begin[*axis.dim] += first;
+      size = std::min(size, first + step) - first;
+    }
     if (local.shape != extents)
       refuse_part(fmt::format("rank {} has {} of {} where {} is its part", rank_, to_string(local.shape),
                               to_string(shape), to_string(extents)));
     add_part(whole, std::move(begin), std::move(local));
+  }
+
+  /// What the ranks along one dimension of the mesh do: share out a dimension of the tensor, or have it alike.
+  struct Axis {
+    std::optional<std::size_t> dim;
+    std::int64_t count = 1;
+    std::int64_t place = 0;  // of this rank
+    std::optional<std::int64_t> split_factor = {};
+  };
+
+  /// In the order in which they cut.
+  [[nodiscard]] std::vector<Axis> mesh_axes(Pickle::Ref spec, std::size_t dims) const {
+    const std::span<const Pickle::Ref> placements = pickle_.items(member(spec, "placements"));
+    const std::vector<std::int64_t> sizes = mesh_sizes(spec, placements.size());
+    std::vector<Axis> axes;
+    std::vector<Axis> strided;
+    std::int64_t rest = rank_;
+    std::int64_t below = ranks_;
+    for (std::size_t i = 0; i < placements.size(); ++i) {
+      below /= sizes[i];
+      Axis axis{{}, sizes[i], rest / below};
+      rest %= below;
+      const std::string_view placement = pickle_.name(placements[i]);
+      const bool is_strided = placement.ends_with("placement_types._StridedShard");
+      if (!is_strided && !placement.ends_with("placement_types.Shard") &&
+          !placement.ends_with("placement_types.Replicate"))
+        refuse_part(fmt::format("its placement {} is not read", in_quotes(placement)), ErrorKind::unsupported);
+      if (!placement.ends_with("Replicate")) {
+        axis.dim = pickle_.count(member(placements[i], "dim"));
+        if (!axis.dim || *axis.dim >= dims) refuse_part("it is cut along a dimension that it does not have");
+      }
+      if (is_strided) axis.split_factor = pickle_.integer(member(placements[i], "split_factor"));
+      // A strided one cuts what those behind it have cut: FSDP2 over tensor parallelism.
+      for (Axis& earlier : strided)
+        if (earlier.dim == axis.dim && earlier.split_factor)
+          earlier.split_factor = *earlier.split_factor % axis.count == 0 ? *earlier.split_factor / axis.count : 0;
+      if (is_strided && std::ranges::any_of(axes, [&](const Axis& earlier) { return earlier.dim == axis.dim; }))
+        refuse_part("it is cut along one dimension by Shard and then by _StridedShard, which is not read",
+                    ErrorKind::unsupported);
+      (is_strided ? strided : axes).push_back(axis);
+    }
+    for (const Axis& axis : strided)
+      if (axis.split_factor != 1)
+        refuse_part("the split_factor of its _StridedShard is not that of the mesh", ErrorKind::unsupported);
+    axes.insert(axes.end(), strided.rbegin(), strided.rend());
+    return axes;
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> mesh_sizes(Pickle::Ref spec, std::size_t count) const {
+    if (count == 1) return {ranks_};
+    const auto refuse = [&](const char* words) {
+      refuse_part(fmt::format("it is placed along {} dimensions of a mesh, {}", count, words), ErrorKind::unsupported);
+    };
+    const Pickle::Ref mesh = member(spec, "mesh");
+    const auto layout = pickle_.find(mesh, "_layout");
+    const auto axes = layout ? pickle_.find(*layout, "axes") : std::nullopt;
+    const auto map = pickle_.find(mesh, "_flatten_rank_map");
+    if (!axes || !map) refuse("of which an older PyTorch wrote it: not read; save it as torch.distributed.checkpoint");
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+    for (const Pickle::Ref axis : pickle_.items(*axes)) {
+      const Shape shape = shape_of(pickle_, member(axis, "shape"));
+      const Shape stride = shape_of(pickle_, member(axis, "stride"));
+      if (shape.size() != 1 || stride.size() != 1) refuse("some of which are several: not read");
+      sizes.push_back(shape[0]);
+      strides.push_back(stride[0]);
+    }
+    const Shape ranks = shape_of(pickle_, *map);
+    bool is_in_order = sizes.size() == count && static_cast<int>(ranks.size()) == ranks_;
+    std::int64_t below = 1;
+    for (std::size_t i = sizes.size(); is_in_order && i-- > 0; below *= sizes[i])
+      is_in_order = strides[i] == below && sizes[i] > 0 && sizes[i] <= ranks_;
+    for (std::size_t i = 0; is_in_order && i < ranks.size(); ++i)
+      is_in_order = ranks[i] == static_cast<std::int64_t>(i);
+    if (!is_in_order || below != ranks_) refuse("which are not all ranks in their order: not read");
+    return sizes;
   }
 
   void add_sharded(PartedTensor& whole, Pickle::Ref state) const {

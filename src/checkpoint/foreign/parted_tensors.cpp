@@ -10,7 +10,7 @@
 
 #include "muster/error.hpp"
 #include "src/checkpoint/foreign/packed_items.hpp"
-#include "src/checkpoint/foreign/strided_read.hpp"
+#include "src/checkpoint/strided_read.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster::foreign {
@@ -132,18 +132,15 @@ void PartedTensors::add_alias(const std::string& name, const std::string& source
 }
 
 void PartedTensors::check_place(const BoxPlace& place, Numbers extents, std::size_t item) const {
-  std::uint64_t end = item;
   bool fits = place.strides.size() == extents.size();
+  std::vector<StridedAxis> axes;
   for (std::size_t i = 0; fits && i < extents.size(); ++i) {
     if (extents[i] == 0) return;
-    std::uint64_t step = 0;
+    StridedAxis& axis = axes.emplace_back(StridedAxis{static_cast<std::uint64_t>(extents[i])});
     fits = place.strides[i] >= 0 &&
-           !__builtin_mul_overflow(static_cast<std::uint64_t>(place.strides[i]) * item,
-                                   static_cast<std::uint64_t>(extents[i] - 1), &step) &&
-           !__builtin_add_overflow(end, step, &end);
+           !__builtin_mul_overflow(static_cast<std::uint64_t>(place.strides[i]), item, &axis.from);
   }
-  const std::uint64_t bytes = files_[place.file].bytes();
-  if (!fits || place.begin > bytes || end > bytes - place.begin)
+  if (!fits || !is_within(place.begin, axes, item, files_[place.file].bytes()))
     throw Error(ErrorKind::corrupt, "a tensor reaches past the end of its file", {.path = files_[place.file].path()});
 }
 

@@ -78,9 +78,10 @@ class PartedTensors : public TensorSource {
   /// Reads everything once, on several threads: what has a checksum is held against it. Tells `wrong`, one call at a
   /// time, of each tensor with which something is wrong (Defect::checksum | file), and returns how many were held
   /// against checksums. Throws what `progress` throws.
-  std::uint64_t verify(
-      const ProgressCallback& progress,
-      const std::function<void(std::size_t tensor, Defect defect, const std::string& words)>& wrong) const;
+  using Wrong = std::function<void(std::size_t tensor, Defect defect, const std::string& words)>;
+  std::uint64_t verify(const ProgressCallback& progress, const Wrong& wrong) const;
+  /// Likewise what has a checksum alone, shared out to so many processes: the part of this one.
+  void verify_stored(int process, int processes, const Wrong& wrong) const;
   /// Paths, in the order in which they were added.
   [[nodiscard]] std::vector<std::string> paths() const;
 
@@ -103,6 +104,10 @@ class PartedTensors : public TensorSource {
   Box& add_box(std::span<const std::int64_t> begin, std::span<const std::int64_t> extents);
   void check_place(const BoxPlace& place, std::span<const std::int64_t> extents, std::size_t item) const;
   void check_cover(std::size_t tensor) const;
+  struct Reading;
+  std::vector<Reading> readings(std::uint64_t& checked, const Wrong& wrong) const;
+  void verify_readings(const std::vector<Reading>& readings, const ProgressCallback& progress,
+                       const Wrong& wrong) const;
   const BoxPlace& place_of(std::size_t tensor, const Box& box) const;
   /// Reads what a box's place counts in: a file, or a packed item.
   [[nodiscard]] formats::ReadAt reader_of(const Box& box) const;

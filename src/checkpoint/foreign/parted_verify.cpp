@@ -19,24 +19,18 @@ namespace {
 
 constexpr std::uint64_t read_at_once = 8 << 20;
 
+}  // namespace
+
 /// A storage, or a tensor without one.
-struct Reading {
+struct PartedTensors::Reading {
   std::uint32_t file = 0;
   StoredBytes stored;
   std::size_t tensor = 0;
 };
 
-}  // namespace
-
-std::uint64_t PartedTensors::verify(const ProgressCallback& progress,
-                                    const std::function<void(std::size_t, Defect, const std::string&)>& wrong) const {
+std::vector<PartedTensors::Reading> PartedTensors::readings(std::uint64_t& checked, const Wrong& wrong) const {
   std::mutex mutex;
-  std::vector<Reading> readings;
-  std::uint64_t checked = 0;
-  const auto tell = [&](std::size_t tensor, Defect defect, const std::string& words) {
-    const std::lock_guard lock(mutex);
-    wrong(tensor, defect, words);
-  };
+  std::vector<Reading> all;
   parallel_for(entries_.size(), copy_workers(), [&](std::size_t tensor, std::size_t) {
     std::vector<Reading> mine;
     bool has_all = true;
@@ -49,20 +43,31 @@ std::uint64_t PartedTensors::verify(const ProgressCallback& progress,
         if (place.stored.crc != 0) mine.push_back({place.file, place.stored, tensor});
       }
     } catch (const Error& error) {
-      return tell(tensor, Defect::file, error.what());
+      const std::lock_guard lock(mutex);
+      return wrong(tensor, Defect::file, error.what());
     }
     if (!has_all) mine = {{0, {}, tensor}};
     const std::lock_guard lock(mutex);
     checked += has_all && !mine.empty() ? 1 : 0;
-    readings.insert(readings.end(), mine.begin(), mine.end());
+    all.insert(all.end(), mine.begin(), mine.end());
   });
   // Where tensors share a storage the first of them answers for it.
   const auto key = [](const Reading& reading) {
     return std::tuple(reading.file, reading.stored.begin, reading.stored.crc == 0 ? reading.tensor + 1 : 0);
   };
-  std::ranges::sort(readings, {}, [&](const Reading& reading) { return std::pair(key(reading), reading.tensor); });
+  std::ranges::sort(all, {}, [&](const Reading& reading) { return std::pair(key(reading), reading.tensor); });
   const auto is_same = [&](const Reading& a, const Reading& b) { return key(a) == key(b); };
-  readings.erase(std::unique(readings.begin(), readings.end(), is_same), readings.end());
+  all.erase(std::unique(all.begin(), all.end(), is_same), all.end());
+  return all;
+}
+
+void PartedTensors::verify_readings(const std::vector<Reading>& readings, const ProgressCallback& progress,
+                                    const Wrong& wrong) const {
+  std::mutex mutex;
+  const auto tell = [&](std::size_t tensor, Defect defect, const std::string& words) {
+    const std::lock_guard lock(mutex);
+    wrong(tensor, defect, words);
+  };
   const auto bytes_of = [&](const Reading& reading) {
     return reading.stored.crc == 0 ? entries_[reading.tensor].bytes : reading.stored.bytes;
   };
@@ -96,7 +101,22 @@ std::uint64_t PartedTensors::verify(const ProgressCallback& progress,
       tell(readings[index].tensor, Defect::file, error.what());
     }
   });
+}
+
+std::uint64_t PartedTensors::verify(const ProgressCallback& progress, const Wrong& wrong) const {
+  std::uint64_t checked = 0;
+  verify_readings(readings(checked, wrong), progress, wrong);
   return checked;
+}
+
+void PartedTensors::verify_stored(int process, int processes, const Wrong& wrong) const {
+  std::uint64_t checked = 0;
+  std::vector<Reading> all = readings(checked, wrong);
+  std::erase_if(all, [](const Reading& reading) { return reading.stored.crc == 0; });
+  std::vector<Reading> mine;
+  for (auto i = static_cast<std::size_t>(process); i < all.size(); i += static_cast<std::size_t>(processes))
+    mine.push_back(all[i]);
+  verify_readings(mine, {}, wrong);
 }
 
 }  // namespace muster::foreign

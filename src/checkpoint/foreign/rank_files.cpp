@@ -106,6 +106,21 @@ std::optional<ParallelLayout> mapping_of(const std::string& directory) {
   return ParallelLayout{.tensor = size("tp_size"), .pipeline = size("pp_size")};
 }
 
+/// Whether the last number in the names of Megatron's folders is an expert rank's: of two numbers the second is one if
+/// there are no stages. Megatron's files have the arguments of the job.
+bool is_of_experts(const std::string& path) {
+  if (!is_torch_file(path)) return false;
+  const os::ReadableFile file = os::ReadableFile::open(path);
+  const TorchArchive archive = open_torch_file(file);
+  const formats::Pickle& pickle = archive.pickle();
+  const auto arguments = pickle.find(pickle.root(), "args");
+  const auto size = [&](const char* name) {
+    const auto value = arguments ? pickle.find(*arguments, name) : std::nullopt;
+    return value ? pickle.count(*value).value_or(1) : 1;
+  };
+  return size("pipeline_model_parallel_size") <= 1 && size("expert_model_parallel_size") > 1;
+}
+
 }  // namespace
 
 std::optional<Found> find_rank_files(const std::string& directory, const std::vector<std::string>& names,
@@ -132,15 +147,14 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
   return found;
 }
 
-std::optional<Found> find_megatron_ranks(const std::string& directory) {
+std::optional<Found> find_megatron_ranks(const std::string& directory, const std::vector<std::string>& folders) {
   constexpr std::string_view prefix = "mp_rank_";
   constexpr std::string_view file_name = "model_optim_rng.pt";
-  std::map<std::array<int, 3>, std::string> folders;  // pipeline, expert, tensor
+  std::map<std::array<int, 3>, std::string> ranks;  // pipeline, expert, tensor
   std::size_t fields = 0;
   std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(prefix) || !fs::exists(entry.path() / file_name, error)) continue;
+  for (const std::string& name : folders) {
+    if (!name.starts_with(prefix) || !fs::exists(fs::path(directory) / name / file_name, error)) continue;
     std::string_view rest = std::string_view(name).substr(prefix.size());
     std::vector<int> numbers;
     while (numbers.size() < 3) {
@@ -156,19 +170,24 @@ std::optional<Found> find_megatron_ranks(const std::string& directory) {
                        "its folders of ranks are of two jobs; move one away");
     fields = numbers.size();
     numbers.resize(3);
-    folders[{numbers[1], numbers[2], numbers[0]}] = join_path(name, std::string(file_name));
+    ranks[{numbers[1], numbers[2], numbers[0]}] = join_path(name, std::string(file_name));
   }
-  if (folders.empty()) return std::nullopt;
+  if (ranks.empty()) return std::nullopt;
+  if (fields == 2 && is_of_experts(join_path(directory, ranks.begin()->second))) {
+    std::map<std::array<int, 3>, std::string> of_experts;
+    for (const auto& [place, file] : ranks) of_experts[{0, place[0], place[2]}] = file;
+    ranks = std::move(of_experts);
+  }
   std::array<int, 3> sizes{};
-  for (const auto& [place, folder] : folders)
+  for (const auto& [place, folder] : ranks)
     for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = std::max(sizes[i], place[i] + 1);
   Found found{.kind = Kind::ranks, .path = directory};
   found.layout = ParallelLayout{.tensor = sizes[2], .pipeline = sizes[0], .expert = sizes[1]};
   for (int p = 0; p < sizes[0]; ++p)
     for (int e = 0; e < sizes[1]; ++e)
       for (int t = 0; t < sizes[2]; ++t) {
-        const auto folder = folders.find({p, e, t});
-        if (folder == folders.end())
+        const auto folder = ranks.find({p, e, t});
+        if (folder == ranks.end())
           throw file_error(
               ErrorKind::not_found, "reading", directory,
               fmt::format("the folder of tensor-parallel rank {}, stage {}, expert rank {} is missing", t, p, e));

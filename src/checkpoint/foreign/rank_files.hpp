@@ -17,8 +17,8 @@ namespace muster::foreign {
 /// if there are no such files. Throws Error(not_found) if a rank is missing, Error(argument) if a pattern is none.
 std::optional<Found> find_rank_files(const std::string& directory, const std::vector<std::string>& names,
                                      const std::string& pattern);
-/// Megatron's folders of ranks: mp_rank_TT[_PPP[_EEE]]/model_optim_rng.pt.
-std::optional<Found> find_megatron_ranks(const std::string& directory);
+/// Megatron's folders of ranks, among `folders`: mp_rank_TT[_PPP[_EEE]]/model_optim_rng.pt.
+std::optional<Found> find_megatron_ranks(const std::string& directory, const std::vector<std::string>& folders);
 
 /// What a rank has: all tensors of its files.
 std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int rank, const Choice& choice);

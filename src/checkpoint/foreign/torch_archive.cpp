@@ -53,6 +53,25 @@ std::optional<DType> dtype_of_storage(std::string_view name) noexcept {
   return look_up(names, name);
 }
 
+constexpr std::string_view torch_prefix = "torch.";
+constexpr std::array<NamedDType, 17> torch_dtypes = {{{"float32", DType::f32},
+                                                      {"bfloat16", DType::bf16},
+                                                      {"float16", DType::f16},
+                                                      {"float64", DType::f64},
+                                                      {"int64", DType::i64},
+                                                      {"int32", DType::i32},
+                                                      {"int16", DType::i16},
+                                                      {"int8", DType::i8},
+                                                      {"uint8", DType::u8},
+                                                      {"bool", DType::boolean},
+                                                      {"uint16", DType::u16},
+                                                      {"uint32", DType::u32},
+                                                      {"uint64", DType::u64},
+                                                      {"float8_e4m3fn", DType::f8_e4m3fn},
+                                                      {"float8_e5m2", DType::f8_e5m2},
+                                                      {"float8_e8m0fnu", DType::f8_e8m0},
+                                                      {"complex64", DType::complex64}}};
+
 constexpr std::string_view rebuild_v2 = "torch._utils._rebuild_tensor_v2";
 constexpr std::string_view rebuild_v3 = "torch._utils._rebuild_tensor_v3";
 constexpr std::string_view rebuild_typed = "torch._tensor._rebuild_from_type_v2";
@@ -85,24 +104,13 @@ Pickle read_pickle(const os::ReadableFile& file, std::uint64_t& at, std::vector<
 }  // namespace
 
 std::optional<DType> dtype_of_torch(std::string_view name) noexcept {
-  static constexpr std::array<NamedDType, 17> names = {{{"torch.float32", DType::f32},
-                                                        {"torch.bfloat16", DType::bf16},
-                                                        {"torch.float16", DType::f16},
-                                                        {"torch.float64", DType::f64},
-                                                        {"torch.int64", DType::i64},
-                                                        {"torch.int32", DType::i32},
-                                                        {"torch.int16", DType::i16},
-                                                        {"torch.int8", DType::i8},
-                                                        {"torch.uint8", DType::u8},
-                                                        {"torch.bool", DType::boolean},
-                                                        {"torch.uint16", DType::u16},
-                                                        {"torch.uint32", DType::u32},
-                                                        {"torch.uint64", DType::u64},
-                                                        {"torch.float8_e4m3fn", DType::f8_e4m3fn},
-                                                        {"torch.float8_e5m2", DType::f8_e5m2},
-                                                        {"torch.float8_e8m0fnu", DType::f8_e8m0},
-                                                        {"torch.complex64", DType::complex64}}};
-  return look_up(names, name);
+  if (!name.starts_with(torch_prefix)) return std::nullopt;
+  return look_up(torch_dtypes, name.substr(torch_prefix.size()));
+}
+
+std::string_view torch_name(DType dtype) noexcept {
+  const auto found = std::ranges::find(torch_dtypes, dtype, &NamedDType::dtype);
+  return found == torch_dtypes.end() ? std::string_view() : found->name;
 }
 
 Shape shape_of(const Pickle& pickle, Pickle::Ref ref) {

@@ -28,6 +28,8 @@ using formats::PickleKind;
 
 /// The dtype of "torch.float32"; none if there is none here.
 std::optional<DType> dtype_of_torch(std::string_view name) noexcept;
+/// "float32"; empty if torch has none.
+std::string_view torch_name(DType dtype) noexcept;
 /// Numbers of a tuple, a list or a torch.Size. Throws Error(corrupt) if it is none, or one is negative.
 Shape shape_of(const Pickle& pickle, Pickle::Ref ref);
 

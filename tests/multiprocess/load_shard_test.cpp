@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that load their parts of a checkpoint together: what each gets is its shard, and a host reads each byte of the
+// model once.
+
+#include "muster/load_shard.hpp"
+
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "muster/export.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "tests/support/checkpoints.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace muster;
+
+namespace {
+
+/// That this process has read, from page cache or disk.
+std::uint64_t bytes_read() {
+  std::ifstream file("/proc/self/io");
+  std::string word;
+  std::uint64_t bytes = 0;
+  file >> word >> bytes;
+  return bytes;
+}
+
+std::uint64_t sum_of(SyncGroup& group, std::uint64_t mine) {
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  return std::accumulate(all.begin(), all.end(), std::uint64_t{0});
+}
+
+void check_shard(const std::vector<NamedTensor>& tensors, const std::string& path) {
+  const SafetensorsFile shard = SafetensorsFile::open(path);
+  RANK_CHECK(tensors.size() == shard.tensors().size());
+  for (const auto& [name, tensor] : tensors)
+    if (!shard.find(name) || !bitwise_equal(tensor, shard.tensor(name))) throw test::RankFailure("tensor " + name);
+}
+
+inspect::DemoModel some_llama() {
+  return inspect::llama_model({.hidden = 512,
+                               .intermediate = 1536,
+                               .layers = 3,
+                               .heads = 8,
+                               .key_value_heads = 4,
+                               .vocabulary = 8000,
+                               .biases = true});
+}
+
+}  // namespace
+
+TEST_CASE("ranks of a group get their shards, and read each byte of the model once") {
+  struct Case {
+    inspect::DemoModel model;
+    const char* plan;
+    const char* layout;
+    std::vector<int> parts;  // of the group's ranks
+  };
+  const std::vector<Case> cases = {
+      {some_llama(), "llama", "4", {0, 1, 2, 3}},
+      {some_llama(), "llama", "tp=2,pp=2", {3, 2, 1, 0}},
+      {some_llama(), "llama", "8", {7, 0, 3}},
+      {some_llama(), "megatron", "2", {0, 1, 1, 0}},
+      {some_llama(), "vllm", "tp=2,pp=2", {0, 1, 2, 3}},
+      {some_llama(), "llama", "2", {1}},
+      {test::mixtral(), "moe", "tp=2,pp=1,ep=2", {0, 1, 2, 3}},
+      {test::llama(), "llama", "7", {0, 6, 3}},
+      {test::gpt_neox(), "gpt-neox", "2", {0, 1}},
+  };
+  for (const Case& each : cases) {
+    CAPTURE(each.plan);
+    CAPTURE(each.layout);
+    const test::TemporaryDirectory work{test::Medium::memory};
+    const std::uint64_t bytes = inspect::write_demo_model(each.model, work / "model", 1 << 24);
+    const ParallelLayout layout = ParallelLayout::parse(each.layout);
+    shard_model(work / "model", work / "shards", each.plan, layout);
+    test::run_ranks(static_cast<int>(each.parts.size()), [&](SyncGroup& group) {
+      const int part = each.parts[static_cast<std::size_t>(group.rank())];
+      const std::uint64_t before = bytes_read();
+      std::uint64_t told = 0;
+      const std::vector<NamedTensor> tensors =
+          load_shard(work / "model", each.plan, layout, part, group,
+                     {.progress = [&](const Progress& progress) { told = progress.bytes; }});
+      const std::uint64_t read = sum_of(group, bytes_read() - before);
+      check_shard(tensors, (work / "shards/") + shard_file_name(part, layout.ranks()));
+      RANK_CHECK(told != 0);
+      constexpr std::uint64_t of_headers = 256 << 10;
+      if (read > bytes + of_headers * each.parts.size())
+        throw test::RankFailure("read " + std::to_string(read) + " of " + std::to_string(bytes));
+    });
+  }
+}
+
+TEST_CASE("shards, states and files of ranks are loaded for another layout") {
+  const test::TemporaryDirectory work{test::Medium::memory};
+  inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
+  shard_model(work / "model", work / "want", "llama", {.tensor = 3});
+  shard_model(work / "model", work / "two", "llama", {.tensor = 2});
+  shard_model(work / "model", work / "states", "llama", {.tensor = 2}, {.to_workspace = true});
+  std::filesystem::create_directory(work / "ranks");
+  std::filesystem::copy(work / "two/config.json", work / "ranks/config.json");
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<NamedTensor> tensors;
+    const auto shard = SafetensorsFile::open((work / "two/") + shard_file_name(rank, 2));
+    for (const TensorEntry& entry : shard.tensors()) tensors.emplace_back(entry.name, shard.tensor(entry.name));
+    test::write_tensors(work / ("ranks/part" + std::to_string(rank) + ".safetensors"), tensors);
+  }
+  struct Case {
+    const char* source;
+    const char* plan;
+    LoadShardOptions options;
+  };
+  for (const Case& each : {Case{"two", "", {}}, Case{"states", "", {}}, Case{"model", "auto", {}},
+                           Case{"ranks", "llama", {.shards = "part{rank}.safetensors"}}}) {
+    CAPTURE(each.source);
+    for (int rank = 0; rank < 3; ++rank)
+      check_shard(load_shard(work / each.source, each.plan, {.tensor = 3}, rank, each.options),
+                  (work / "want/") + shard_file_name(rank, 3));
+    test::run_ranks(3, [&](SyncGroup& group) {
+      check_shard(load_shard(work / each.source, each.plan, {.tensor = 3}, group.rank(), group, each.options),
+                  (work / "want/") + shard_file_name(group.rank(), 3));
+    });
+  }
+}
+
+TEST_CASE("one rank's failure to load is every rank's, and the group goes on") {
+  const test::TemporaryDirectory work{test::Medium::memory};
+  inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
+  inspect::write_demo_model(test::llama(), work / "other", 1 << 24);
+  struct Case {
+    const char* model;
+    const char* plan;
+    int part;  // that rank 1 wants
+    ErrorKind kind;
+    const char* words;
+  };
+  const std::vector<Case> cases = {
+      {"nowhere", "llama", 1, ErrorKind::not_found, "nowhere"},
+      {"model", "llama", 3, ErrorKind::argument, "its ranks are 0 to 2"},
+      {"other", "llama", 1, ErrorKind::rank_mismatch, "of another model"},
+      {"model", "vllm", 1, ErrorKind::rank_mismatch, "by another plan"},
+  };
+  test::run_ranks(3, [&](SyncGroup& group) {
+    const bool is_odd = group.rank() == 1;
+    for (const Case& each : cases) {
+      const Error error = test::error_of(each.kind, {each.words}, [&] {
+        load_shard(work / (is_odd ? each.model : "model"), is_odd ? each.plan : "llama", {.tensor = 3},
+                   is_odd ? each.part : 0, group);
+      });
+      RANK_CHECK(error.details().rank == 1);
+    }
+    RANK_CHECK(load_shard(work / "model", "llama", {.tensor = 3}, 0, group).size() > 10);
+    std::stop_source stop;
+    if (is_odd) stop.request_stop();
+    test::error_of(ErrorKind::cancelled, {},
+                   [&] { load_shard(work / "model", "llama", {.tensor = 3}, 0, group, {.stop = stop.get_token()}); });
+  });
+}
+
+TEST_CASE("a rank that dies while it loads is missed by the others at once") {
+  const test::TemporaryDirectory work{test::Medium::memory};
+  inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
+  test::run_ranks(3,
+                  [&](SyncGroup& group) {
+                    const auto die = [&](const Progress& progress) {
+                      if (group.rank() == 2 && progress.bytes > (4 << 20)) std::raise(SIGKILL);
+                    };
+                    const Error error = test::error_of([&] {
+                      load_shard(work / "model", "llama", {.tensor = 3}, group.rank(), group, {.progress = die});
+                    });
+                    RANK_CHECK(error.kind() == ErrorKind::peer_lost);
+                    RANK_CHECK(test::says(error, "rank 2"));
+                  },
+                  {2});
+}
