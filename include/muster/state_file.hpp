@@ -162,8 +162,9 @@ class StateFileWriter {
   std::unique_ptr<State> state_;
 };
 
-/// The whole in one call: weights are written by all cores. Throws as StateFileWriter.
+/// The whole in one call: weights are written by all cores. Throws as StateFileWriter, and what `progress` throws: then
+/// an earlier file is untouched.
 void write_state_file(const std::string& path, const Config& config, std::span<const NamedTensor> weights,
-                      const StateFileOptions& options = {});
+                      const StateFileOptions& options = {}, const ProgressCallback& progress = {});
 
 }  // namespace muster

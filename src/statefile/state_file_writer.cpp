@@ -492,7 +492,7 @@ void StateFileWriter::commit() {
 }
 
 void write_state_file(const std::string& path, const Config& config, std::span<const NamedTensor> weights,
-                      const StateFileOptions& options) {
+                      const StateFileOptions& options, const ProgressCallback& progress) {
   std::vector<StateFileWriter::Entry> entries;
   std::vector<TensorView> tensors;
   entries.reserve(weights.size());
@@ -504,7 +504,7 @@ void write_state_file(const std::string& path, const Config& config, std::span<c
   trace::Span span(trace::Kind::file, "write state file");
   for (const TensorView& tensor : tensors) span.add_bytes(tensor.nbytes());
   StateFileWriter writer(path, config, std::move(entries), options);
-  writer.write_all(tensors);
+  writer.write_all(tensors, progress);
   writer.commit();
 }
 
