@@ -13,9 +13,11 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "muster/config.hpp"
+#include "muster/dtype.hpp"
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "muster/tensor.hpp"
@@ -31,6 +33,7 @@ void bind_files(nb::module_& module);
 void bind_groups(nb::module_& module);
 void bind_gathers(nb::module_& module);
 void bind_launches(nb::module_& module);
+void bind_queues(nb::module_& module);
 void bind_traces(nb::module_& module);
 
 /// What a Python exception says: the failure that it is made of if it is one of muster.errors, else one of the kind
@@ -51,6 +54,12 @@ nb::object object_of(const Config& config);
 
 /// Of an int, or of a text such as "256MiB".
 std::uint64_t bytes_of(nb::handle size);
+
+/// By its name, in letters of any size. Throws Error(argument) with the names that there are.
+DType dtype_named(std::string name);
+
+/// A muster.Group, or a process group of torch.distributed; None: the world.
+std::shared_ptr<SyncGroup> group_of(nb::handle group);
 
 /// Seconds; none: the group's own. Throws Error(argument) on what is no time.
 std::optional<std::chrono::milliseconds> timeout_of(std::optional<double> seconds);

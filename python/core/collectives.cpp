@@ -423,8 +423,7 @@ void bind_collectives(nb::module_& module) {
       .def(
           "__init__",
           [](ProcessGroup* self, nb::handle of, Seconds timeout) {
-            const auto made =
-                nb::cast<std::shared_ptr<SyncGroup>>(nb::module_::import_("muster._groups").attr("_resolve")(of));
+            const auto made = group_of(of);
             new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options_of(timeout)); }));
           },
           nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),

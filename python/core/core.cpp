@@ -37,5 +37,6 @@ NB_MODULE(_core, module) {
   bind_launches(module);
   bind_traces(module);
   bind_collectives(module);
+  bind_queues(module);
   install_interrupt_hook();
 }

@@ -204,7 +204,8 @@ nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const 
   const bool needs_copy = copy.value_or(!tensor.is_writable() && tensor.nbytes() != 0);
   if (copy == false && !tensor.is_writable() && tensor.nbytes() != 0)
     refuse_to_give("the tensor is read-only, and not all readers of DLPack look at that: it goes as a copy only");
-  if (named->code >= first_of_1_1 && (major > 1 || (major == 1 && minor >= 1)) == false)
+  // Who names no version may know the dtype all the same (apache-tvm-ffi), or says itself that it does not.
+  if (named->code >= first_of_1_1 && major == 1 && minor == 0)
     refuse_to_give("this dtype needs DLPack 1.1, which the reader has not: use .view(\"U8\")");
   const Tensor given = needs_copy ? Tensor::copy_of(tensor.view()) : tensor;
   if (major >= 1) return give<dlpack::ManagedTensorVersioned>(given, *named, needs_copy);

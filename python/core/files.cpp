@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // State files, workspaces, safetensors, checkpoints, and what the program says of files.
 
+#include <fmt/core.h>
+
 #include <chrono>
+#include <cstdint>
 #include <future>
 #include <map>
 #include <optional>
@@ -10,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "muster/dtype.hpp"
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/load_shard.hpp"
 #include "muster/progress.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/state.hpp"
@@ -47,6 +52,51 @@ nb::object pair_of(const State& state) {
   return nb::make_tuple(object_of(state.config), dict_of(state.weights));
 }
 
+/// Runs long work on a thread of its own, while the caller's looks for Ctrl-C, which ends it; `deferred`: on the
+/// caller's. `progress` is None or is called with (bytes, total_bytes, seconds); what it raises ends the work, too.
+template <class Call>
+auto long_work(nb::handle progress, const Call& call, std::launch where = std::launch::async) {
+  std::stop_source stop;
+  std::optional<nb::python_error> raised;
+  ProgressCallback tell;
+  if (!progress.is_none())
+    tell = [&](const Progress& now) {
+      const InPython in_python;
+      if (raised) return;
+      try {
+        progress(now.bytes, now.total_bytes, now.seconds);
+      } catch (nb::python_error& error) {
+        // The thread may be one that nothing may be thrown on.
+        raised.emplace(std::move(error));
+        stop.request_stop();
+      }
+    };
+  const auto end = [&] {
+    if (raised) throw nb::python_error(std::move(*raised));
+  };
+  try {
+    auto result = without_gil([&] {
+      auto work = std::async(where, [&] { return call(tell, stop.get_token()); });
+      while (work.wait_for(std::chrono::milliseconds(60)) == std::future_status::timeout)
+        if (sync::is_interrupted()) stop.request_stop();
+      return work.get();
+    });
+    end();
+    return result;
+  } catch (const Error&) {
+    end();
+    throw;
+  }
+}
+
+/// The progress of work that has no stop token: what `tell` asks to end ends by an exception of `what`.
+ProgressCallback ended_by(const ProgressCallback& tell, const std::stop_token& stop, std::string what) {
+  return [&tell, stop, what = std::move(what)](const Progress& now) {
+    if (tell) tell(now);
+    if (stop.stop_requested()) throw Error(ErrorKind::cancelled, what + ": interrupted");
+  };
+}
+
 void bind_states(nb::module_& module) {
   module.def(
       "split", [](nb::handle config) { return pair_of(split(config_of(config))); }, nb::arg().none());
@@ -59,16 +109,20 @@ void bind_states(nb::module_& module) {
   module.def(
       "write_state_file",
       [](const std::string& path, nb::handle config, nb::handle weights, int rank, int world_size,
-         std::uint64_t generation, std::optional<int> zstd_level, bool durable) {
+         std::uint64_t generation, std::optional<int> zstd_level, bool durable, nb::handle progress) {
         State state{.config = config_of(config), .weights = weights_of(weights)};
         if (weights.is_none()) state = split(state.config);
         StateFileOptions options{.zstd_level = zstd_level, .durable = durable};
         options.info.generation = generation;
         options.info.rank = rank;
         options.info.world_size = world_size;
-        without_gil([&] { write_state_file(path, state.config, state.weights, options); });
+        long_work(progress, [&](const ProgressCallback& tell, const std::stop_token& stop) {
+          write_state_file(path, state.config, state.weights, options, ended_by(tell, stop, "writing " + path));
+          return true;
+        });
       },
-      nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
+      nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
+      nb::arg().none());
   module.def("read_state_file", [](const std::string& path) {
     std::optional<StateFileInfo> info;
     const State state = without_gil([&] {
@@ -166,51 +220,76 @@ nb::list left_of(const std::vector<LeftFile>& files) {
   return list;
 }
 
-/// Runs long work on a thread of its own, while the caller's looks for Ctrl-C, which ends it; `deferred`: on the
-/// caller's. `progress` is None or is called with (bytes, total_bytes, seconds); what it raises ends the work, too.
-template <class Call>
-auto long_work(nb::handle progress, const Call& call, std::launch where = std::launch::async) {
-  std::stop_source stop;
-  std::optional<nb::python_error> raised;
-  ProgressCallback tell;
-  if (!progress.is_none())
-    tell = [&](const Progress& now) {
-      const InPython in_python;
-      if (raised) return;
-      try {
-        progress(now.bytes, now.total_bytes, now.seconds);
-      } catch (nb::python_error& error) {
-        // The thread may be one that nothing may be thrown on.
-        raised.emplace(std::move(error));
-        stop.request_stop();
-      }
-    };
-  const auto end = [&] {
-    if (raised) throw nb::python_error(std::move(*raised));
-  };
-  try {
-    auto result = without_gil([&] {
-      auto work = std::async(where, [&] { return call(tell, stop.get_token()); });
-      while (work.wait_for(std::chrono::milliseconds(60)) == std::future_status::timeout)
-        if (sync::is_interrupted()) stop.request_stop();
-      return work.get();
-    });
-    end();
-    return result;
-  } catch (const Error&) {
-    end();
-    throw;
+/// Options by the names that they have in C++; those that are not given stay as they are.
+class Options {
+ public:
+  explicit Options(const nb::dict& given) : given_(given) {}
+
+  template <class Value>
+  void take(const char* name, Value& value) const {
+    read(name, [&](nb::handle object) { value = nb::cast<Value>(object); });
   }
+  void take(const char* name, ParallelLayout& value) const {
+    read(name, [&](nb::handle object) { value = ParallelLayout::parse(nb::cast<std::string>(nb::str(object))); });
+  }
+  void take(const char* name, std::chrono::seconds& value) const {
+    read(name,
+         [&](nb::handle object) { value = std::chrono::seconds(static_cast<std::int64_t>(nb::cast<double>(object))); });
+  }
+  void take(const char* name, DType& value) const {
+    read(name, [&](nb::handle object) { value = dtype_named(nb::cast<std::string>(object)); });
+  }
+  template <class Value>
+  void take(const char* name, std::optional<Value>& value) const {
+    if (given_.contains(name) && !given_[name].is_none()) take(name, value.emplace());
+  }
+  void take_bytes(const char* name, std::uint64_t& value) const {
+    read(name, [&](nb::handle object) { value = bytes_of(object); });
+  }
+
+ private:
+  template <class Read>
+  void read(const char* name, const Read& read) const {
+    if (!given_.contains(name)) return;
+    try {
+      read(given_[name]);
+    } catch (nb::python_error& error) {
+      throw error_of(error, ErrorKind::argument);
+    } catch (const nb::cast_error&) {
+      throw Error(ErrorKind::argument, fmt::format("{} is not of the type that it should be", name));
+    }
+  }
+
+  const nb::dict& given_;
+};
+
+inspect::SourceOptions source_options_of(const nb::dict& given) {
+  const Options options(given);
+  inspect::SourceOptions made;
+  options.take("plan", made.plan);
+  options.take("at", made.foreign.at);
+  options.take("shards", made.foreign.shards);
+  options.take("rank", made.states.rank);
+  options.take("generation", made.states.generation);
+  options.take("job", made.states.job);
+  return made;
 }
 
 nb::object shard(const std::string& model_dir, const std::string& out, const std::string& plan,
-                 const std::string& layout, bool force, bool to_workspace, bool dry_run, std::optional<int> zstd_level,
-                 nb::handle progress) {
-  ShardOptions options{.force = force, .to_workspace = to_workspace, .zstd_level = zstd_level, .dry_run = dry_run};
+                 const std::string& layout, const nb::dict& given, nb::handle progress) {
+  ShardOptions made;
+  const Options options(given);
+  options.take("force", made.force);
+  options.take("to_workspace", made.to_workspace);
+  options.take("zstd_level", made.zstd_level);
+  options.take("carry", made.carry);
+  options.take("at", made.at);
+  options.take("abandoned_after", made.abandoned_after);
+  options.take("dry_run", made.dry_run);
   const ShardReport report = long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
-    options.progress = tell;
-    options.stop = std::move(stop);
-    return shard_model(model_dir, out, plan, ParallelLayout::parse(layout), options);
+    made.progress = tell;
+    made.stop = std::move(stop);
+    return shard_model(model_dir, out, plan, ParallelLayout::parse(layout), made);
   });
   nb::dict told;
   told["tensors"] = report.tensors;
@@ -223,29 +302,58 @@ nb::object shard(const std::string& model_dir, const std::string& out, const std
   return told;
 }
 
+nb::object load_shard_of(const std::string& model_dir, const std::string& plan, const std::string& layout, int rank,
+                         const nb::dict& given, nb::handle group, nb::handle progress) {
+  LoadShardOptions made;
+  const auto ranks = group.is_none() ? nullptr : group_of(group);
+  const auto arguments = [&] {
+    const Options options(given);
+    options.take("at", made.at);
+    options.take("shards", made.shards);
+    options.take("from_layout", made.from);
+    return ParallelLayout::parse(layout);
+  };
+  // The others of a group wait already.
+  const ParallelLayout cut = ranks ? sync::or_fail(*ranks, arguments) : arguments();
+  return dict_of(long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
+    made.progress = tell;
+    made.stop = std::move(stop);
+    return ranks ? load_shard(model_dir, plan, cut, rank, *ranks, made) : load_shard(model_dir, plan, cut, rank, made);
+  }));
+}
+
+ExportOptions export_options_of(const nb::dict& given) {
+  const Options options(given);
+  ExportOptions made;
+  std::string writers(to_string(made.writers));
+  options.take("force", made.force);
+  options.take_bytes("max_shard_size", made.max_shard_size);
+  options.take_bytes("memory_budget", made.memory_budget);
+  options.take("writers", writers);
+  options.take("layout", made.layout);
+  options.take("to", made.to);
+  options.take("dtype", made.dtype);
+  options.take("resume", made.resume);
+  options.take("base", made.base);
+  options.take("select", made.select);
+  options.take("exclude", made.exclude);
+  options.take("checksums", made.checksums);
+  options.take("job", made.job);
+  options.take("generation", made.generation);
+  options.take("at", made.at);
+  options.take("shards", made.shards);
+  options.take("carry", made.carry);
+  options.take("abandoned_after", made.abandoned_after);
+  if (writers != to_string(Writers::first) && writers != to_string(Writers::owners))
+    throw Error(ErrorKind::argument, fmt::format("writers is 'owners' or 'first', not '{}'", writers));
+  made.writers = writers == to_string(Writers::first) ? Writers::first : Writers::owners;
+  return made;
+}
+
 nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan,
                          SyncGroup& group, const nb::dict& given, nb::handle progress) {
   // The others wait for this rank already.
-  ExportOptions options = sync::or_fail(group, [&] {
-    ExportOptions made;
-    try {
-      made.force = nb::cast<bool>(given["force"]);
-      made.max_shard_size = bytes_of(given["max_shard_size"]);
-      made.memory_budget = bytes_of(given["memory_budget"]);
-      made.writers = nb::cast<std::string>(given["writers"]) == "first" ? Writers::first : Writers::owners;
-      if (!given["layout"].is_none()) made.layout = ParallelLayout::parse(nb::cast<std::string>(given["layout"]));
-      if (!given["to"].is_none()) made.to = ParallelLayout::parse(nb::cast<std::string>(given["to"]));
-      made.resume = nb::cast<bool>(given["resume"]);
-      made.checksums = nb::cast<bool>(given["checksums"]);
-      made.job = nb::cast<std::string>(given["job"]);
-      if (!given["generation"].is_none()) made.generation = nb::cast<std::uint64_t>(given["generation"]);
-    } catch (nb::python_error& error) {
-      throw error_of(error, ErrorKind::argument);
-    } catch (const nb::cast_error&) {
-      throw Error(ErrorKind::argument, "an option of export_model is not of the type that it should be");
-    }
-    return made;
-  });
+  ExportOptions options = sync::or_fail(group, [&] { return export_options_of(given); });
   const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
     options.progress = tell;
     options.stop = std::move(stop);
@@ -266,33 +374,35 @@ nb::object export_shards(const std::string& shards_dir, const std::string& out, 
 }
 
 void bind_checkpoints(nb::module_& module) {
-  module.def("shard_model", shard, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg().none(), nb::arg().none());
+  module.def("shard_model", shard, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("load_shard", load_shard_of, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+             nb::arg().none());
   module.def("export_model", export_shards, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  module.def("plan_export", [](const std::string& shards_dir, const std::string& plan) {
-    return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards_dir, plan); })));
+  module.def("plan_export", [](const std::string& shards_dir, const std::string& plan, const nb::dict& given) {
+    const ExportOptions options = export_options_of(given);
+    return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards_dir, plan, options); })));
   });
   module.def(
       "verify",
-      [](const std::string& path, bool checksums, nb::handle progress) {
+      [](const std::string& path, const nb::dict& given, nb::handle progress) {
+        VerifyOptions made;
+        const Options options(given);
+        options.take("checksums", made.checksums);
+        options.take("at", made.at);
+        options.take("shards", made.shards);
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
-          const auto step = [&](const Progress& now) {
-            if (tell) tell(now);
-            if (stop.stop_requested()) throw Error(ErrorKind::cancelled, "verifying " + path + ": interrupted");
-          };
-          return verify(path, {.checksums = checksums, .progress = step});
+          made.progress = ended_by(tell, stop, "verifying " + path);
+          return verify(path, made);
         };
         return object_of(inspect::verify_tree(long_work(progress, work)));
       },
       nb::arg(), nb::arg(), nb::arg().none());
-  module.def("diff", [](const std::string& a, const std::string& b, const std::string& plan) {
-    inspect::SourceOptions options;
-    options.plan = plan;
+  module.def("diff", [](const std::string& a, const std::string& b, const nb::dict& given) {
+    const inspect::SourceOptions options = source_options_of(given);
     return object_of(without_gil([&] { return inspect::diff_models(a, b, options); }));
   });
-  module.def("show", [](const std::string& path, const std::string& plan, const std::string& pattern) {
-    inspect::SourceOptions options;
-    options.plan = plan;
+  module.def("show", [](const std::string& path, const std::string& pattern, const nb::dict& given) {
+    const inspect::SourceOptions options = source_options_of(given);
     inspect::ShowOptions wanted;
     wanted.pattern = pattern;
     return object_of(without_gil([&] {

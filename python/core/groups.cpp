@@ -49,6 +49,10 @@ RankList list_of(const std::optional<std::vector<int>>& ranks) {
   return *ranks;
 }
 
+std::shared_ptr<SyncGroup> group_of(nb::handle group) {
+  return nb::cast<std::shared_ptr<SyncGroup>>(nb::module_::import_("muster._groups").attr("_resolve")(group));
+}
+
 void bind_groups(nb::module_& module) {
   nb::class_<SyncGroup>(
       module, "Group",

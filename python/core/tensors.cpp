@@ -17,15 +17,6 @@
 namespace muster::python {
 namespace {
 
-DType dtype_named(std::string name) {
-  std::ranges::transform(name, name.begin(),
-                         [](unsigned char letter) { return static_cast<char>(std::toupper(letter)); });
-  if (const auto dtype = dtype_from_string(name)) return *dtype;
-  std::string all;
-  for (const DType each : all_dtypes()) all += (all.empty() ? "" : ", ") + std::string(to_string(each));
-  throw Error(ErrorKind::argument, fmt::format("there is no dtype '{}'; those there are: {}", name, all));
-}
-
 nb::object helper(const char* name) {
   return nb::module_::import_("muster._arrays").attr(name);
 }
@@ -77,6 +68,15 @@ bool is_of(nb::handle object, std::string_view package) {
 }
 
 }  // namespace
+
+DType dtype_named(std::string name) {
+  std::ranges::transform(name, name.begin(),
+                         [](unsigned char letter) { return static_cast<char>(std::toupper(letter)); });
+  if (const auto dtype = dtype_from_string(name)) return *dtype;
+  std::string all;
+  for (const DType each : all_dtypes()) all += (all.empty() ? "" : ", ") + std::string(to_string(each));
+  throw Error(ErrorKind::argument, fmt::format("there is no dtype '{}'; those there are: {}", name, all));
+}
 
 std::shared_ptr<const void> owner_of(nb::object object) {
   return {object.release().ptr(), [](const void* kept) {

@@ -6,7 +6,7 @@ The manual is docs/python.md. Importing this package imports neither torch nor n
 
 import os as _os
 
-from ._core import Group, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, version as __version__
+from ._core import Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, queue_handle, version as __version__
 from ._files import (
     NFSWorkspace,
     State,
@@ -14,6 +14,7 @@ from ._files import (
     export_model,
     join,
     load_safetensors,
+    load_shard,
     plan_export,
     read_state_file,
     safetensors_metadata,

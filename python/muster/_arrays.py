@@ -6,13 +6,8 @@ from __future__ import annotations
 from . import _core
 
 # Dtypes that travel as plain numbers of the same size: what the libraries call them.
-_ML_DTYPES = {
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-}
-_TORCH = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+_FP8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+_ML_DTYPES = {"BF16": "bfloat16", **_FP8}
 _NAMES = {name: ours for ours, name in _ML_DTYPES.items()}
 # One byte an element there, half a byte here.
 _UNPACKED = ("int4", "uint4", "float4_e2m1fn")
@@ -35,7 +30,7 @@ def from_torch(tensor):
     if tensor.device.type != "cpu":
         raise TypeError(f"it is on {tensor.device}: copy it to the host first (.cpu())")
     name = str(tensor.dtype).removeprefix("torch.")
-    if name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
+    if name in _FP8.values():
         import torch
 
         return _core.from_dlpack(tensor.view(torch.uint8)).view(_NAMES[name])
@@ -69,7 +64,8 @@ def to_torch(tensor, copy=None):
     if tensor.dtype in PACKED:
         even = tensor.ndim > 0 and tensor.shape[-1] % 2 == 0
         bytes_shape = (*tensor.shape[:-1], tensor.shape[-1] // 2) if even else (tensor.nbytes,)
-        return torch.from_dlpack(tensor.view("U8", bytes_shape))
-    if tensor.dtype in _TORCH:
-        return torch.from_dlpack(tensor.view("U8")).view(getattr(torch, _TORCH[tensor.dtype]))
-    return torch.from_dlpack(tensor)
+        return torch.from_dlpack(tensor.view("U8", bytes_shape).__dlpack__())
+    # Of a capsule PyTorch asks nothing more.
+    if tensor.dtype in _FP8:
+        return torch.from_dlpack(tensor.view("U8").__dlpack__()).view(getattr(torch, _FP8[tensor.dtype]))
+    return torch.from_dlpack(tensor.__dlpack__())

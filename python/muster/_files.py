@@ -43,14 +43,17 @@ def join(config, weights):
     return _core.join(config, weights)
 
 
-def write_state_file(path, config, weights=None, *, rank=0, world_size=1, generation=0, zstd_level=None, durable=True) -> None:
+def write_state_file(
+    path, config, weights=None, *, rank=0, world_size=1, generation=0, zstd_level=None, durable=True, progress=None
+) -> None:
     """Writes one rank's state as a file, whole or not at all, over one that is there. Local.
 
     `config` is a dict, a list or a value; `weights` is {name: tensor}, of any shapes and dtypes; None: the tensors of
     `config` are them. `rank`, `world_size`, `generation` say whose it is. `zstd_level`: None does not compress.
-    `durable=False`: safe from killed processes, not from a power cut. Raises ArgumentError, NoSpaceError, IoError.
+    `durable=False`: safe from killed processes, not from a power cut. `progress`: as of shard_model(). Raises
+    ArgumentError, NoSpaceError, IoError.
     """
-    _core.write_state_file(os.fspath(path), config, weights, rank, world_size, generation, zstd_level, durable)
+    _core.write_state_file(os.fspath(path), config, weights, rank, world_size, generation, zstd_level, durable, progress)
 
 
 def read_state_file(path) -> State:
@@ -133,20 +136,57 @@ def save_safetensors(path, tensors, metadata=None) -> None:
 
 
 def shard_model(
-    model_dir, out, layout, plan="auto", *, force=False, to_workspace=False, dry_run=False, zstd_level=None, progress=None
+    model_dir,
+    out,
+    layout,
+    plan="auto",
+    *,
+    force=False,
+    to_workspace=False,
+    dry_run=False,
+    zstd_level=None,
+    carry="",
+    at="",
+    abandoned_after=None,
+    progress=None,
 ) -> dict:
-    """Cuts a model in HuggingFace's layout into one file a rank, which `out` has whole or not at all. Local.
+    """Cuts a model, or a foreign checkpoint that is whole, into one file a rank, which `out` has whole or not at all. Local.
 
     `layout`: "4", or "tp=2,pp=2,ep=2". `plan`: a built-in plan's name, "auto" or a file. `force`: an `out` that is there is
     replaced. `to_workspace`: `out` is a workspace, with a state for each rank (`zstd_level`: compressed). `dry_run`: only
-    the report. `progress(bytes, total_bytes, seconds)` is called now and then, on a thread of the work; what it raises,
-    and Ctrl-C, end the work, and nothing is left behind.
+    the report. `carry`: which files that are no weights go along: "all", "none" or globs; empty: the ordinary ones. `at`: of a
+    foreign checkpoint, the key that has the weights. `abandoned_after`: seconds, after which unfinished outputs for `out` that other
+    hosts left are removed. `progress(bytes, total_bytes, seconds)` is called now and then, on a thread of the work; what it
+    raises, and Ctrl-C, end the work, and nothing is left behind.
 
     Returns a dict: tensors, bytes, bytes_written, job, left, notes, seconds. Raises ArgumentError on a layout or a plan
     that does not fit the model, and on an `out` that is there; NotFoundError, CorruptError, IoError, NoSpaceError of files.
     """
-    paths = os.fspath(model_dir), os.fspath(out)
-    return _core.shard_model(*paths, plan, str(layout), force, to_workspace, dry_run, zstd_level, progress)
+    options = {
+        "force": force,
+        "to_workspace": to_workspace,
+        "dry_run": dry_run,
+        "zstd_level": zstd_level,
+        "carry": carry,
+        "at": at,
+        "abandoned_after": abandoned_after,
+    }
+    return _core.shard_model(os.fspath(model_dir), os.fspath(out), os.fspath(plan), str(layout), options, progress)
+
+
+def load_shard(
+    model_dir, plan, layout, rank, group=None, *, at="", shards="", from_layout=None, progress=None
+) -> dict[str, Tensor]:
+    """The tensors that a rank's shard would have if shard_model() cut the model for `layout`, in the same order.
+
+    Only what the rank needs is read, and only the tensors are in memory; they may be written to. Local without `group`. With
+    one, collective over it: each rank names the part that it wants, and what is whole is read once on each host. `model_dir`
+    may have shards of ranks, too, which each rank reads by itself (`shards`, `from_layout`: as `shards` and `layout` of
+    export_model()). `plan`, `layout`, `at`, `progress`: as of shard_model(). Raises as that, ArgumentError if the layout has
+    no such rank, and RankMismatchError if ranks see other models or give other plans or layouts.
+    """
+    options = {"at": at, "shards": shards, "from_layout": from_layout}
+    return _core.load_shard(os.fspath(model_dir), os.fspath(plan), str(layout), rank, options, group, progress)
 
 
 def export_model(
@@ -161,10 +201,18 @@ def export_model(
     writers="owners",
     layout=None,
     to=None,
+    dtype=None,
     resume=False,
+    base="",
+    select="",
+    exclude="",
     checksums=False,
     job="",
     generation=None,
+    at="",
+    shards="",
+    carry="",
+    abandoned_after=None,
     progress=None,
 ) -> dict:
     """The ranks of a group merge shards into one checkpoint, or, with `to`, into shards of another layout. Collective.
@@ -172,8 +220,11 @@ def export_model(
     All parameters but `group` count on rank 0 (`shards_dir` on every rank). `plan`: a built-in plan's name, "auto" or a
     file; empty: the one that the shards were cut by. `max_shard_size`, `memory_budget`: bytes, or texts such as "256MiB",
     of one file and of all ranks' memory for what is on its way. `writers`: "owners" or "first". `layout`: of the shards,
-    where they do not say. `resume`: goes on with what an earlier export to `out` left. `checksums`: writes them beside the
-    checkpoint. `job`, `generation`: which states of a workspace, the same on all ranks.
+    where they do not say. `dtype`: floating point tensors are cast to "F32", "F16" or "BF16". `resume`: goes on with what an
+    earlier export to `out` left. `base`: a model's directory, from which config.json and all other files beside the weights
+    come. `select`, `exclude`: globs of the result's names: only these tensors, not these. `checksums`: writes them beside
+    the checkpoint. `job`, `generation`: which states of a workspace, the same on all ranks. Of a foreign checkpoint `at`: the
+    key that has the weights; `shards`: the names of ranks' files, "rank{rank}.pt". `carry`, `abandoned_after`: as of shard_model().
 
     `progress(bytes, total_bytes, seconds)` is called some times a second on rank 0, on a thread of the work. What it
     raises on its rank, and Ctrl-C on any, end the export and the group: the others raise CancelledError, and nothing is
@@ -190,43 +241,84 @@ def export_model(
         "writers": writers,
         "layout": layout,
         "to": to,
+        "dtype": dtype,
         "resume": resume,
+        "base": os.fspath(base),
+        "select": select,
+        "exclude": exclude,
         "checksums": checksums,
         "job": job,
         "generation": generation,
+        "at": at,
+        "shards": shards,
+        "carry": carry,
+        "abandoned_after": abandoned_after,
     }
-    return _core.export_model(os.fspath(shards_dir), os.fspath(out), plan, _resolve(group), options, progress)
+    return _core.export_model(os.fspath(shards_dir), os.fspath(out), os.fspath(plan), _resolve(group), options, progress)
 
 
-def plan_export(shards_dir, plan="") -> dict:
-    """What export_model() would do, as a dict: every tensor of every rank, and what becomes of it. Local.
+def plan_export(
+    shards_dir,
+    plan="",
+    *,
+    max_shard_size=5_000_000_000,
+    layout=None,
+    to=None,
+    dtype=None,
+    base="",
+    select="",
+    exclude="",
+    job="",
+    generation=None,
+    at="",
+    shards="",
+) -> dict:
+    """What export_model() would do with these options, as a dict: every tensor of every rank, and what becomes of it. Local.
 
     Reads the headers of all shards. Raises as export_model().
     """
-    return _core.plan_export(os.fspath(shards_dir), plan)
+    options = {
+        "max_shard_size": max_shard_size,
+        "layout": layout,
+        "to": to,
+        "dtype": dtype,
+        "base": os.fspath(base),
+        "select": select,
+        "exclude": exclude,
+        "job": job,
+        "generation": generation,
+        "at": at,
+        "shards": shards,
+    }
+    return _core.plan_export(os.fspath(shards_dir), os.fspath(plan), options)
 
 
-def verify(path, *, checksums=True, progress=None) -> dict:
+def verify(path, *, checksums=True, at="", shards="", progress=None) -> dict:
     """All that is wrong with a checkpoint, shards, a workspace or a file, as a dict; "good" if nothing is. Local.
 
-    `checksums=False`: headers only. `progress(bytes, total_bytes, seconds)` is called while tensors are read, on a thread of
-    the work; what it raises, and Ctrl-C, end the reading. Raises NotFoundError if there is nothing to verify, IoError if a
-    directory cannot be read, VersionError on what a newer Muster wrote.
+    `checksums=False`: headers only. `at`, `shards`: of a foreign checkpoint, as of export_model(). `progress(bytes, total_bytes,
+    seconds)` is called while tensors are read, on a thread of the work; what it raises, and Ctrl-C, end the reading. Raises
+    NotFoundError if there is nothing to verify, IoError if a directory cannot be read, VersionError on what a newer Muster wrote.
     """
-    return _core.verify(os.fspath(path), checksums, progress)
+    options = {"checksums": checksums, "at": at, "shards": shards}
+    return _core.verify(os.fspath(path), options, progress)
 
 
-def show(path, *, plan="", pattern="") -> dict:
+def show(path, *, plan="", pattern="", at="", shards="", rank=None, generation=None, job="") -> dict:
     """What `muster show --json` says of a path (docs/inspecting.md). `pattern`: only tensors whose names match. Local.
 
-    Raises NotFoundError, CorruptError, VersionError, IoError.
+    `plan`: merges the shards of ranks: a built-in plan's name, "auto" or a file. `at`, `shards`: of a foreign checkpoint, as of
+    export_model(). `rank`, `generation`, `job`: of a workspace, this rank's state alone, of that generation, of the job whose
+    number begins so. Raises ArgumentError, NotFoundError, CorruptError, VersionError, IoError.
     """
-    return _core.show(os.fspath(path), plan, pattern)
+    options = {"plan": os.fspath(plan), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
+    return _core.show(os.fspath(path), pattern, options)
 
 
-def diff(a, b, *, plan="") -> dict:
-    """What `muster diff --json` says of two paths, as a dict; "same" if they are. Local. Raises as show().
+def diff(a, b, *, plan="", at="", shards="", rank=None, generation=None, job="") -> dict:
+    """What `muster diff --json` says of two paths, as a dict; "same" if they are. Local.
 
-    `plan`: a built-in plan's name or a file, where one path has shards and the other a checkpoint.
+    Options are those of show(), and count for both paths. Raises as show().
     """
-    return _core.diff(os.fspath(a), os.fspath(b), plan)
+    options = {"plan": os.fspath(plan), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
+    return _core.diff(os.fspath(a), os.fspath(b), options)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import weakref
 
 from . import _core
 from ._core import Group
@@ -84,21 +85,22 @@ def _place() -> str:
     return " ".join([boot, os.readlink("/proc/self/ns/ipc"), os.readlink("/proc/self/ns/net")])
 
 
-# By what they were made of; kept as long as the process, because process groups take no attributes.
-_met: dict = {}
-_keys: dict = {}
+# By what they were made of, which is not kept by this: a process group that is destroyed goes, and its group with it.
+_met: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_keys: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def from_process_group(pg, *, timeout: float | None = None, workspace_path=None) -> Group:
-    """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same later on.
+    """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same as long as `pg` is there.
 
     `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
     which has torch's `set` and `get`. No collective of `pg` is called. If its ranks are on several hosts they meet over
     TCP, at the host of its rank 0 by that host's name, or over files if `workspace_path` is a directory that all of them
     see; messages call them by their ranks in `pg` then.
     """
-    if pg in _met:
-        return _met[pg]
+    met = _met.get(pg)
+    if met is not None:
+        return met
     if hasattr(pg, "store"):
         store, rank, size, numbers = pg.store, pg.rank, getattr(pg, "world_size", None), ()
         rank = rank() if callable(rank) else rank
@@ -114,8 +116,8 @@ def from_process_group(pg, *, timeout: float | None = None, workspace_path=None)
             store, numbers = c10d._pg_map[pg][1], list(c10d._pg_group_ranks[pg])
     # The others may still read the key where an earlier call has failed.
     key = _keys.setdefault(pg, os.urandom(16).hex())
-    _met[pg] = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=key, workspace_path=workspace_path)
-    return _met[pg]
+    met = _met[pg] = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=key, workspace_path=workspace_path)
+    return met
 
 
 def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key: str = "", workspace_path=None) -> Group:

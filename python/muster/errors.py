@@ -5,21 +5,6 @@ from __future__ import annotations
 
 import builtins
 
-__all__ = [
-    "Error",
-    "ArgumentError",
-    "NotFoundError",
-    "CorruptError",
-    "VersionError",
-    "TimeoutError",
-    "PeerLostError",
-    "NoSpaceError",
-    "IoError",
-    "UnsupportedError",
-    "RankMismatchError",
-    "CancelledError",
-]
-
 
 class Error(Exception):
     """A failure: what was attempted, on what, what came back and what to do. One rank's failure is raised on all."""
@@ -45,63 +30,70 @@ class Error(Exception):
 class ArgumentError(Error, ValueError):
     """The caller passed something that cannot be."""
 
+    kind = "argument"
+
 
 class NotFoundError(Error, FileNotFoundError):
     """A file, a name or a rank is not there."""
+
+    kind = "not found"
 
 
 class CorruptError(Error, ValueError):
     """Bytes from outside contradict their format."""
 
+    kind = "corrupt"
+
 
 class VersionError(Error):
     """Another version of the library or of a format."""
+
+    kind = "version"
 
 
 class TimeoutError(Error, builtins.TimeoutError):
     """A deadline passed; the message names who is missing."""
 
+    kind = "timeout"
+
 
 class PeerLostError(Error, ConnectionError):
     """Another rank died or left."""
+
+    kind = "peer lost"
 
 
 class NoSpaceError(Error, OSError):
     """Memory or disk is too small; the message says needed and available."""
 
+    kind = "no space"
+
 
 class IoError(Error, OSError):
     """A system call failed, or what another rank called did; os_error has errno."""
+
+    kind = "io"
 
 
 class UnsupportedError(Error, NotImplementedError):
     """This build or this machine cannot do it."""
 
+    kind = "unsupported"
+
 
 class RankMismatchError(Error, ValueError):
     """The ranks disagree about lists, shapes or calls."""
+
+    kind = "rank mismatch"
 
 
 class CancelledError(Error):
     """A wait was cancelled or interrupted."""
 
+    kind = "cancelled"
 
-_BY_KIND = {
-    "argument": ArgumentError,
-    "not found": NotFoundError,
-    "corrupt": CorruptError,
-    "version": VersionError,
-    "timeout": TimeoutError,
-    "peer lost": PeerLostError,
-    "no space": NoSpaceError,
-    "io": IoError,
-    "unsupported": UnsupportedError,
-    "rank mismatch": RankMismatchError,
-    "cancelled": CancelledError,
-}
-# Also of those that a program raises itself.
-for _kind, _class in _BY_KIND.items():
-    _class.kind = _kind
+
+_BY_KIND = {each.kind: each for each in Error.__subclasses__()}
 
 
 def _make(kind, message, rank, host, pid, path, os_error):

@@ -114,8 +114,14 @@ def _folder(workspace_path) -> pathlib.Path:
     return pathlib.Path(workspace_path) / "muster"
 
 
+# Most fields of a layer are such, and are looked at no further.
+_PLAIN = frozenset([type(None), bool, int, float, str])
+
+
 def _tree(value):
     """A value as gathers take it: dataclasses as dicts, tensors on the CPU."""
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: _tree(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {_CLASS: f"{type(value).__module__}:{type(value).__qualname__}", **fields}
@@ -129,12 +135,12 @@ def _tree(value):
 
 def _value(tree):
     """What another rank made a tree of."""
+    if type(tree) in _PLAIN:
+        return tree
     if isinstance(tree, Tensor):
         return _torch(tree)
     if isinstance(tree, list):
         return [_value(each) for each in tree]
-    if not isinstance(tree, dict):
-        return tree
     if _CLASS in tree and tree[_CLASS] is None:
         return {key: _value(each) for key, each in tree["dict"].items()}
     fields = {key: _value(each) for key, each in tree.items()}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of four ranks that merge configs by ModelOpt's postprocess_model_config, first with ModelOpt's gathers, then with
-Muster's, and compare: `torchrun --nproc-per-node 4 modelopt_cases.py [HIDDEN [CASE ...]]`. Prints a table on rank 0.
+Muster's, and compare: `torchrun --nproc-per-node 4 modelopt_cases.py [HIDDEN [CASE ...]]`. Prints a table on rank 0: the time
+in gathers of rank 0, of the time that merging takes, and what the cores of all ranks do in gathers.
 """
 
 import contextlib
@@ -132,38 +133,45 @@ def difference(a, b, place="config"):
 
 
 class Clock:
-    """Seconds in the beginnings and ends of gathers, not in what is done with them."""
+    """Seconds in the beginnings and ends of gathers, not in what is done with them, and those of a core."""
 
     def __init__(self):
-        self.seconds, self.count = 0.0, 0
+        self.seconds, self.cores, self.count = 0.0, 0.0, 0
+
+    @contextlib.contextmanager
+    def running(self):
+        begun, worked = time.perf_counter(), time.process_time()
+        yield
+        self.seconds += time.perf_counter() - begun
+        self.cores += time.process_time() - worked
 
     def around(self, call):
         @contextlib.contextmanager
         def timed(*arguments, **options):
-            begun = time.perf_counter()
-            context = call(*arguments, **options)
-            value = context.__enter__()
-            self.seconds += time.perf_counter() - begun
+            with self.running():
+                context = call(*arguments, **options)
+                value = context.__enter__()
             try:
                 yield value
             finally:
-                begun = time.perf_counter()
-                context.__exit__(None, None, None)
-                self.seconds += time.perf_counter() - begun
+                with self.running():
+                    context.__exit__(None, None, None)
                 self.count += 1
 
         return timed
 
 
 def merged(made, pipeline, parts, workspace, gathers):
-    """(result, seconds in gathers, gathers)."""
+    """(result, (seconds in gathers, of all, of the core in gathers), gathers)."""
     clock = Clock()
     for name in GATHERS:
         setattr(postprocess, name, clock.around(getattr(gathers, name)))
     distributed.barrier()
+    begun = time.perf_counter()
     result = postprocess.postprocess_model_config(made, parts, 1, pipeline, workspace_path=workspace)
+    whole = time.perf_counter() - begun
     distributed.barrier()
-    return result, clock.seconds, clock.count
+    return result, (clock.seconds, whole, clock.cores), clock.count
 
 
 def expected(hidden, quantization):
@@ -178,7 +186,7 @@ def expected(hidden, quantization):
 
 
 def best(made, case, folder, gathers):
-    """(result, the least seconds in gathers, gathers) of some turns."""
+    """(result, what took the least seconds in gathers, gathers) of some turns; of the cores that of all ranks."""
     _, pipeline, parts, by_workspace, _ = case
     seconds = []
     for turn in range(TURNS):
@@ -188,7 +196,15 @@ def best(made, case, folder, gathers):
         with contextlib.redirect_stdout(None):
             result, each, count = merged(copy.deepcopy(made), pipeline, parts, workspace, gathers)
         seconds.append(each)
-    return result, min(seconds), count
+    took, whole, _ = min(seconds)
+    cores = [None] * SIZE
+    distributed.all_gather_object(cores, min(cores for _, _, cores in seconds))
+    return result, (took, whole, sum(cores)), count
+
+
+def spelled(seconds):
+    took, whole, cores = (1000 * each for each in seconds)
+    return f"{took:8.1f} of {whole:6.1f} ms, {cores:6.1f} of cores"
 
 
 def main():
@@ -202,17 +218,17 @@ def main():
         made = model(RANK, hidden, case[0], case[1])
         if case[4]:
             wanted, before, _ = best(made, case, folder[0], theirs)
-            words = f"ModelOpt {1000 * before:8.1f} ms"
+            words = f"ModelOpt {spelled(before)}"
         else:
-            wanted, words = expected(hidden, case[0]), "ModelOpt    cannot  "
+            wanted, words = expected(hidden, case[0]), "ModelOpt" + " cannot".ljust(39)
         result, seconds, count = best(made, case, folder[0], muster.modelopt)
         wrong = [None] * SIZE
         distributed.all_gather_object(wrong, difference(wanted, result))
         if RANK == 0:
             shutil.rmtree(folder[0])
-            ratio = f"{before / seconds:6.1f} x" if case[4] else " " * 8
+            ratio = f"{before[0] / seconds[0]:6.1f} x" if case[4] else " " * 8
             same = "the same" if not any(wrong) else f"DIFFERENT: {wrong}"
-            print(f"{name:24} {count:4} gathers  {words}  Muster {1000 * seconds:8.1f} ms  {ratio}  {same}", flush=True)
+            print(f"{name:24} {count:4} gathers  {words}  Muster {spelled(seconds)}  {ratio}  {same}", flush=True)
 
 
 main()

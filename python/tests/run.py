@@ -11,4 +11,4 @@ for package in ("pytest", "numpy"):
 
 import pytest
 
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--durations=5", *sys.argv[1:]]))
+sys.exit(pytest.main(["-q", "-rs", "-p", "no:cacheprovider", "--durations=5", *sys.argv[1:]]))

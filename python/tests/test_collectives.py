@@ -113,3 +113,37 @@ def test_failures():
     for each in told:
         assert [kind for kind, _ in each] == kinds
         assert "str is no tensor" in each[3][1] and "str is no tensor" in each[4][1]
+
+
+def test_queue():
+    told = run(
+        """
+        import subprocess, sys
+        queue = muster.MessageQueue(group, 1)
+        if rank == 1:
+            queue.put(b"abc")
+            queue.put(b"x" * (9 << 20))
+            queue.put_config({"a": np.arange(3, dtype="i4"), "b": None})
+            got = []
+        else:
+            got = [queue.get().decode(), len(queue.get())]
+            config = queue.get_config()
+            got += [config["a"].numpy().tolist(), config["b"], queue.has_message()]
+        for bad in (lambda: muster.MessageQueue(group, 9), lambda: muster.MessageQueue(group, capacity="1KiB"), lambda: muster.MessageQueue(group, dead_reader="x")):
+            try:
+                bad()
+            except muster.ArgumentError:
+                got.append("refused")
+        handle = muster.ProcessGroup(group).broadcast_config(muster.queue_handle(3) if rank == 0 else None, 0)
+        outside = "import muster, sys; muster.MessageQueue.write_from_outside(sys.argv[1]).put(b'from outside')"
+        writer = subprocess.Popen([sys.executable, "-c", outside, handle]) if rank == 0 else None
+        got.append(muster.MessageQueue(group, outside_writer=handle).get().decode())
+        if writer:
+            got.append(writer.wait())
+        tell(got)
+        """,
+        3,
+    )
+    read = ["abc", 9 << 20, [0, 1, 2], None, False]
+    ends = ["refused"] * 3 + ["from outside"]
+    assert told == [[*read, *ends, 0], ends, [*read, *ends]]

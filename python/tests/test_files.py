@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import pytest
 import muster
 from ranks import run
 
+FOREIGN = pathlib.Path(__file__).parents[2] / "tests/data/foreign"
 TREE = {"name": "layer", "w": np.arange(6, dtype="f4").reshape(2, 3), "list": [{"s": np.ones(2, "f2")}, None]}
 
 
@@ -136,6 +138,119 @@ def test_shard_and_export(tmp_path):
     assert muster.diff(original, tmp_path / "out")["same"] and muster.verify(tmp_path / "out")["good"]
 
 
+def names(shown):
+    return [tensor["name"] for tensor in shown["tensors"]]
+
+
+def test_options_of_an_export(tmp_path):
+    """Each says the same to plan_export(), and does it."""
+    original, shards, out = model(tmp_path / "model"), tmp_path / "shards", tmp_path / "out"
+    base = model(tmp_path / "base")
+    (base / "tokenizer.json").write_text("{}")
+    muster.shard_model(original, shards, 2, "llama")
+    for number in (0, 1):
+        (tmp_path / "parts").mkdir(exist_ok=True)
+        (tmp_path / "parts" / f"part{number}.safetensors").write_bytes((shards / f"rank-{number:05}-of-00002.safetensors").read_bytes())
+    (tmp_path / "parts" / "config.json").write_bytes((original / "config.json").read_bytes())
+    kept = lambda told, words: [name for name in names(told) if words in name]
+    for source, options, holds in (
+        (shards, {}, lambda told, files: len(names(told)) == 12 and "config.json" in files),
+        (shards, {"dtype": "bf16"}, lambda told, files: {tensor["dtype"] for tensor in told["tensors"]} == {"BF16"}),
+        (shards, {"select": "*mlp*"}, lambda told, files: len(names(told)) == len(kept(told, "mlp")) == 3),
+        (shards, {"exclude": "*mlp*"}, lambda told, files: len(names(told)) == 9 and not kept(told, "mlp")),
+        (shards, {"base": base}, lambda told, files: "tokenizer.json" in files),
+        (shards, {"max_shard_size": "4KiB"}, lambda told, files: len([name for name in files if name.endswith(".safetensors")]) > 1),
+        (shards, {"to": 4}, lambda told, files: "rank-00003-of-00004.safetensors" in files),
+        (shards, {"layout": "tp=2"}, lambda told, files: len(names(told)) == 12),
+        (tmp_path / "parts", {"shards": "part{rank}.safetensors", "plan": "llama"}, lambda told, files: len(names(told)) == 12),
+        (FOREIGN / "dcp/in", {"at": "model"}, lambda told, files: "layers.0.attn.weight" in names(told)),
+        (original, {}, lambda told, files: len(names(told)) == 12),
+    ):
+        plan = options.pop("plan", "")
+        planned = muster.plan_export(source, plan, **options)
+        muster.export_model(source, out, plan, muster.single_group(), force=True, **options)
+        files = sorted(path.name for path in out.iterdir())
+        told = muster.show(out, plan="auto" if "to" in options else "")
+        assert holds(told, files), (options, told, files)
+        assert planned["out"]["files"] == len([name for name in files if name.endswith(".safetensors")]), options
+    for carry, there in (("none", False), ("*.json", True)):
+        muster.export_model(shards, out, "", muster.single_group(), force=True, carry=carry)
+        assert (out / "config.json").exists() is there
+    for options, kind, words in (
+        ({"dtype": "F12"}, muster.ArgumentError, "no dtype 'F12'"),
+        ({"writers": "all"}, muster.ArgumentError, "not 'all'"),
+        ({"to": "xp=2"}, muster.ArgumentError, "xp=2"),
+        ({"generation": -1}, muster.ArgumentError, "generation is not of the type"),
+        ({"select": 5}, muster.ArgumentError, "select is not of the type"),
+        ({"select": "nothing*"}, muster.Error, "nothing"),
+        ({"base": tmp_path / "none"}, muster.NotFoundError, "none"),
+    ):
+        with pytest.raises(kind, match=words):
+            muster.export_model(shards, tmp_path / "bad", "", muster.single_group(), **options)
+    assert not (tmp_path / "bad").exists()
+
+
+def test_options_of_what_is_looked_at(tmp_path):
+    original = model(tmp_path / "model")
+    muster.shard_model(original, tmp_path / "workspace", 2, "llama", to_workspace=True, zstd_level=1)
+    dcp, space = FOREIGN / "dcp/in", tmp_path / "workspace"
+    for told, count in (
+        (muster.show(dcp, at="model.layers"), 3),
+        (muster.show(space, rank=1), 12),
+        (muster.show(space), 24),
+        (muster.show(space, plan="auto", generation=1), 12),
+    ):
+        assert len(names(told)) == count
+    assert "0.attn.weight" in names(muster.show(dcp, at="model.layers"))
+    assert muster.verify(dcp, at="model")["good"] and muster.diff(space, original, plan="auto", generation=1)["same"]
+    shard = muster.shard_model(FOREIGN / "dcp/in", tmp_path / "none", 2, plan_of_all(tmp_path), at="model", dry_run=True)
+    assert shard["tensors"] == 5
+    with pytest.raises(muster.NotFoundError):
+        muster.show(space, generation=7)
+
+
+def plan_of_all(folder):
+    """Every tensor as it is, on each rank."""
+    path = folder / "plan.json"
+    path.write_text(json.dumps({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]}))
+    return path
+
+
+def test_a_shard_in_memory(tmp_path):
+    original = model(tmp_path / "model")
+    for layout in (1, 3, "tp=2,pp=1"):
+        muster.shard_model(original, tmp_path / "shards", layout, "llama", force=True)
+        paths = sorted((tmp_path / "shards").glob("rank-*"))
+        for rank, path in enumerate(paths):
+            steps = []
+            loaded = muster.load_shard(original, "llama", layout, rank, progress=lambda *step: steps.append(step))
+            written = muster.load_safetensors(path)
+            assert sorted(loaded) == sorted(written) and all(muster._core.bitwise_equal(loaded[name], written[name]) for name in written)
+            assert all(tensor.is_writable for tensor in loaded.values()) and steps[-1][0] == steps[-1][1]
+    whole = muster.load_shard(FOREIGN / "dcp/in", plan_of_all(tmp_path), 1, 0, at="model")
+    assert "layers.0.attn.weight" in whole
+    for layout, rank, plan, kind in ((2, 2, "llama", muster.ArgumentError), (2, 0, "nothing", muster.Error), ("x", 0, "llama", muster.ArgumentError)):
+        with pytest.raises(kind):
+            muster.load_shard(original, plan, layout, rank)
+
+
+def test_load_shard_together(tmp_path):
+    original = str(model(tmp_path / "model"))
+    told = run(
+        f"""
+        alone = muster.load_shard({original!r}, "llama", 2, rank)
+        mine = muster.load_shard({original!r}, "llama", 2, rank, group)
+        same = list(mine) == list(alone) and all(muster._core.bitwise_equal(mine[name], alone[name]) for name in mine)
+        words = failure(lambda: muster.load_shard({original!r}, "llama", 2 * (rank + 1), rank, group))
+        both = muster.load_shard({original!r}, "llama", 1, 0, group)
+        ended = failure(lambda: muster.load_shard({original!r}, "llama", "x" if rank == 1 else 2, rank, group))
+        tell([same, words[0], "rank 1" in words[1], len(both) == len(mine), ended[0]])
+        """,
+        2,
+    )
+    assert told == [[True, "RankMismatchError", True, True, "ArgumentError"]] * 2
+
+
 def failing(*_):
     raise LookupError("enough")
 
@@ -154,10 +269,12 @@ def big_model(folder):
 
 def test_progress(tmp_path):
     original, shards, out = big_model(tmp_path / "model"), tmp_path / "shards", tmp_path / "out"
+    tensors = {"w": np.zeros(80 << 20, "u1")}
     works = [
         lambda progress: muster.shard_model(original, shards, 2, "llama", progress=progress),
         lambda progress: muster.verify(shards, progress=progress),
         lambda progress: muster.export_model(shards, out, "", muster.single_group(), progress=progress),
+        lambda progress: muster.write_state_file(tmp_path / "state.h5", tensors, progress=progress),
     ]
     for work in works:
         with pytest.raises(LookupError, match="enough"):
@@ -165,7 +282,7 @@ def test_progress(tmp_path):
         steps = []
         work(lambda *step: steps.append(step))
         assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] > 64 << 20 and steps[-1][2] >= 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "shards"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "shards", "state.h5"]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +291,7 @@ def test_progress(tmp_path):
         "muster.shard_model(folder / 'model', folder / 'shards', 2, 'llama', progress=progress)",
         "muster.verify(folder / 'ready', progress=progress)",
         "muster.export_model(folder / 'ready', folder / 'out', '', muster.single_group(), progress=progress)",
+        "muster.write_state_file(folder / 'state.h5', {'w': bytearray(8 << 20)}, progress=progress)",
     ],
 )
 def test_ctrl_c_ends_work_on_files(work, tmp_path):

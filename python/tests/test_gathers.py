@@ -303,26 +303,55 @@ def test_after_a_fork_the_child_is_told_so():
     assert told == [0, 0]
 
 
-def test_a_thousand_exchanges_do_not_grow():
+def test_ten_thousand_exchanges_do_not_grow():
+    """Neither memory, descriptors, Python's objects nor what holds the tensor that is given."""
     told = run(
         """
         import gc
-        def pages():
-            return int(open("/proc/self/statm").read().split()[1])
         weight = np.ones((64, 64), "f4")
-        held = []
-        for i in range(1000):
+        def state():
+            gc.collect()
+            resident = int(open("/proc/self/statm").read().split()[1])
+            return [resident, len(os.listdir("/proc/self/fd")), len(gc.get_objects()), sys.getrefcount(weight)]
+        for i in range(5000):
             with muster.get_configs_parallel({"i": i, "w": weight}, None, group) as configs:
                 held = [config["w"] for _, config in configs.present()]
-            if i == 300:
-                gc.collect()
-                before, objects = pages(), len(gc.get_objects())
-        gc.collect()
-        tell([pages() - before, len(gc.get_objects()) - objects])
+            with muster.get_tensors_parallel(weight, None, group, own="copy") as parts:
+                arrays = parts.numpy()
+            if i == 500:
+                before = state()
+        tell([now - then for now, then in zip(state(), before)])
         """
     )
-    for pages, objects in told:
-        assert pages < 300 and objects < 50
+    for resident, descriptors, objects, references in told:
+        assert resident < 300 and (descriptors, references) == (0, 0) and objects < 50, told
+
+
+def test_an_interpreter_ends_while_results_are_held():
+    """In globals, in a cycle that nobody collects, and by a thread."""
+    ranks = Ranks(
+        """
+        import gc, threading
+        gc.disable()
+        weight = np.full(1 << 16, rank, "f4")
+        gathered = muster.get_configs_parallel({"w": weight}, None, group)
+        layers = gathered.__enter__()
+        with muster.get_tensors_parallel(weight, None, group) as parts:
+            held = [*parts, *parts.numpy(), *[np.from_dlpack(part) for part in parts], *map(memoryview, parts)]
+        cycle = [parts, group]
+        cycle.append(cycle)
+        ranks, arena = muster.ProcessGroup(group), muster.SharedArena("1MiB")
+        work, tensor = ranks.irecv(np.zeros(4), 1 - rank), arena.allocate("F32", (4,))
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        def hold(part=parts):
+            time.sleep(0.2)
+            held.append(part)
+        threading.Thread(target=hold).start()
+        tell(len(held))
+        """
+    )
+    ended = [(*process.communicate(timeout=60), process.returncode) for process in ranks.processes]
+    assert ended == [("told 8\n", "", 0), ("told 0\n", "", 0)]
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])

@@ -65,6 +65,20 @@ def test_every_dtype_by_dlpack(name):
     assert (back.dtype, back.shape, back.is_writable) == (name, (3, 4), True) and bytes(back) == bytes(tensor)
 
 
+def test_every_dtype_by_tvm_ffi_and_back():
+    """By the code of a library that has its own of DLPack."""
+    tvm_ffi = pytest.importorskip("tvm_ffi", reason="there is no apache-tvm-ffi here")
+    for name in (*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"):
+        tensor = muster.empty(name, (3, 4))
+        memoryview(tensor).cast("B")[:] = bytes(range(tensor.nbytes))
+        theirs = tvm_ffi.from_dlpack(tensor)
+        back = muster.as_tensor(theirs)
+        assert (back.dtype, back.shape, back.is_writable, tuple(theirs.shape)) == (name, (3, 4), True, (3, 4))
+        memoryview(tensor).cast("B")[0] = 77  # it is the same memory
+        del tensor, theirs
+        assert bytes(back) == bytes([77, *range(1, back.nbytes)])
+
+
 def test_packed_dtypes_are_bytes():
     for name in ("F4", "U4", "I4"):
         tensor = muster.as_tensor(np.arange(6, dtype="u1"), name, (3, 4))

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch", reason="there is no PyTorch here")
-if tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14):
+VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
+if VERSION < (2, 14):
     pytest.skip(f"PyTorch {torch.__version__}: the backend needs 2.14", allow_module_level=True)
 
 import muster
@@ -137,6 +138,11 @@ def test_tensors_without_capsules():
     for given in (t, t.t(), t[:, 1:], torch.tensor(2), t.to(torch.bfloat16), torch.nn.Parameter(t), t.clone().requires_grad_()):
         seen = muster.as_tensor(given)
         assert torch.equal(seen.torch(), given.detach()) and seen.torch().data_ptr() == given.data_ptr()
+    # Half a byte an element: torch counts pairs.
+    pairs = torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(torch.float4_e2m1fn_x2)
+    seen = muster.as_tensor(pairs)
+    assert (seen.dtype, seen.nbytes, seen.torch().data_ptr()) == ("F4", 12, pairs.data_ptr())
+    assert torch.equal(muster.as_tensor(seen.torch().view(torch.float4_e2m1fn_x2)).torch(), pairs.view(torch.uint8))
     # What stands for other values than its memory has.
     z = torch.tensor([1 + 2j])
     assert muster.as_tensor(z.conj()).torch().tolist() == [1 - 2j] and muster.as_tensor(z.conj().imag).torch().tolist() == [-2]
@@ -223,11 +229,15 @@ pids = [None] * size
 dist.all_gather_object(pids, os.getpid())
 if rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
+store = dist.distributed_c10d._get_default_store()
+if rank == 1:
+    store.wait(["rank 0 knows"])  # this one begins when all has failed
 begun = time.monotonic()
 work = dist.all_reduce(torch.ones(2), async_op=True)
 message = dist.irecv(torch.ones(2), 2)
 told["killed"] = caught(work.wait)[2:] == [2, pids[2]] and "rank 2" in caught(dist.barrier)[1]
 told["message"] = caught(message.wait)
+store.set("rank 0 knows", "")
 told["in time"] = time.monotonic() - begun < 8
 tell(told)
 """
@@ -240,6 +250,77 @@ tell(told)
     assert told["late"][0] and " Timed out waiting 500ms: " in told["late"][1] and "rank 1" in told["late"][1]
     assert "Timed out" in told["receive"][1] and "recv from rank 1" in told["receive"][1]
     assert "Timed out waiting 100ms" in told["brief"][1]
+
+
+@pytest.mark.skipif(VERSION < (2, 15), reason="PyTorch before 2.15 refuses split_group() of groups on the CPU")
+@pytest.mark.parametrize("name", ["muster", "cpu:muster_cpu"])
+def test_parts(name, tmp_path):
+    source = f"""
+start({name!r})
+part = dist.split_group(split_ranks=[[2, 0], [1]], timeout=datetime.timedelta(seconds=10))
+t = torch.ones(2) * (rank + 1)
+dist.all_reduce(t, group=part)
+told = [part.rank(), dist.get_process_group_ranks(part), t.tolist()]
+if rank == 2:
+    dist.send(torch.ones(2) * 7, 0, group=part)
+if rank == 0:
+    dist.recv(t, 2, group=part)
+alone = []
+failure = caught(lambda: alone.append(dist.split_group(split_ranks=[[0, 1]]) is dist.GroupMember.NON_GROUP_MEMBER))
+dist.barrier()
+tell([*told, t.tolist(), alone or "new_group" in failure[1]])
+dist.destroy_process_group()
+"""
+    # Of several backends PyTorch cannot be told that a rank is in no part.
+    in_none = [True] if name == "muster" else True
+    assert [told[0] for told in torch_ranks(source, tmp_path, 3).told()] == [
+        [1, [2, 0], [4.0, 4.0], [7.0, 7.0], [False]],
+        [0, [1], [2.0, 2.0], [2.0, 2.0], [False]],
+        [0, [2, 0], [4.0, 4.0], [4.0, 4.0], in_none],
+    ]
+
+
+def test_sums_with_factors(tmp_path):
+    source = """
+start()
+told = []
+op = dist.ReduceOp
+for group in (dist.group.WORLD, dist.new_group(backend="cpu:muster_cpu")):
+    sums = [torch.ones(2), torch.ones(2, dtype=torch.bfloat16), torch.ones(3)]
+    dist.all_reduce(sums[0], op.PREMUL_SUM(rank + 2.0), group=group)
+    dist.reduce(sums[1], 1, op.PREMUL_SUM(torch.tensor([0.5])), group=group)
+    out = torch.zeros(1)
+    dist.reduce_scatter_tensor(out, sums[2], op.PREMUL_SUM(3.0), group=group)
+    told.append([sums[0].tolist(), sums[1].tolist(), sums[2].tolist(), out.tolist()])
+told.append("PREMUL_SUM" in caught(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op.PREMUL_SUM(2.0)))[1])
+tell(told)
+dist.destroy_process_group()
+"""
+    sums = lambda root: [[9.0, 9.0], [1.5, 1.5] if root else [1.0, 1.0], [1.0, 1.0, 1.0], [9.0]]
+    told = [told[0] for told in torch_ranks(source, tmp_path, 3).told()]
+    assert told == [[sums(rank == 1), sums(rank == 1), True] for rank in range(3)]
+
+
+def test_a_destroyed_group_is_let_go(tmp_path):
+    source = """
+import gc, weakref
+told = []
+for name in ("gloo", "muster", "cpu:muster_cpu"):
+    start(name)
+    os.environ["TEST_STORE"] += "-next"
+    groups = [weakref.ref(dist.group.WORLD), weakref.ref(dist.new_group())]
+    assert muster.world() is muster.from_process_group(groups[0]())
+    with muster.get_configs_parallel(rank, None, groups[1]()) as configs:
+        told.append(list(configs))
+    dist.all_reduce(torch.ones(2))
+    dist.destroy_process_group()
+    gc.collect()
+    told.append([*[group() is None for group in groups], len(muster._groups._met)])
+tell(told)
+"""
+    for rank, told in enumerate(torch_ranks(source, tmp_path).told()):
+        configs, gone = told[0][0:6:2], told[0][1:6:2]
+        assert gone == [[True, True, 0]] * 3 and configs == [[[0, 1], []][rank]] * 3, told
 
 
 def test_an_end_with_work_under_way(tmp_path):

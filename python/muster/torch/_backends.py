@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import torch
 import torch.distributed as distributed
 
@@ -16,11 +18,13 @@ class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
     """For one device of a process group: torch calls it through C++."""
 
     # torch would ask the object for them again, without end.
-    supports_coalescing = supports_splitting = supports_shrinking = False
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = False
     supports_reconfigure = supports_window = _supports_time_estimate = False
 
-    def __init__(self, rank, size, timeout):
-        super().__init__(rank, size)
+    def __init__(self, group, store, timeout):
+        super().__init__(group.rank, group.size)
+        self._begin(group, store, timeout.total_seconds())
         self._options = distributed.distributed_c10d.C10DBackend.Options("muster_cpu", timeout)
 
     def getBackendName(self):
@@ -33,6 +37,14 @@ class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
     def options(self):
         return self._options
 
+    def split(self, store, ranks, opts):
+        """Collective. The backend of the ranks of a list: what split_group() asks that of each device for."""
+        group = self._group.split(list(ranks), opts._timeout.total_seconds())
+        if group is None:
+            # torch's C++ takes no None.
+            raise ValueError("muster_cpu: this rank is in no list of split_group(): name it in one, or use new_group()")
+        return _kept_backend(group, store, opts._timeout)
+
     def shutdown(self):
         super().shutdown()
         _kept.discard(self)
@@ -41,15 +53,27 @@ class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
 class MusterGroup(Calls, distributed.ProcessGroup):
     """A whole process group, of tensors on the CPU: its calls are torch's own calls."""
 
-    def __init__(self, store, rank, size, timeout):
-        super().__init__(store, rank, size)
+    def __init__(self, group, store, timeout):
+        super().__init__(store, group.rank, group.size)
         # C++ asks the backend of a device for names and sizes; the calls it makes are those here.
-        self._backend = MusterBackend(rank, size, timeout)
+        self._backend = MusterBackend(group, store, timeout)
+        self.__dict__.update(self._backend.__dict__)  # one group, two faces
         self._set_default_backend(distributed.ProcessGroup.BackendType.CUSTOM)
         self._register_backend(_CPU, distributed.ProcessGroup.BackendType.CUSTOM, self._backend)
 
     def getBackendName(self):
         return "muster"
+
+    def split_group(self, new_ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+        """Collective. The group of the ranks of a list, in its order; None on a rank that is not in its list."""
+        timeout = timeout or datetime.timedelta(seconds=self._seconds)
+        group = self._group.split(list(new_ranks), timeout.total_seconds())
+        if group is None:
+            return None
+        made = MusterGroup(group, distributed.PrefixStore(f"{group_name}/", self._store), timeout)
+        made._set_group_name(group_name)
+        made._set_group_desc(group_desc or "undefined")
+        return made
 
 
 def _as_torch_takes_it(name):
@@ -68,29 +92,26 @@ for _name in WITH_OPTIONS:
     setattr(MusterGroup, _name, _as_torch_takes_it(_name))
 
 
-def _begin(calls, opts):
+def _met(opts):
     seconds = opts.timeout.total_seconds()
-    group = _meet(
-        opts.store, opts.group_rank, opts.group_size, timeout=seconds, numbers=opts.global_ranks_in_group
-    )
-    calls._begin(group, opts.store, seconds)
+    return _meet(opts.store, opts.group_rank, opts.group_size, timeout=seconds, numbers=opts.global_ranks_in_group)
 
 
 # torch keeps a backend by a pointer of C++ alone, which does not keep what is of Python.
 _kept: set = set()
 
 
-def make_backend(opts, _):
-    made = MusterBackend(opts.group_rank, opts.group_size, opts.timeout)
-    _begin(made, opts)
+def _kept_backend(group, store, timeout):
+    made = MusterBackend(group, store, timeout)
     _kept.add(made)
     return made
+
+
+def make_backend(opts, _):
+    return _kept_backend(_met(opts), opts.store, opts.timeout)
 
 
 def make_group(opts, _):
     if opts.process_group._get_backend_name() != "custom":
         raise ValueError('"muster" is a whole process group: beside other backends name "muster_cpu", as in "cpu:muster_cpu,cuda:nccl"')
-    made = MusterGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout)
-    _begin(made._backend, opts)
-    made.__dict__.update(made._backend.__dict__)  # one group, two faces
-    return made
+    return MusterGroup(_met(opts), opts.store, opts.timeout)

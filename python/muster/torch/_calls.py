@@ -59,12 +59,30 @@ def _alone(tensors):
     return tensors[0]
 
 
+class _ScaledSum(str):
+    """PREMUL_SUM: the sum of what each rank gives, times that rank's factor."""
+
+    factor = None
+
+
 def _op_of(op):
     """The name of an operation; a function of two tensors for those that muster has not."""
     found = _OPS.get(op.op.value)
+    if found is None and op.op.value == _Op.PREMUL_SUM.value and hasattr(op, "factor"):
+        found = _ScaledSum("sum")
+        found.factor = op.factor
     if found is None:
         raise ValueError(f"muster: there is no {op.op}: sum, average, product, min, max, and bits of integers")
     return found
+
+
+def _scaled(flat, op):
+    """What this rank gives to the operation: a copy if it has a factor."""
+    if not isinstance(op, _ScaledSum):
+        return flat
+    if not flat.is_floating_point():
+        raise ValueError(f"muster: there is no PREMUL_SUM of {flat.dtype}")
+    return flat.clone().mul_(op.factor)
 
 
 def _reducible(flat, op, dtype):
@@ -86,6 +104,7 @@ class Calls:
 
         self._collectives = Collectives(ProcessGroup(group, timeout=seconds))
         self._messages = Messages(ProcessGroup(group, timeout=seconds))
+        self._group = group
         self._ranks = self._collectives.ranks
         self._store = store
         self._seconds = seconds
@@ -105,10 +124,13 @@ class Calls:
     def _reduce_flat(self, flat, op, seconds, root=None):
         """In place; of `root` alone if there is one."""
         if isinstance(op, str):
+            given = _scaled(flat, op)
             if root is None:
-                self._ranks.all_reduce(flat, op, timeout=seconds)
+                self._ranks.all_reduce(given, op, timeout=seconds)
             else:
-                self._ranks.reduce(flat, root, op, timeout=seconds)
+                self._ranks.reduce(given, root, op, timeout=seconds)
+            if given is not flat and root in (None, self._ranks.rank):
+                flat.copy_(given)
             return
         parts = [torch.empty_like(flat) for _ in range(self._ranks.size)]
         self._ranks.all_gather_into(parts, flat, timeout=seconds)
@@ -151,6 +173,7 @@ class Calls:
 
     def _scatter_reduced(self, out, flat, sizes, op, seconds):
         """This rank's part of `flat`, which has a part of so many elements for each rank, into `out`."""
+        flat = _scaled(flat, op)
         if not isinstance(op, str):
             whole = flat.clone()
             self._reduce_flat(whole, op, seconds)

@@ -240,7 +240,7 @@ class Messages(_Lane):
         self._wanting = 0
 
     def begin(self, start, tensors, about, seconds, finish=None):
-        """A Work of the operation that start() begins. finish() is called when it has ended well."""
+        """A Work of the operation that start() begins, and has its error, too. finish() is called when it has ended well."""
         work = _Message(self, tensors, about, seconds)
         work.finish = finish
         self._wanting += 1
@@ -249,7 +249,8 @@ class Messages(_Lane):
                 work.operation = start()
                 self._step(work, None)
         except errors.Error as error:
-            raise in_torchs_words(error, seconds) from error
+            # Whether a failure of the group is known here or while somebody waits is a matter of chance.
+            work.end(in_torchs_words(error, seconds))
         finally:
             self._wanting -= 1
         if not work.is_success() and work.exception() is None:
