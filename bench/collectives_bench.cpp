@@ -5,11 +5,11 @@
 
 #include <sched.h>
 
-#include <CLI/CLI.hpp>
 #include <thread>
 #include <vector>
 
 #include "bench/collectives_loop.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/ours.hpp"
 #include "muster/message_queue.hpp"
@@ -97,17 +97,17 @@ void run(const std::shared_ptr<muster::SyncGroup>& group, const Settings& settin
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Collectives of the library");
-  app.add_option("--ranks", settings.ranks)->check(CLI::Range(1, 64));
-  app.add_option("--operation", settings.operation)
-      ->check(CLI::IsMember({"all_reduce", "all_reduce_shared", "all_gather", "all_gather_shared", "reduce_scatter",
-                             "broadcast", "queue"}));
-  app.add_flag("--arena", settings.in_arena, "inputs in a SharedArena");
-  app.add_flag("--world", settings.in_world, "this process is one rank of a job that has been started");
-  app.add_option("--dtype", settings.dtype);
-  app.add_option("--milliseconds", settings.milliseconds, "for each size");
-  app.add_option("--sizes", settings.sizes, "in bytes");
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("Collectives of the library");
+  options.add("--ranks", settings.ranks, "", bench::Range{1, 64});
+  options.add(
+      "--operation", settings.operation, "",
+      {"all_reduce", "all_reduce_shared", "all_gather", "all_gather_shared", "reduce_scatter", "broadcast", "queue"});
+  options.add("--arena", settings.in_arena, "inputs in a SharedArena");
+  options.add("--world", settings.in_world, "this process is one rank of a job that has been started");
+  options.add("--dtype", settings.dtype);
+  options.add("--milliseconds", settings.milliseconds, "for each size");
+  options.add("--sizes", settings.sizes, "in bytes");
+  options.parse(argc, argv);
   if (settings.in_world) {
     run(muster::world(), settings);
     return 0;

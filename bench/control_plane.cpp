@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <stdlib.h>
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
@@ -25,6 +24,7 @@
 #include "bench/counting_group.hpp"
 #include "bench/harness/linear_fit.hpp"
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "muster/gather.hpp"
 #include "muster/sync_group.hpp"
@@ -291,13 +291,13 @@ bool print_fits(const std::vector<Case>& cases, bool has_tensors) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("control plane: what ranks and tensors cost the first rank and the others");
-  app.add_option("--ranks", settings.ranks, "numbers of ranks (8,64,128,256,512)")->delimiter(',');
-  app.add_option("--tensors", settings.tensors, "tensors of each rank (0,100,1000)")->delimiter(',');
-  app.add_option("--repetitions", settings.repetitions, "exchanges of each case (7)");
-  app.add_flag("--check", settings.fails_on_squares,
-               "fail where a tenth of any number of bytes grows with the square of the ranks");
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("control plane: what ranks and tensors cost the first rank and the others");
+  options.add("--ranks", settings.ranks, "numbers of ranks (8,64,128,256,512)");
+  options.add("--tensors", settings.tensors, "tensors of each rank (0,100,1000)");
+  options.add("--repetitions", settings.repetitions, "exchanges of each case (7)");
+  options.add("--check", settings.fails_on_squares,
+              "fail where a tenth of any number of bytes grows with the square of the ranks");
+  options.parse(argc, argv);
   // Small exchanges would have their descriptors in their slots: here they are messages, as those of large ones are.
   ::setenv("MUSTER_EAGER", "0", 1);
   try {

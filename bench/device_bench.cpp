@@ -8,12 +8,12 @@
 
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <vector>
 
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "muster/cuda.hpp"
 #include "muster/error.hpp"
@@ -117,10 +117,10 @@ void run_case(bench::Meeting& meeting, SyncGroup& group, const Settings& setting
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Tensors on devices beside the driver's plain copy");
-  app.add_option("--bytes", settings.bytes, "Of the sender's tensor")->delimiter(',');
-  app.add_option("--repetitions", settings.repetitions, "Of each size");
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("Tensors on devices beside the driver's plain copy");
+  options.add("--bytes", settings.bytes, "Of the sender's tensor");
+  options.add("--repetitions", settings.repetitions, "Of each size");
+  options.parse(argc, argv);
   // In a child: whoever has started the driver cannot give devices to those that it forks.
   const bench::Mapping answer(64, bench::Mapping::Kind::shared);
   auto& found = reinterpret_cast<int&>(answer.bytes().front());

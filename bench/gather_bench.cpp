@@ -5,7 +5,6 @@
 
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -13,6 +12,7 @@
 
 #include "bench/harness/floor.hpp"
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/harness/report.hpp"
 #include "bench/ours.hpp"
@@ -103,14 +103,13 @@ bool run_placements(bench::Case what, const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Gathers a tensor of each rank, beside the floor; prints JSON lines for bench/run.");
-  app.add_option("--ranks", settings.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, bench::max_ranks));
-  app.add_option("--bytes", settings.bytes, "Bytes of one rank's tensor")->delimiter(',')->check(CLI::PositiveNumber);
-  app.add_option("--scenarios", settings.scenarios, "gather: pooled memory; first: a new group each time")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"gather", "first"}));
-  app.add_option("--repetitions", settings.repetitions, "Of each measurement (default: by size)");
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("Gathers a tensor of each rank, beside the floor; prints JSON lines for bench/run.");
+  options.add("--ranks", settings.ranks, "Numbers of ranks", bench::Range{2, bench::max_ranks});
+  options.add("--bytes", settings.bytes, "Bytes of one rank's tensor", bench::Range{});
+  options.add("--scenarios", settings.scenarios, "gather: pooled memory; first: a new group each time",
+              {"gather", "first"});
+  options.add("--repetitions", settings.repetitions, "Of each measurement (default: by size)");
+  options.parse(argc, argv);
 
   for (const std::string& scenario : settings.scenarios) {
     for (const int ranks : settings.ranks) {

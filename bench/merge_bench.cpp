@@ -10,7 +10,6 @@
 
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +20,7 @@
 
 #include "bench/harness/copy_kernels.hpp"
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/ours.hpp"
 #include "muster/merge_gather.hpp"
@@ -218,17 +218,14 @@ bool run_case(const What& what) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Merges a matrix of each rank while gathering, beside gathering and concatenating after.");
-  app.add_option("--ranks", settings.ranks, "Numbers of ranks that merge")
-      ->delimiter(',')
-      ->check(CLI::Range(2, bench::max_ranks - 1));
-  app.add_option("--bytes", settings.bytes, "Bytes of one rank's tensor (a multiple of 64 KiB)")->delimiter(',');
-  app.add_option("--rows", settings.rows, "Bytes of one rank's row in concat(1); 0: concat(0)")->delimiter(',');
-  app.add_option("--scenarios", settings.scenarios, "steady: from the third exchange on; first: a new group each time")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"steady", "first"}));
-  app.add_option("--repetitions", settings.repetitions, "Of each measurement (default: by size)");
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("Merges a matrix of each rank while gathering, beside gathering and concatenating after.");
+  options.add("--ranks", settings.ranks, "Numbers of ranks that merge", bench::Range{2, bench::max_ranks - 1});
+  options.add("--bytes", settings.bytes, "Bytes of one rank's tensor (a multiple of 64 KiB)");
+  options.add("--rows", settings.rows, "Bytes of one rank's row in concat(1); 0: concat(0)");
+  options.add("--scenarios", settings.scenarios, "steady: from the third exchange on; first: a new group each time",
+              {"steady", "first"});
+  options.add("--repetitions", settings.repetitions, "Of each measurement (default: by size)");
+  options.parse(argc, argv);
   for (const std::uint64_t bytes : settings.bytes) {
     if (bytes == 0 || bytes % (64U << 10) != 0) {
       std::fputs("bench: --bytes must be multiples of 65536\n", stderr);

@@ -8,7 +8,6 @@
 
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -21,6 +20,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "bench/harness/options.hpp"
 #include "muster/gather.hpp"
 #include "muster/mpi.hpp"
 
@@ -245,19 +245,15 @@ class Bench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("The library's gather beside MPI's own; start with mpiexec, over one host or several.");
-  app.add_option("--bytes", settings.bytes, "Bytes of one rank's tensor")
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{std::numeric_limits<int>::max()}));
-  app.add_option("--tensors", settings.tensors, "Of a rank, where they are small")->check(CLI::PositiveNumber);
-  app.add_option("--tensor-bytes", settings.tensor_bytes, "Of each of those")->check(CLI::PositiveNumber);
-  app.add_option("--repetitions", settings.repetitions, "Of each measurement")->check(CLI::PositiveNumber);
-  app.add_option("--cases", settings.cases, "large: one tensor a rank; small: many")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"large", "small"}));
-  app.add_option("--routes", settings.routes, "automatic; mpi: between ranks of one host, too")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"automatic", "mpi"}));
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("The library's gather beside MPI's own; start with mpiexec, over one host or several.");
+  options.add("--bytes", settings.bytes, "Bytes of one rank's tensor",
+              bench::Range{1, std::numeric_limits<int>::max()});
+  options.add("--tensors", settings.tensors, "Of a rank, where they are small", bench::Range{});
+  options.add("--tensor-bytes", settings.tensor_bytes, "Of each of those", bench::Range{});
+  options.add("--repetitions", settings.repetitions, "Of each measurement", bench::Range{});
+  options.add("--cases", settings.cases, "large: one tensor a rank; small: many", {"large", "small"});
+  options.add("--routes", settings.routes, "automatic; mpi: between ranks of one host, too", {"automatic", "mpi"});
+  options.parse(argc, argv);
 
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);

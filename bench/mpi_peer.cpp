@@ -6,7 +6,6 @@
 
 #include <mpi.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <climits>
 #include <cstdio>
@@ -19,6 +18,7 @@
 #include "bench/harness/copy_kernels.hpp"
 #include "bench/harness/floor.hpp"
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/harness/report.hpp"
 #include "bench/ours.hpp"
@@ -157,10 +157,10 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   std::vector<std::uint64_t> sizes = {1U << 20};
   int repetitions = 0;
-  CLI::App app("MPI beside the floor; start with mpiexec -n N. Prints JSON lines for bench/run.");
-  app.add_option("--bytes", sizes, "Bytes of one rank")->delimiter(',')->check(CLI::PositiveNumber);
-  app.add_option("--repetitions", repetitions, "Of each measurement (default: by size)");
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("MPI beside the floor; start with mpiexec -n N. Prints JSON lines for bench/run.");
+  options.add("--bytes", sizes, "Bytes of one rank", bench::Range{});
+  options.add("--repetitions", repetitions, "Of each measurement (default: by size)");
+  options.parse(argc, argv);
 
   int ranks = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);

@@ -6,7 +6,6 @@
 
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -18,6 +17,7 @@
 
 #include "bench/harness/copy_kernels.hpp"
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/harness/report.hpp"
 #include "bench/ours.hpp"
@@ -236,14 +236,14 @@ class SmallBench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Small exchanges beside all-gather rounds; prints JSON lines for bench/run.");
-  app.add_option("--ranks", settings.ranks, "Number of ranks")->check(CLI::Range(2, bench::max_ranks));
-  app.add_option("--repetitions", settings.repetitions, "Of each measurement")->check(CLI::PositiveNumber);
-  app.add_option("--many-tensors", settings.many_tensors, "Tensors of 1 KiB in one config")->check(CLI::PositiveNumber);
-  app.add_option("--arena-small", settings.arena_small, "Bytes of the small arena tensor")->check(CLI::PositiveNumber);
-  app.add_option("--arena-large", settings.arena_large, "Bytes of the large arena tensor")->check(CLI::PositiveNumber);
-  app.add_option("--scenarios", settings.scenarios)->delimiter(',')->check(CLI::IsMember({"small", "arena", "many"}));
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("Small exchanges beside all-gather rounds; prints JSON lines for bench/run.");
+  options.add("--ranks", settings.ranks, "Number of ranks", bench::Range{2, bench::max_ranks});
+  options.add("--repetitions", settings.repetitions, "Of each measurement", bench::Range{});
+  options.add("--many-tensors", settings.many_tensors, "Tensors of 1 KiB in one config", bench::Range{});
+  options.add("--arena-small", settings.arena_small, "Bytes of the small arena tensor", bench::Range{});
+  options.add("--arena-large", settings.arena_large, "Bytes of the large arena tensor", bench::Range{});
+  options.add("--scenarios", settings.scenarios, "", {"small", "arena", "many"});
+  options.parse(argc, argv);
 
   for (const std::string& scenario : settings.scenarios) {
     const bool good =

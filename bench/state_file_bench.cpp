@@ -13,7 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -31,13 +30,14 @@
 #include <thread>
 #include <vector>
 
+#include "bench/harness/options.hpp"
 #include "muster/state_file.hpp"
 
 namespace {
 
 using namespace muster;
 
-struct Options {
+struct Settings {
   std::string directory = ".";
   std::string file;
   std::uint64_t mebibytes = 512;
@@ -171,21 +171,21 @@ std::uint64_t read_plainly(const std::string& path) {
   return sum;
 }
 
-void settle(const Options& options) {
+void settle(const Settings& settings) {
   ::sync();
-  std::this_thread::sleep_for(std::chrono::seconds(options.settle));
+  std::this_thread::sleep_for(std::chrono::seconds(settings.settle));
 }
 
-void speed(const Options& options) {
-  const std::vector<NamedTensor> tensors = twelve(options.mebibytes);
+void speed(const Settings& settings) {
+  const std::vector<NamedTensor> tensors = twelve(settings.mebibytes);
   const std::uint64_t bytes = bytes_of(tensors);
-  const std::string ours = options.directory + "/ours.h5";
-  const std::string floor = options.directory + "/floor";
+  const std::string ours = settings.directory + "/ours.h5";
+  const std::string floor = settings.directory + "/floor";
   std::vector<std::function<void()>> turns;
   const auto turn = [&](const std::string& series, const std::string& path, std::function<void()> work) {
-    turns.push_back([&options, bytes, series, path, work = std::move(work)] {
+    turns.push_back([&settings, bytes, series, path, work = std::move(work)] {
       std::filesystem::remove(path);
-      settle(options);
+      settle(settings);
       say(series, seconds_of(work), bytes);
     });
   };
@@ -195,14 +195,14 @@ void speed(const Options& options) {
   turn("floor", floor, [&] { write_plainly(floor, tensors, false, false); });
   turn("write", ours, [&] { write_state_file(ours, {}, tensors, {.durable = false}); });
   std::mt19937 random(static_cast<unsigned>(::getpid()));
-  for (int round = 0; round < options.rounds; ++round) {
+  for (int round = 0; round < settings.rounds; ++round) {
     std::ranges::shuffle(turns, random);
     for (const auto& take : turns) take();
   }
   std::uint64_t expected = 0;
   for (const auto& [name, tensor] : tensors) expected += added_up(tensor.bytes());
   // Both files are in the page cache now. One round more, which does not count.
-  for (int round = 0; round <= options.rounds; ++round) {
+  for (int round = 0; round <= settings.rounds; ++round) {
     std::uint64_t sum = 0;
     const double plain = seconds_of([&] { sum = read_plainly(floor); });
     std::uint64_t own = 0;
@@ -232,8 +232,8 @@ void run_on_one_core() {
   require(::sched_setaffinity(0, sizeof set, &set) == 0, "sched_setaffinity");
 }
 
-void zstd(const Options& options) {
-  const auto bytes = static_cast<std::int64_t>(options.mebibytes << 20);
+void zstd(const Settings& settings) {
+  const auto bytes = static_cast<std::int64_t>(settings.mebibytes << 20);
   const std::vector<NamedTensor> all = {
       {"BF16", filled<std::uint16_t>(DType::bf16, {bytes / 2 / 1024, 1024}, 1, bf16)},
       {"F32", filled<float>(DType::f32, {bytes / 4 / 1024, 1024}, 2, [](float value) { return value; })},
@@ -243,12 +243,12 @@ void zstd(const Options& options) {
   require(::sched_getaffinity(0, sizeof cores, &cores) == 0, "sched_getaffinity");
   for (const NamedTensor& tensor : all) {
     // For the peer: the same values.
-    const std::string raw = options.directory + "/" + tensor.first + ".raw";
+    const std::string raw = settings.directory + "/" + tensor.first + ".raw";
     std::ofstream(raw, std::ios::binary)
         .write(reinterpret_cast<const char*>(tensor.second.data()),
                static_cast<std::streamsize>(tensor.second.nbytes()));
-    const std::string path = options.directory + "/zstd.h5";
-    for (int round = 0; round < options.rounds; ++round) {
+    const std::string path = settings.directory + "/zstd.h5";
+    for (int round = 0; round < settings.rounds; ++round) {
       for (const bool is_one_core : {true, false}) {
         if (is_one_core) run_on_one_core();
         const double before = processor_seconds();
@@ -272,57 +272,48 @@ void zstd(const Options& options) {
   }
 }
 
-void make(const Options& options) {
+void make(const Settings& settings) {
   std::vector<StateFileWriter::Entry> entries;
   const auto columns =
-      static_cast<std::int64_t>((options.mebibytes << 20) / 2 / 64 / static_cast<unsigned>(options.tensors));
-  for (int i = 0; i < options.tensors; ++i)
+      static_cast<std::int64_t>((settings.mebibytes << 20) / 2 / 64 / static_cast<unsigned>(settings.tensors));
+  for (int i = 0; i < settings.tensors; ++i)
     entries.push_back({fmt::format("model.layers.{}.mlp.experts.{}.down_proj.weight", i / 20, i % 20),
                        DType::bf16,
                        {64, std::max<std::int64_t>(columns, 1)}});
   StateFileInfo info{.generation = 1};
   info.job.fill(std::byte{0x11});
-  StateFileWriter writer(options.file, Config::object({{"bench", true}}), std::move(entries),
+  StateFileWriter writer(settings.file, Config::object({{"bench", true}}), std::move(entries),
                          {.info = info, .durable = false});
   // Holes are zeros, which is all that listing asks for.
-  for (int i = 0; i < options.tensors; ++i) writer.written_elsewhere(static_cast<std::size_t>(i));
+  for (int i = 0; i < settings.tensors; ++i) writer.written_elsewhere(static_cast<std::size_t>(i));
   writer.commit();
 }
 
-void open(const Options& options) {
-  for (int round = 0; round < options.rounds; ++round) {
+void open_again(const Settings& settings) {
+  for (int round = 0; round < settings.rounds; ++round) {
     std::size_t tensors = 0;
-    const double seconds = seconds_of([&] { tensors = StateFile::open(options.file).tensors().size(); });
-    say("open", seconds, std::filesystem::file_size(options.file), fmt::format(", \"tensors\": {}", tensors));
+    const double seconds = seconds_of([&] { tensors = StateFile::open(settings.file).tensors().size(); });
+    say("open", seconds, std::filesystem::file_size(settings.file), fmt::format(", \"tensors\": {}", tensors));
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  CLI::App app("State files beside their floors");
-  app.require_subcommand(1);
-  const auto command = [&](const char* name, void (*work)(const Options&)) {
-    CLI::App* sub = app.add_subcommand(name);
-    sub->add_option("--mebibytes", options.mebibytes);
-    sub->add_option("--rounds", options.rounds);
-    sub->callback([&options, work] { work(options); });
-    return sub;
-  };
-  CLI::App* sub = command("speed", &speed);
-  sub->add_option("--directory", options.directory);
-  sub->add_option("--settle", options.settle, "seconds of rest for the disk before each");
-  command("zstd", &zstd)->add_option("--directory", options.directory);
-  sub = command("make", &make);
-  sub->add_option("FILE", options.file)->required();
-  sub->add_option("--tensors", options.tensors);
-  command("open", &open)->add_option("FILE", options.file)->required();
+  Settings settings;
+  std::string work;
+  bench::Options options("State files beside their floors");
+  options.add("WORK", work, "", {"speed", "zstd", "make", "open"});
+  options.add("FILE", settings.file, "of make and open");
+  options.add("--directory", settings.directory, "of speed and zstd");
+  options.add("--mebibytes", settings.mebibytes);
+  options.add("--rounds", settings.rounds);
+  options.add("--settle", settings.settle, "seconds of rest for the disk before each of speed");
+  options.add("--tensors", settings.tensors, "of make");
+  options.parse(argc, argv);
   try {
-    app.parse(argc, argv);
+    (work == "speed" ? speed : work == "zstd" ? zstd : work == "make" ? make : open_again)(settings);
     return 0;
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
   } catch (const std::exception& error) {
     fmt::print(stderr, "state_file_bench: {}\n", error.what());
     return 1;

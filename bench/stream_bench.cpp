@@ -5,7 +5,6 @@
 
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -14,6 +13,7 @@
 
 #include "bench/harness/copy_kernels.hpp"
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "bench/harness/report.hpp"
 #include "bench/ours.hpp"
@@ -172,15 +172,15 @@ class StreamBench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Layers by gather_each beside the same by get_configs_parallel; prints JSON lines.");
-  app.add_option("--ranks", settings.ranks, "Number of ranks")->check(CLI::Range(2, bench::max_ranks));
-  app.add_option("--layers", settings.layers, "Layers of one stream")->check(CLI::PositiveNumber);
-  app.add_option("--bytes", settings.bytes, "Of one rank in one layer")->check(CLI::Range(4096, 1 << 30));
-  app.add_option("--budget", settings.budget, "Of shared memory of all senders")->check(CLI::PositiveNumber);
-  app.add_option("--depth", settings.depth, "Parts that a sender may have under way")->check(CLI::PositiveNumber);
-  app.add_option("--tensors", settings.tensors, "Of one layer")->check(CLI::Range(1, 64));
-  app.add_option("--repetitions", settings.repetitions, "Of each measurement")->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("Layers by gather_each beside the same by get_configs_parallel; prints JSON lines.");
+  options.add("--ranks", settings.ranks, "Number of ranks", bench::Range{2, bench::max_ranks});
+  options.add("--layers", settings.layers, "Layers of one stream", bench::Range{});
+  options.add("--bytes", settings.bytes, "Of one rank in one layer", bench::Range{4096, 1 << 30});
+  options.add("--budget", settings.budget, "Of shared memory of all senders", bench::Range{});
+  options.add("--depth", settings.depth, "Parts that a sender may have under way", bench::Range{});
+  options.add("--tensors", settings.tensors, "Of one layer", bench::Range{1, 64});
+  options.add("--repetitions", settings.repetitions, "Of each measurement", bench::Range{});
+  options.parse(argc, argv);
   // Whole rows of 64 bytes in every tensor.
   const auto unit = static_cast<std::uint64_t>(settings.tensors) * 64;
   settings.bytes = std::max(settings.bytes / unit * unit, unit);

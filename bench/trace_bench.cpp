@@ -5,13 +5,13 @@
 #include <fmt/core.h>
 #include <stdlib.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "bench/harness/measure.hpp"
+#include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "muster/gather.hpp"
 #include "muster/process_group.hpp"
@@ -88,11 +88,11 @@ void operations(bench::Meeting& meeting, const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("What recording costs");
-  app.add_option("--ranks", settings.ranks)->check(CLI::Range(1, bench::max_ranks / 2));
-  app.add_option("--batches", settings.batches)->check(CLI::Range(2, 10'000));
-  app.add_option("--batch", settings.batch, "operations of one")->check(CLI::Range(1, 10'000));
-  CLI11_PARSE(app, argc, argv);
+  bench::Options options("What recording costs");
+  options.add("--ranks", settings.ranks, "", bench::Range{1, bench::max_ranks / 2});
+  options.add("--batches", settings.batches, "", bench::Range{2, 10'000});
+  options.add("--batch", settings.batch, "operations of one", bench::Range{1, 10'000});
+  options.parse(argc, argv);
   std::string name = (std::filesystem::temp_directory_path() / "trace-bench-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) return 1;
   settings.directory = name;

@@ -10,7 +10,7 @@ namespace bench {
 
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -48,8 +48,9 @@ std::string usage_json(const std::vector<Usage>& usage) {
 }
 
 std::string head(const Case& what, std::string_view series) {
-  return fmt::format(R"({{"scenario":{},"series":{},"ranks":{},"bytes":{}{})", quoted(what.scenario), quoted(series),
-                     what.ranks, what.bytes, what.placement.empty() ? "" : R"(,"placement":)" + quoted(what.placement));
+  return fmt::format(R"({{"scenario":{},"series":{},"ranks":{},"bytes":{}{})", in_quotes(what.scenario),
+                     in_quotes(series), what.ranks, what.bytes,
+                     what.placement.empty() ? "" : R"(,"placement":)" + in_quotes(what.placement));
 }
 
 // One write a line: ranks share standard output.
@@ -74,7 +75,7 @@ void print_times(const Case& what, std::string_view series, const std::vector<do
 }
 
 void print_skipped(const Case& what, std::string_view series, std::string_view reason) {
-  put(fmt::format(R"({},"skipped":{})", head(what, series), quoted(reason)));
+  put(fmt::format(R"({},"skipped":{})", head(what, series), in_quotes(reason)));
 }
 
 void PhaseLog::add(const muster::ExchangeReport& report) {
@@ -94,11 +95,11 @@ void PhaseLog::print(const Case& what, std::string_view series, int rank) const 
   std::string phases;
   for (const Phase& phase : phases_) {
     phases += fmt::format(R"({}{{"name":{},"seconds":{:.6g},"bytes":{},"copies":{},"faults":{:.0f}}})",
-                          phases.empty() ? "" : ",", quoted(phase.name), median(phase.seconds), phase.last.bytes,
+                          phases.empty() ? "" : ",", in_quotes(phase.name), median(phase.seconds), phase.last.bytes,
                           phase.last.copies, median(phase.faults));
   }
   put(fmt::format(R"({},"rank":{},"route":{},"rounds":{},"pool_bytes":{},"phases":[{}])", head(what, series), rank,
-                  quoted(to_string(last_.route)), last_.rounds, last_.pool_bytes, phases));
+                  in_quotes(to_string(last_.route)), last_.rounds, last_.pool_bytes, phases));
 }
 
 }  // namespace bench
