@@ -78,7 +78,13 @@ HostsGroup::InRound::~InRound() {
   const auto hold = group_.context_->lock();
   group_.in_round_.store(0);
   if (std::uncaught_exceptions() == uncaught_) group_.ended_round_.store(group_.round_);
-  for (const Control& failure : std::exchange(group_.later_failures_, {})) group_.take(failure);
+  group_.hear_later_failures();
+}
+
+void HostsGroup::hear_later_failures() {
+  const auto hold = context_->lock();
+  for (const Control& failure : std::exchange(later_failures_, {}))
+    hear(host_of(rank_of(failure.from)), failure.error.get());
 }
 
 void HostsGroup::hear(int host, const Error& cause) {
@@ -172,6 +178,8 @@ bool HostsGroup::is_settled() const {
 Error HostsGroup::settle() noexcept {
   if (const auto decided = health_->decided()) return *decided;
   pass_on_local_failure();
+  // The round of this rank has failed, too.
+  hear_later_failures();
   // Step 2.
   while (!verdict() && !is_settled()) {
     // A mate has put it there, and may be telling it.

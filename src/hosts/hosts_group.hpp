@@ -205,6 +205,7 @@ class HostsGroup final : public sync::Group, private Listener {
   void tell_other_hosts(const Error& cause) noexcept;
   /// Another host's failure.
   void hear(int host, const Error& cause);
+  void hear_later_failures();
   /// Whether the hosts have to come to the same cause (Health).
   [[nodiscard]] bool settles() const noexcept;
   /// Connections break where a rank has died, and where one has left because of that: a death on this host comes first.

@@ -71,8 +71,8 @@ void HostsGroup::take(const Control& control) {
   view.heard = Clock::now();
   switch (control.kind) {
     case ControlKind::failure:
-      // For the sender this round has ended: its end is on the way to this rank, too.
-      if (const std::uint32_t mine = in_round_.load(); mine != 0 && control.round >= mine)
+      // For the sender this round has ended: its end is on the way to this rank, too, unless that fails by itself.
+      if (const std::uint32_t mine = in_round_.load(); mine != 0 && control.round >= mine && !health_->since())
         later_failures_.push_back(control);
       else
         hear(host_of(from), control.error.get());
