@@ -55,14 +55,7 @@ Loan LentMemory::lend(std::uint64_t bytes, std::span<const int> ranks) {
 }
 
 HeldResult LentMemory::take(const ResultOffer& offer, std::size_t at, std::uint64_t bytes) {
-  std::shared_ptr<shm::RemoteSegment>& segment = mapped_[offer.place];
-  if (!segment) {
-    std::erase_if(mapped_, [](const auto& each) {
-      return each.second != nullptr && each.second->header().retired.load(std::memory_order_acquire) != 0;
-    });
-    const auto region = owner_ == group_.rank() ? sync::Region::own() : group_.region_of(owner_);
-    segment = std::make_shared<shm::RemoteSegment>(*region, offer.place, access_);
-  }
+  const std::shared_ptr<shm::RemoteSegment> segment = mapped_.at(group_, owner_, offer.place, access_);
   if (bytes > segment->capacity()) throw Error(ErrorKind::corrupt, "lent memory has not the room that it needs");
   // Stamps may run over, as those of an offer do.
   const std::uint64_t stamp = (offer.first_stamp - 1 + at) % ((1U << 30) - 1) + 1;

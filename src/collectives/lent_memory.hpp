@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -46,7 +45,7 @@ class LentMemory {
   os::Access access_;
   std::vector<std::shared_ptr<const sync::PeerLiveness>> holders_;  // by rank; null: this one
   std::vector<std::shared_ptr<shm::OwnedSegment>> own_;
-  std::map<std::uint64_t, std::shared_ptr<shm::RemoteSegment>> mapped_;  // by place
+  shm::RemoteSegments mapped_;
 };
 
 }  // namespace muster::collectives

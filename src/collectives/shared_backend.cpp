@@ -21,12 +21,13 @@
 #include <vector>
 
 #include "src/collectives/backend.hpp"
+#include "src/collectives/lent_memory.hpp"
 #include "src/collectives/shared_blocks.hpp"
-#include "src/collectives/shared_results.hpp"
 #include "src/collectives/slices.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
+#include "src/shm/arena_core.hpp"
 #include "src/shm/stream_copy.hpp"
 #include "src/sync/failing.hpp"
 
@@ -67,13 +68,15 @@ class SharedBackend final : public Backend {
   SharedBackend(sync::Group& group, const WaitOptions& options)
       : group_(group),
         blocks_(group, block_bytes, options),
-        inputs_(group),
-        results_(group),
+        results_(group, 0, os::Access::read_write),
         cards_(static_cast<std::size_t>(group.size())),
         sources_(cards_.size()),
         placed_(cards_.size()) {
     late_.reserve(ranks());
   }
+  SharedBackend(const SharedBackend&) = delete;
+  SharedBackend& operator=(const SharedBackend&) = delete;
+  ~SharedBackend() override { result_.withdraw(); }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shared memory"; }
 
@@ -262,16 +265,30 @@ class SharedBackend final : public Backend {
 
   /// An input that is worth it is read where it lies.
   [[nodiscard]] Card with_input(Card card, Bytes in, std::uint64_t least = least_placed) const {
-    if (in.size() >= least && card.status == 0) card.input = SharedInputs::place_of(in);
+    if (in.size() < least || card.status != 0) return card;
+    if (const auto found = detail::ArenaCore::find(in.data(), in.size()))
+      card.input = {found->arena->segment().place(), found->offset};
     return card;
   }
-  /// Rank 0 has room for a result of so many bytes.
+  /// What lies in an arena of another rank.
+  [[nodiscard]] const std::byte* placed_input(std::size_t rank) {
+    const InputPlace& place = cards_[rank].input;
+    const auto segment = arenas_.at(group_, static_cast<int>(rank), place.arena);
+    if (place.offset > segment->capacity() || cards_[rank].bytes > segment->capacity() - place.offset)
+      throw Error(ErrorKind::corrupt, "another rank names a place outside its arena");
+    return segment->data() + place.offset;
+  }
+  /// Rank 0 has room for a result of so many bytes. What nobody has taken of the last offer, because the call has
+  /// failed before, is withdrawn.
   [[nodiscard]] Card with_result(Card card, std::uint64_t bytes) {
-    if (self() == 0 && card.status == 0) card.result = sync::or_fail(group_, [&] { return results_.offer(bytes); });
+    if (self() != 0 || card.status != 0) return card;
+    result_.withdraw();
+    result_ = sync::or_fail(group_, [&] { return results_.lend(bytes, group_.all()); });
+    card.result = result_.offer;
     return card;
   }
   HeldResult take_result(std::uint64_t bytes) {
-    return sync::or_fail(group_, [&] { return results_.take(cards_[0].result, bytes); });
+    return sync::or_fail(group_, [&] { return results_.take(cards_[0].result, self(), bytes); });
   }
   /// Others have read what lies in this rank's arena: it is the caller's again.
   void until_read(const Card& mine, const WaitOptions& options) {
@@ -365,7 +382,7 @@ class SharedBackend final : public Backend {
         const Card& its = cards_[rank];
         placed_[rank] = nullptr;
         if (rank != self() && its.input.arena != 0)
-          placed_[rank] = sync::or_fail(group_, [&] { return inputs_.map(rank, its.input, its.bytes); });
+          placed_[rank] = sync::or_fail(group_, [&] { return placed_input(rank); });
       }
     } catch (...) {
       // On all ranks: the first step has been taken, whatever it was.
@@ -430,8 +447,9 @@ class SharedBackend final : public Backend {
 
   sync::Group& group_;
   SharedBlocks blocks_;
-  SharedInputs inputs_;
-  SharedResults results_;
+  shm::RemoteSegments arenas_;  // of other ranks
+  LentMemory results_;          // rank 0's, which all ranks hold
+  Loan result_;                 // the last one
   std::uint64_t cache_bytes_ = os::last_level_cache();
   int turns_ = os::turns_on_core(group_.size());
   std::uint32_t operation_ = 0;

@@ -51,7 +51,7 @@ class ShmMerge final : public Transfer {
         state_(shm_state_of(*call.group)),
         source_(call.value->as_tensor().view()),
         lane_(call.first(), hash_list(call.list)) {
-    forget_retired(*state_);
+    state_->remotes.forget_retired();
   }
 
   ~ShmMerge() override {
@@ -202,9 +202,8 @@ void ShmMerge::find(std::uint64_t place) {
     data_ = plan_.slot->segment().data();
     return;
   }
-  const auto known = state_->remotes.find({call_.first(), place});
-  if (known != state_->remotes.end() && known->second->capacity() >= area_.total) {
-    remote_ = known->second;
+  remote_ = state_->remotes.known(call_.first(), place);
+  if (remote_ && remote_->capacity() >= area_.total) {
     data_ = remote_->mapping().data();
     return;
   }
@@ -216,7 +215,7 @@ void ShmMerge::take_in() {
   try {
     const std::uint64_t place = hear(call_, call_.first(), handing_out);
     if (place == 0) return;
-    remote_ = segment_of(*state_, *call_.group, call_.first(), place, os::Access::read_write);
+    remote_ = state_->remotes.at(*call_.group, call_.first(), place, os::Access::read_write);
     if (remote_->capacity() < area_.total)
       throw Error(ErrorKind::corrupt, "the first rank names a segment that is too small");
     // Its memory may have been given back since it was last used.

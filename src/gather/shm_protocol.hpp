@@ -49,17 +49,10 @@ constexpr std::uint64_t message_place(std::uint64_t moving_bytes) noexcept {
 struct ShmState {
   std::mutex cleaning;
   shm::SenderPool pool;
-  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<shm::RemoteSegment>> remotes;   // by owner and place
+  shm::RemoteSegments remotes;
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and place
 };
-/// The segment at that place of another rank's region, mapped when it is first asked for, or asked for to write. Throws
-/// as shm::RemoteSegment.
-std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Group& group, int owner,
-                                               std::uint64_t place, os::Access access = os::Access::read_only);
-
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
-/// Unmaps what its owner has dropped and nobody holds: the mapping is the last that keeps it.
-void forget_retired(ShmState& state);
 
 struct MessageHeader {
   std::uint64_t exchange = 0;
@@ -131,7 +124,7 @@ class ShmSending final : public Transfer {
 class ShmReceiving final : public Transfer {
  public:
   explicit ShmReceiving(const Call& call) : call_(call), state_(shm_state_of(*call.group)), entries_(call.list.size()) {
-    forget_retired(*state_);
+    state_->remotes.forget_retired();
   }
   void offer(Record&) override {}
   void move(std::span<const Record> records, ExchangeReport& report) override;

@@ -51,7 +51,7 @@ std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& r
 }
 
 std::shared_ptr<shm::RemoteSegment> ShmReceiving::segment(int sender, std::uint64_t place, os::Access access) {
-  return segment_of(*state_, *call_.group, sender, place, access);
+  return state_->remotes.at(*call_.group, sender, place, access);
 }
 
 void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<const std::byte> message,

@@ -32,21 +32,6 @@ bool is_eager() {
   return os::environment("MUSTER_EAGER") != "0";
 }
 
-void forget_retired(ShmState& state) {
-  std::erase_if(state.remotes, [](const auto& item) {
-    return item.second.use_count() == 1 && item.second->header().retired.load(std::memory_order_acquire) != 0;
-  });
-}
-
-std::shared_ptr<shm::RemoteSegment> segment_of(ShmState& state, const sync::Group& group, int owner,
-                                               std::uint64_t place, os::Access access) {
-  const auto known = state.remotes.find({owner, place});
-  if (known != state.remotes.end() && known->second->access() >= access) return known->second;
-  auto segment = std::make_shared<shm::RemoteSegment>(*group.region_of(owner), place, access);
-  state.remotes[{owner, place}] = segment;
-  return segment;
-}
-
 void tell(const Call& call, int to, std::uint64_t segment, const char* phase) {
   const Note note{call.number, segment};
   call.group->send(to, std::as_bytes(std::span(&note, 1)), call.wait(phase), sync::Subject::exchange);
@@ -93,7 +78,7 @@ class ShmRoute final : public RouteDriver {
       state->pool.drop(rank);
       // Its memory goes with what somebody still looks at.
       if (const auto region = group.region_of(rank)) region->let_go();
-      std::erase_if(state->remotes, [&](const auto& item) { return item.first.first == rank; });
+      state->remotes.forget(rank);
     }
   }
 };

@@ -186,6 +186,27 @@ RemoteSegment::~RemoteSegment() {
     os::punch_hole(*memory_, place_, header_bytes + capacity());
 }
 
+std::shared_ptr<RemoteSegment> RemoteSegments::at(const sync::Group& group, int owner, std::uint64_t place,
+                                                  os::Access access) {
+  if (const auto segment = known(owner, place); segment && segment->access() >= access) return segment;
+  forget_retired();
+  const auto region = owner == group.rank() ? sync::Region::own() : group.region_of(owner);
+  auto segment = std::make_shared<RemoteSegment>(*region, place, access);
+  segments_.insert_or_assign({owner, place}, segment);
+  return segment;
+}
+
+std::shared_ptr<RemoteSegment> RemoteSegments::known(int owner, std::uint64_t place) const {
+  const auto found = segments_.find({owner, place});
+  return found == segments_.end() ? nullptr : found->second;
+}
+
+void RemoteSegments::forget_retired() {
+  std::erase_if(segments_, [](const auto& each) {
+    return each.second.use_count() == 1 && each.second->header().retired.load(std::memory_order_acquire) != 0;
+  });
+}
+
 void RemoteSegment::write(std::uint64_t offset, std::span<const std::byte> bytes) {
   write_fresh(*memory_, place_ + header_bytes, data_.data(), offset, bytes);
 }

@@ -9,9 +9,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/os/shared_memory.hpp"
@@ -168,6 +170,26 @@ class RemoteSegment {
   std::uint64_t populated_ = 0;
   PopulatedBlocks blocks_;
   std::int64_t owner_pid_;
+};
+
+/// Other ranks' segments that this process has mapped.
+class RemoteSegments {
+ public:
+  /// That of `owner` at a place in its region, mapped when it is first asked for, or asked for to write. Throws as
+  /// RemoteSegment.
+  std::shared_ptr<RemoteSegment> at(const sync::Group& group, int owner, std::uint64_t place,
+                                    os::Access access = os::Access::read_only);
+  /// Null if it is not mapped.
+  [[nodiscard]] std::shared_ptr<RemoteSegment> known(int owner, std::uint64_t place) const;
+  /// Unmaps what its owner has dropped and nobody holds: the mapping is the last that keeps it.
+  void forget_retired();
+  /// All of that rank.
+  void forget(int owner) {
+    std::erase_if(segments_, [&](const auto& each) { return each.first.first == owner; });
+  }
+
+ private:
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<RemoteSegment>> segments_;  // by owner and place
 };
 
 /// A lease that this process has taken. Its end gives it back: noexcept, any thread, nothing in a forked child.

@@ -4,6 +4,7 @@
 // register their ways here when their library is loaded. libmuster-mpi is there from the start in a program that is
 // linked with it; for others it is loaded if the environment says that MPI has started them.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,24 +15,15 @@
 namespace muster::sync {
 
 struct DistantWorld {
-  std::string directory;  ///< MUSTER_WORKSPACE
+  std::string place;  ///< where the ranks meet: a directory (MUSTER_WORKSPACE), or an address (Start::meeting)
   std::string key;
   int rank = 0;
   int size = 1;
 };
-using DistantWorldMaker = std::function<std::shared_ptr<SyncGroup>(const DistantWorld&)>;
+using WorldMaker = std::function<std::shared_ptr<SyncGroup>(const DistantWorld&)>;
+enum class MeetBy : std::uint8_t { files, tcp };
 
-void set_distant_world_maker(DistantWorldMaker maker);
-
-struct TcpWorld {
-  std::string address;  ///< Start::meeting
-  std::string key;
-  int rank = 0;
-  int size = 1;
-};
-using TcpWorldMaker = std::function<std::shared_ptr<SyncGroup>(const TcpWorld&)>;
-
-void set_tcp_world_maker(TcpWorldMaker maker);
+void set_world_maker(MeetBy by, WorldMaker maker);
 
 struct MpiSupport {
   /// Ranks of MPI_COMM_WORLD; 0 if the program has not initialised MPI, or ended it.

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <mutex>
@@ -54,21 +55,18 @@ const MpiSupport& require_mpi() {
 namespace muster {
 namespace {
 
-sync::DistantWorldMaker& distant_maker() {
-  static sync::DistantWorldMaker maker;
-  return maker;
-}
-
-sync::TcpWorldMaker& tcp_maker() {
-  static sync::TcpWorldMaker maker;
-  return maker;
+sync::WorldMaker& maker_by(sync::MeetBy by) {
+  static std::array<sync::WorldMaker, 2> makers;
+  return makers.at(static_cast<std::size_t>(by));
 }
 
 /// Ranks whose launcher has told them who they are, but has no way between them.
 std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
   const auto workspace = os::environment("MUSTER_WORKSPACE");
-  const bool meets_by_tcp = !workspace && !start.meeting.empty() && tcp_maker();
-  if (start.is_apart && !meets_by_tcp && (!workspace || !distant_maker()))
+  const sync::WorldMaker& maker = maker_by(workspace ? sync::MeetBy::files : sync::MeetBy::tcp);
+  const std::string& place = workspace ? *workspace : start.meeting;
+  const bool can_meet = maker && !place.empty();
+  if (start.is_apart && !can_meet)
     throw Error(ErrorKind::unsupported,
                 fmt::format("some of the {} ranks are not on this host ({}), and nothing says where they meet: set "
                             "MASTER_ADDR and MASTER_PORT to an address of rank 0's host, name a directory that all of "
@@ -79,11 +77,9 @@ std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
     throw Error(ErrorKind::argument,
                 "the environment has RANK and WORLD_SIZE but nothing that tells this job from others: start the ranks "
                 "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
-  if (meets_by_tcp)
-    return tcp_maker()({.address = start.meeting, .key = start.key, .rank = start.rank, .size = start.size});
   // Who names a workspace and does not say that all ranks are here has ranks elsewhere.
-  if (workspace && !start.is_here && distant_maker())
-    return distant_maker()({.directory = *workspace, .key = start.key, .rank = start.rank, .size = start.size});
+  if (can_meet && !(workspace && start.is_here))
+    return maker({.place = place, .key = start.key, .rank = start.rank, .size = start.size});
   return local_group({.key = start.key, .rank = start.rank, .size = start.size, .timeout = {}});
 }
 
@@ -132,12 +128,8 @@ void set_world(std::shared_ptr<SyncGroup> group) {
 
 namespace sync {
 
-void set_distant_world_maker(DistantWorldMaker maker) {
-  distant_maker() = std::move(maker);
-}
-
-void set_tcp_world_maker(TcpWorldMaker maker) {
-  tcp_maker() = std::move(maker);
+void set_world_maker(MeetBy by, WorldMaker maker) {
+  maker_by(by) = std::move(maker);
 }
 
 std::chrono::milliseconds default_timeout() {

@@ -34,8 +34,8 @@ std::string key_of(const TcpGroupOptions& options) {
 
 [[maybe_unused]] const bool is_registered = [] {
   hosts::add_route(Route::tcp, "TCP", "make it with tcp_group()");
-  sync::set_tcp_world_maker([](const sync::TcpWorld& world) {
-    return tcp_group({.address = world.address, .rank = world.rank, .size = world.size, .key = world.key});
+  sync::set_world_maker(sync::MeetBy::tcp, [](const sync::DistantWorld& world) {
+    return tcp_group({.address = world.place, .rank = world.rank, .size = world.size, .key = world.key});
   });
   return true;
 }();

@@ -411,9 +411,9 @@ void check(const FileGroupOptions& options) {
 
 // Made known when the library is loaded.
 [[maybe_unused]] const bool is_registered = [] {
-  sync::set_distant_world_maker([](const sync::DistantWorld& world) {
+  sync::set_world_maker(sync::MeetBy::files, [](const sync::DistantWorld& world) {
     return file_group(
-        {.directory = world.directory, .key = world.key, .rank = world.rank, .size = world.size, .timeout = {}});
+        {.directory = world.place, .key = world.key, .rank = world.rank, .size = world.size, .timeout = {}});
   });
   return true;
 }();
