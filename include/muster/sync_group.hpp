@@ -123,8 +123,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// is not in the list it passes (or passes an empty one) gets null. The new group has its own rounds and failures,
   /// and its messages call ranks by their numbers in the job (RankInfo::rank). Throws as barrier, and on all ranks
   /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) if ranks of a list pass different ones;
-  /// these leave the group usable. Over MPI no communicator
-  /// is made, and the ranks may be on any hosts.
+  /// these leave the group usable. Over MPI no communicator is made, and the ranks may be on any hosts.
   virtual std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) = 0;
 
   /// Makes `cause` the failure of all ranks, if there is none yet. Local, any thread.

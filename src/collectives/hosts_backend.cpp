@@ -2,7 +2,7 @@
 // Collectives of several hosts, of which one at least has two ranks or more. Between hosts each byte goes once for all
 // ranks of a host:
 //  - all_reduce: each host reduces, a slice a rank; each slice is reduced across the hosts; each host gathers its
-//  slices. If some hosts have fewer ranks than others, only as many ranks of each host have slices.
+//    slices. If some hosts have fewer ranks than others, only as many ranks of each host have slices.
 // and, if all hosts have as many ranks:
 //  - reduce_scatter: each host reduces what goes to the ranks of each host; what goes to a rank is reduced across.
 //  - all_gather: each rank gathers from those at its place on the other hosts; each host gathers what its ranks have.
