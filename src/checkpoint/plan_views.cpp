@@ -171,7 +171,7 @@ void set_cast(ViewedTensor& tensor, DType to, bool may_overflow) {
 
 ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank,
                      const std::optional<DType>& dtype) {
-  if (plan.views().empty() && plan.at().empty() && !dtype) return {std::move(rank), {}, {}};
+  if (!has_views(plan) && !dtype) return {std::move(rank), {}, {}};
   ViewedRank viewed{{{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours}, {}, {}};
   std::map<std::string, std::string> origins;
   for (std::size_t index = 0; index < rank.tensors.size(); ++index) {

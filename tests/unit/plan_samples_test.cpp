@@ -312,6 +312,16 @@ struct Sample {
   bool of_experts = false;
 };
 
+void check_shard(const std::string& file, const std::vector<NamedTensor>& tensors) {
+  const SafetensorsFile shard = SafetensorsFile::open(file);
+  REQUIRE(tensors.size() == shard.tensors().size());
+  for (const auto& [name, tensor] : tensors) {
+    CAPTURE(name);
+    REQUIRE(shard.find(name));
+    CHECK(bitwise_equal(tensor, shard.tensor(name)));
+  }
+}
+
 // Meta's models have no biases.
 void erase_biases(Model& model) {
   std::erase_if(model, [](const auto& item) { return item.first.ends_with(".bias"); });
@@ -371,6 +381,25 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
       for (const auto& [tensor, loaded] : load_shard(given, sample.plan, layout, rank))
         CHECK(bitwise_equal(loaded, cut.tensor(places.at(tensor))));
     }
+    // Cut for others by a plan of HuggingFace's names, each rank's part straight from the ranks that are there.
+    const ParallelLayout two = ParallelLayout::parse(sample.of_experts ? "tp=2,pp=1,ep=2" : "tp=2,pp=2");
+    const std::string plan = sample.of_experts ? "moe" : "llama";
+    shard_model(given, temporary.path().string() + "/want", plan, two);
+    const std::string named = sample.of_experts ? plan : "";  // config.json says llama, which is "auto"
+    options.to = two;
+    options.to_plan = named;
+    export_model(shards, temporary.path().string() + "/cut_anew", sample.plan, *single_group(), options);
+    for (int rank = 0; rank < two.ranks(); ++rank) {
+      const std::string name = "/" + shard_file_name(rank, two.ranks());
+      const auto loaded = load_shard(shards, sample.plan, two, rank, {.from = layout, .to_plan = named});
+      check_shard(temporary.path().string() + "/want" + name, loaded);
+      check_shard(temporary.path().string() + "/cut_anew" + name, loaded);
+    }
+    // And by a plan with views, for more and other ranks of the same program.
+    shard_model(given, temporary.path().string() + "/theirs", sample.plan, {.tensor = 2});
+    for (int rank = 0; rank < 2; ++rank)
+      check_shard(temporary.path().string() + "/theirs/" + shard_file_name(rank, 2),
+                  load_shard(shards, sample.plan, {.tensor = 2}, rank, {.from = layout, .to_plan = sample.plan}));
     // Cut and joined again, by the plan that the shards remember.
     export_model(temporary.path().string() + "/cut", temporary.path().string() + "/again", "", *single_group());
     test::check_equal(given, temporary.path().string() + "/again");
