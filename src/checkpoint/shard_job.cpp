@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -24,6 +25,18 @@ MergePlan cutting_plan(const ModelSource& from, const std::string& name) {
   return MergePlan::load(name.empty() ? "auto" : name, from.config ? &*from.config : nullptr);
 }
 
+/// Throws if the model has names that ranks have, before the plan's views.
+void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
+  for (const NamedSpec& tensor : model)
+    if (!plan.origin(tensor.name) &&
+        std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }))
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
+                      "then, and --to-plan (\"to_plan\") says by which it is cut",
+                      in_quotes(tensor.name), in_quotes(plan.name())));
+}
+
 }  // namespace
 
 ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const ParallelLayout& layout)
@@ -39,6 +52,7 @@ ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const Paralle
     ++report.tensors;
     report.bytes += entry.bytes;
   }
+  check_names(plan, tensors);
   check_against_config(plan, tensors);
   const Arrangement arrangement = arrange_model(plan, tensors);
   outputs = shard_outputs(arrangement, plan, layout, from.metadata);
