@@ -49,6 +49,7 @@ struct RankTensors {
   PaddedSizes padded;
   HeadCounts heads = {};
   bool is_ours = false;  ///< the shard says how it was cut: nothing is left to guess
+  int number = 0;        ///< of the rank
 };
 
 /// A tensor of the model.

@@ -186,6 +186,7 @@ bool is_same_plan(const std::string& a, const std::string& b) {
 
 RankTensors to_rank_tensors(ShardListing listing) {
   RankTensors tensors{std::move(listing.tensors), {}};
+  tensors.number = listing.rank;
   if (!listing.facts) return tensors;
   tensors.padded = std::move(listing.facts->padded);
   tensors.heads = std::move(listing.facts->heads);

@@ -160,7 +160,12 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
   CHECK(has(error(groups, {60, 2}),
             "plan \"p\": view 1: tensor \"a.weight\": its size 60 along dimension 0 is no "
             "multiple of 4 parts of [2, 1, 1]"));
-  CHECK(has(error(groups, {64, 2}, 8), "8 ranks do not divide the 4 groups"));
+  CHECK(has(error(groups, {64, 2}, 6), "6 ranks do not divide the 4 groups"));
+  CHECK(has(error(groups, {9, 2}, 8), "2 ranks have a group of [2, 1, 1] heads together, which are no multiple of 9"));
+  CHECK(has(error(groups, {96, 2}), "it has a gate for each query head; \"gated_groups\""));
+  std::string gated = groups;
+  gated.replace(gated.find("groups"), 6, "gated_groups");
+  CHECK(has(error(gated, {96, 2}, 8), "8 ranks do not divide the 4 groups"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": [1, 2], "dim": 2}, "to": ["x", "y"]})", {6, 2}),
             "the shape [6, 2] has no dimension 2"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": ["no_such", 2]}, "to": ["x", "y"]})", {6, 2}),
