@@ -147,7 +147,8 @@ struct MergeRule {
 struct ViewRule {
   /// Along `dim` into parts: in the proportion of blocks; of so many heads of the whole model each (as ConcatAction's);
   /// or of groups that each have their share of the heads, one group after the other, as Megatron has query, key and
-  /// value. Gated: in each group gates lie behind the first part's heads, as many; with it each head has its own behind it.
+  /// value. Gated: in each group gates lie behind the first part's heads, as many; with it each head has its own behind
+  /// it.
   struct Split {
     enum class By : std::uint8_t { blocks, heads, groups, gated_groups } by = By::blocks;
     std::int64_t dim = 0;
