@@ -75,8 +75,8 @@ struct ShardReport {
 ///
 /// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, a layout that the
 /// plan does not know or that leaves a rank without a head, a layer or an expert, a model that is not as its
-/// config.json says, a cut through the blocks of a quantisation scale; Error(not_found | corrupt | io | no_space) from
-/// reading and writing; with `to_plan` also as export_model.
+/// config.json says, a cut through the blocks of a quantisation scale (but of 8-bit floats); Error(not_found | corrupt
+/// | io | no_space) from reading and writing; with `to_plan` also as export_model.
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 

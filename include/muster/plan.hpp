@@ -173,6 +173,7 @@ struct ViewRule {
 struct MergeFacts {
   std::span<const TensorSpec> weight = {};    ///< of a scale: its weight's, of the same ranks
   std::optional<std::size_t> cut_along = {};  ///< the ranks' shards say that they were cut along this dimension
+  bool is_whole = false;                      ///< of a scale: they say that each has all of it
 };
 
 /// A rule's action for tensors of certain shapes, with all numbers known.

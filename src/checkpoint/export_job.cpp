@@ -242,8 +242,13 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
     OutputFile& output = outputs.files.emplace_back();
     output.name = shard_file_name(rank, layout.ranks());
     output.metadata = metadata;
-    output.metadata[std::string(shard_metadata_key)] = shard_facts_text(
-        {rank, layout.ranks(), placement.padded[at], layout, {plan.name(), plan.text()}, placement.heads[at]});
+    output.metadata[std::string(shard_metadata_key)] = shard_facts_text({rank,
+                                                                         layout.ranks(),
+                                                                         placement.padded[at],
+                                                                         layout,
+                                                                         {plan.name(), plan.text()},
+                                                                         placement.heads[at],
+                                                                         placement.blocked[at]});
     for (const PlacedTensor& placed : placement.ranks[at]) {
       const ArrangedTensor& tensor = arrangement.tensors[placed.whole];
       const merge::Cut& cut = placement.cuts[placed.whole];

@@ -213,7 +213,8 @@ void set_cast(ViewedTensor& tensor, DType to, bool may_overflow) {
 ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank,
                      const std::optional<DType>& dtype) {
   if (!has_views(plan) && !dtype) return {std::move(rank), {}, {}};
-  ViewedRank viewed{{{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours, rank.number}, {}, {}};
+  ViewedRank viewed{
+      {{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours, rank.number, std::move(rank.blocked)}, {}, {}};
   const int tensor_rank = layout.place(rank.number).tensor;
   std::map<std::string, std::string> origins;
   for (std::size_t index = 0; index < rank.tensors.size(); ++index) {

@@ -12,12 +12,14 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/load_shard.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -561,6 +563,46 @@ TEST_CASE("of more ranks of Megatron than groups each has a slice of a group") {
   CHECK(has(words_of(ErrorKind::argument,
                      [&] { shard_model(given, temporary.path().string() + "/cut", "megatron", layout); }),
             "8 ranks do not divide the 4 groups"));
+}
+
+TEST_CASE("8-bit floats whose blocks the ranks do not divide: each rank has all scales, and knows where it begins") {
+  const TemporaryDirectory temporary;
+  const std::string given = temporary.path().string() + "/model";
+  write_config(given);
+  std::vector<NamedTensor> tensors;
+  const auto add = [&](const std::string& name, DType dtype, const Shape& shape) {
+    Tensor tensor = Tensor::allocate(dtype, shape);
+    for (std::uint64_t i = 0; i < tensor.nbytes(); ++i)
+      tensor.mutable_data()[i] = static_cast<std::byte>((i * 7 + tensors.size()) % 120);
+    tensors.emplace_back(name, tensor);
+  };
+  const std::string at = "model.layers.0.mlp.";
+  for (const auto& [name, rows, columns] :
+       {std::tuple("gate_proj", 320, 160), std::tuple("up_proj", 512, 160), std::tuple("down_proj", 160, 320)}) {
+    add(at + name + ".weight", DType::f8_e4m3fn, {rows, columns});
+    add(at + name + ".weight_scale_inv", DType::f32, {(rows + 127) / 128, (columns + 127) / 128});
+  }
+  test::write_tensors(given + "/model.safetensors", tensors);
+  std::ofstream(given + "/config.json") << "{}";
+  for (const int ranks : {2, 4, 6}) {
+    CAPTURE(ranks);
+    const std::string to = temporary.path().string() + "/" + std::to_string(ranks);
+    const ShardReport report = shard_model(given, to, "llama", {.tensor = ranks});
+    CHECK(has(report.notes.at(0), "every rank has all of it"));
+    const SafetensorsFile last = SafetensorsFile::open(to + "/" + shard_file_name(ranks - 1, ranks));
+    const auto facts = parse_shard_facts(last.metadata());
+    REQUIRE(facts);
+    CHECK(facts->blocked.contains(at + "up_proj.weight_scale_inv") == (ranks == 6));
+    const std::int64_t part = (320 + ranks - 1) / ranks;
+    CHECK(facts->blocked.at(at + "gate_proj.weight_scale_inv") == BlockedPart{0, (ranks - 1) * part, 128});
+    CHECK(facts->blocked.at(at + "down_proj.weight_scale_inv") == BlockedPart{1, (ranks - 1) * part, 128});
+    CHECK(bitwise_equal(last.tensor(at + "gate_proj.weight_scale_inv"), tensors[1].second));
+    export_model(to, to + "-whole", "", *single_group());
+    test::check_equal(given, to + "-whole");
+    export_model(to, to + "-anew", "", *single_group(), {.to = ParallelLayout{.tensor = 3}});
+    export_model(to + "-anew", to + "-again", "", *single_group());
+    test::check_equal(given, to + "-again");
+  }
 }
 
 TEST_CASE("an export casts and selects, and a number that would become infinite ends it with nothing left") {
