@@ -58,7 +58,7 @@ class Viewing {
     const std::int64_t items = element_count(Shape(shape.begin(), shape.begin() + rule_.unstack));
     if (items > most_items)
       refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", items, most_items));
-    take_apart(merge::View(shape), names, rule_.unstack, stacked == 0 && element_count(shape) == 1, all);
+    take_apart(merge::View(shape), names, rule_.unstack, all);
     return all;
   }
 
@@ -86,18 +86,19 @@ class Viewing {
   [[nodiscard]] const std::string& where() const noexcept { return where_; }
 
  private:
-  void take_apart(const merge::View& view, const std::vector<std::string>& names, int dimensions, bool is_one,
+  void take_apart(const merge::View& view, const std::vector<std::string>& names, int dimensions,
                   std::vector<Part>& all) const {
-    if (dimensions == 0) return add(view, names, is_one, all);
+    if (dimensions == 0) return add(view, names, all);
     for (std::int64_t item = 0; item < view.shape().front(); ++item) {
       std::vector<std::string> numbered;
       numbered.reserve(names.size());
       for (const std::string& one : names) numbered.push_back(with_number(one, item));
-      take_apart(view.item(item), numbered, dimensions - 1, is_one, all);
+      take_apart(view.item(item), numbered, dimensions - 1, all);
     }
   }
 
-  void add(merge::View view, const std::vector<std::string>& names, bool is_one, std::vector<Part>& all) const {
+  void add(merge::View view, const std::vector<std::string>& names, std::vector<Part>& all) const {
+    const bool is_one = element_count(view.shape()) == 1;
     if (rule_.transpose) view = view.transposed();
     for (std::size_t part = 0; part < names.size(); ++part) {
       // A scale of the whole is one of each part.

@@ -565,6 +565,78 @@ TEST_CASE("of more ranks of Megatron than groups each has a slice of a group") {
             "8 ranks do not divide the 4 groups"));
 }
 
+TEST_CASE("scales of quantised matrices follow them, and those that no plan knows are refused by name") {
+  struct Case {
+    const char* plan;
+    Files (*files)(const Model&, const ParallelLayout&, bool);
+    std::map<std::string, std::vector<std::string>> scales;  // of one element, in layer 0: what they become
+    const char* unknown;
+  };
+  const std::string by_groups = "decoder.layers.0.self_attention.linear_qkv.weight_quantizer._amax";
+  const std::vector<Case> cases = {
+      {"trtllm",
+       trtllm,
+       {{"transformer.layers.0.attention.qkv.weights_scaling_factor",
+         {"self_attn.q_proj.weight_scale", "self_attn.k_proj.weight_scale", "self_attn.v_proj.weight_scale"}},
+        {"transformer.layers.0.attention.dense.activation_scaling_factor", {"self_attn.o_proj.input_scale"}},
+        {"transformer.layers.0.mlp.fc.weights_scaling_factor", {"mlp.gate_proj.weight_scale"}},
+        {"transformer.layers.0.mlp.gate.activation_scaling_factor", {"mlp.up_proj.input_scale"}},
+        {"transformer.layers.0.mlp.proj.weights_scaling_factor", {"mlp.down_proj.weight_scale"}}},
+       "transformer.layers.0.attention.qkv.prequant_scaling_factor"},
+      {"megatron",
+       megatron,
+       {{"decoder.layers.0.self_attention.linear_qkv.input_quantizer._amax",
+         {"self_attn.q_proj.input_quantizer._amax", "self_attn.k_proj.input_quantizer._amax",
+          "self_attn.v_proj.input_quantizer._amax"}},
+        {"decoder.layers.0.mlp.linear_fc1.weight_quantizer._amax",
+         {"mlp.gate_proj.weight_quantizer._amax", "mlp.up_proj.weight_quantizer._amax"}},
+        {"decoder.layers.0.mlp.linear_fc2.weight_quantizer._amax", {"mlp.down_proj.weight_quantizer._amax"}},
+        {"decoder.layers.0.self_attention.linear_proj.input_quantizer._amax",
+         {"self_attn.o_proj.input_quantizer._amax"}}},
+       "decoder.layers.0.mlp.experts.linear_fc1.weight_quantizer._amax"}};
+  for (const Case& each : cases) {
+    CAPTURE(each.plan);
+    const TemporaryDirectory temporary;
+    const std::string shards = temporary.path().string() + "/shards";
+    write_config(shards);
+    Model whole = model(false);
+    Files files = each.files(whole, {.tensor = 2}, false);
+    const auto write = [&] {
+      for (int rank = 0; rank < 2; ++rank)
+        write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, 2));
+    };
+    const std::string at = layer_of(0);
+    for (const auto& [name, parts] : each.scales) {
+      for (Model& file : files) file[name] = filled(1, 1, 7, true);
+      for (const std::string& part : parts) whole[at + part] = filled(1, 1, 7, true);
+    }
+    if (std::string(each.plan) == "megatron") {
+      // One a row, as the rows of the matrix lie.
+      for (const char* part : {"q", "k", "v"})
+        whole[at + "self_attn." + part + "_proj.weight_quantizer._amax"] =
+            pick(whole.at(at + "self_attn." + part + "_proj.weight"), (*part == 'q' ? heads : groups) * head, 1,
+                 [](auto r, auto c) { return std::pair(r, c); });
+      for (int rank = 0; rank < 2; ++rank)
+        files[static_cast<std::size_t>(rank)][by_groups] =
+            query_key_value_by_groups(whole, at, "weight_quantizer._amax", rank, 2);
+    }
+    write();
+    export_model(shards, temporary.path().string() + "/out", each.plan, *single_group());
+    const auto tensors = test::tensors_of(temporary.path().string() + "/out");
+    CHECK(tensors.size() == whole.size());
+    for (const auto& [name, matrix] : whole) {
+      CAPTURE(name);
+      REQUIRE(tensors.contains(name));
+      CHECK(bitwise_equal(tensors.at(name), tensor_of(matrix)));
+    }
+    for (Model& file : files) file[each.unknown] = filled(1, 1, 7, true);
+    write();
+    const std::string words = words_of(ErrorKind::argument, [&] { plan_export(shards, each.plan); });
+    CHECK(has(words, "no rule"));
+    CHECK(has(words, "quant"));
+  }
+}
+
 TEST_CASE("8-bit floats whose blocks the ranks do not divide: each rank has all scales, and knows where it begins") {
   const TemporaryDirectory temporary;
   const std::string given = temporary.path().string() + "/model";

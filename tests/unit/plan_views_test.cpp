@@ -215,6 +215,19 @@ TEST_CASE("turned around, a view that loses something, or lacks a part, is one c
             "item 1 of it is not there, and item 2 is"));
 }
 
+TEST_CASE("scales of one element a layer go to every part of a fused matrix") {
+  const Config config = parse_json(config_text);
+  const MergePlan plan = MergePlan::load("megatron", &config);
+  for (const Shape& shape : {Shape{2}, Shape{2, 1}}) {
+    const ViewedRank viewed = view_rank(
+        plan, {}, {{{"decoder.layers.self_attention.linear_qkv.input_quantizer._amax", {DType::f32, shape}}}, {}});
+    REQUIRE(viewed.tensors.tensors.size() == 6);
+    CHECK(viewed.tensors.tensors[4].name == "model.layers.1.self_attn.k_proj.input_quantizer._amax");
+    CHECK(viewed.tensors.tensors[4].spec.shape == Shape(shape.begin() + 1, shape.end()));
+    CHECK(viewed.views[4].boxes.front().from == 1);
+  }
+}
+
 TEST_CASE("stacked layers come apart and together, under a prefix, and what is not under it is left out") {
   const MergePlan plan = MergePlan::parse(
       R"({"muster_plan": 1, "at": "model.", "views": [{"match": "s.*", "unstack": true, "transpose": true,
