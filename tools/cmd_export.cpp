@@ -301,6 +301,10 @@ void add_export_command(CLI::App& app, int& status) {
           "Make shards of this layout instead of one checkpoint")
       ->type_name("LAYOUT");
   command
+      ->add_option("--to-plan", options.to_plan,
+                   "By which --ranks cuts; else --plan, or auto if that is of another program's ranks")
+      ->type_name(plan_type);
+  command
       ->add_option_function<std::string>(
           "--writers",
           [&options](const std::string& word) {
@@ -318,11 +322,6 @@ void add_export_command(CLI::App& app, int& status) {
           "Cast floating point tensors as they are read: F32, F16 or BF16")
       ->check(CLI::IsMember({"F32", "F16", "BF16"}, CLI::ignore_case))
       ->type_name("F32|F16|BF16");
-  command
-      ->add_option(
-          "--base", options.base,
-          "Take config.json, tokenizer and other files from this model, and hold its config against the tensors")
-      ->type_name("MODEL_DIR");
   command->add_option("--select", options.select, "Only tensors whose names fit: '*layers.0.*', '{a,b}*'")
       ->type_name("GLOB");
   command->add_option("--exclude", options.exclude, "Not the tensors whose names fit")->type_name("GLOB");
@@ -357,6 +356,7 @@ void add_export_command(CLI::App& app, int& status) {
       "  muster export pytorch_model.bin --out model/\n"
       "  muster export global_step400/ --at model --out model/\n"
       "  muster export shards4/ --plan llama --ranks 8 --out shards8/\n"
+      "  muster export iter_0001000/ --plan megatron --base hf_model/ --ranks 8 --to-plan llama --out shards/\n"
       "  muster run -n 4 -- muster export shards/ --plan llama --writers first --out model/\n"
       "  mpiexec -n 4 muster export shards/ --plan llama --out model/");
   command->callback([command, arguments, &status] {

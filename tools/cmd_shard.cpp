@@ -67,6 +67,10 @@ void add_shard_command(CLI::App& app, int& /*status*/) {
       ->required()
       ->type_name("LAYOUT");
   command->add_option("--plan", arguments->plan, plan_help)->required()->type_name(plan_type);
+  command
+      ->add_option("--to-plan", arguments->options.to_plan,
+                   "The plan that cuts; --plan reads the checkpoint then, which may be ranks of another program")
+      ->type_name(plan_type);
   add_output_options(*command, arguments->out, arguments->options);
   command->add_flag("--workspace", arguments->options.to_workspace,
                     "DIR is a workspace: each shard is a rank's state of a new job");
@@ -83,7 +87,8 @@ void add_shard_command(CLI::App& app, int& /*status*/) {
       "there are fewer heads than ranks, several ranks get a copy of the same head, as inference engines expect.\n\n"
       "Examples:\n  muster shard model/ --ranks 4 --plan auto --out shards/\n"
       "  muster shard model/ --ranks 4 --plan auto --workspace --out /shared/workspace\n"
-      "  muster shard mixtral/ --layout tp=2,pp=2,ep=2 --plan moe --out shards/");
+      "  muster shard mixtral/ --layout tp=2,pp=2,ep=2 --plan moe --out shards/\n"
+      "  muster shard iter_0001000/ --plan megatron --base hf_model/ --to-plan llama --ranks 8 --out shards/");
   command->callback([arguments] { shard(*arguments); });
 }
 

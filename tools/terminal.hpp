@@ -63,6 +63,11 @@ template <class Options>
 void add_output_options(CLI::App& command, std::string& out, Options& options) {
   command.add_option("-o,--out", out, "The directory to make")->type_name("DIR");
   command
+      .add_option(
+          "--base", options.base,
+          "Take config.json, tokenizer and other files from this model, and hold its config against the tensors")
+      ->type_name("MODEL_DIR");
+  command
       .add_option("--carry", options.carry,
                   "Other files to copy: all, none or globs; else all but links that lead outside and other weights")
       ->type_name("GLOBS");

@@ -34,6 +34,12 @@ struct ShardOptions {
   std::optional<int> zstd_level = {};  ///< of states; none: not compressed
   std::string carry = {};              ///< which files that are no weights go along (model_dir.hpp)
   std::string at = {};                 ///< of a foreign checkpoint, as for an export
+  /// A model's directory, as for an export: files that are no weights come from there, and the plans' config.json.
+  std::string base = {};
+  /// By this plan the model is cut, and by `plan` it is read first, as export_model does: a checkpoint whose tensors
+  /// have other names or shapes than HuggingFace's, or the shards of ranks. Empty: it has HuggingFace's, and `plan`
+  /// cuts it.
+  std::string to_plan = {};
   /// Unfinished outputs for the same `out` that processes of other hosts left, and that have not changed for so long,
   /// are removed, or gone on with (`resume`); none: only what is proved to be nobody's, because its process was on this
   /// host.
@@ -69,8 +75,8 @@ struct ShardReport {
 ///
 /// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, a layout that the
 /// plan does not know or that leaves a rank without a head, a layer or an expert, a model that is not as its
-/// config.json says, a cut through the blocks of a quantisation scale; Error(not_found | corrupt | io | no_space) from
-/// reading and writing.
+/// config.json says, a cut through the blocks of a quantisation scale (but of 8-bit floats); Error(not_found | corrupt
+/// | io | no_space) from reading and writing; with `to_plan` also as export_model.
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
@@ -88,6 +94,8 @@ struct ExportOptions {
   Writers writers = Writers::owners;
   std::optional<ParallelLayout> layout = {};  ///< of the shards; none: what they say, else tensor parallelism alone
   std::optional<ParallelLayout> to = {};      ///< shards of this layout are made instead of one checkpoint
+  /// The plan that those are cut by, one without views; empty: that of the ranks, or "auto" if that has views.
+  std::string to_plan = {};
   /// Floating point tensors are cast to f32, f16 or bf16 as they are read, to the nearest, ties to even. A finite
   /// number that would become infinite, and a tensor of 8 or 4 bits, are errors. Integers stay.
   std::optional<DType> dtype = {};

@@ -147,9 +147,10 @@ struct MergeRule {
 struct ViewRule {
   /// Along `dim` into parts: in the proportion of blocks; of so many heads of the whole model each (as ConcatAction's);
   /// or of groups that each have their share of the heads, one group after the other, as Megatron has query, key and
-  /// value.
+  /// value. Gated: in each group gates lie behind the first part's heads, as many; with it each head has its own behind
+  /// it.
   struct Split {
-    enum class By : std::uint8_t { blocks, heads, groups } by = By::blocks;
+    enum class By : std::uint8_t { blocks, heads, groups, gated_groups } by = By::blocks;
     std::int64_t dim = 0;
     std::vector<PlanNumber> counts;
   };
@@ -172,6 +173,7 @@ struct ViewRule {
 struct MergeFacts {
   std::span<const TensorSpec> weight = {};    ///< of a scale: its weight's, of the same ranks
   std::optional<std::size_t> cut_along = {};  ///< the ranks' shards say that they were cut along this dimension
+  bool is_whole = false;                      ///< of a scale: they say that each has all of it
 };
 
 /// A rule's action for tensors of certain shapes, with all numbers known.

@@ -284,6 +284,8 @@ nb::object shard(const std::string& model_dir, const std::string& out, const std
   options.take("zstd_level", made.zstd_level);
   options.take("carry", made.carry);
   options.take("at", made.at);
+  options.take("base", made.base);
+  options.take("to_plan", made.to_plan);
   options.take("abandoned_after", made.abandoned_after);
   options.take("dry_run", made.dry_run);
   const ShardReport report = long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
@@ -311,6 +313,8 @@ nb::object load_shard_of(const std::string& model_dir, const std::string& plan, 
     options.take("at", made.at);
     options.take("shards", made.shards);
     options.take("from_layout", made.from);
+    options.take("base", made.base);
+    options.take("to_plan", made.to_plan);
     return ParallelLayout::parse(layout);
   };
   // The others of a group wait already.
@@ -332,6 +336,7 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take("writers", writers);
   options.take("layout", made.layout);
   options.take("to", made.to);
+  options.take("to_plan", made.to_plan);
   options.take("dtype", made.dtype);
   options.take("resume", made.resume);
   options.take("base", made.base);

@@ -147,6 +147,8 @@ def shard_model(
     zstd_level=None,
     carry="",
     at="",
+    base="",
+    to_plan="",
     abandoned_after=None,
     progress=None,
 ) -> dict:
@@ -155,8 +157,9 @@ def shard_model(
     `layout`: "4", or "tp=2,pp=2,ep=2". `plan`: a built-in plan's name, "auto" or a file. `force`: an `out` that is there is
     replaced. `to_workspace`: `out` is a workspace, with a state for each rank (`zstd_level`: compressed). `dry_run`: only
     the report. `carry`: which files that are no weights go along: "all", "none" or globs; empty: the ordinary ones. `at`: of a
-    foreign checkpoint, the key that has the weights. `abandoned_after`: seconds, after which unfinished outputs for `out` that other
-    hosts left are removed. `progress(bytes, total_bytes, seconds)` is called now and then, on a thread of the work; what it
+    foreign checkpoint, the key that has the weights. `base`: as of export_model(). `to_plan`: the plan that cuts; `plan` reads
+    what is there then, which may be ranks' shards, as export_model() does. `abandoned_after`: seconds, after which unfinished
+    outputs for `out` that other hosts left are removed. `progress(bytes, total_bytes, seconds)` is called now and then, on a thread of the work; what it
     raises, and Ctrl-C, end the work, and nothing is left behind.
 
     Returns a dict: tensors, bytes, bytes_written, job, left, notes, seconds. Raises ArgumentError on a layout or a plan
@@ -169,23 +172,43 @@ def shard_model(
         "zstd_level": zstd_level,
         "carry": carry,
         "at": at,
+        "base": os.fspath(base),
+        "to_plan": os.fspath(to_plan),
         "abandoned_after": abandoned_after,
     }
     return _core.shard_model(os.fspath(model_dir), os.fspath(out), os.fspath(plan), str(layout), options, progress)
 
 
 def load_shard(
-    model_dir, plan, layout, rank, group=None, *, at="", shards="", from_layout=None, progress=None
+    model_dir,
+    plan,
+    layout,
+    rank,
+    group=None,
+    *,
+    at="",
+    shards="",
+    from_layout=None,
+    base="",
+    to_plan="",
+    progress=None,
 ) -> dict[str, Tensor]:
     """The tensors that a rank's shard would have if shard_model() cut the model for `layout`, in the same order.
 
     Only what the rank needs is read, and only the tensors are in memory; they may be written to. Local without `group`. With
-    one, collective over it: each rank names the part that it wants, and what is whole is read once on each host. `model_dir`
-    may have shards of ranks, too, which each rank reads by itself (`shards`, `from_layout`: as `shards` and `layout` of
-    export_model()). `plan`, `layout`, `at`, `progress`: as of shard_model(). Raises as that, ArgumentError if the layout has
-    no such rank, and RankMismatchError if ranks see other models or give other plans or layouts.
+    one, collective over it: each rank names the part that it wants, and the model is read once on each host. `model_dir`
+    may have shards of ranks, too (`shards`, `from_layout`: as `shards` and `layout` of export_model()); `plan` reads and cuts
+    them then, or "auto" cuts if `plan` has views. `plan`, `layout`, `at`, `base`, `to_plan`, `progress`: as of shard_model().
+    Raises as that, ArgumentError if the layout has no such rank, and RankMismatchError if ranks see other models or give
+    other plans or layouts.
     """
-    options = {"at": at, "shards": shards, "from_layout": from_layout}
+    options = {
+        "at": at,
+        "shards": shards,
+        "from_layout": from_layout,
+        "base": os.fspath(base),
+        "to_plan": os.fspath(to_plan),
+    }
     return _core.load_shard(os.fspath(model_dir), os.fspath(plan), str(layout), rank, options, group, progress)
 
 
@@ -201,6 +224,7 @@ def export_model(
     writers="owners",
     layout=None,
     to=None,
+    to_plan="",
     dtype=None,
     resume=False,
     base="",
@@ -220,8 +244,8 @@ def export_model(
     All parameters but `group` count on rank 0 (`shards_dir` on every rank). `plan`: a built-in plan's name, "auto" or a
     file; empty: the one that the shards were cut by. `max_shard_size`, `memory_budget`: bytes, or texts such as "256MiB",
     of one file and of all ranks' memory for what is on its way. `writers`: "owners" or "first". `layout`: of the shards,
-    where they do not say. `dtype`: floating point tensors are cast to "F32", "F16" or "BF16". `resume`: goes on with what an
-    earlier export to `out` left. `base`: a model's directory, from which config.json and all other files beside the weights
+    where they do not say. `to_plan`: that cuts for `to`; else `plan`, or "auto" if `plan` has views. `dtype`: floating point
+    tensors are cast to "F32", "F16" or "BF16". `resume`: goes on with what an earlier export to `out` left. `base`: a model's directory, from which config.json and all other files beside the weights
     come. `select`, `exclude`: globs of the result's names: only these tensors, not these. `checksums`: writes them beside
     the checkpoint. `job`, `generation`: which states of a workspace, the same on all ranks. Of a foreign checkpoint `at`: the
     key that has the weights; `shards`: the names of ranks' files, "rank{rank}.pt". `carry`, `abandoned_after`: as of shard_model().
@@ -241,6 +265,7 @@ def export_model(
         "writers": writers,
         "layout": layout,
         "to": to,
+        "to_plan": os.fspath(to_plan),
         "dtype": dtype,
         "resume": resume,
         "base": os.fspath(base),
@@ -264,6 +289,7 @@ def plan_export(
     max_shard_size=5_000_000_000,
     layout=None,
     to=None,
+    to_plan="",
     dtype=None,
     base="",
     select="",
@@ -281,6 +307,7 @@ def plan_export(
         "max_shard_size": max_shard_size,
         "layout": layout,
         "to": to,
+        "to_plan": os.fspath(to_plan),
         "dtype": dtype,
         "base": os.fspath(base),
         "select": select,

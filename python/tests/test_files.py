@@ -229,6 +229,12 @@ def test_a_shard_in_memory(tmp_path):
             assert all(tensor.is_writable for tensor in loaded.values()) and steps[-1][0] == steps[-1][1]
     whole = muster.load_shard(FOREIGN / "dcp/in", plan_of_all(tmp_path), 1, 0, at="model")
     assert "layers.0.attn.weight" in whole
+    megatron = FOREIGN.parent / "megatron/dense"
+    cut = {"base": megatron / "model", "to_plan": "llama"}
+    loaded = muster.load_shard(megatron / "ranks", "megatron", 2, 1, **cut)
+    assert sorted(loaded) == sorted(muster.load_shard(megatron / "model", "llama", 2, 1))
+    assert muster.shard_model(megatron / "dist", "", 2, "megatron", dry_run=True, **cut)["tensors"] == len(loaded)
+    assert muster.plan_export(megatron / "ranks", "megatron", to=2, **cut)["out"]["tensors"] == 2 * len(loaded)
     for layout, rank, plan, kind in ((2, 2, "llama", muster.ArgumentError), (2, 0, "nothing", muster.Error), ("x", 0, "llama", muster.ArgumentError)):
         with pytest.raises(kind):
             muster.load_shard(original, plan, layout, rank)

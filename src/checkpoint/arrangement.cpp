@@ -251,6 +251,8 @@ class Arranging {
     }
     const std::vector<TensorSpec> weight = weight_specs(found.name, tensor.sources);
     MergeFacts facts{weight, {}};
+    const RankTensors& one = ranks_[static_cast<std::size_t>(tensor.sources.front().rank)];
+    facts.is_whole = one.blocked.contains(one.tensors[tensor.sources.front().index].name);
     if (const auto padding = padding_of(tensor.sources.front())) facts.cut_along = padding->first;
     const ResolvedMerge resolved = plan_.resolve(rule, found.name, specs, false, facts);
     const std::vector<std::int64_t> heads = heads_of(found, rule, resolved, tensor.sources);

@@ -43,12 +43,24 @@ using PaddedSizes = std::map<std::string, std::pair<std::size_t, std::int64_t>, 
 /// block, by tensor name.
 using HeadCounts = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
 
+/// A scale that ranks have all of, because the cut of its weight goes through blocks.
+struct BlockedPart {
+  std::size_t dim = 0;     ///< that the weight is cut along
+  std::int64_t begin = 0;  ///< where the rank's part begins in the whole weight
+  std::int64_t block = 0;  ///< elements of the weight that one of the scale's is for
+  friend bool operator==(const BlockedPart&, const BlockedPart&) = default;
+};
+/// By tensor name.
+using BlockedParts = std::map<std::string, BlockedPart, std::less<>>;
+
 /// One rank's tensors.
 struct RankTensors {
   std::vector<NamedSpec> tensors;
   PaddedSizes padded;
   HeadCounts heads = {};
   bool is_ours = false;  ///< the shard says how it was cut: nothing is left to guess
+  int number = 0;        ///< of the rank
+  BlockedParts blocked = {};
 };
 
 /// A tensor of the model.
@@ -121,12 +133,14 @@ struct Placement {
   std::vector<std::vector<PlacedTensor>> ranks;  ///< in the order of the model's list
   std::vector<PaddedSizes> padded;               ///< of every rank, by its own names; also scales cut to one element
   std::vector<HeadCounts> heads;                 ///< likewise
+  std::vector<BlockedParts> blocked;             ///< likewise
   std::vector<std::string> notes;                ///< what whoever reads the report should know
 };
 
 /// Layers and experts are shared out in contiguous runs, the first ranks having one more if they do not divide.
-/// No attention head and no block of a scale is cut through. Throws Error(argument) if a rule has no way back, a tensor
-/// cannot be cut, or ranks would be left without a layer, an expert or a head.
+/// No attention head is cut through, and no block of a scale: where the cut of a weight of 8-bit floats would, ranks
+/// have all of its scale. Throws Error(argument) if a rule has no way back, a tensor cannot be cut, or ranks would be
+/// left without a layer, an expert or a head.
 Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<const WholeTensor> wholes);
 
 // What plan.cpp, plan_json.cpp and plan_names.cpp share, and what they ask config.json for. Everything here is local.

@@ -179,6 +179,30 @@ void keep_selected(Arrangement& arrangement, const ExportOptions& options) {
                                                  in_quotes(options.select), in_quotes(options.exclude)));
 }
 
+/// Shards of what the arrangement gives, cut by a plan of their own.
+ExportOutputs shards_by_another_plan(const std::string& shards_dir, const Arrangement& arrangement,
+                                     const std::optional<Config>& config, const ExportOptions& options,
+                                     const Metadata& metadata, std::vector<std::string>& notes) {
+  const MergePlan plan =
+      MergePlan::load(options.to_plan.empty() ? "auto" : options.to_plan, config ? &*config : nullptr);
+  if (has_views(plan))
+    throw Error(ErrorKind::argument,
+                fmt::format("plan {}: its views come after the cut, which several ranks do not do together; muster "
+                            "shard {} --plan PLAN --to-plan {} does it alone",
+                            in_quotes(plan.name()), shards_dir, plan.name()));
+  std::vector<NamedSpec> model;
+  for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
+  check_against_config(plan, model);
+  const std::vector<WholeTensor> wholes = wholes_of(plan, model);
+  Arrangement anew = arrangement;
+  for (std::size_t i = 0; i < wholes.size(); ++i) {
+    anew.tensors[i].origin = wholes[i].origin;
+    anew.tensors[i].rule = wholes[i].rule;
+  }
+  notes.push_back(fmt::format("the shards are cut by the plan {}", in_quotes(plan.name())));
+  return shard_outputs(anew, plan, *options.to, metadata);
+}
+
 }  // namespace
 
 ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size,
@@ -218,8 +242,13 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
     OutputFile& output = outputs.files.emplace_back();
     output.name = shard_file_name(rank, layout.ranks());
     output.metadata = metadata;
-    output.metadata[std::string(shard_metadata_key)] = shard_facts_text(
-        {rank, layout.ranks(), placement.padded[at], layout, {plan.name(), plan.text()}, placement.heads[at]});
+    output.metadata[std::string(shard_metadata_key)] = shard_facts_text({rank,
+                                                                         layout.ranks(),
+                                                                         placement.padded[at],
+                                                                         layout,
+                                                                         {plan.name(), plan.text()},
+                                                                         placement.heads[at],
+                                                                         placement.blocked[at]});
     for (const PlacedTensor& placed : placement.ranks[at]) {
       const ArrangedTensor& tensor = arrangement.tensors[placed.whole];
       const merge::Cut& cut = placement.cuts[placed.whole];
@@ -254,20 +283,22 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
   return arrangement;
 }
 
+std::optional<Config> config_around(const std::string& path, const std::string& base) {
+  std::optional<Config> config = read_model_config(base.empty() ? path : base);
+  if (!base.empty() && !config)
+    throw file_error(ErrorKind::not_found, "taking the model from", base, "it has no config.json");
+  return config;
+}
+
 ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
                    const Metadata& metadata, const ExportOptions& options) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
-  const std::optional<Config> config = read_model_config(options.base.empty() ? shards_dir : options.base);
-  if (!options.base.empty() && !config)
-    throw file_error(ErrorKind::not_found, "taking the model from", options.base, "it has no config.json");
+  const std::optional<Config> config = config_around(shards_dir, options.base);
   std::vector<std::string> notes;
   ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}, {}, {}, {}};
   const ParallelLayout layout = layout_of(listings, options.layout);
-  if (options.to && !job.plan.views().empty())
-    throw Error(ErrorKind::argument,
-                fmt::format("plan {}: shards that its views make are not cut from shards in one step; export a "
-                            "checkpoint, and cut that with muster shard",
-                            in_quotes(job.plan.name())));
+  if (!options.to && !options.to_plan.empty())
+    throw Error(ErrorKind::argument, "a plan to cut by needs a layout to cut for (--ranks)");
   std::vector<std::vector<LeftOut>> left_out;
   for (const ShardListing& listing : listings) {
     ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing), options.dtype);
@@ -285,8 +316,12 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
     if (options.select.empty() && options.exclude.empty()) check_base(*config, model, notes);
     if (auto text = updated_config(*config, model, notes)) job.config_text = std::move(*text);
   }
-  job.outputs = options.to ? shard_outputs(arrangement, job.plan, *options.to, metadata)
-                           : checkpoint_outputs(arrangement, options.max_shard_size, metadata);
+  if (!options.to)
+    job.outputs = checkpoint_outputs(arrangement, options.max_shard_size, metadata);
+  else if (options.to_plan.empty() && !has_views(job.plan))
+    job.outputs = shard_outputs(arrangement, job.plan, *options.to, metadata);
+  else
+    job.outputs = shards_by_another_plan(shards_dir, arrangement, config, options, metadata, notes);
   job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, options.to);
   account_for_left_out(listings, left_out, job.account);
   for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})

@@ -36,6 +36,9 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
 /// it backwards. Throws Error(argument) that lists the names without a rule.
 Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model);
 
+/// The config.json of `base`, or, if that is empty, of `path`. Throws Error(not_found) if the base has none.
+std::optional<Config> config_around(const std::string& path, const std::string& base);
+
 struct ExportJob {
   MergePlan plan;                                ///< the arrangement's rules are its
   std::vector<RankTensors> ranks;                ///< what the rules are for

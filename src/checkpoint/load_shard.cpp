@@ -14,7 +14,6 @@
 
 #include "muster/error.hpp"
 #include "src/checkpoint/agreement.hpp"
-#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
@@ -40,10 +39,17 @@ bool holds_ranks(const std::string& path, const foreign::Choice& choice) {
 /// What is the same for all ranks that load parts of one model together.
 struct Agreed {
   std::int64_t part = 0;
-  std::uint64_t is_whole = 0;
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 };
+
+ModelSource model_of(const std::string& path, const std::string& plan, const ParallelLayout& layout,
+                     const LoadShardOptions& options) {
+  if (options.to_plan.empty() && !holds_ranks(path, {options.at, options.shards}))
+    return open_model(path, plan, layout, {.at = options.at, .base = options.base});
+  return merge_model(path, plan,
+                     {.layout = options.from, .base = options.base, .at = options.at, .shards = options.shards});
+}
 
 /// A part of the model, or of a tensor that views make of several, and where it goes.
 struct Wanted {
@@ -60,21 +66,13 @@ class RankPart {
     if (rank < 0 || rank >= layout.ranks())
       throw Error(ErrorKind::argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}", rank,
                                                    to_string(layout), layout.ranks() - 1));
-    const foreign::Choice choice{options.at, options.shards};
-    const auto file = static_cast<std::size_t>(rank);
-    agreed_.part = rank;
-    if (holds_ranks(path, choice)) {
-      const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
-      const ExportOptions wanted{.layout = options.from, .to = layout, .at = options.at, .shards = options.shards};
-      ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), wanted);
-      mine_ = std::make_unique<MergedTensors>(shards, sources_by_rank(job.counts, 1),
-                                              std::move(job.outputs.files[file].tensors), std::move(job.outputs.equal));
-    } else {
-      whole_ = std::make_unique<ShardJob>(path, plan, layout, ShardOptions{.at = options.at});
-      mine_ = std::make_unique<MergedTensors>(whole_->source, std::vector<RankSources>(1),
-                                              whole_->outputs.files[file].tensors, whole_->outputs.equal);
-      agree_on_model(layout);
-    }
+    ModelSource model = model_of(path, plan, layout, options);
+    const std::string& cutting = options.to_plan.empty() && !model.plan ? plan : options.to_plan;
+    job_ = std::make_unique<ShardJob>(std::move(model), cutting, layout);
+    mine_ = std::make_unique<MergedTensors>(job_->source, std::vector<RankSources>(1),
+                                            job_->outputs.files[static_cast<std::size_t>(rank)].tensors,
+                                            job_->outputs.equal);
+    agree_on_model(layout, rank);
   }
 
   [[nodiscard]] const Agreed& agreed() const noexcept { return agreed_; }
@@ -106,7 +104,7 @@ class RankPart {
           std::memset(tensor.second.mutable_data(), 0, tensor.second.nbytes());
       }
     }
-    read_shared(group, *whole_->model, wanted, targets, progress);
+    read_shared(group, *job_->model, wanted, targets, progress);
     return tensors;
   }
 
@@ -117,12 +115,12 @@ class RankPart {
   }
 
  private:
-  void agree_on_model(const ParallelLayout& layout) {
-    std::string text = to_string(layout) + whole_->plan.text();
-    for (const TensorEntry& entry : whole_->model->tensors())
+  void agree_on_model(const ParallelLayout& layout, int rank) {
+    std::string text = to_string(layout) + job_->plan.text();
+    for (const TensorEntry& entry : job_->model->tensors())
       text += fmt::format("\n{} {}", entry.name, to_string(TensorSpec{entry.dtype, entry.shape}));
     const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-    agreed_ = {agreed_.part, 1, hash.low64, hash.high64};
+    agreed_ = {rank, hash.low64, hash.high64};
   }
 
   [[nodiscard]] std::vector<NamedTensor> allocate() const {
@@ -134,16 +132,16 @@ class RankPart {
 
   [[nodiscard]] std::vector<Wanted> wanted_by(std::size_t part) const {
     std::vector<Wanted> wanted;
-    const std::vector<MergedTensor>& tensors = whole_->outputs.files[part].tensors;
+    const std::vector<MergedTensor>& tensors = job_->outputs.files[part].tensors;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      if (!whole_->viewed) {
+      if (!job_->viewed) {
         wanted.push_back({&tensors[i], i});
         continue;
       }
-      const ViewedTensor& view = whole_->viewed->viewed()[tensors[i].sources.front().index];
+      const ViewedTensor& view = job_->viewed->viewed()[tensors[i].sources.front().index];
       const std::size_t first = wanted.size();
       for (const merge::Box& box : view.boxes) {
-        const MergedTensor* const cut = &whole_->cut->merged()[static_cast<std::size_t>(box.source)];
+        const MergedTensor* const cut = &job_->cut->merged()[static_cast<std::size_t>(box.source)];
         const auto place = std::find_if(wanted.begin() + static_cast<std::ptrdiff_t>(first), wanted.end(),
                                         [&](const Wanted& other) { return other.tensor == cut; });
         if (place != wanted.end())
@@ -164,14 +162,14 @@ class RankPart {
   }
 
   Agreed agreed_;
-  std::unique_ptr<ShardJob> whole_;      // of what is no ranks'
+  std::unique_ptr<ShardJob> job_;
   std::unique_ptr<MergedTensors> mine_;  // this rank's
 };
 
 void check_agreed(const SyncGroup& group, std::span<const Agreed> all) {
   for (int rank = 1; rank < group.size(); ++rank) {
     const Agreed& other = all[static_cast<std::size_t>(rank)];
-    if (other.is_whole == all[0].is_whole && other.low == all[0].low && other.high == all[0].high) continue;
+    if (other.low == all[0].low && other.high == all[0].high) continue;
     throw Error(ErrorKind::rank_mismatch,
                 fmt::format("{} loads of another model, or by another plan or layout, than rank 0",
                             sync::name_of(group.info(rank))),
@@ -208,8 +206,7 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::str
   const std::shared_ptr<sync::Group> loading = inside.companion({.phase = "load: beginning"});
   std::vector<NamedTensor> tensors;
   std::optional<Error> failure = sync::attempt(inside, [&] {
-    tensors = all[0].is_whole != 0 && group.size() > 1 ? part->read_with(*loading, all, progress)
-                                                       : part->read_alone(progress);
+    tensors = group.size() > 1 ? part->read_with(*loading, all, progress) : part->read_alone(progress);
   });
   if (failure && group.size() > 1) failure = sync::in_own_name(inside, *failure);
   if (failure) loading->poison(*failure);

@@ -74,6 +74,7 @@ struct Cutting {
   ResolvedMerge resolved;
   merge::Cut cut;
   int parts = 1;
+  std::vector<BlockedPart> blocked = {};  // of each part, if that has all of the scale
 };
 
 std::size_t in_range(std::int64_t dim, const WholeTensor& whole) {
@@ -94,7 +95,7 @@ class Cutter {
     try {
       const WholeTensor* weight = weight_of(whole);
       Cutting cutting = cut(whole, weight);
-      if (cutting.parts > 1 && cutting.resolved.block != 0) check_blocks(whole, cutting, *weight);
+      if (cutting.parts > 1 && cutting.resolved.block != 0) fit_blocks(whole, cutting, *weight);
       return cutting;
     } catch (const Error& error) {
       throw error.with_context(fmt::format("tensor {} (rule {})", in_quotes(whole.origin), whole.rule->number));
@@ -116,7 +117,7 @@ class Cutter {
     MergeFacts facts;
     if (weight != nullptr) facts.weight = std::span(&weight->spec, 1);
     ResolvedMerge resolved = plan_.resolve(rule, whole.origin, std::span(&whole.spec, 1), true, facts);
-    // A scale's element may be for several heads: check_blocks() sees that none is cut through.
+    // A scale's element may be for several heads: fit_blocks() sees that none is cut through.
     const auto* scale = std::get_if<ScaleAction>(&rule.action);
     const std::int64_t heads = std::accumulate(resolved.heads.begin(), resolved.heads.end(), std::int64_t{0});
     if (parts == 1 || (scale != nullptr && heads != 0 && whole.spec.shape[dimension(*scale, whole)] % heads != 0))
@@ -125,8 +126,8 @@ class Cutter {
     return {std::move(resolved), std::move(cut), parts};
   }
 
-  /// A rank's elements of the scale have to be those of its part of the weight.
-  void check_blocks(const WholeTensor& whole, const Cutting& scale, const WholeTensor& weight) const {
+  /// A rank's elements of the scale have to be those of its part of the weight, or all of them.
+  void fit_blocks(const WholeTensor& whole, Cutting& scale, const WholeTensor& weight) const {
     const Cutting cutting = cut(weight, nullptr);
     const merge::Cut& weights = cutting.cut;
     const auto* concat = std::get_if<merge::Concat>(&cutting.resolved.merge);
@@ -142,12 +143,18 @@ class Cutter {
         return w.begin == s.begin * block && s.count == (w.count + block - 1) / block;
       });
     }
-    if (!fits)
+    if (fits) return;
+    const bool is_one_run = std::ranges::all_of(weights.pieces, [](const auto& pieces) { return pieces.size() <= 1; });
+    if (!to_string(weight.spec.dtype).starts_with("F8") || !is_one_run)
       throw Error(
           ErrorKind::argument,
           fmt::format("{} ranks would get {} of its weight's {} elements each, which cuts through its blocks of "
-                      "{}; cut for fewer ranks",
+                      "{}; cut for fewer ranks, or for as many as divide the blocks, or dequantise the model",
                       scale.parts, weights.part_units, weights.whole_units, block));
+    for (const std::vector<merge::Piece>& pieces : weights.pieces)
+      scale.blocked.push_back({dim, pieces.empty() ? weights.whole_units : pieces.front().begin, block});
+    scale.resolved = {merge::same()};
+    scale.cut = merge::cut(merge::same(), whole.spec, scale.parts);
   }
 
   const MergePlan& plan_;
@@ -198,6 +205,7 @@ class Notes {
     if (std::holds_alternative<merge::Concat>(cutting.resolved.merge) && cutting.cut.whole_units < cutting.parts &&
         !is_shared)
       idle_.push_back(whole.origin);
+    if (!cutting.blocked.empty()) blocked_.push_back(whole.origin);
     const auto* concat = std::get_if<ConcatAction>(&whole.rule->action);
     if (concat != nullptr && !concat->heads.empty() && cutting.parts > 1 && cutting.resolved.heads.empty())
       unknown_.push_back(whole.origin);
@@ -210,6 +218,9 @@ class Notes {
     note_names(notes, padded_,
                "the ranks do not divide the heads; the last ranks have heads of zeros, which engines may refuse");
     note_names(notes, idle_, "there is less to share than there are ranks; the last ones have zeros alone");
+    note_names(notes, blocked_,
+               "the cut of its weight goes through blocks; every rank has all of it, and its shard says where its part "
+               "of the weight begins");
     note_names(notes, unknown_, "config.json does not say how many heads these have; they may be cut through");
     note_names(notes, whole_experts_,
                fmt::format("each tensor-parallel rank has all experts ({:.1f} MB a rank); expert ranks (ep={}) "
@@ -223,6 +234,7 @@ class Notes {
   std::vector<std::string> shared_;
   std::vector<std::string> padded_;
   std::vector<std::string> idle_;
+  std::vector<std::string> blocked_;
   std::vector<std::string> unknown_;
   std::vector<std::string> whole_experts_;
   std::uint64_t expert_bytes_ = 0;
@@ -263,6 +275,7 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
   placement.ranks.resize(static_cast<std::size_t>(layout.ranks()));
   placement.padded.resize(static_cast<std::size_t>(layout.ranks()));
   placement.heads.resize(static_cast<std::size_t>(layout.ranks()));
+  placement.blocked.resize(static_cast<std::size_t>(layout.ranks()));
   for (std::size_t index = 0; index < wholes.size(); ++index) {
     const WholeTensor& whole = wholes[index];
     Cutting cutting = cutter(whole);
@@ -282,7 +295,10 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
       if (!layer && whole.rule->stage == Stage::ends && at.pipeline != 0 && at.pipeline != layout.pipeline - 1)
         continue;
       const auto place = static_cast<std::size_t>(rank);
-      placement.ranks[place].push_back({name, index, across_experts ? at.expert : at.tensor});
+      const int part = across_experts ? at.expert : at.tensor;
+      placement.ranks[place].push_back({name, index, part});
+      if (!cutting.blocked.empty())
+        placement.blocked[place].emplace(name, cutting.blocked[static_cast<std::size_t>(part)]);
       if (remembered) placement.padded[place].emplace(name, std::pair(*remembered, whole.spec.shape[*remembered]));
       if (has_uneven_heads) placement.heads[place].emplace(name, cutting.resolved.heads);
     }

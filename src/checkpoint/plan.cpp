@@ -177,6 +177,7 @@ class Resolver {
     return resolved;
   }
   ResolvedMerge operator()(const ScaleAction& action) const {
+    if (facts_.is_whole) return {merge::same()};
     const auto is_one = [](const TensorSpec& spec) { return element_count(spec.shape) == 1; };
     const bool all_one = std::all_of(specs_.begin(), specs_.end(), is_one);
     const std::int64_t block = action.dim ? block_along(*action.dim) : 0;

@@ -208,24 +208,28 @@ bool flag(const ConfigObject& rule, std::string_view key) {
   return value->as_bool();
 }
 
-constexpr std::array<std::pair<std::string_view, ViewRule::Split::By>, 3> split_kinds = {
+constexpr std::array<std::pair<std::string_view, ViewRule::Split::By>, 4> split_kinds = {
     {{"blocks", ViewRule::Split::By::blocks},
      {"heads", ViewRule::Split::By::heads},
-     {"groups", ViewRule::Split::By::groups}}};
+     {"groups", ViewRule::Split::By::groups},
+     {"gated_groups", ViewRule::Split::By::gated_groups}}};
 
 ViewRule::Split read_split(const Config& value) {
-  if (!value.is_object()) refuse_plan("\"split\" is no object with \"blocks\", \"heads\" or \"groups\"");
+  if (!value.is_object())
+    refuse_plan("\"split\" is no object with \"blocks\", \"heads\", \"groups\" or \"gated_groups\"");
   const ConfigObject& object = value.as_object();
-  check_keys(object, {"dim", "blocks", "heads", "groups"}, " of \"split\"");
+  check_keys(object, {"dim", "blocks", "heads", "groups", "gated_groups"}, " of \"split\"");
   ViewRule::Split split;
   if (const Config* dim = object.find("dim")) split.dim = dimension(*dim);
   for (const auto& [key, by] : split_kinds) {
     if (object.find(key) == nullptr) continue;
-    if (!split.counts.empty()) refuse_plan("\"split\" needs one of \"blocks\", \"heads\" and \"groups\" alone");
+    if (!split.counts.empty())
+      refuse_plan("\"split\" needs one of \"blocks\", \"heads\", \"groups\" and \"gated_groups\" alone");
     split.by = by;
     split.counts = numbers(object, key);
   }
-  if (split.counts.empty()) refuse_plan("\"split\" has neither \"blocks\" nor \"heads\" nor \"groups\"");
+  if (split.counts.empty())
+    refuse_plan("\"split\" has neither \"blocks\" nor \"heads\", \"groups\" or \"gated_groups\"");
   return split;
 }
 

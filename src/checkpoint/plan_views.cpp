@@ -36,10 +36,12 @@ std::string with_number(std::string name, std::int64_t number) {
 /// A view of the plan with all that it needs to know.
 class Viewing {
  public:
-  Viewing(const MergePlan& plan, const ViewRule& rule, int ranks)
+  /// `rank`: the one whose tensors are seen; none: backwards.
+  Viewing(const MergePlan& plan, const ViewRule& rule, int ranks, std::optional<int> rank)
       : plan_(plan),
         rule_(rule),
         ranks_(ranks),
+        rank_(rank),
         where_(fmt::format("plan {}: view {}", in_quotes(plan.name()), rule.number)) {}
 
   struct Part {
@@ -56,7 +58,7 @@ class Viewing {
     const std::int64_t items = element_count(Shape(shape.begin(), shape.begin() + rule_.unstack));
     if (items > most_items)
       refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", items, most_items));
-    take_apart(merge::View(shape), names, rule_.unstack, stacked == 0 && element_count(shape) == 1, all);
+    take_apart(merge::View(shape), names, rule_.unstack, all);
     return all;
   }
 
@@ -84,18 +86,19 @@ class Viewing {
   [[nodiscard]] const std::string& where() const noexcept { return where_; }
 
  private:
-  void take_apart(const merge::View& view, const std::vector<std::string>& names, int dimensions, bool is_one,
+  void take_apart(const merge::View& view, const std::vector<std::string>& names, int dimensions,
                   std::vector<Part>& all) const {
-    if (dimensions == 0) return add(view, names, is_one, all);
+    if (dimensions == 0) return add(view, names, all);
     for (std::int64_t item = 0; item < view.shape().front(); ++item) {
       std::vector<std::string> numbered;
       numbered.reserve(names.size());
       for (const std::string& one : names) numbered.push_back(with_number(one, item));
-      take_apart(view.item(item), numbered, dimensions - 1, is_one, all);
+      take_apart(view.item(item), numbered, dimensions - 1, all);
     }
   }
 
-  void add(merge::View view, const std::vector<std::string>& names, bool is_one, std::vector<Part>& all) const {
+  void add(merge::View view, const std::vector<std::string>& names, std::vector<Part>& all) const {
+    const bool is_one = element_count(view.shape()) == 1;
     if (rule_.transpose) view = view.transposed();
     for (std::size_t part = 0; part < names.size(); ++part) {
       // A scale of the whole is one of each part.
@@ -120,17 +123,24 @@ class Viewing {
     std::vector<std::int64_t> counts;
     for (const PlanNumber& count : split.counts) counts.push_back(plan_number(plan_, count, where_));
     std::int64_t groups = 1;
+    const bool is_gated = split.by == ViewRule::Split::By::gated_groups;
     if (split.by == ViewRule::Split::By::heads) {
       for (std::int64_t& count : counts) count = merge::share_heads(count, ranks_).heads;
-    } else if (split.by == ViewRule::Split::By::groups) {
+    } else if (is_gated || split.by == ViewRule::Split::By::groups) {
       const std::int64_t all = *std::ranges::min_element(counts);
       for (std::int64_t& count : counts) {
         if (count % all != 0) refuse_view(fmt::format("{} heads are no multiple of {} groups", count, all));
         count /= all;
       }
+      if (rank_ && !is_gated && ranks_ > all && ranks_ % all == 0)
+        return part_of_group(view, part, counts, size, static_cast<int>(ranks_ / all));
       if (all % ranks_ != 0)
         refuse_view(fmt::format("{} ranks do not divide the {} groups, which are not cut through", ranks_, all));
       groups = all / ranks_;
+      if (is_gated)
+        counts.front() *= 2;
+      else
+        refuse_gates(counts, groups, size);
     }
     const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
     if (size % (total * groups) != 0)
@@ -139,7 +149,38 @@ class Viewing {
     const std::int64_t unit = size / (total * groups);
     const std::int64_t begin =
         std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(part), std::int64_t{0});
-    return view.slice(split.dim, std::vector{groups, total, unit}, 1, begin, counts[part]);
+    merge::View mine = view.slice(split.dim, std::vector{groups, total, unit}, 1, begin, counts[part]);
+    if (!is_gated || part != 0) return mine;
+    // A group's gates lie behind its queries; each head has its own behind it in the end.
+    constexpr std::array<std::size_t, 4> heads_first = {0, 2, 1, 3};
+    return mine.reordered(split.dim, std::vector{groups, std::int64_t{2}, counts[part] / 2, unit}, heads_first);
+  }
+
+  /// Of a rank that has one of `shares` equal parts of a group, wherever that is cut: what of the part lies there.
+  [[nodiscard]] merge::View part_of_group(const merge::View& view, std::size_t part,
+                                          std::span<const std::int64_t> counts, std::int64_t size, int shares) const {
+    const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    if (size * shares % total != 0)
+      refuse_view(fmt::format("{} ranks have a group of [{}] heads together, which are no multiple of {}", shares,
+                              fmt::join(counts, ", "), size));
+    const std::int64_t unit = size * shares / total;
+    const std::int64_t first = *rank_ % shares * size;  // of the group
+    const std::int64_t at =
+        std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(part), std::int64_t{0}) * unit -
+        first;
+    const std::int64_t begin = std::clamp<std::int64_t>(at, 0, size);
+    const std::int64_t end = std::clamp<std::int64_t>(at + counts[part] * unit, 0, size);
+    return view.slice(rule_.split->dim, std::vector{size}, 0, begin, end - begin);
+  }
+
+  /// Queries with a gate each beside them would be taken for larger heads.
+  void refuse_gates(std::span<const std::int64_t> counts, std::int64_t groups, std::int64_t size) const {
+    const auto head = head_size(plan_.model_config());
+    const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    if (head && size == groups * (total + counts.front()) * *head)
+      refuse_view(
+          "it has a gate for each query head; \"gated_groups\" in place of \"groups\" takes it apart, as in the plan "
+          "megatron-gated");
   }
 
   [[nodiscard]] merge::View permuted(const merge::View& view) const {
@@ -154,6 +195,7 @@ class Viewing {
   const MergePlan& plan_;
   const ViewRule& rule_;
   int ranks_;
+  std::optional<int> rank_;
   std::string where_;
 };
 
@@ -171,8 +213,10 @@ void set_cast(ViewedTensor& tensor, DType to, bool may_overflow) {
 
 ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank,
                      const std::optional<DType>& dtype) {
-  if (plan.views().empty() && plan.at().empty() && !dtype) return {std::move(rank), {}, {}};
-  ViewedRank viewed{{{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours}, {}, {}};
+  if (!has_views(plan) && !dtype) return {std::move(rank), {}, {}};
+  ViewedRank viewed{
+      {{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours, rank.number, std::move(rank.blocked)}, {}, {}};
+  const int tensor_rank = layout.place(rank.number).tensor;
   std::map<std::string, std::string> origins;
   for (std::size_t index = 0; index < rank.tensors.size(); ++index) {
     const NamedSpec& tensor = rank.tensors[index];
@@ -193,9 +237,10 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
           rule != nullptr && (rule->unstack != 0 || rule->transpose || rule->split || rule->permute_rope);
       if (moves && is_packed(tensor.spec.dtype)) refuse_view("two of its elements share a byte, and cannot be parted");
       if (moves)
-        parts = Viewing(plan, *rule, layout.tensor).parts(name, tensor.spec.shape);
+        parts = Viewing(plan, *rule, layout.tensor, tensor_rank).parts(name, tensor.spec.shape);
       else
-        parts = {{rule == nullptr ? std::string(name) : Viewing(plan, *rule, layout.tensor).names_of(name).front(),
+        parts = {{rule == nullptr ? std::string(name)
+                                  : Viewing(plan, *rule, layout.tensor, tensor_rank).names_of(name).front(),
                   merge::View(tensor.spec.shape)}};
       for (Viewing::Part& part : parts) {
         ViewedTensor view{std::move(part.name), {tensor.spec.dtype, part.view.shape()}, tensor.spec.dtype, false, {}};
@@ -338,7 +383,7 @@ ViewedTensor fused_tensor(const MergePlan& plan, const ParallelLayout& layout, c
                               in_quotes(tensors[place].name)));
   if (rule.split && element_count(shapes.front()) == 1)
     refuse_view("its parts have a scale of one element each, and the whole would need one of all");
-  const Viewing viewing(plan, rule, layout.tensor);
+  const Viewing viewing(plan, rule, layout.tensor, std::nullopt);
   const Shape whole = viewing.whole_shape(shapes, static_cast<std::int64_t>(fused.items.size()));
   const std::vector<Viewing::Part> parts = viewing.parts(name, whole);
   ViewedTensor tensor{plan.at() + name, {dtype, whole}, dtype, false, {}};

@@ -18,6 +18,11 @@
 
 namespace muster {
 
+/// Whether ranks have other tensors than those that rules are for.
+inline bool has_views(const MergePlan& plan) {
+  return !plan.views().empty() || !plan.at().empty();
+}
+
 /// A tensor of a rank that a view, or the plan's "at", leaves out.
 struct LeftOut {
   std::size_t index = 0;  ///< in the rank's list

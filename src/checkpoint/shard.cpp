@@ -62,7 +62,7 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
         finish_file(assembly.files[file], work.targets[file]);
       },
       progress);
-  copy_carried_files(model_dir, output.partial(), job.carried.names, [&] { go_on(*group); });
+  copy_carried_files(job.carried_from, output.partial(), job.carried.names, [&] { go_on(*group); });
   job.report.left = std::move(job.carried.left);
   output.commit();
 }
@@ -91,9 +91,9 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
 //  2. Each rank's state is written under a growing name, all ranks one after the other, and takes its name when it is
 //     whole. The job's number is new, so that nobody reads it before all are there: until then no generation is common.
 //  3. The other files are copied. What fails before removes the states that have their names.
-void write_states(ShardJob& job, const std::string& model_dir, const std::string& path, const ShardOptions& options) {
+void write_states(ShardJob& job, const std::string& path, const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
-  if (!options.force) check_carried_files(model_dir, workspace, job.carried.names);
+  if (!options.force) check_carried_files(job.carried_from, workspace, job.carried.names);
   SyncGroup::Nonce nonce{};
   os::random_bytes(nonce);
   job.report.job = workspace::job_text(nonce);
@@ -123,7 +123,7 @@ void write_states(ShardJob& job, const std::string& model_dir, const std::string
       std::error_code error;
       if (!std::filesystem::exists(join_path(workspace, name), error)) made.push_back(join_path(workspace, name));
     }
-    copy_carried_files(model_dir, workspace, job.carried.names, [&] { progress.add(0); });
+    copy_carried_files(job.carried_from, workspace, job.carried.names, [&] { progress.add(0); });
   } catch (...) {
     std::error_code error;
     for (const std::string& file : made) std::filesystem::remove(file, error);
@@ -138,13 +138,18 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
                         const ParallelLayout& layout, const ShardOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   if (!options.dry_run) check_not_source(model_dir, out);
+  if (!options.dry_run && !options.base.empty()) check_not_source(options.base, out);
   if (!options.to_workspace) {
     if (options.zstd_level)
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
     if (!options.dry_run) check_output(out, {options.force, model_dir});
   }
-  ShardJob job(model_dir, plan_name, layout, options);
-  if (options.to_workspace && !options.dry_run) write_states(job, model_dir, out, options);
+  ShardJob job = options.to_plan.empty()
+                     ? ShardJob(open_model(model_dir, plan_name, layout, options), plan_name, layout)
+                     : ShardJob(merge_model(model_dir, plan_name,
+                                            {.base = options.base, .at = options.at, .carry = options.carry}),
+                                options.to_plan, layout);
+  if (options.to_workspace && !options.dry_run) write_states(job, out, options);
   if (!options.to_workspace && !options.dry_run) write_files(job, model_dir, out, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return std::move(job.report);

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -17,54 +18,103 @@
 
 namespace muster {
 
-ShardJob::ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout,
-                   const ShardOptions& options)
-    : config(read_model_config(model_dir)), plan(MergePlan::load(plan_name, config ? &*config : nullptr)) {
-  Metadata metadata;
-  if (const auto found = foreign::find_checkpoint(model_dir, {options.at, {}}))
-    open_foreign(*found, plan_name, layout, options);
-  else
-    open_model(model_dir, options, metadata);
-  model = source;
+namespace {
+
+MergePlan cutting_plan(const ModelSource& from, const std::string& name) {
+  if (name.empty() && from.plan && !has_views(*from.plan)) return *from.plan;
+  return MergePlan::load(name.empty() ? "auto" : name, from.config ? &*from.config : nullptr);
+}
+
+/// Throws if the model has names that ranks have, before the plan's views.
+void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
+  for (const NamedSpec& tensor : model)
+    if (!plan.origin(tensor.name) &&
+        std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }))
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
+                      "then, and --to-plan (\"to_plan\") says by which it is cut",
+                      in_quotes(tensor.name), in_quotes(plan.name())));
+}
+
+}  // namespace
+
+ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const ParallelLayout& layout)
+    : plan(cutting_plan(from, plan_name)),
+      source(from.tensors),
+      model(std::move(from.tensors)),
+      carried(std::move(from.carried)),
+      carried_from(std::move(from.carried_from)) {
+  report.notes = std::move(from.notes);
   std::vector<NamedSpec> tensors;
   for (const TensorEntry& entry : source->tensors()) {
     tensors.push_back({entry.name, {entry.dtype, entry.shape}});
     ++report.tensors;
     report.bytes += entry.bytes;
   }
+  check_names(plan, tensors);
   check_against_config(plan, tensors);
   const Arrangement arrangement = arrange_model(plan, tensors);
-  outputs = shard_outputs(arrangement, plan, layout, metadata);
+  outputs = shard_outputs(arrangement, plan, layout, from.metadata);
   for (const OutputFile& file : outputs.files)
     for (const MergedTensor& tensor : file.tensors)
       report.bytes_written += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
   report.notes.insert(report.notes.end(), arrangement.notes.begin(), arrangement.notes.end());
   report.notes.insert(report.notes.end(), outputs.notes.begin(), outputs.notes.end());
-  if (!plan.views().empty() || !plan.at().empty()) turn_views(layout);
+  if (has_views(plan)) turn_views(layout);
 }
 
-void ShardJob::open_model(const std::string& model_dir, const ShardOptions& options, Metadata& metadata) {
-  const ModelDir model = ModelDir::open(model_dir);
-  metadata = model.metadata();
-  const auto files = std::make_shared<FileTensors>();
-  for (const SafetensorsFile& file : model.files()) files->add(file);
-  source = files;
-  carried = carried_files(model_dir, options.carry);
+ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
+                       const ShardOptions& options) {
+  ModelSource model;
+  model.carried_from = options.base.empty() ? path : options.base;
+  model.config = config_around(path, options.base);
+  if (const auto found = foreign::find_checkpoint(path, {options.at, {}})) {
+    if (found->ranks != 0)
+      throw Error(ErrorKind::argument,
+                  fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --ranks {} --out DIR cuts "
+                              "them anew",
+                              in_quotes(path), found->ranks, path, plan, to_string(layout)),
+                  {.path = path});
+    const auto shards =
+        std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, {}});
+    model.tensors = shards;
+    model.notes = shards->notes();
+    if (options.base.empty()) model.carried = shards->carried(options.carry);
+  } else {
+    const ModelDir directory = ModelDir::open(path);
+    model.metadata = directory.metadata();
+    const auto files = std::make_shared<FileTensors>();
+    for (const SafetensorsFile& file : directory.files()) files->add(file);
+    model.tensors = files;
+    if (options.base.empty()) model.carried = carried_files(path, options.carry);
+  }
+  if (!options.base.empty()) model.carried = carried_files(options.base, options.carry);
+  return model;
 }
 
-void ShardJob::open_foreign(const foreign::Found& found, const std::string& plan_name, const ParallelLayout& layout,
-                            const ShardOptions& options) {
-  if (found.ranks != 0)
-    throw Error(
-        ErrorKind::argument,
-        fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --ranks {} --out DIR cuts them anew",
-                    in_quotes(found.path), found.ranks, found.path, plan_name, to_string(layout)),
-        {.path = found.path});
+ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options) {
   const auto shards =
-      std::make_shared<ShardSet>(found.path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, {}});
-  source = shards;
-  carried = shards->carried(options.carry);
-  report.notes = shards->notes();
+      std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, options.shards});
+  ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), options);
+  std::vector<MergedTensor> tensors;
+  for (OutputFile& file : job.outputs.files)
+    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
+  std::vector<std::size_t> counts;
+  for (const RankTensors& rank : job.ranks) counts.push_back(rank.tensors.size());
+  std::shared_ptr<const TensorSource> source = shards;
+  if (has_views(job.plan))
+    source = std::make_shared<ViewedTensors>(source, std::move(views_by_process(job.views, job.counts, 1).front()));
+  ModelSource model;
+  model.tensors = std::make_shared<MergedTensors>(std::move(source), sources_by_rank(counts, 1), std::move(tensors),
+                                                  std::move(job.outputs.equal));
+  model.config = config_around(path, options.base);
+  model.metadata = shards->metadata();
+  model.carried = options.base.empty() ? shards->carried(options.carry) : carried_files(options.base, options.carry);
+  model.carried_from = options.base.empty() ? path : options.base;
+  model.notes = std::move(job.account.notes);
+  model.plan = std::move(job.plan);
+  return model;
 }
 
 void ShardJob::turn_views(const ParallelLayout& layout) {

@@ -18,12 +18,29 @@
 
 namespace muster {
 
-struct ShardJob {
-  /// Throws as shard_model.
-  ShardJob(const std::string& model_dir, const std::string& plan_name, const ParallelLayout& layout,
-           const ShardOptions& options);
+/// What is cut, and what stands around it.
+struct ModelSource {
+  std::shared_ptr<const TensorSource> tensors = {};
+  std::optional<Config> config = {};
+  Metadata metadata = {};
+  CarriedFiles carried = {};
+  std::string carried_from = {};  ///< the directory that they are in
+  std::vector<std::string> notes = {};
+  std::optional<MergePlan> plan = {};  ///< that it was put together by
+};
 
-  std::optional<Config> config;
+/// A model, or a foreign checkpoint that is whole, as it is. Throws as shard_model; `plan` and `layout` are for words.
+ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
+                       const ShardOptions& options);
+
+/// What export_model would write as one checkpoint, put together as it is read. Throws as that.
+ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options);
+
+struct ShardJob {
+  /// `plan_name` may be empty: the plan that the model was put together by, but "auto" if that has views. Throws as
+  /// shard_model.
+  ShardJob(ModelSource from, const std::string& plan_name, const ParallelLayout& layout);
+
   MergePlan plan;
   ExportOutputs outputs;                       ///< a file a rank
   std::shared_ptr<const TensorSource> source;  ///< what they are made of, as the only process's
@@ -32,12 +49,10 @@ struct ShardJob {
   std::shared_ptr<const ViewedTensors> viewed;
   std::shared_ptr<const MergedTensors> cut;
   CarriedFiles carried;
+  std::string carried_from;
   ShardReport report;
 
  private:
-  void open_model(const std::string& model_dir, const ShardOptions& options, Metadata& metadata);
-  void open_foreign(const foreign::Found& found, const std::string& plan_name, const ParallelLayout& layout,
-                    const ShardOptions& options);
   /// Ranks have what the plan's views are of: the parts that the rules cut are tensors of their own, put together as
   /// they are read.
   void turn_views(const ParallelLayout& layout);

@@ -51,6 +51,11 @@ ShardFacts facts_of(const Config& said) {
         throw Error(ErrorKind::corrupt, fmt::format("there are no counts of heads for {}", in_quotes(name)));
       for (const Config& count : counts.as_array()) facts.heads[name].push_back(number_from(count, 1, most_heads));
     }
+  if (const Config* blocked = said.find("blocked"))
+    for (const auto& [name, part] : blocked->as_object())
+      facts.blocked[name] = {static_cast<std::size_t>(number_from(part.at(std::size_t{0}), 0, INT64_MAX)),
+                             number_from(part.at(std::size_t{1}), 0, INT64_MAX),
+                             number_from(part.at(std::size_t{2}), 1, INT64_MAX)};
   return facts;
 }
 
@@ -104,13 +109,16 @@ bool is_written_as_text(const Config& config) {
 std::string shard_facts_text(const ShardFacts& facts) {
   Config padded = ConfigObject();
   for (const auto& [name, place] : facts.padded) padded[name] = Config::array({place.first, place.second});
-  // Version 0.1.0 would join heads that several ranks have one after the other.
-  Config text =
-      Config::object({{"version", facts.heads.empty() ? 1 : 2}, {"rank", facts.rank}, {"ranks", facts.ranks}});
+  // Version 0.1.0 would join what several ranks have one after the other.
+  Config text = Config::object({{"version", facts.heads.empty() && facts.blocked.empty() ? 1 : 2},
+                                {"rank", facts.rank},
+                                {"ranks", facts.ranks}});
   if (facts.layout) text["layout"] = to_string(*facts.layout);
   if (!facts.plan.text.empty()) text["plan"] = Config::object({{"name", facts.plan.name}, {"text", facts.plan.text}});
   text["padded"] = std::move(padded);
   for (const auto& [name, counts] : facts.heads) text["heads"][name] = ConfigArray(counts.begin(), counts.end());
+  for (const auto& [name, part] : facts.blocked)
+    text["blocked"][name] = Config::array({part.dim, part.begin, part.block});
   return to_json(text);
 }
 
@@ -186,9 +194,11 @@ bool is_same_plan(const std::string& a, const std::string& b) {
 
 RankTensors to_rank_tensors(ShardListing listing) {
   RankTensors tensors{std::move(listing.tensors), {}};
+  tensors.number = listing.rank;
   if (!listing.facts) return tensors;
   tensors.padded = std::move(listing.facts->padded);
   tensors.heads = std::move(listing.facts->heads);
+  tensors.blocked = std::move(listing.facts->blocked);
   tensors.is_ours = true;
   return tensors;
 }

@@ -37,8 +37,9 @@ namespace muster {
 using Metadata = std::map<std::string, std::string>;
 
 /// The key of a shard's facts: JSON text, {"version": 1, "rank": 2, "ranks": 4, "layout": "tp=2,pp=2,ep=1", "plan":
-/// {"name": NAME, "text": JSON}, "padded": {NAME: [DIM, SIZE]}, "heads": {NAME: [COUNT, ...]}}. With "heads" the
-/// version is 2, which muster 0.1.0 refuses; that wrote neither "plan" nor "heads".
+/// {"name": NAME, "text": JSON}, "padded": {NAME: [DIM, SIZE]}, "heads": {NAME: [COUNT, ...]}, "blocked": {NAME: [DIM,
+/// BEGIN, BLOCK]}}. With "heads" or "blocked" the version is 2, which muster 0.1.0 refuses; that wrote neither, and no
+/// "plan".
 inline constexpr std::string_view shard_metadata_key = "muster.shard";
 
 /// A plan as a shard keeps it; empty: it does not say.
@@ -55,6 +56,7 @@ struct ShardFacts {
   std::optional<ParallelLayout> layout = {};  ///< none: it does not say
   PlanText plan = {};
   HeadCounts heads = {};
+  BlockedParts blocked = {};
 };
 std::string shard_facts_text(const ShardFacts& facts);
 /// Empty if the metadata has none (a shard that other hands made). Throws Error(corrupt | version).

@@ -184,13 +184,15 @@ void MergedTensors::compare(std::size_t tensor, std::uint64_t offset, std::uint6
   for (const std::uint32_t number : tensors_[tensor].equal) {
     const std::vector<SourceRef>& set = equal_[number];
     const SourceRef& first = set.front();
-    // Parts of a tensor have fewer bytes than the whole: their share of the window is compared. Where one window ends
-    // the next begins, however that is rounded.
+    // Parts of a tensor have fewer bytes than the whole: their share of the window is compared, in whole elements.
+    // Where one window ends the next begins, however that is rounded.
     const std::uint64_t bytes = bytes_of(first);
+    const DType dtype = source_->tensors()[place_of(first)].dtype;
+    const std::uint64_t item = is_packed(dtype) ? 1 : itemsize(dtype);
     const auto share = [&](std::uint64_t at) {
       if (at == whole) return bytes;
       const double part = static_cast<double>(at) / static_cast<double>(whole) * static_cast<double>(bytes);
-      return std::min(static_cast<std::uint64_t>(part), bytes);
+      return std::min(static_cast<std::uint64_t>(part), bytes) / item * item;
     };
     const std::uint64_t begin = share(offset);
     const std::uint64_t end = share(offset + length);

@@ -319,15 +319,13 @@ Layout part_of(const Cut& cut, int part) {
 }
 
 Layout compose(const Layout& whole, const Cut& cut, int part) {
-  if (whole.grain != cut.grain || whole.target_units != cut.whole_units)
+  const std::vector<Piece>& wanted_pieces = cut.pieces[static_cast<std::size_t>(part)];
+  // Every part is the whole, whichever dimension that was joined along; what is reduced is cut so alone.
+  if (cut.part == whole.target && wanted_pieces == std::vector<Piece>{{0, 0, cut.whole_units, 0}}) return whole;
+  if (whole.grain != cut.grain || whole.target_units != cut.whole_units || whole.combine != Combine::copy)
     refuse("a tensor cannot be joined along one dimension and cut along another in one step");
   Layout layout{cut.part, cut.grain, cut.part_units, whole.source_units, whole.combine, {}, whole.must_equal};
-  if (whole.combine != Combine::copy) {
-    // Cut by Same alone: every part is the whole.
-    layout.pieces = whole.pieces;
-    return layout;
-  }
-  for (const Piece& wanted : cut.pieces[static_cast<std::size_t>(part)]) {
+  for (const Piece& wanted : wanted_pieces) {
     for (const Piece& piece : whole.pieces) {
       const std::int64_t begin = std::max(wanted.begin, piece.at);
       const std::int64_t end = std::min(wanted.begin + wanted.count, piece.at + piece.count);

@@ -58,7 +58,13 @@ refused "needs \"num_attention_heads\" of config.json, which is not there" "$pro
 "$program" run -n 3 -- "$program" export megatron --base model --out based > /dev/null || fail "export with a base"
 "$program" diff model based > /dev/null || fail "based differs"
 cmp -s model/config.json based/config.json || fail "config.json of based"
-refused "export a checkpoint, and cut that" "$program" export megatron --base model --ranks 2 --out new
+"$program" run -n 3 -- "$program" export megatron --base model --ranks 3 --to-plan llama --out anew3 > "$out" || fail "ranks cut anew"
+grep -q "cut by the plan \"llama\"" "$out" || fail "no note of the plan: $(cat "$out")"
+"$program" export anew3 --out whole3 > /dev/null && "$program" diff model whole3 > /dev/null || fail "anew3 differs"
+refused "muster shard megatron --plan PLAN --to-plan vllm" "$program" export megatron --base model --ranks 2 --to-plan vllm --out new
+"$program" shard megatron --plan megatron --base model --to-plan vllm --ranks 2 --out anew2 > /dev/null || fail "ranks for vllm"
+"$program" diff model anew2 > /dev/null || fail "anew2 differs"
+refused "needs a layout to cut for" "$program" export megatron --base model --to-plan llama --out new
 refused "no tensor is left" "$program" export shards --plan llama --dtype F16 --select nothing --out new
 "$program" export shards --plan llama --dtype F32 --select '*norm*' --out norms > "$out" || fail "export of some"
 grep -q "note: config.json says float32 now" "$out" || fail "no note of the dtype: $(cat "$out")"

@@ -102,7 +102,7 @@ TEST_CASE("ranks of a group get their shards, and read each byte of the model on
 
 TEST_CASE("shards, states and files of ranks are loaded for another layout") {
   const test::TemporaryDirectory work{test::Medium::memory};
-  inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
+  const std::uint64_t bytes = inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
   shard_model(work / "model", work / "want", "llama", {.tensor = 3});
   shard_model(work / "model", work / "two", "llama", {.tensor = 2});
   shard_model(work / "model", work / "states", "llama", {.tensor = 2}, {.to_workspace = true});
@@ -126,9 +126,46 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
       check_shard(load_shard(work / each.source, each.plan, {.tensor = 3}, rank, each.options),
                   (work / "want/") + shard_file_name(rank, 3));
     test::run_ranks(3, [&](SyncGroup& group) {
-      check_shard(load_shard(work / each.source, each.plan, {.tensor = 3}, group.rank(), group, each.options),
-                  (work / "want/") + shard_file_name(group.rank(), 3));
+      const std::uint64_t before = bytes_read();
+      const auto tensors = load_shard(work / each.source, each.plan, {.tensor = 3}, group.rank(), group, each.options);
+      const std::uint64_t read = sum_of(group, bytes_read() - before);
+      check_shard(tensors, (work / "want/") + shard_file_name(group.rank(), 3));
+      // Each byte once; once more what ranks have alike, and where blocks end within what has a checksum.
+      if (read > bytes + bytes / 4) throw test::RankFailure("read " + std::to_string(read));
     });
+  }
+}
+
+TEST_CASE(
+    "what Megatron-Core wrote, whole or in ranks, is loaded for another layout by a plan of HuggingFace's names") {
+  struct Case {
+    std::string sample;
+    const char* plan;
+    ParallelLayout layout;
+  };
+  for (const Case& each : {Case{"dense", "auto", {2, 2, 1}}, Case{"mixture", "moe", {2, 1, 2}}}) {
+    const std::string at = std::string(MUSTER_TEST_DATA "/megatron/") + each.sample;
+    const test::TemporaryDirectory work{test::Medium::memory};
+    shard_model(at + "/model", work / "want", each.plan, each.layout);
+    test::error_of(ErrorKind::argument, {"--to-plan"},
+                   [&] { load_shard(at + "/dist", "megatron", each.layout, 0, {.base = at + "/model"}); });
+    for (const std::string source : {"/dist", "/ranks"}) {
+      CAPTURE(at + source);
+      const LoadShardOptions options{.base = at + "/model", .to_plan = each.plan};
+      shard_model(at + source, work / ("cut" + source.substr(1)), "megatron", each.layout,
+                  {.base = options.base, .to_plan = options.to_plan});
+      for (int rank = 0; rank < 4; ++rank) {
+        const std::string name = "/" + shard_file_name(rank, 4);
+        const auto tensors = load_shard(at + source, "megatron", each.layout, rank, options);
+        check_shard(tensors, (work / "want") + name);
+        check_shard(tensors, (work / ("cut" + source.substr(1))) + name);
+      }
+      test::run_ranks(4, [&](SyncGroup& group) {
+        check_shard(load_shard(at + source, "megatron", each.layout, group.rank(), group, options),
+                    (work / "want/") + shard_file_name(group.rank(), 4));
+      });
+      CHECK(std::filesystem::exists(work / ("cut" + source.substr(1)) + "/config.json"));
+    }
   }
 }
 

@@ -12,12 +12,14 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
 #include "muster/load_shard.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -151,7 +153,16 @@ Matrix query_key_value_by_groups(const Model& model, const std::string& at, cons
       parts.push_back(
           pick(m, count * head, m.columns, [&](auto r, auto c) { return std::pair(group * count * head + r, c); }));
     };
-    take("q", heads / groups);
+    const Matrix& queries = model.at(at + "self_attn.q_proj." + kind);
+    if (queries.rows == heads * head) {
+      take("q", heads / groups);
+    } else {
+      // Of the group all queries, then all gates; of a head of HuggingFace's its query and its gate.
+      for (const std::int64_t gate : {0, 1})
+        parts.push_back(pick(queries, heads / groups * head, queries.columns, [&](auto r, auto c) {
+          return std::pair(((group * heads / groups + r / head) * 2 + gate) * head + r % head, c);
+        }));
+    }
     take("k", 1);
     take("v", 1);
   }
@@ -203,6 +214,13 @@ Files megatron(const Model& model, const ParallelLayout& layout, bool of_experts
       }
       mine[to + "pre_mlp_layernorm.weight"] = model.at(at + "post_attention_layernorm.weight");
       mine[to + "mlp.router.weight"] = model.at(at + "mlp.gate.weight");
+      if (const auto gate = model.find(at + "mlp.shared_expert_gate.weight"); gate != model.end()) {
+        const std::string shared = at + "mlp.shared_expert.";
+        mine[to + "mlp.shared_experts.gate_weight"] = gate->second;
+        mine[to + "mlp.shared_experts.linear_fc1.weight"] = gate_and_up(model, shared, t, tp);
+        mine[to + "mlp.shared_experts.linear_fc2.weight"] =
+            columns_of_rank(model.at(shared + "down_proj.weight"), t, tp);
+      }
       const int of_rank = experts / layout.expert;
       for (int expert = 0; expert < of_rank; ++expert) {
         const std::string from = at + "mlp.experts." + std::to_string(e * of_rank + expert) + ".";
@@ -216,6 +234,120 @@ Files megatron(const Model& model, const ParallelLayout& layout, bool of_experts
       mine["output_layer.weight"] = rows_of_rank(model.at("lm_head.weight"), t, tp);
     }
     files.push_back(std::move(mine));
+  }
+  return files;
+}
+
+/// Where ranks are a multiple of the groups, each has a slice of the fused matrices, wherever that is cut.
+Files megatron_of_parts(const Model& model, const ParallelLayout& layout, bool of_experts) {
+  Files files = megatron(model, {}, of_experts);
+  const Model whole = std::move(files.front());
+  files.clear();
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    Model mine = whole;
+    for (auto& [name, matrix] : mine) {
+      if (name.ends_with("linear_proj.weight") || name.ends_with("linear_fc2.weight"))
+        matrix = columns_of_rank(matrix, rank, layout.tensor);
+      else if (name.ends_with("linear_fc1.weight"))
+        matrix =
+            gate_and_up(model, layer_of(name.find(".0.") == std::string::npos ? 1 : 0) + "mlp.", rank, layout.tensor);
+      else if (!name.ends_with("norm_weight") && !name.ends_with("norm.weight"))
+        matrix = rows_of_rank(matrix, rank, layout.tensor);
+    }
+    files.push_back(std::move(mine));
+  }
+  return files;
+}
+
+Model renamed(const Model& model, const std::vector<std::pair<std::string, std::string>>& words, bool backwards) {
+  Model other;
+  for (const auto& [name, matrix] : model) {
+    std::string to = name;
+    for (const auto& word : words) {
+      const std::string& from = backwards ? word.second : word.first;
+      if (const std::size_t at = to.find(from); at != std::string::npos)
+        to.replace(at, from.size(), backwards ? word.first : word.second);
+    }
+    other[to] = matrix;
+  }
+  return other;
+}
+
+const std::vector<std::pair<std::string, std::string>> mixtral_words = {{"mlp.gate.", "block_sparse_moe.gate."},
+                                                                        {"mlp.experts.", "block_sparse_moe.experts."},
+                                                                        {"gate_proj.", "w1."},
+                                                                        {"up_proj.", "w3."},
+                                                                        {"down_proj.", "w2."}};
+
+Model mixtral(Model model) {
+  return renamed(model, mixtral_words, false);
+}
+
+Files megatron_mixtral(const Model& model, const ParallelLayout& layout, bool of_experts) {
+  return megatron(renamed(model, mixtral_words, true), layout, of_experts);
+}
+
+Model gated(Model model) {
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string at = layer_of(layer);
+    model[at + "self_attn.q_proj.weight"] = filled(2 * heads * head, hidden, 100 + layer);
+    model[at + "self_attn.q_proj.bias"] = filled(2 * heads * head, 1, 110 + layer, true);
+    model[at + "mlp.shared_expert_gate.weight"] = filled(1, hidden, 120 + layer);
+    model[at + "mlp.shared_expert.gate_proj.weight"] = filled(inner, hidden, 130 + layer);
+    model[at + "mlp.shared_expert.up_proj.weight"] = filled(inner, hidden, 140 + layer);
+    model[at + "mlp.shared_expert.down_proj.weight"] = filled(hidden, inner, 150 + layer);
+  }
+  return model;
+}
+
+/// Query, key and value that are compressed to so many numbers.
+constexpr std::int64_t compressed = 6;
+
+Model latent(Model model) {
+  std::erase_if(model, [](const auto& item) {
+    const std::string& name = item.first;
+    return name.find("q_proj.") != std::string::npos || name.find("k_proj.") != std::string::npos ||
+           name.find("v_proj.") != std::string::npos;
+  });
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string at = layer_of(layer) + "self_attn.";
+    model[at + "q_a_proj.weight"] = filled(compressed, hidden, 100 + layer);
+    model[at + "q_a_layernorm.weight"] = filled(compressed, 1, 110 + layer, true);
+    model[at + "q_b_proj.weight"] = filled(heads * head, compressed, 120 + layer);
+    model[at + "kv_a_proj_with_mqa.weight"] = filled(compressed + 2, hidden, 130 + layer);
+    model[at + "kv_a_layernorm.weight"] = filled(compressed, 1, 140 + layer, true);
+    model[at + "kv_b_proj.weight"] = filled(heads * 2 * head, compressed, 150 + layer);
+  }
+  return model;
+}
+
+Files megatron_latent(const Model& model, const ParallelLayout& layout, bool of_experts) {
+  Model with_heads = model;
+  for (int layer = 0; layer < layers; ++layer)
+    for (const char* part : {"q", "k", "v"})
+      for (const char* kind : {"weight", "bias"})
+        with_heads[layer_of(layer) + "self_attn." + part + "_proj." + kind] =
+            filled((*part == 'q' ? heads : groups) * head, *kind == 'w' ? hidden : 1, 1, *kind == 'b');
+  Files files = megatron(with_heads, layout, of_experts);
+  const int count = layers / layout.pipeline;
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    Model& mine = files[static_cast<std::size_t>(rank)];
+    std::erase_if(mine, [](const auto& item) { return item.first.find("linear_qkv") != std::string::npos; });
+    const auto [t, p, e] = layout.place(rank);
+    for (int i = 0; i < count; ++i) {
+      const std::string at = layer_of(p * count + i);
+      const std::string to = "decoder.layers." + std::to_string(i) + ".";
+      const std::string attention = to + "self_attention.";
+      mine[to + "input_layernorm.weight"] = model.at(at + "input_layernorm.weight");
+      mine[attention + "linear_q_down_proj.weight"] = model.at(at + "self_attn.q_a_proj.weight");
+      mine[attention + "linear_q_up_proj.layer_norm_weight"] = model.at(at + "self_attn.q_a_layernorm.weight");
+      mine[attention + "linear_q_up_proj.weight"] =
+          rows_of_rank(model.at(at + "self_attn.q_b_proj.weight"), t, layout.tensor);
+      mine[attention + "linear_kv_down_proj.weight"] = model.at(at + "self_attn.kv_a_proj_with_mqa.weight");
+      mine[attention + "linear_kv_up_proj.layer_norm_weight"] = model.at(at + "self_attn.kv_a_layernorm.weight");
+      mine[attention + "linear_kv_up_proj.weight"] =
+          rows_of_rank(model.at(at + "self_attn.kv_b_proj.weight"), t, layout.tensor);
+    }
   }
   return files;
 }
@@ -310,7 +442,18 @@ struct Sample {
   std::string layout;
   Files (*files)(const Model&, const ParallelLayout&, bool);
   bool of_experts = false;
+  Model (*turned)(Model) = nullptr;  // of the model
 };
+
+void check_shard(const std::string& file, const std::vector<NamedTensor>& tensors) {
+  const SafetensorsFile shard = SafetensorsFile::open(file);
+  REQUIRE(tensors.size() == shard.tensors().size());
+  for (const auto& [name, tensor] : tensors) {
+    CAPTURE(name);
+    REQUIRE(shard.find(name));
+    CHECK(bitwise_equal(tensor, shard.tensor(name)));
+  }
+}
 
 // Meta's models have no biases.
 void erase_biases(Model& model) {
@@ -325,6 +468,9 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
       {"megatron", "2", megatron},
       {"megatron", "tp=4,pp=2", megatron},
       {"megatron-moe", "tp=2,pp=2,ep=2", megatron, true},
+      {"megatron-mixtral", "tp=2,pp=1,ep=2", megatron_mixtral, true, mixtral},
+      {"megatron-gated", "tp=2,pp=2,ep=2", megatron, true, gated},
+      {"megatron-mla", "tp=2,pp=2", megatron_latent, true, latent},
       {"vllm", "2", vllm},
       {"vllm", "8", vllm},
       {"trtllm", "tp=2,pp=2", trtllm},
@@ -342,6 +488,7 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
     write_config(shards);
     Model whole = model(sample.of_experts);
     if (sample.files == meta) erase_biases(whole);
+    if (sample.turned != nullptr) whole = sample.turned(std::move(whole));
     write_model(whole, given + "/model.safetensors");
     const ParallelLayout layout = ParallelLayout::parse(sample.layout);
     const Files files = sample.files(whole, layout, sample.of_experts);
@@ -371,9 +518,162 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
       for (const auto& [tensor, loaded] : load_shard(given, sample.plan, layout, rank))
         CHECK(bitwise_equal(loaded, cut.tensor(places.at(tensor))));
     }
+    // Cut for others by a plan of HuggingFace's names, each rank's part straight from the ranks that are there.
+    const ParallelLayout two = ParallelLayout::parse(sample.of_experts ? "tp=2,pp=1,ep=2" : "tp=2,pp=2");
+    const std::string plan = sample.of_experts ? "moe" : "llama";
+    shard_model(given, temporary.path().string() + "/want", plan, two);
+    const std::string named = sample.of_experts ? plan : "";  // config.json says llama, which is "auto"
+    options.to = two;
+    options.to_plan = named;
+    export_model(shards, temporary.path().string() + "/cut_anew", sample.plan, *single_group(), options);
+    for (int rank = 0; rank < two.ranks(); ++rank) {
+      const std::string name = "/" + shard_file_name(rank, two.ranks());
+      const auto loaded = load_shard(shards, sample.plan, two, rank, {.from = layout, .to_plan = named});
+      check_shard(temporary.path().string() + "/want" + name, loaded);
+      check_shard(temporary.path().string() + "/cut_anew" + name, loaded);
+    }
+    // And by a plan with views, for more and other ranks of the same program.
+    shard_model(given, temporary.path().string() + "/theirs", sample.plan, {.tensor = 2});
+    for (int rank = 0; rank < 2; ++rank)
+      check_shard(temporary.path().string() + "/theirs/" + shard_file_name(rank, 2),
+                  load_shard(shards, sample.plan, {.tensor = 2}, rank, {.from = layout, .to_plan = sample.plan}));
     // Cut and joined again, by the plan that the shards remember.
     export_model(temporary.path().string() + "/cut", temporary.path().string() + "/again", "", *single_group());
     test::check_equal(given, temporary.path().string() + "/again");
+  }
+}
+
+TEST_CASE("of more ranks of Megatron than groups each has a slice of a group") {
+  const TemporaryDirectory temporary;
+  const std::string given = temporary.path().string() + "/model";
+  const std::string shards = temporary.path().string() + "/shards";
+  write_config(given);
+  write_config(shards);
+  const Model whole = model(false);
+  write_model(whole, given + "/model.safetensors");
+  const ParallelLayout layout{.tensor = 8};
+  const Files files = megatron_of_parts(whole, layout, false);
+  for (int rank = 0; rank < 8; ++rank)
+    write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, 8));
+  export_model(shards, temporary.path().string() + "/out", "megatron", *single_group());
+  test::check_equal(given, temporary.path().string() + "/out");
+  shard_model(given, temporary.path().string() + "/want", "llama", {.tensor = 2});
+  check_shard(temporary.path().string() + "/want/" + shard_file_name(1, 2),
+              load_shard(shards, "megatron", {.tensor = 2}, 1));
+  CHECK(has(words_of(ErrorKind::argument,
+                     [&] { shard_model(given, temporary.path().string() + "/cut", "megatron", layout); }),
+            "8 ranks do not divide the 4 groups"));
+}
+
+TEST_CASE("scales of quantised matrices follow them, and those that no plan knows are refused by name") {
+  struct Case {
+    const char* plan;
+    Files (*files)(const Model&, const ParallelLayout&, bool);
+    std::map<std::string, std::vector<std::string>> scales;  // of one element, in layer 0: what they become
+    const char* unknown;
+  };
+  const std::string by_groups = "decoder.layers.0.self_attention.linear_qkv.weight_quantizer._amax";
+  const std::vector<Case> cases = {
+      {"trtllm",
+       trtllm,
+       {{"transformer.layers.0.attention.qkv.weights_scaling_factor",
+         {"self_attn.q_proj.weight_scale", "self_attn.k_proj.weight_scale", "self_attn.v_proj.weight_scale"}},
+        {"transformer.layers.0.attention.dense.activation_scaling_factor", {"self_attn.o_proj.input_scale"}},
+        {"transformer.layers.0.mlp.fc.weights_scaling_factor", {"mlp.gate_proj.weight_scale"}},
+        {"transformer.layers.0.mlp.gate.activation_scaling_factor", {"mlp.up_proj.input_scale"}},
+        {"transformer.layers.0.mlp.proj.weights_scaling_factor", {"mlp.down_proj.weight_scale"}}},
+       "transformer.layers.0.attention.qkv.prequant_scaling_factor"},
+      {"megatron",
+       megatron,
+       {{"decoder.layers.0.self_attention.linear_qkv.input_quantizer._amax",
+         {"self_attn.q_proj.input_quantizer._amax", "self_attn.k_proj.input_quantizer._amax",
+          "self_attn.v_proj.input_quantizer._amax"}},
+        {"decoder.layers.0.mlp.linear_fc1.weight_quantizer._amax",
+         {"mlp.gate_proj.weight_quantizer._amax", "mlp.up_proj.weight_quantizer._amax"}},
+        {"decoder.layers.0.mlp.linear_fc2.weight_quantizer._amax", {"mlp.down_proj.weight_quantizer._amax"}},
+        {"decoder.layers.0.self_attention.linear_proj.input_quantizer._amax",
+         {"self_attn.o_proj.input_quantizer._amax"}}},
+       "decoder.layers.0.mlp.experts.linear_fc1.weight_quantizer._amax"}};
+  for (const Case& each : cases) {
+    CAPTURE(each.plan);
+    const TemporaryDirectory temporary;
+    const std::string shards = temporary.path().string() + "/shards";
+    write_config(shards);
+    Model whole = model(false);
+    Files files = each.files(whole, {.tensor = 2}, false);
+    const auto write = [&] {
+      for (int rank = 0; rank < 2; ++rank)
+        write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, 2));
+    };
+    const std::string at = layer_of(0);
+    for (const auto& [name, parts] : each.scales) {
+      for (Model& file : files) file[name] = filled(1, 1, 7, true);
+      for (const std::string& part : parts) whole[at + part] = filled(1, 1, 7, true);
+    }
+    if (std::string(each.plan) == "megatron") {
+      // One a row, as the rows of the matrix lie.
+      for (const char* part : {"q", "k", "v"})
+        whole[at + "self_attn." + part + "_proj.weight_quantizer._amax"] =
+            pick(whole.at(at + "self_attn." + part + "_proj.weight"), (*part == 'q' ? heads : groups) * head, 1,
+                 [](auto r, auto c) { return std::pair(r, c); });
+      for (int rank = 0; rank < 2; ++rank)
+        files[static_cast<std::size_t>(rank)][by_groups] =
+            query_key_value_by_groups(whole, at, "weight_quantizer._amax", rank, 2);
+    }
+    write();
+    export_model(shards, temporary.path().string() + "/out", each.plan, *single_group());
+    const auto tensors = test::tensors_of(temporary.path().string() + "/out");
+    CHECK(tensors.size() == whole.size());
+    for (const auto& [name, matrix] : whole) {
+      CAPTURE(name);
+      REQUIRE(tensors.contains(name));
+      CHECK(bitwise_equal(tensors.at(name), tensor_of(matrix)));
+    }
+    for (Model& file : files) file[each.unknown] = filled(1, 1, 7, true);
+    write();
+    const std::string words = words_of(ErrorKind::argument, [&] { plan_export(shards, each.plan); });
+    CHECK(has(words, "no rule"));
+    CHECK(has(words, "quant"));
+  }
+}
+
+TEST_CASE("8-bit floats whose blocks the ranks do not divide: each rank has all scales, and knows where it begins") {
+  const TemporaryDirectory temporary;
+  const std::string given = temporary.path().string() + "/model";
+  write_config(given);
+  std::vector<NamedTensor> tensors;
+  const auto add = [&](const std::string& name, DType dtype, const Shape& shape) {
+    Tensor tensor = Tensor::allocate(dtype, shape);
+    for (std::uint64_t i = 0; i < tensor.nbytes(); ++i)
+      tensor.mutable_data()[i] = static_cast<std::byte>((i * 7 + tensors.size()) % 120);
+    tensors.emplace_back(name, tensor);
+  };
+  const std::string at = "model.layers.0.mlp.";
+  for (const auto& [name, rows, columns] :
+       {std::tuple("gate_proj", 320, 160), std::tuple("up_proj", 512, 160), std::tuple("down_proj", 160, 320)}) {
+    add(at + name + ".weight", DType::f8_e4m3fn, {rows, columns});
+    add(at + name + ".weight_scale_inv", DType::f32, {(rows + 127) / 128, (columns + 127) / 128});
+  }
+  test::write_tensors(given + "/model.safetensors", tensors);
+  std::ofstream(given + "/config.json") << "{}";
+  for (const int ranks : {2, 4, 6}) {
+    CAPTURE(ranks);
+    const std::string to = temporary.path().string() + "/" + std::to_string(ranks);
+    const ShardReport report = shard_model(given, to, "llama", {.tensor = ranks});
+    CHECK(has(report.notes.at(0), "every rank has all of it"));
+    const SafetensorsFile last = SafetensorsFile::open(to + "/" + shard_file_name(ranks - 1, ranks));
+    const auto facts = parse_shard_facts(last.metadata());
+    REQUIRE(facts);
+    CHECK(facts->blocked.contains(at + "up_proj.weight_scale_inv") == (ranks == 6));
+    const std::int64_t part = (320 + ranks - 1) / ranks;
+    CHECK(facts->blocked.at(at + "gate_proj.weight_scale_inv") == BlockedPart{0, (ranks - 1) * part, 128});
+    CHECK(facts->blocked.at(at + "down_proj.weight_scale_inv") == BlockedPart{1, (ranks - 1) * part, 128});
+    CHECK(bitwise_equal(last.tensor(at + "gate_proj.weight_scale_inv"), tensors[1].second));
+    export_model(to, to + "-whole", "", *single_group());
+    test::check_equal(given, to + "-whole");
+    export_model(to, to + "-anew", "", *single_group(), {.to = ParallelLayout{.tensor = 3}});
+    export_model(to + "-anew", to + "-again", "", *single_group());
+    test::check_equal(given, to + "-again");
   }
 }
 

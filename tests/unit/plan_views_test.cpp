@@ -160,7 +160,12 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
   CHECK(has(error(groups, {60, 2}),
             "plan \"p\": view 1: tensor \"a.weight\": its size 60 along dimension 0 is no "
             "multiple of 4 parts of [2, 1, 1]"));
-  CHECK(has(error(groups, {64, 2}, 8), "8 ranks do not divide the 4 groups"));
+  CHECK(has(error(groups, {64, 2}, 6), "6 ranks do not divide the 4 groups"));
+  CHECK(has(error(groups, {9, 2}, 8), "2 ranks have a group of [2, 1, 1] heads together, which are no multiple of 9"));
+  CHECK(has(error(groups, {96, 2}), "it has a gate for each query head; \"gated_groups\""));
+  std::string gated = groups;
+  gated.replace(gated.find("groups"), 6, "gated_groups");
+  CHECK(has(error(gated, {96, 2}, 8), "8 ranks do not divide the 4 groups"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": [1, 2], "dim": 2}, "to": ["x", "y"]})", {6, 2}),
             "the shape [6, 2] has no dimension 2"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": ["no_such", 2]}, "to": ["x", "y"]})", {6, 2}),
@@ -208,6 +213,19 @@ TEST_CASE("turned around, a view that loses something, or lacks a part, is one c
   CHECK(has(error(R"({"match": "*.w", "cast": "BF16"})", {{"x.w", spec}}), "has no way back"));
   CHECK(has(error(R"({"match": "s.*", "unstack": true, "to": "l.#.$1"})", {{"l.0.w", spec}, {"l.2.w", spec}}),
             "item 1 of it is not there, and item 2 is"));
+}
+
+TEST_CASE("scales of one element a layer go to every part of a fused matrix") {
+  const Config config = parse_json(config_text);
+  const MergePlan plan = MergePlan::load("megatron", &config);
+  for (const Shape& shape : {Shape{2}, Shape{2, 1}}) {
+    const ViewedRank viewed = view_rank(
+        plan, {}, {{{"decoder.layers.self_attention.linear_qkv.input_quantizer._amax", {DType::f32, shape}}}, {}});
+    REQUIRE(viewed.tensors.tensors.size() == 6);
+    CHECK(viewed.tensors.tensors[4].name == "model.layers.1.self_attn.k_proj.input_quantizer._amax");
+    CHECK(viewed.tensors.tensors[4].spec.shape == Shape(shape.begin() + 1, shape.end()));
+    CHECK(viewed.views[4].boxes.front().from == 1);
+  }
 }
 
 TEST_CASE("stacked layers come apart and together, under a prefix, and what is not under it is left out") {
