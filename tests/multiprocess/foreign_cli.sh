@@ -120,6 +120,8 @@ refused 'no tensor is below "ema"' "$data/dcp/in" : --at ema
 refused "no .metadata: the save did not end" "$data/dcp/in" 'rm .metadata'
 refused 'tensor "model.embed.weight": 28 of 56 elements' "$data/dcp_no_collectives/in" 'rm __1.metadata'
 refused 'tensor "embed.weight": 28 of 56 elements' "$data/dcp_huggingface/in" 'rm shard-00001*'
+refused "two checkpoints are in it, one of torch.distributed.checkpoint and a model in files of torch.save" "$data/dcp/in" 'cp "$data"/torch_model/in/*.bin* .'
+refused "to read what is there, or move one away" "$data/zero2/in" 'cp ../alone/model.safetensors .'
 refused 'its sharded_backend is "zarr"' "$data/torch_dist/in" 'sed -i s/torch_dist/zarr/ metadata.json'
 refused "model_world_size_3_rank_1.pt is missing" "$data/fsdp/in" 'rm *_rank_1.pt'
 refused "its part is of rank 1, and the file's name says rank 2" "$data/fsdp/in" 'cp *_rank_1.pt *_rank_2.pt'
