@@ -173,7 +173,8 @@ struct Forecast {
 Forecast forecast_of(const ExportAccount& account, const ExportArguments& arguments) {
   Forecast forecast{account.bytes_out, arguments.options.memory_budget};
   if (arguments.out.empty()) return forecast;
-  forecast.parent = fs::absolute(arguments.out).parent_path().string();
+  // "new/" and "new/." are "new".
+  forecast.parent = (fs::absolute(arguments.out) / "").lexically_normal().parent_path().parent_path().string();
   std::error_code error;
   const fs::space_info space = fs::space(forecast.parent, error);
   if (!error) forecast.free = space.available;

@@ -49,7 +49,9 @@ cmp -s alone/model.safetensors job/model.safetensors || fail "-j 3 wrote other b
 says 0 '"bytes": 20480000' "$program" export in --dry-run --json
 says 0 '"free": null' "$program" export in --dry-run --json
 says 0 '"memory": 8000000' "$program" export in --dry-run --json --memory-budget 8MB --out new
-"$program" export in --dry-run --json --out new | grep -q '"free": [0-9]' || fail "--dry-run does not say what is free"
+for new in new new/ new/. "$PWD/new/"; do
+  "$program" export in --dry-run --json --out "$new" | grep -q '"free": [0-9]' || fail "--dry-run does not say what is free for $new"
+done
 "$program" run -n 3 -- "$program" export in --out job --force --json > report.json || fail "export with --json"
 "${MUSTER_TEST_PYTHON:-python3}" -c '
 import json
