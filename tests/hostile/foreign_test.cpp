@@ -3,12 +3,15 @@
 // Nothing of a pickle is ever run, so it is enough that each is refused or read.
 
 #include <doctest/doctest.h>
+#include <fmt/core.h>
 #include <zstd.h>
 
 #include <algorithm>
+#include <ctime>
 
 #include "muster/verify.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/foreign/dcp_metadata.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/torch_files.hpp"
@@ -190,6 +193,11 @@ std::string size_of(const std::vector<std::int32_t>& extents) {
   return call(global("torch", "Size"), tuple(numbers(extents)));
 }
 
+std::string float_properties() {
+  return call(global("torch.distributed.checkpoint.metadata", "TensorProperties"), ")") +
+         tuple(global("torch", "float32")) + "b";
+}
+
 /// Every part is four floats in an item of its own at the beginning of the file.
 std::string metadata_of(const std::vector<std::int32_t>& size, const std::vector<Part>& parts,
                         std::int32_t item_bytes) {
@@ -204,14 +212,12 @@ std::string metadata_of(const std::vector<std::int32_t>& size, const std::vector
     if (!part.transform.empty()) info.emplace_back("transform_descriptors", tuple(text(part.transform)));
     places += made("MetadataIndex", {{"fqn", text("w")}, {"offset", size_of(part.begin)}}) + made("_StorageInfo", info);
   }
-  const std::string properties = call(global("torch.distributed.checkpoint.metadata", "TensorProperties"), ")") +
-                                 tuple(global("torch", "float32")) + "b";
-  return whole(
-      made("Metadata",
-           {{"state_dict_metadata",
-             dict({{"w", made("TensorStorageMetadata",
-                              {{"properties", properties}, {"size", size_of(size)}, {"chunks", chunks + "e"}})}})},
-            {"storage_data", places + "u"}}));
+  return whole(made(
+      "Metadata",
+      {{"state_dict_metadata",
+        dict({{"w", made("TensorStorageMetadata",
+                         {{"properties", float_properties()}, {"size", size_of(size)}, {"chunks", chunks + "e"}})}})},
+       {"storage_data", places + "u"}}));
 }
 
 struct HostileSave {
@@ -329,6 +335,27 @@ TEST_CASE("a storage that has changed is found by its checksum, and by nothing e
   CHECK(report.problems[0].defect == Defect::checksum);
   CHECK(has(report.problems[0].words, "tensor \"w\": its bytes at "));
   CHECK(verify(folder / "file.pt", {.checksums = false}).is_good());
+}
+
+TEST_CASE("what Megatron says of many tensors is read in their time, not in its square") {
+  constexpr int count = 100'000;
+  std::string tensors = "}(";
+  std::string added = "}(";
+  for (int i = 0; i < count; ++i) {
+    const std::string name = text(fmt::format("optimizer.state.exp_avg.{:06}", i));
+    tensors += name + made("TensorStorageMetadata",
+                           {{"properties", float_properties()}, {"size", size_of({0})}, {"chunks", "]"}});
+    added += name + dict({{"nd_reformulated_orig_global_shape", numbers({4})}});
+  }
+  const std::string pickle = whole(
+      made("Metadata", {{"state_dict_metadata", tensors + "u"}, {"mcore_data", added + "u"}, {"storage_data", "}"}}));
+  foreign::DcpMetadata metadata;
+  const std::clock_t begin = std::clock();
+  metadata.add(std::as_bytes(std::span(pickle)));
+  metadata.finish();
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);
+  REQUIRE(metadata.tensors().size() == count);
+  CHECK(std::ranges::all_of(metadata.tensors(), &foreign::DcpTensor::is_flattened));
 }
 
 TEST_CASE("torch.distributed.checkpoint") {
