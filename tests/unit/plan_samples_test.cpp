@@ -377,6 +377,32 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
   }
 }
 
+TEST_CASE("a model in safetensors files of any name is one, and so is a file alone") {
+  const TemporaryDirectory temporary;
+  const std::string at = temporary.path().string();
+  Model whole = model(false);
+  erase_biases(whole);
+  write_config(at + "/given");
+  write_model(whole, at + "/given/model.safetensors");
+  std::filesystem::create_directory(at + "/mistral");
+  std::ofstream(at + "/mistral/params.json") << "{}";
+  write_model(meta(whole, {}, false).front(), at + "/mistral/consolidated.safetensors");
+  for (const std::string source : {"/mistral", "/mistral/consolidated.safetensors"}) {
+    CAPTURE(source);
+    const std::string out = at + "/of" + std::to_string(source.size());
+    ExportOptions options;
+    options.base = at + "/given";
+    export_model(at + source, out, "meta", *single_group(), options);
+    test::check_equal(at + "/given", out);
+  }
+  shard_model(at + "/given/model.safetensors", at + "/shards", "llama", {.tensor = 2});
+  export_model(at + "/shards", at + "/again", "", *single_group());
+  write_config(at + "/again");  // nothing lies beside a file
+  test::check_equal(at + "/given", at + "/again");
+  // A rank's shard is none.
+  CHECK_THROWS_AS(export_model(at + "/shards/" + shard_file_name(0, 2), at + "/no", "", *single_group()), Error);
+}
+
 TEST_CASE("an export casts and selects, and a number that would become infinite ends it with nothing left") {
   const TemporaryDirectory temporary;
   const std::string shards = temporary.path().string() + "/shards";
