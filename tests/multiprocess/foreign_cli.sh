@@ -67,6 +67,15 @@ says 0 "good: 2 tensors of 2 files" "$program" verify in
 mkdir odd && cp ranks/rank0.safetensors odd/a0.safetensors && cp ranks/rank1.safetensors odd/a1.safetensors
 says 0 "good: 4 tensors of 2 files" "$program" verify odd --shards 'a{rank}.safetensors'
 
+# What Megatron-Core saved (tests/interop/megatron_core.py): its files of ranks and its torch_dist are both the model.
+for plan in megatron megatron-moe; do
+  [ $plan = megatron ] && kind=dense || kind=mixture
+  for form in ranks dist; do
+    says 0 "merged into" "$program" export "$data/../megatron/$kind/$form" --plan "$plan" --base "$data/../megatron/$kind/model" --out "$kind-$form"
+    says 0 "same" "$program" diff "$data/../megatron/$kind/model" "$kind-$form"
+  done
+done
+
 # Two processes, each with a checkpoint of its own: the same files, written at other times.
 for rank in 0 1; do mkdir "r$rank" && cp -r in "r$rank/in" && touch -d "@$((1700000000 + rank))" "r$rank"/in/*; done
 "$program" run -n 2 -- bash -c 'cd "r$RANK" && exec "$0" export in --out ../unlike' "$program" > "$out" 2> "$err"
