@@ -168,10 +168,7 @@ void keep_selected(Arrangement& arrangement, const ExportOptions& options) {
       kept.push_back(std::move(tensor));
       continue;
     }
-    std::vector<SourceRef> sources = std::move(tensor.sources);
-    for (const auto& set : tensor.equal) sources.insert(sources.end(), set.begin(), set.end());
-    sources.insert(sources.end(), tensor.unused.begin(), tensor.unused.end());
-    arrangement.dropped.push_back({tensor.origin, tensor.rule, std::move(sources), "it was not selected"});
+    arrangement.dropped.push_back(to_dropped(std::move(tensor), "it was not selected"));
   }
   arrangement.tensors = std::move(kept);
   if (arrangement.tensors.empty())
@@ -282,7 +279,10 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   check_against_config(job.plan, model);
   keep_selected(arrangement, options);
   if (config && !options.to && (options.dtype || !options.base.empty())) {
-    if (options.select.empty() && options.exclude.empty()) check_base(*config, model, notes);
+    if (options.select.empty() && options.exclude.empty()) {
+      check_base(*config, model);
+      leave_out_tied_head(*config, arrangement, notes);
+    }
     if (auto text = updated_config(*config, model, notes)) job.config_text = std::move(*text);
   }
   job.outputs = options.to ? shard_outputs(arrangement, job.plan, *options.to, metadata)
