@@ -299,8 +299,7 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
 WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread) {
   const auto count = static_cast<std::uint64_t>(processes);
   const WindowShape shape{0, writers == Writers::first ? 4U : 2U};
-  // Beside its windows every writer has one piece of its own for what it puts together alone.
-  const std::uint64_t pieces = writers == Writers::first ? shape.depth + 1 : count * (shape.depth + 1);
+  const std::uint64_t pieces = shape.pieces(processes, writers);
   const std::uint64_t mail = spread ? count * copies_of_mail : 0;
   const auto total = [&](std::uint64_t window) { return pieces * window + mail * WindowMail::piece_bytes(window); };
   std::uint64_t bytes = std::min(budget / pieces / 4096 * 4096, largest_window);

@@ -48,10 +48,14 @@ says 0 "written by rank: " "$program" export in -j 3 --out job --force
 cmp -s alone/model.safetensors job/model.safetensors || fail "-j 3 wrote other bytes"
 says 0 '"bytes": 20480000' "$program" export in --dry-run --json
 says 0 '"free": null' "$program" export in --dry-run --json
-says 0 '"memory": 8000000' "$program" export in --dry-run --json --memory-budget 8MB --out new
+says 0 '"memory": 25165824' "$program" export in --dry-run --json
+says 0 '"memory": 7999488' "$program" export in --dry-run --json --memory-budget 8MB --out new
+says 0 '"memory": 75497472' "$program" export in -j 3 --dry-run --json
 for new in new new/ new/. "$PWD/new/"; do
   "$program" export in --dry-run --json --out "$new" | grep -q '"free": [0-9]' || fail "--dry-run does not say what is free for $new"
 done
+says 0 "would write 20.5 MB and take 25.2 MB of memory for bytes on their way; " "$program" shard in --ranks 2 --plan plan.json --out new/ --dry-run
+says 0 " are free in \"$PWD\"" "$program" shard in --ranks 2 --plan plan.json --out new/ --dry-run
 "$program" run -n 3 -- "$program" export in --out job --force --json > report.json || fail "export with --json"
 "${MUSTER_TEST_PYTHON:-python3}" -c '
 import json
