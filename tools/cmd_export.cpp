@@ -34,6 +34,7 @@
 #include "src/sync/start.hpp"
 #include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
+#include "tools/forecast.hpp"
 #include "tools/interruption.hpp"
 #include "tools/terminal.hpp"
 
@@ -162,38 +163,25 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
   return status;
 }
 
-/// What an export would need; what there is only if it is told where.
-struct Forecast {
-  std::uint64_t bytes = 0;
-  std::uint64_t memory = 0;
-  std::string parent = {};
-  std::optional<std::uint64_t> free = {};  // none: the directory is not there
-};
-
-Forecast forecast_of(const ExportAccount& account, const ExportArguments& arguments) {
-  Forecast forecast{account.bytes_out, arguments.options.memory_budget};
-  if (arguments.out.empty()) return forecast;
-  forecast.parent = fs::absolute(arguments.out).parent_path().string();
-  std::error_code error;
-  const fs::space_info space = fs::space(forecast.parent, error);
-  if (!error) forecast.free = space.available;
-  return forecast;
-}
-
-std::string words_of(const Forecast& forecast) {
-  std::string words = fmt::format("would write {} and take at most {} of memory for bytes on their way",
-                                  inspect::human_bytes(forecast.bytes), inspect::human_bytes(forecast.memory));
-  if (forecast.parent.empty()) return words + "\n";
-  if (!forecast.free) return words + fmt::format("; the directory {} is not there\n", in_quotes(forecast.parent));
-  return words + fmt::format("; {} are free in {}{}\n", inspect::human_bytes(*forecast.free),
-                             in_quotes(forecast.parent),
-                             *forecast.free < forecast.bytes ? ", which is too little" : "");
+/// How many ranks of its own an export starts.
+int own_ranks(const ExportArguments& arguments) {
+  const ExportOptions& options = arguments.options;
+  // Every process can read all of what is whole; one uses all cores by its threads.
+  if (arguments.jobs > 1 && !workspace::is_workspace_directory(arguments.shards))
+    if (const auto found = foreign::find_checkpoint(arguments.shards, {options.at, options.shards}))
+      if (found->ranks == 0) return arguments.jobs;
+  return std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
+                  count_shards(arguments.shards, options.job, options.shards));
 }
 
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
-  const ExportAccount account = plan_export(arguments.shards, arguments.plan, arguments.options);
-  const Forecast forecast = forecast_of(account, arguments);
+  const ExportOptions& options = arguments.options;
+  const ExportAccount account = plan_export(arguments.shards, arguments.plan, options);
+  const int ranks = own_ranks(arguments);
+  const Forecast forecast =
+      forecast_of(account.bytes_out, shape_windows(options.memory_budget, ranks, options.writers, false), ranks,
+                  options.writers, arguments.out);
   std::string json;
   if (arguments.json || !arguments.report.empty()) {
     Config tree = inspect::account_tree(account);
@@ -225,12 +213,7 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
   check_output(arguments.out, {arguments.options.force, arguments.shards, {}});
   check_report(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
-  int jobs = std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
-                      count_shards(arguments.shards, arguments.options.job, arguments.options.shards));
-  // Every process can read all of what is whole; one uses all cores by its threads.
-  if (arguments.jobs > 1 && !workspace::is_workspace_directory(arguments.shards))
-    if (const auto found = foreign::find_checkpoint(arguments.shards, {arguments.options.at, arguments.options.shards}))
-      jobs = found->ranks == 0 ? arguments.jobs : jobs;
+  const int jobs = own_ranks(arguments);
   if (jobs == 1) return export_with(*single_group(), arguments);
   const LaunchOptions options{.ranks = jobs, .explained = {cannot, done_unsaid}, .name = "muster export"};
   return launch_local(command_line(command, arguments), options);

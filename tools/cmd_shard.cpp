@@ -10,6 +10,7 @@
 #include "muster/export.hpp"
 #include "src/inspect/reports.hpp"
 #include "tools/commands.hpp"
+#include "tools/forecast.hpp"
 #include "tools/interruption.hpp"
 #include "tools/terminal.hpp"
 
@@ -40,7 +41,10 @@ void shard(const ShardArguments& arguments) {
   const std::string cut =
       fmt::format("{} shards of {} together", layout.ranks(), inspect::human_bytes(report.bytes_written));
   words += fmt::format("{}, {}, ", inspect::counted(report.tensors, "tensor"), inspect::human_bytes(report.bytes));
-  if (options.dry_run) return print(words + fmt::format("would be cut into {}\n", cut));
+  const WindowShape windows{options.to_workspace ? 0 : shard_window_bytes};
+  if (options.dry_run)
+    return print(words + fmt::format("would be cut into {}\n", cut) +
+                 words_of(forecast_of(report.bytes_written, windows, 1, Writers::owners, arguments.out)));
   words += fmt::format("cut into {}: {:.2f} s, {:.2f} GB/s\n", cut, report.seconds,
                        static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
   words += inspect::left_line(report.left);

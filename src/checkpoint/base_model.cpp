@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string_view>
 
@@ -20,10 +21,15 @@ bool is_wide_float(DType dtype) {
   return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
 }
 
-bool ends_with_any(std::span<const NamedSpec> model, std::initializer_list<std::string_view> ends) {
-  return std::ranges::any_of(model, [&](const NamedSpec& tensor) {
-    return std::ranges::any_of(ends, [&](std::string_view end) { return tensor.name.ends_with(end); });
-  });
+constexpr std::array<std::string_view, 3> embeddings_of_words = {"embed_tokens.weight", "wte.weight",
+                                                                 "word_embeddings.weight"};
+constexpr std::array<std::string_view, 2> heads = {"lm_head.weight", "embed_out.weight"};
+
+bool ends_with_any(std::string_view name, std::span<const std::string_view> ends) {
+  return std::ranges::any_of(ends, [&](std::string_view end) { return name.ends_with(end); });
+}
+bool has_any(std::span<const NamedSpec> model, std::span<const std::string_view> ends) {
+  return std::ranges::any_of(model, [&](const NamedSpec& tensor) { return ends_with_any(tensor.name, ends); });
 }
 
 bool is_quantised(std::span<const NamedSpec> model) {
@@ -61,21 +67,54 @@ bool set_dtype(Config& config, std::string_view dtype) {
 
 }  // namespace
 
-void check_base(const Config& config, std::span<const NamedSpec> model, std::vector<std::string>& notes) {
+void check_base(const Config& config, std::span<const NamedSpec> model) {
   const Config* tied = find_in_config(config, "tie_word_embeddings");
   if (tied == nullptr || tied->type() != Config::Type::boolean) return;
-  const bool has_embeddings = ends_with_any(model, {"embed_tokens.weight", "wte.weight", "word_embeddings.weight"});
-  const bool has_head = ends_with_any(model, {"lm_head.weight", "embed_out.weight"});
-  if (!tied->as_bool() && has_embeddings && !has_head)
+  if (!tied->as_bool() && has_any(model, embeddings_of_words) && !has_any(model, heads))
     throw Error(
         ErrorKind::argument,
         "config.json says that the head is not tied to the embeddings (\"tie_word_embeddings\" false), and there "
         "is no lm_head.weight; take the config.json of this model, or set it to true");
-  if (tied->as_bool() && has_head)
+}
+
+void leave_out_tied_head(const Config& config, Arrangement& arrangement, std::vector<std::string>& notes) {
+  const Config* tied = find_in_config(config, "tie_word_embeddings");
+  if (tied == nullptr || tied->type() != Config::Type::boolean || !tied->as_bool()) return;
+  std::vector<ArrangedTensor>& tensors = arrangement.tensors;
+  const auto only = [&](std::span<const std::string_view> ends) {
+    const auto is = [&](const ArrangedTensor& tensor) { return ends_with_any(tensor.name, ends); };
+    return std::ranges::count_if(tensors, is) == 1 ? std::ranges::find_if(tensors, is) : tensors.end();
+  };
+  const auto head = only(heads);
+  const auto embeddings = only(embeddings_of_words);
+  if (head == tensors.end() || embeddings == tensors.end()) return;
+  if (head->layout.target != embeddings->layout.target)
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("config.json ties the head to the embeddings (\"tie_word_embeddings\" true), and {} is {}, {} "
+                    "is {}; take the config.json of this model, or set it to false",
+                    in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
+                    to_string(embeddings->layout.target)));
+  if (head->sources.size() != embeddings->sources.size()) {
     notes.push_back(
-        "config.json ties the head to the embeddings, and there is a head: programs that load the model leave one of "
-        "the "
-        "two out; a plan's \"tie\" compares them and drops it");
+        fmt::format("config.json ties {} to {}, which ranks were cut for in another way: they are not compared, and "
+                    "programs that load the model leave the first out",
+                    in_quotes(head->name), in_quotes(embeddings->name)));
+    return;
+  }
+  for (std::size_t i = 0; i < head->sources.size(); ++i)
+    embeddings->equal.push_back({embeddings->sources[i], head->sources[i]});
+  embeddings->equal.insert(embeddings->equal.end(), head->equal.begin(), head->equal.end());
+  arrangement.dropped.push_back(
+      to_dropped(std::move(*head), fmt::format("config.json ties it to {}", in_quotes(embeddings->name))));
+  tensors.erase(head);
+}
+
+DroppedTensor to_dropped(ArrangedTensor tensor, std::string reason) {
+  std::vector<SourceRef> sources = std::move(tensor.sources);
+  for (const auto& set : tensor.equal) sources.insert(sources.end(), set.begin(), set.end());
+  sources.insert(sources.end(), tensor.unused.begin(), tensor.unused.end());
+  return {std::move(tensor.origin), tensor.rule, std::move(sources), std::move(reason)};
 }
 
 std::optional<std::string> updated_config(const Config& config, std::span<const NamedSpec> model,

@@ -14,8 +14,16 @@
 namespace muster {
 
 /// `config` is the config.json that will lie beside `model`. Throws Error(argument) if it says that the head is not
-/// tied to the embeddings and there is none. Notes say what else does not agree.
-void check_base(const Config& config, std::span<const NamedSpec> model, std::vector<std::string>& notes);
+/// tied to the embeddings and there is none.
+void check_base(const Config& config, std::span<const NamedSpec> model);
+
+/// Where the config says that the head is tied to the embeddings and both are there: the head is left out, and has to
+/// be bit for bit the embeddings, as with the action "tie". What cannot be compared, because ranks were cut for it in
+/// another way, stays and is noted. Throws Error(argument) if they have other shapes or dtypes.
+void leave_out_tied_head(const Config& config, Arrangement& arrangement, std::vector<std::string>& notes);
+
+/// What becomes of a tensor that is left out of an arrangement.
+DroppedTensor to_dropped(ArrangedTensor tensor, std::string reason);
 
 /// The text of config.json for these tensors: with the dtype that most of their elements have, and without
 /// "quantization_config" if nothing of them is quantised. None if it is right as it is. What was changed is noted.

@@ -370,6 +370,9 @@ class Export {
 
   void compare_set(std::size_t set) {
     const std::vector<SourceRef>& sources = job_->outputs.equal[set];
+    const auto name_of = [&](const SourceRef& ref) -> const std::string& {
+      return job_->ranks[static_cast<std::size_t>(ref.rank)].tensors[ref.index].name;
+    };
     const auto hash_of = [&](const SourceRef& ref) {
       const RankSources& at = sources_[static_cast<std::size_t>(ref.rank)];
       return found_.at({static_cast<std::uint32_t>(set), at.process, at.first + ref.index});
@@ -379,6 +382,14 @@ class Export {
     for (const SourceRef& ref : sources)
       if (hash_of(ref) != first) differing += (differing.empty() ? "" : ", ") + std::to_string(ref.rank);
     if (differing.empty()) return;
+    if (const auto tied = std::ranges::find_if(
+            sources, [&](const SourceRef& ref) { return name_of(ref) != name_of(sources.front()); });
+        tied != sources.end())
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("tensor {} of rank {} has other values than {} of rank {}, to which it is tied: by the "
+                              "plan, or by \"tie_word_embeddings\" in config.json",
+                              in_quotes(name_of(*tied)), tied->rank, in_quotes(name_of(sources.front())),
+                              sources.front().rank));
     throw Error(
         ErrorKind::rank_mismatch,
         fmt::format("tensor {}: all ranks that have it must agree, but rank {} and rank {} have other values; if each "

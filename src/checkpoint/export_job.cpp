@@ -168,10 +168,7 @@ void keep_selected(Arrangement& arrangement, const ExportOptions& options) {
       kept.push_back(std::move(tensor));
       continue;
     }
-    std::vector<SourceRef> sources = std::move(tensor.sources);
-    for (const auto& set : tensor.equal) sources.insert(sources.end(), set.begin(), set.end());
-    sources.insert(sources.end(), tensor.unused.begin(), tensor.unused.end());
-    arrangement.dropped.push_back({tensor.origin, tensor.rule, std::move(sources), "it was not selected"});
+    arrangement.dropped.push_back(to_dropped(std::move(tensor), "it was not selected"));
   }
   arrangement.tensors = std::move(kept);
   if (arrangement.tensors.empty())
@@ -313,7 +310,10 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   check_against_config(job.plan, model);
   keep_selected(arrangement, options);
   if (config && !options.to && (options.dtype || !options.base.empty())) {
-    if (options.select.empty() && options.exclude.empty()) check_base(*config, model, notes);
+    if (options.select.empty() && options.exclude.empty()) {
+      check_base(*config, model);
+      leave_out_tied_head(*config, arrangement, notes);
+    }
     if (auto text = updated_config(*config, model, notes)) job.config_text = std::move(*text);
   }
   if (!options.to)
@@ -334,8 +334,7 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
 WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread) {
   const auto count = static_cast<std::uint64_t>(processes);
   const WindowShape shape{0, writers == Writers::first ? 4U : 2U};
-  // Beside its windows every writer has one piece of its own for what it puts together alone.
-  const std::uint64_t pieces = writers == Writers::first ? shape.depth + 1 : count * (shape.depth + 1);
+  const std::uint64_t pieces = shape.pieces(processes, writers);
   const std::uint64_t mail = spread ? count * copies_of_mail : 0;
   const auto total = [&](std::uint64_t window) { return pieces * window + mail * WindowMail::piece_bytes(window); };
   std::uint64_t bytes = std::min(budget / pieces / 4096 * 4096, largest_window);

@@ -60,7 +60,14 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
 struct WindowShape {
   std::uint64_t bytes = 0;
   std::uint32_t depth = 2;
+  /// Of so many processes together: beside its windows every writer has one piece of its own for what it puts together
+  /// alone.
+  [[nodiscard]] std::uint64_t pieces(int processes, Writers writers) const noexcept {
+    return (writers == Writers::first ? 1 : static_cast<std::uint64_t>(processes)) * (depth + std::uint64_t{1});
+  }
 };
+/// Of muster shard, which is one process.
+inline constexpr std::uint64_t shard_window_bytes = 8 << 20;
 WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread);
 
 }  // namespace muster

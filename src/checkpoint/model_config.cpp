@@ -35,6 +35,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 15> other_na
      {"intermediate_size", "n_inner"}}};
 
 constexpr std::string_view embedding = "embed_tokens.weight";
+// Of plans that do not say where a layer has its number. Not ALBERT's, which share one layer.
+constexpr std::string_view usual_layers = "{,*.}{layers,h,encoder.layer}.#.*";
 
 const Config* find_here_or_in_text(const Config& config, std::string_view name) {
   const Config* found = find_place(config, name);
@@ -60,12 +62,13 @@ struct Size {
 class Checking {
  public:
   Checking(const MergePlan& plan, std::span<const NamedSpec> model) : config_(plan.model_config()), model_(model) {
+    const NumberPattern layers =
+        plan.layers() ? plan.layers()->pattern : NumberPattern::parse(std::string(usual_layers));
     for (const NamedSpec& tensor : model) {
       by_name_.emplace(tensor.name, &tensor.spec);
       if (tensor.name.ends_with(embedding))
         text_layers_.push_back(tensor.name.substr(0, tensor.name.size() - embedding.size()) + "layers.");
-      if (plan.layers())
-        if (const auto number = plan.layers()->pattern.find(tensor.name)) layers_.insert(*number);
+      if (const auto number = layers.find(tensor.name)) layers_.insert(*number);
     }
   }
 

@@ -197,13 +197,14 @@ bool is_weight_name(std::string_view name) noexcept {
   return name.ends_with(".safetensors");
 }
 
-bool holds_model(const std::string& directory) {
+bool holds_model(const std::string& path) {
   std::error_code error;
-  if (!std::filesystem::is_directory(directory, error)) return false;
+  const bool is_directory = fs::is_directory(path, error);
+  if (!is_directory && !fs::is_regular_file(path, error)) return false;
   bool has_model = false;
-  for (const std::string& name : files_in(directory)) {
+  for (const std::string& name : is_directory ? files_in(path) : std::vector{fs::path(path).filename().string()}) {
     if (parse_shard_file_name(name)) return false;
-    has_model = has_model || name == model_index_name || name == model_file_name;
+    has_model = has_model || is_weight_name(name) || (is_directory && is_index_name(name));
   }
   return has_model;
 }
@@ -333,6 +334,8 @@ std::optional<Config> read_model_config(const std::string& directory) {
 }
 
 CarriedFiles carried_files(const std::string& directory, const std::string& carry) {
+  std::error_code error;
+  if (fs::is_regular_file(directory, error)) return {};
   return Carrying(directory, carry).found();
 }
 

@@ -40,12 +40,10 @@
 namespace muster {
 namespace {
 
-constexpr std::uint64_t window_bytes = 8 << 20;
-
 void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ShardOptions& options) {
   const std::vector<RankSources> ranks(1);
   AssemblyPlan assembly =
-      plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
+      plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, shard_window_bytes});
   OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
   const std::shared_ptr<SyncGroup> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);

@@ -343,8 +343,6 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
 }
 
 CarriedFiles ShardSet::carried(const std::string& carry) const {
-  std::error_code error;
-  if (!std::filesystem::is_directory(path_, error)) return {};
   CarriedFiles carried = carried_files(path_, carry);
   if (!foreign_ || !carry.empty()) return carried;
   // The parts of the checkpoint itself are not left out: they are what was read.

@@ -3,12 +3,16 @@
 // Nothing of a pickle is ever run, so it is enough that each is refused or read.
 
 #include <doctest/doctest.h>
+#include <fmt/core.h>
 #include <zstd.h>
 
 #include <algorithm>
+#include <ctime>
 
+#include "bench/counted_heap.hpp"
 #include "muster/verify.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/foreign/dcp_metadata.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/torch_files.hpp"
@@ -138,6 +142,80 @@ std::vector<HostileFile> tensors() {
   };
 }
 
+/// The good file with another number in its zip64 end record (56 bytes) or behind that: in the locator (20), in the end
+/// record (22).
+template <class Number>
+std::string with_end(std::size_t place, Number value) {
+  std::string bytes = good();
+  bytes.replace(bytes.size() - (56 + 20 + 22) + place, sizeof value, bytes_of(value));
+  return bytes;
+}
+/// The good file whose storage has these sizes in a zip64 field.
+std::string with_zip64_field(const std::vector<std::uint64_t>& numbers) {
+  return changed([&](auto& parts) {
+    parts[2].size = UINT32_MAX;
+    for (const std::uint64_t number : numbers) parts[2].extra += bytes_of(number);
+    parts[2].extra =
+        bytes_of(std::uint16_t{1}) + bytes_of(static_cast<std::uint16_t>(parts[2].extra.size())) + parts[2].extra;
+  });
+}
+
+std::vector<HostileFile> zip64_lies() {
+  constexpr std::uint64_t most = UINT64_MAX;
+  return {
+      {"another count", with_end(32, std::uint64_t{3}), "two end records that say different things"},
+      {"another directory", with_end(48, std::uint64_t{0}), "two end records that say different things"},
+      {"a directory of another size", with_end(40, std::uint64_t{1} << 40), "two end records that say different"},
+      {"not where it is said", with_end(56 + 8, std::uint64_t{0}), "elsewhere than at its end"},
+      {"past the end", with_end(56 + 8, most), "elsewhere than at its end"},
+      {"none where it is said", with_end(0, 0x06064b51), "no zip64 end record where it says"},
+      {"one that is longer", with_end(4, most), "no zip64 end record where it says"},
+      {"a large entry", with_zip64_field({most, most}), "\"archive/data/0\" reaches into the zip directory"},
+      {"an entry of gigabytes", with_zip64_field({std::uint64_t{1} << 40, std::uint64_t{1} << 40}),
+       "\"archive/data/0\" is outside of the archive"},
+      {"two sizes", with_zip64_field({32, 33}), "\"archive/data/0\" has two sizes"},
+      {"one size of two", with_zip64_field({32}), "ends inside of an entry"},
+      {"an entry elsewhere", changed([](auto& parts) {
+         parts[2].place = UINT32_MAX;
+         parts[2].extra = bytes_of(std::uint16_t{1}) + bytes_of(std::uint16_t{8}) + bytes_of(most);
+       }),
+       "\"archive/data/0\" is outside of the archive"},
+  };
+}
+/// Numbers that only the zip64 end record says.
+std::vector<HostileFile> zip64_counts() {
+  const auto of = [](std::size_t place, std::uint64_t value) {
+    std::string bytes = with_end(place, value);
+    const std::size_t end = bytes.size() - 22;
+    bytes.replace(end + 8, 12, std::string(12, '\xff'));
+    return bytes;
+  };
+  return {
+      {"many entries", of(32, std::uint64_t{1} << 60), "directory would have 1152921504606846976 entries"},
+      {"a large directory", of(40, std::uint64_t{1} << 60), "directory would have 1152921504606846976 bytes"},
+      {"a directory past the end", of(48, std::uint64_t{1} << 60), "not where its end record says"},
+  };
+}
+
+/// They ask for much more than they are long.
+std::vector<HostileFile> bombs() {
+  std::string gaps = "N";
+  for (std::uint32_t i = 0; i < 20'000; ++i) gaps += "r" + bytes_of(i * 2);
+  std::string doubled = "N";
+  for (int i = 0; i < 200; ++i)
+    doubled +=
+        "q" + std::string(1, static_cast<char>(i)) + "0h" + static_cast<char>(i) + "h" + static_cast<char>(i) + "\x86";
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) deep += "]";
+  return {
+      {"a memo of gaps in many steps", zip_of(whole(gaps)), "large gaps"},
+      {"tuples of the tuple before", zip_of(whole(doubled)), "nested too deeply"},
+      {"lists in lists", zip_of(whole(deep + std::string(99'999, 'a'))), "nested too deeply"},
+      {"marks", zip_of(whole(std::string(100'000, '('))), "another number of objects"},
+      {"a list of many", zip_of(whole("](" + std::string(1'000'000, 'N') + "e")), "no tensor in it"},
+  };
+}
+
 std::vector<HostileFile> archives() {
   const std::string whole_file = good();
   return {
@@ -190,6 +268,11 @@ std::string size_of(const std::vector<std::int32_t>& extents) {
   return call(global("torch", "Size"), tuple(numbers(extents)));
 }
 
+std::string float_properties() {
+  return call(global("torch.distributed.checkpoint.metadata", "TensorProperties"), ")") +
+         tuple(global("torch", "float32")) + "b";
+}
+
 /// Every part is four floats in an item of its own at the beginning of the file.
 std::string metadata_of(const std::vector<std::int32_t>& size, const std::vector<Part>& parts,
                         std::int32_t item_bytes) {
@@ -204,14 +287,12 @@ std::string metadata_of(const std::vector<std::int32_t>& size, const std::vector
     if (!part.transform.empty()) info.emplace_back("transform_descriptors", tuple(text(part.transform)));
     places += made("MetadataIndex", {{"fqn", text("w")}, {"offset", size_of(part.begin)}}) + made("_StorageInfo", info);
   }
-  const std::string properties = call(global("torch.distributed.checkpoint.metadata", "TensorProperties"), ")") +
-                                 tuple(global("torch", "float32")) + "b";
-  return whole(
-      made("Metadata",
-           {{"state_dict_metadata",
-             dict({{"w", made("TensorStorageMetadata",
-                              {{"properties", properties}, {"size", size_of(size)}, {"chunks", chunks + "e"}})}})},
-            {"storage_data", places + "u"}}));
+  return whole(made(
+      "Metadata",
+      {{"state_dict_metadata",
+        dict({{"w", made("TensorStorageMetadata",
+                         {{"properties", float_properties()}, {"size", size_of(size)}, {"chunks", chunks + "e"}})}})},
+       {"storage_data", places + "u"}}));
 }
 
 struct HostileSave {
@@ -277,6 +358,8 @@ void check(const std::vector<HostileFile>& files) {
     CAPTURE(file.name);
     write_text(path, file.bytes);
     std::string words;
+    bench::heap_peak();
+    const std::uint64_t before = bench::heap_now();
     try {
       std::vector<std::string> notes;
       const auto found = foreign::find_checkpoint(path);
@@ -285,6 +368,8 @@ void check(const std::vector<HostileFile>& files) {
     } catch (const Error& error) {
       words = error.what();
     }
+    // Whatever a file says: memory is bounded by its length.
+    CHECK(bench::heap_peak() - before < (256 << 10) + 64 * file.bytes.size());
     CHECK(has(words, file.words));
     CHECK(has(words, path));
     CHECK(words.find('\n') == std::string::npos);
@@ -316,6 +401,12 @@ TEST_CASE("tensors") {
 
 TEST_CASE("archives") {
   check(archives());
+  check(zip64_lies());
+  check(zip64_counts());
+}
+
+TEST_CASE("bombs") {
+  check(bombs());
 }
 
 TEST_CASE("a storage that has changed is found by its checksum, and by nothing else") {
@@ -329,6 +420,27 @@ TEST_CASE("a storage that has changed is found by its checksum, and by nothing e
   CHECK(report.problems[0].defect == Defect::checksum);
   CHECK(has(report.problems[0].words, "tensor \"w\": its bytes at "));
   CHECK(verify(folder / "file.pt", {.checksums = false}).is_good());
+}
+
+TEST_CASE("what Megatron says of many tensors is read in their time, not in its square") {
+  constexpr int count = 100'000;
+  std::string tensors = "}(";
+  std::string added = "}(";
+  for (int i = 0; i < count; ++i) {
+    const std::string name = text(fmt::format("optimizer.state.exp_avg.{:06}", i));
+    tensors += name + made("TensorStorageMetadata",
+                           {{"properties", float_properties()}, {"size", size_of({0})}, {"chunks", "]"}});
+    added += name + dict({{"nd_reformulated_orig_global_shape", numbers({4})}});
+  }
+  const std::string pickle = whole(
+      made("Metadata", {{"state_dict_metadata", tensors + "u"}, {"mcore_data", added + "u"}, {"storage_data", "}"}}));
+  foreign::DcpMetadata metadata;
+  const std::clock_t begin = std::clock();
+  metadata.add(std::as_bytes(std::span(pickle)));
+  metadata.finish();
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);
+  REQUIRE(metadata.tensors().size() == count);
+  CHECK(std::ranges::all_of(metadata.tensors(), &foreign::DcpTensor::is_flattened));
 }
 
 TEST_CASE("torch.distributed.checkpoint") {

@@ -10,10 +10,14 @@ import pathlib
 import shutil
 import sys
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from safetensors.torch import save_file
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+    from safetensors.torch import save_file
+except ImportError as error:
+    print(f'SKIPPED: {error}; MUSTER_TEST_PYTHON names a Python that has torch', file=sys.stderr)
+    sys.exit(77)
 
 
 def tensor(seed, *shape, dtype=torch.float32):

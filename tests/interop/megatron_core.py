@@ -19,6 +19,7 @@ from unittest import mock
 
 warnings.filterwarnings('ignore')
 try:
+    import psutil  # noqa: F401: without it Megatron's save waits for ever
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as mp
@@ -37,7 +38,7 @@ try:
     from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.transformer_config import TransformerConfig
 except ImportError as missing:
-    print(f'skipped: {missing}')
+    print(f'SKIPPED: {missing}; MUSTER_TEST_PYTHON names a Python that has it', file=sys.stderr)
     sys.exit(77)
 
 CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()

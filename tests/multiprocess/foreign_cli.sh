@@ -48,8 +48,14 @@ says 0 "written by rank: " "$program" export in -j 3 --out job --force
 cmp -s alone/model.safetensors job/model.safetensors || fail "-j 3 wrote other bytes"
 says 0 '"bytes": 20480000' "$program" export in --dry-run --json
 says 0 '"free": null' "$program" export in --dry-run --json
-says 0 '"memory": 8000000' "$program" export in --dry-run --json --memory-budget 8MB --out new
-"$program" export in --dry-run --json --out new | grep -q '"free": [0-9]' || fail "--dry-run does not say what is free"
+says 0 '"memory": 25165824' "$program" export in --dry-run --json
+says 0 '"memory": 7999488' "$program" export in --dry-run --json --memory-budget 8MB --out new
+says 0 '"memory": 75497472' "$program" export in -j 3 --dry-run --json
+for new in new new/ new/. "$PWD/new/"; do
+  "$program" export in --dry-run --json --out "$new" | grep -q '"free": [0-9]' || fail "--dry-run does not say what is free for $new"
+done
+says 0 "would write 20.5 MB and take 25.2 MB of memory for bytes on their way; " "$program" shard in --ranks 2 --plan plan.json --out new/ --dry-run
+says 0 " are free in \"$PWD\"" "$program" shard in --ranks 2 --plan plan.json --out new/ --dry-run
 "$program" run -n 3 -- "$program" export in --out job --force --json > report.json || fail "export with --json"
 "${MUSTER_TEST_PYTHON:-python3}" -c '
 import json
@@ -64,6 +70,15 @@ says 2 "muster export ranks --plan plan.json --ranks 2 --out DIR" "$program" sha
 says 0 "good: 2 tensors of 2 files" "$program" verify in
 mkdir odd && cp ranks/rank0.safetensors odd/a0.safetensors && cp ranks/rank1.safetensors odd/a1.safetensors
 says 0 "good: 4 tensors of 2 files" "$program" verify odd --shards 'a{rank}.safetensors'
+
+# What Megatron-Core saved (tests/interop/megatron_core.py): its files of ranks and its torch_dist are both the model.
+for plan in megatron megatron-moe; do
+  [ $plan = megatron ] && kind=dense || kind=mixture
+  for form in ranks dist; do
+    says 0 "merged into" "$program" export "$data/../megatron/$kind/$form" --plan "$plan" --base "$data/../megatron/$kind/model" --out "$kind-$form"
+    says 0 "same" "$program" diff "$data/../megatron/$kind/model" "$kind-$form"
+  done
+done
 
 # Two processes, each with a checkpoint of its own: the same files, written at other times.
 for rank in 0 1; do mkdir "r$rank" && cp -r in "r$rank/in" && touch -d "@$((1700000000 + rank))" "r$rank"/in/*; done
@@ -120,6 +135,8 @@ refused 'no tensor is below "ema"' "$data/dcp/in" : --at ema
 refused "no .metadata: the save did not end" "$data/dcp/in" 'rm .metadata'
 refused 'tensor "model.embed.weight": 28 of 56 elements' "$data/dcp_no_collectives/in" 'rm __1.metadata'
 refused 'tensor "embed.weight": 28 of 56 elements' "$data/dcp_huggingface/in" 'rm shard-00001*'
+refused "two checkpoints are in it, one of torch.distributed.checkpoint and a model in files of torch.save" "$data/dcp/in" 'cp "$data"/torch_model/in/*.bin* .'
+refused "to read what is there, or move one away" "$data/zero2/in" 'cp ../alone/model.safetensors .'
 refused 'its sharded_backend is "zarr"' "$data/torch_dist/in" 'sed -i s/torch_dist/zarr/ metadata.json'
 refused "model_world_size_3_rank_1.pt is missing" "$data/fsdp/in" 'rm *_rank_1.pt'
 refused "its part is of rank 1, and the file's name says rank 2" "$data/fsdp/in" 'cp *_rank_1.pt *_rank_2.pt'

@@ -247,6 +247,11 @@ TEST_CASE("a checkpoint that does not fit its config.json is refused before a by
     CHECK_THROWS_WITH_AS(export_model(work / "shards", work / "out", "", *single_group()),
                          doctest::Contains(each.words), Error);
     CHECK_FALSE(fs::exists(work / "out"));
+    ExportOptions options;
+    options.base = work / "shards";
+    CHECK_THROWS_WITH_AS(export_model(work / "model", work / "out", "", *single_group(), options),
+                         doctest::Contains(each.words), Error);
+    CHECK_FALSE(fs::exists(work / "out"));
     // What config.json does not say is no error; and a padded vocabulary is none.
     test::write_text(work / "shards/config.json", R"({"vocab_size": 90})");
     CHECK_NOTHROW(export_model(work / "shards", work / "out", "", *single_group()));

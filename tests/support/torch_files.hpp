@@ -72,6 +72,7 @@ struct ZipPart {
   std::optional<std::uint16_t> local_flags = {};
   std::optional<std::uint32_t> place = {};  ///< that the directory says
   std::optional<std::uint32_t> size = {};   ///< likewise
+  std::string extra = {};                   ///< fields behind its name there
 };
 
 inline std::string make_zip(const std::vector<ZipPart>& parts, bool is_zip64 = true) {
@@ -89,8 +90,8 @@ inline std::string make_zip(const std::vector<ZipPart>& parts, bool is_zip64 = t
     out += u32(0x04034b50) + u16(0) + u16(part.local_flags.value_or(part.flags)) + u16(part.method) + u32(0) + u32(0) +
            u32(0) + u32(0) + u16(name.size()) + u16(0) + name + part.bytes;
     directory += u32(0x02014b50) + u16(0) + u16(0) + u16(part.flags) + u16(part.method) + u32(0) + u32(crc) +
-                 u32(size) + u32(size) + u16(part.name.size()) + u16(0) + u16(0) + u16(0) + u16(0) + u32(0) +
-                 u32(place) + part.name;
+                 u32(size) + u32(size) + u16(part.name.size()) + u16(part.extra.size()) + u16(0) + u16(0) + u16(0) +
+                 u32(0) + u32(place) + part.name + part.extra;
   }
   const std::size_t begin = out.size();
   out += directory;

@@ -35,7 +35,8 @@ struct KindCase {
   foreign::Choice choice = {};
   int ranks = 0;
   std::string layout = {};
-  std::string words = {};  ///< of the error, if there has to be one
+  std::string words = {};        ///< of the error, if there has to be one
+  std::string pointer = "10\n";  ///< what a file says that names a folder
 };
 
 std::vector<KindCase> kind_cases() {
@@ -62,6 +63,13 @@ std::vector<KindCase> kind_cases() {
        0,
        "",
        "is missing"},
+      {"Megatron-LM's release",
+       {"release/mp_rank_00/model_optim_rng.pt", "latest_checkpointed_iteration.txt"},
+       {},
+       1,
+       "1",
+       "",
+       "release\n"},
       {"an iteration that is gone", {"latest_checkpointed_iteration.txt"}, {}, 0, "", "which is not there"},
       {"a pattern", {"part0.pt", "part1.pt", "part2.pt"}, {.at = {}, .shards = "part{rank}.pt"}, 3},
       {"a pattern that fits nothing", {"a.pt"}, {.at = {}, .shards = "b{rank}.pt"}, 0, "", "no file's name is like"},
@@ -92,6 +100,20 @@ std::vector<KindCase> kind_cases() {
        "a second model-parallel rank"},
       {"a save that did not end", {"__0_0.distcp"}, {}, 0, "", "no .metadata: the save did not end"},
       {"two kinds", {"consolidated.00.pth", ".metadata"}, {}, 0, "", "two checkpoints are in it"},
+      {"beside pytorch_model.bin", {".metadata", "pytorch_model.bin"}, {}, 0, "", "a model in files of torch.save"},
+      {"beside pytorch_model.bin and its index",
+       {".metadata", "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"},
+       {},
+       0,
+       "",
+       "one of torch.distributed.checkpoint and a model in files of torch.save; move one away"},
+      {"DeepSpeed, beside the Trainer's model",
+       {"model.safetensors", "latest", "global_step500/zero_pp_rank_0_mp_rank_00_optim_states.pt"},
+       {},
+       0,
+       "",
+       "/global_step500 to read what is there, or move one away",
+       "global_step500"},
       {"beside a model", {"consolidated.00.pth", "model.safetensors"}, {}, 0, "", "a model in safetensors files"},
       {"numbered files and no index",
        {"pytorch_model-00001-of-00002.bin"},
@@ -110,7 +132,7 @@ TEST_CASE("directories are told by the names in them") {
     const TemporaryDirectory folder(Medium::memory);
     for (const std::string& file : one.files) {
       fs::create_directories(fs::path(folder / file).parent_path());
-      write_text(folder / file, file.ends_with(".txt") ? "10\n" : torch_file('a'));
+      write_text(folder / file, file.ends_with(".txt") || file == "latest" ? one.pointer : torch_file('a'));
     }
     std::string words;
     try {

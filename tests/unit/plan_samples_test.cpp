@@ -677,6 +677,32 @@ TEST_CASE("8-bit floats whose blocks the ranks do not divide: each rank has all 
   }
 }
 
+TEST_CASE("a model in safetensors files of any name is one, and so is a file alone") {
+  const TemporaryDirectory temporary;
+  const std::string at = temporary.path().string();
+  Model whole = model(false);
+  erase_biases(whole);
+  write_config(at + "/given");
+  write_model(whole, at + "/given/model.safetensors");
+  std::filesystem::create_directory(at + "/mistral");
+  std::ofstream(at + "/mistral/params.json") << "{}";
+  write_model(meta(whole, {}, false).front(), at + "/mistral/consolidated.safetensors");
+  for (const std::string source : {"/mistral", "/mistral/consolidated.safetensors"}) {
+    CAPTURE(source);
+    const std::string out = at + "/of" + std::to_string(source.size());
+    ExportOptions options;
+    options.base = at + "/given";
+    export_model(at + source, out, "meta", *single_group(), options);
+    test::check_equal(at + "/given", out);
+  }
+  shard_model(at + "/given/model.safetensors", at + "/shards", "llama", {.tensor = 2});
+  export_model(at + "/shards", at + "/again", "", *single_group());
+  write_config(at + "/again");  // nothing lies beside a file
+  test::check_equal(at + "/given", at + "/again");
+  // A rank's shard is none.
+  CHECK_THROWS_AS(export_model(at + "/shards/" + shard_file_name(0, 2), at + "/no", "", *single_group()), Error);
+}
+
 TEST_CASE("an export casts and selects, and a number that would become infinite ends it with nothing left") {
   const TemporaryDirectory temporary;
   const std::string shards = temporary.path().string() + "/shards";
@@ -735,9 +761,58 @@ TEST_CASE("a head that is tied to the embeddings is compared and left out; anoth
       CHECK_FALSE(test::tensors_of(shards + "-out").contains("lm_head.weight"));
     } else {
       CHECK(has(words_of(ErrorKind::rank_mismatch, merge),
-                "tensor \"model.embed_tokens.weight\": all ranks that have it"));
+                "tensor \"lm_head.weight\" of rank 3 has other values than \"model.embed_tokens.weight\" of rank 1"));
     }
   }
+}
+
+TEST_CASE("with a base whose config.json ties the head it is compared and left out") {
+  const TemporaryDirectory temporary;
+  const std::string at = temporary.path().string();
+  write_config(at + "/base");
+  std::string config = test::read_text(at + "/base/config.json");
+  test::write_text(at + "/base/config.json", config.replace(0, 1, R"({"tie_word_embeddings": true, )"));
+  const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2");
+  ExportOptions options;
+  options.base = at + "/base";
+  for (const std::string kind : {"equal", "other", "cast"}) {
+    CAPTURE(kind);
+    Model whole = model(false);
+    whole["lm_head.weight"] = whole["model.embed_tokens.weight"];
+    if (kind == "other") whole["lm_head.weight"].values.back() += 1;
+    // A model that is one rank, and the files of four.
+    std::filesystem::create_directory(at + "/" + kind);
+    write_model(whole, at + "/" + kind + "/model.safetensors");
+    shard_model(at + "/" + kind, at + "/" + kind + "-ranks", "llama", layout);
+    if (kind == "cast") options.dtype = DType::bf16;
+    for (const std::string& source : {kind, kind + "-ranks"}) {
+      CAPTURE(source);
+      const std::string out = at + "/" + source + "-out";
+      const auto merge = [&] { return export_model(at + "/" + source, out, "", *single_group(), options); };
+      if (kind == "other") {
+        CHECK(has(words_of(ErrorKind::rank_mismatch, merge), "to which it is tied: by the plan, or by \"tie_word_emb"));
+        CHECK_FALSE(std::filesystem::exists(out));
+        continue;
+      }
+      const ExportReport report = merge();
+      REQUIRE(report.account.dropped.size() == 1);
+      CHECK(report.account.dropped.front().reason == "config.json ties it to \"model.embed_tokens.weight\"");
+      CHECK_FALSE(test::tensors_of(out).contains("lm_head.weight"));
+      CHECK(test::tensors_of(out).size() == whole.size() - 1);
+    }
+  }
+  Model larger = model(false);
+  larger["lm_head.weight"] =
+      pick(larger["model.embed_tokens.weight"], 40, 16, [](auto r, auto c) { return std::pair(r, c); });
+  std::filesystem::create_directory(at + "/larger");
+  write_model(larger, at + "/larger/model.safetensors");
+  CHECK(has(
+      words_of(ErrorKind::argument, [&] { export_model(at + "/larger", at + "/no", "", *single_group(), options); }),
+      "and \"lm_head.weight\" is BF16 [40, 16], \"model.embed_tokens.weight\" is BF16 [37, 16]"));
+  // Without a base or a dtype the model stays as it is.
+  test::write_text(at + "/equal/config.json", test::read_text(at + "/base/config.json"));
+  export_model(at + "/equal", at + "/same", "", *single_group());
+  test::check_equal(at + "/equal", at + "/same");
 }
 
 TEST_CASE("a model is written anew with other files, and a base gives what stands around the tensors") {

@@ -66,9 +66,12 @@ std::optional<std::string> newest_iteration(const std::string& directory, const 
   std::string text = read_text(path, longest_tracker);
   text.erase(std::remove_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == ' ' || c == '\r'; }),
              text.end());
-  if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos)
+  // What was converted from another program's model is of no iteration.
+  const bool is_release = text == "release";
+  if (!is_release && (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos))
     throw file_error(ErrorKind::corrupt, "reading", path, fmt::format("{} is no iteration", in_quotes(text)));
-  const std::string newest = join_path(directory, "iter_" + std::string(7 - text.size(), '0') + text);
+  const std::string newest =
+      join_path(directory, is_release ? text : "iter_" + std::string(7 - text.size(), '0') + text);
   std::error_code error;
   if (!fs::is_directory(newest, error))
     throw file_error(ErrorKind::not_found, "reading", path, fmt::format("it names {}, which is not there", newest));
@@ -106,15 +109,20 @@ std::optional<Found> find_in_directory(const std::string& directory, const Choic
   };
   const bool has_model = std::ranges::any_of(names, is_of_model);
   if (found.empty() && has_model) return std::nullopt;
+  if (!has_model)
+    if (const auto model = find_torch_model(directory, names)) found.push_back(*model);
   if (found.empty()) {
-    std::optional<Found> model = find_torch_model(directory, names);
-    if (!model) check_deepspeed_tag(directory, names);
-    return model;
+    check_deepspeed_tag(directory, names);
+    return std::nullopt;
   }
-  if (has_model || found.size() > 1)
-    throw file_error(ErrorKind::argument, "reading", directory,
-                     fmt::format("two checkpoints are in it, {} and {}; move one away", words_of_kind(found[0].kind),
-                                 has_model ? "a model in safetensors files" : words_of_kind(found[1].kind)));
+  if (has_model || found.size() > 1) {
+    const auto below = std::ranges::find_if(found, [&](const Found& one) { return one.path != directory; });
+    throw file_error(
+        ErrorKind::argument, "reading", directory,
+        fmt::format("two checkpoints are in it, {} and {}; {}move one away", words_of_kind(found[0].kind),
+                    has_model ? "a model in safetensors files" : words_of_kind(found[1].kind),
+                    below == found.end() ? "" : fmt::format("name {} to read what is there, or ", below->path)));
+  }
   return found[0];
 }
 

@@ -126,10 +126,13 @@ void DcpMetadata::add(std::span<const std::byte> bytes) {
   for (std::size_t i = 0; i + 1 < tensors.size(); i += 2)
     if (pickle.is(tensors[i], PickleKind::text)) add_tensor(pickle, pickle.text(tensors[i]), tensors[i + 1]);
   // What Megatron added while it cut tensors of its optimizer along all dimensions as one.
-  if (const auto added = pickle.find(pickle.root(), "mcore_data"))
-    for (DcpTensor& tensor : tensors_)
-      if (const auto facts = pickle.find(*added, tensor.name))
-        tensor.is_flattened |= pickle.find(*facts, "nd_reformulated_orig_global_shape").has_value();
+  if (const auto dict = pickle.find(pickle.root(), "mcore_data"); dict && pickle.is(*dict, PickleKind::dict)) {
+    const std::span<const Pickle::Ref> added = pickle.items(*dict);
+    for (std::size_t i = 0; i + 1 < added.size(); i += 2)
+      if (const auto number = numbers_.find(std::string(pickle.text(added[i]))); number != numbers_.end())
+        tensors_[number->second].is_flattened |=
+            pickle.find(added[i + 1], "nd_reformulated_orig_global_shape").has_value();
+  }
   const std::span<const Pickle::Ref> places = pairs_of(pickle, pickle.root(), "storage_data");
   for (std::size_t i = 0; i + 1 < places.size(); i += 2) add_place(pickle, places[i], places[i + 1]);
 }

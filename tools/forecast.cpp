@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/forecast.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "src/core/quoted.hpp"
+#include "src/inspect/reports.hpp"
+
+namespace muster::tools {
+
+namespace fs = std::filesystem;
+
+Forecast forecast_of(std::uint64_t bytes, const WindowShape& windows, int processes, Writers writers,
+                     const std::string& out) {
+  // No piece is larger than all there is.
+  const std::uint64_t piece = std::min(windows.bytes, bytes);
+  Forecast forecast{bytes, piece * windows.pieces(processes, writers)};
+  if (out.empty()) return forecast;
+  std::error_code error;
+  // "new/" and "new/." are "new".
+  forecast.place = fs::is_directory(out, error)
+                       ? out
+                       : (fs::absolute(out) / "").lexically_normal().parent_path().parent_path().string();
+  const fs::space_info space = fs::space(forecast.place, error);
+  if (!error) forecast.free = space.available;
+  return forecast;
+}
+
+std::string words_of(const Forecast& forecast) {
+  std::string words = fmt::format("would write {}", inspect::human_bytes(forecast.bytes));
+  if (forecast.memory != 0)
+    words += fmt::format(" and take {} of memory for bytes on their way", inspect::human_bytes(forecast.memory));
+  if (forecast.place.empty()) return words + "\n";
+  if (!forecast.free) return words + fmt::format("; the directory {} is not there\n", in_quotes(forecast.place));
+  return words + fmt::format("; {} are free in {}{}\n", inspect::human_bytes(*forecast.free), in_quotes(forecast.place),
+                             *forecast.free < forecast.bytes ? ", which is too little" : "");
+}
+
+}  // namespace muster::tools
