@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from . import _core
+from . import _core, errors
 
 # Dtypes that travel as plain numbers of the same size: what the libraries call them.
 _FP8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
@@ -19,16 +19,16 @@ def from_numpy(array):
     if name in _NAMES:
         return _core.from_buffer(array.view("u2" if name == "bfloat16" else "u1")).view(_NAMES[name])
     if name in _UNPACKED:
-        raise TypeError(f"NumPy's {name} takes a byte an element: pack two into a byte, and name the dtype by as_tensor()")
+        raise errors.ArgumentError(f"NumPy's {name} takes a byte an element: pack two into a byte, and name the dtype by as_tensor()")
     if not array.dtype.isnative:
-        raise TypeError("its bytes are not in the order of this machine")
+        raise errors.ArgumentError("its bytes are not in the order of this machine")
     return _core.from_buffer(array)
 
 
 def from_torch(tensor):
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
-        raise TypeError(f"it is on {tensor.device}: copy it to the host first (.cpu())")
+        raise errors.ArgumentError(f"it is on {tensor.device}: copy it to the host first (.cpu())")
     name = str(tensor.dtype).removeprefix("torch.")
     if name in _FP8.values():
         import torch

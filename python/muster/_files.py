@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from . import _core
+from . import _core, errors
 from ._core import Tensor
 from ._groups import _resolve
 
@@ -109,7 +109,7 @@ class NFSWorkspace:
         ranks. Its tensors are read-only and stay valid as long as they are held. Raises CorruptError, VersionError, IoError.
         """
         if job not in ("own", "newest"):
-            raise ValueError(f"job is 'own' or 'newest', not {job!r}")
+            raise errors.ArgumentError(f"job is 'own' or 'newest', not {job!r}")
         found = self._core.read(rank, at_least, step, on_all_ranks, job == "newest")
         return None if found is None else State(*found)
 

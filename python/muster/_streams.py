@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from . import _core
+import atexit
+import weakref
+
+from . import _core, errors
 from ._groups import _resolve
 
 
@@ -46,8 +49,14 @@ class LayerPart:
         self._configs = []
 
 
-class _Ended(Exception):
-    """What the stream's thread is told where the caller asks for no more."""
+# How to end each stream that goes on: their threads must not be inside of a call when the interpreter ends.
+_live: weakref.WeakSet = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit():
+    for end in list(_live):
+        end("the Python of this rank ends while gather_each goes on")
 
 
 def gather_each(
@@ -78,7 +87,7 @@ def gather_each(
     import threading
 
     group = _resolve(group)
-    source = iter(layers)
+    source = None
     stop = _core.StopSource()
     # The call has a thread of its own; what it asks for is done here, one thing at a time.
     asked: queue.SimpleQueue = queue.SimpleQueue()
@@ -108,6 +117,18 @@ def gather_each(
     thread = threading.Thread(target=run, name="muster.gather_each", daemon=True)
     thread.start()
     own = None  # what this rank's own iterable has raised
+    is_suspended = False
+
+    def end(words):
+        if not thread.is_alive():
+            return
+        if not is_suspended:  # another thread of the program is in the middle of a step
+            stop.request_stop()
+        # If the thread waits for an answer, or asks once more.
+        answers.put((None, errors.IoError(words)))
+        thread.join()
+
+    _live.add(end)
     try:
         while True:
             request = asked.get()
@@ -117,6 +138,8 @@ def gather_each(
                 return
             if request[0] == "layer":
                 try:
+                    if source is None:
+                        source = _iterator_of(layers)
                     answer, own = (next(source),), None
                 except StopIteration:
                     answer = None
@@ -126,17 +149,25 @@ def gather_each(
                 continue
             part = LayerPart(*request[1])
             del request
+            is_suspended = True
             try:
                 yield part
             finally:
+                is_suspended = False
                 part.release()
             del part
             answers.put((None, None))
     except BaseException as error:
         if not isinstance(error, (Exception, GeneratorExit)):
             stop.request_stop()
-        # If the thread waits for an answer, or asks once more.
-        answers.put((None, _Ended("the loop over gather_each was left early")))
+        answers.put((None, errors.IoError("the loop over gather_each was left early")))
         raise
     finally:
         thread.join()
+
+
+def _iterator_of(layers):
+    try:
+        return iter(layers)
+    except TypeError as error:
+        raise errors.ArgumentError(f"layers: {error}") from error

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -107,42 +109,69 @@ def test_merges():
             results.append(None if whole is None else whole.numpy().tolist())
         same = muster.merge_tensor_parallel(np.ones(2), muster.same, None, group)
         differ = failure(lambda: muster.merge_tensor_parallel(np.full(2, rank), muster.same, None, group))
-        wrong = failure(lambda: muster.merge_tensor_parallel(mine, "sum", None, group))
-        tell([results, same is not None, differ[0], wrong[0]])
+        bad = ["sum", (), (1,), ("concat", 0), ("concat", "x", []), ("concat", 0, 5), ("sum", 1), ("mean",), None]
+        wrong = [failure(lambda: muster.merge_tensor_parallel(mine, each if rank else muster.sum, None, group)) for each in bad]
+        tell([results, same is not None, differ[0], [each and each[0] for each in wrong]])
         """
     )
     a, b = [[0.0, 1.0], [2.0, 3.0]], [[10.0, 11.0], [12.0, 13.0]]
     assert told[0][0] == [
         [[0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]], [a, b], [[10.0, 12.0], [14.0, 16.0]], b, a,
     ]
-    assert told[0][1:] == [True, "RankMismatchError", "ArgumentError"]
-    assert told[1] == [[None] * 5, False, "RankMismatchError", "ArgumentError"]
+    assert told[0][1:] == [True, "RankMismatchError", ["ArgumentError"] * 9]
+    assert told[1] == [[None] * 5, False, "RankMismatchError", ["ArgumentError"] * 9]
 
 
 def test_one_ranks_failure_is_everybodys():
     told = run(
         """
-        bad = {"layers": [{"scale": 1j}]} if rank == 1 else {}
-        def configs(value, **options):
-            with muster.get_configs_parallel(value, None, group, **options):
+        class Torn:
+            def __dlpack__(self, **_):
+                raise LookupError("torn \\ud800" + "ü" * 400)
+        class Silent(Exception):
+            def __str__(self):
+                raise ValueError
+        class Mute:
+            def __dlpack__(self, **_):
+                raise Silent
+        def configs(value, ranks=None, **options):
+            with muster.get_configs_parallel(value, ranks, group, **options):
                 pass
         def tensors(value):
             with muster.get_tensors_parallel(value, None, group):
                 pass
-        failures = [failure(lambda: configs(bad)), failure(lambda: tensors(np.zeros(rank))),
-                    failure(lambda: tensors("text" if rank == 1 else np.zeros(2))),
-                    failure(lambda: configs({}, route="pigeon" if rank == 0 else "auto")),
-                    failure(lambda: configs({}, timeout="long" if rank == 1 else None))]
-        group.barrier()
+        bad = lambda value, good: value if rank == 1 else good
+        failures = [failure(call) for call in (
+            lambda: configs(bad({"layers": [{"scale": 1j}]}, {})),
+            lambda: tensors(np.zeros(rank)),
+            lambda: tensors(bad("text", np.zeros(2))),
+            lambda: configs({}, route=bad("pigeon", "auto")),
+            lambda: configs({}, timeout=bad("long", None)),
+            lambda: configs({}, own=bad(3, "copy")),
+            lambda: configs({}, bad([0, 7], [0, 1])),
+            lambda: configs({}, bad([0.7], [0])),
+            lambda: configs({}, bad("0", [0])),
+            lambda: configs({}, bad(["0"], [0])),
+            lambda: configs({}, bad([1 << 40], [0])),
+            lambda: configs({}, bad(0, [0])),
+            lambda: configs(bad({"a": [Torn()]}, {})),
+            lambda: configs(bad({"b": Mute()}, {})),
+        )]
+        configs({}, [np.int64(0), True])
         tell(failures)
         """
     )
-    for each in told:
-        kinds, words = zip(*each)
-        assert kinds == ("ArgumentError", "RankMismatchError", "ArgumentError", "ArgumentError", "ArgumentError")
-        assert "config['layers'][0]['scale']: complex is not a value" in words[0] and "rank 1" in words[0]
-        assert "str is no tensor" in words[2] and "no route 'pigeon'" in words[3]
-    assert told[0] == told[1]
+    kinds, words = zip(*told[0])
+    assert kinds == ("ArgumentError", "RankMismatchError", *["ArgumentError"] * 12)
+    for found, wanted in zip(words, (
+        r"rank 1 .*: config\['layers'\]\[0\]\['scale'\]: complex is not a value", "", "str is no tensor", "no route 'pigeon'",
+        "timeout: str is not a number", "own: int is not a str", r"rank 7", "ranks: float is not an int", "ranks: str is not a list",
+        "ranks: str is not an int", "ranks: int is not one of 32 bits", "ranks: int is not a list",
+        r"config\['a'\]\[0\]: LookupError: torn \\ud800ü+", r"config\['b'\]: Silent: its words cannot be told: ValueError",
+    )):
+        assert re.search(wanted, found), found
+    # What travels is cut, in the middle of a letter, too.
+    assert [kind for kind, _ in told[1]] == list(kinds) and all(a[:400] == b[:400] for (_, a), (_, b) in zip(*told))
 
 
 def test_a_lost_rank_has_a_name():
@@ -255,18 +284,30 @@ def test_a_stream_that_fails():
         def run_through(layers, **options):
             for part in muster.gather_each(layers, None, group, **options):
                 pass
-        torn = failure(lambda: run_through(raises()))
-        early = failure(left)
-        bad = failure(lambda: run_through([{"x": 1j}] if rank == 1 else [{}]))
-        option = failure(lambda: run_through([], memory_budget="lots") if rank == 0 else run_through([]))
+        bad = lambda value, good: value if rank == 1 else good
+        failures = [failure(call) for call in (
+            lambda: run_through(raises()),
+            lambda: run_through(bad([{"x": 1j}], [{}])),
+            lambda: run_through([], memory_budget=bad("lots", "1MiB")),
+            lambda: run_through([], memory_budget=bad(-1, "1MiB")),
+            lambda: run_through([], pipeline_depth=bad("2", 2)),
+            lambda: run_through(bad(5, [])),
+            left,
+        )]
         group.barrier()
-        tell([torn, early, bad, option])
+        tell(failures)
         """
     )
-    for torn, _, bad, _ in told:
-        assert torn[0] == "IoError" and "LookupError: the tape is torn" in torn[1] and "rank 1" in torn[1]
-        assert bad[0] == "ArgumentError" and "config['x']" in bad[1]
-    assert told[0][1] is None and "left early" in told[1][1][1]
+    words = (
+        r"IoError .*rank 1 .*: LookupError: the tape is torn \| File \"<string>\", line \d+, in raises",
+        r"ArgumentError .*rank 1 .*: config\['x'\]: complex", r"ArgumentError .*rank 1 .*: 'lots' is no size",
+        "ArgumentError .*rank 1 .*: -1 is no size", "ArgumentError .*rank 1 .*: pipeline_depth: str is not an int",
+        "ArgumentError .*rank 1 .*: layers: 'int' object is not iterable",
+    )
+    for each in told:
+        for found, wanted in zip(each, words):
+            assert re.fullmatch(wanted + ".*", " ".join(found)), found
+    assert told[0][-1] is None and re.search(r"\): the (source|consumer) .*: the loop over gather_each was left early", told[1][-1][1]), told
 
 
 def test_an_arena_moves_names_only():
@@ -354,6 +395,36 @@ def test_an_interpreter_ends_while_results_are_held():
     assert ended == [("told 8\n", "", 0), ("told 0\n", "", 0)]
 
 
+# What rank 0 is in when its interpreter ends, and what rank 1 hears.
+STEPS = {
+    "between two steps": ("muster.gather_each(layers, [0, 1], group); next(stream)", "IoError .*rank 0.*the Python of this rank ends"),
+    "in a step of another thread": ("on_a_thread(layers)", "CancelledError .*rank 0"),
+    "in the iterable": ("on_a_thread(map(time.sleep, [0, 60]))", ".*rank 0"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_interpreter_ends_in_the_middle_of_a_stream(step):
+    source, words = STEPS[step]
+    told = run(
+        f"""
+        import threading
+        layers = [{{}}] * 1000
+        def on_a_thread(items):
+            has_begun = threading.Event()
+            stream = muster.gather_each((has_begun.set() or item for item in items), [1, 0], group)
+            threading.Thread(target=failure, args=(lambda: list(stream),), daemon=True).start()
+            has_begun.wait()
+        if rank == 0:
+            stream = {source}
+        else:
+            stream = muster.gather_each(layers, {[0, 1] if "between" in step else [1, 0]}, group)
+            tell(failure(lambda: [time.sleep(0.01) for part in stream]))
+        """
+    )
+    assert re.match(words, " ".join(told[1])), told
+
+
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_other_groups(kind, tmp_path):
     make = {
@@ -407,22 +478,35 @@ def test_a_process_group_by_its_store(tmp_path):
                         return open(self.folder + key.replace("/", "_"), "rb").read()
                     except FileNotFoundError:
                         time.sleep(0.01)
+        import collections, dataclasses, types
+        @dataclasses.dataclass
         class Process:
-            pass
-        pg = Process()
-        pg.rank, pg.world_size, pg.store = rank, size, Store("here")
+            rank: int
+            world_size: int
+            store: object
+        pg = Process(rank, size, Store("here"))
         with muster.get_configs_parallel(rank, None, pg) as configs:
             values = list(configs)
-        apart = Process()
-        apart.rank, apart.world_size, apart.store = rank, size, Store("apart")
+        # Equal, and not the same; and what can neither be hashed nor referred to weakly.
+        twin = muster.from_process_group(Process(rank, size, Store("twin")))
+        equal = [collections.namedtuple("Group", "rank size store")(lambda: rank, lambda: size, Store(name)) for name in ("a", "b")]
+        plain = types.SimpleNamespace(rank=rank, world_size=size, store=Store("plain"))
+        groups = [muster.from_process_group(each) for each in (*equal, plain, pg, *equal, plain)] + [twin]
+        kinds = [len(set(map(id, groups))), groups[:3] == groups[4:7]]
+        apart = Process(rank, size, Store("apart"))
         muster._groups._place = lambda: f"host {{rank}}"
         with muster.get_configs_parallel(rank, None, apart) as configs:
             others = list(configs)
-        tell([values, muster.from_process_group(pg) is muster.from_process_group(pg), others, muster.from_process_group(apart).kind])
+        sizes = failure(lambda: muster.from_process_group(Process(rank, size + rank, Store("sizes"))))
+        world = failure(lambda: muster.from_process_group(Process(rank, 1 if rank else size, Store("world"))))
+        tell([values, muster.from_process_group(pg) is muster.from_process_group(pg), others, muster.from_process_group(apart).kind, kinds, sizes, world])
         """
     )
-    for rank, (values, is_same, others, kind) in enumerate(told):
-        assert (values, is_same, others) == ([0, 1] if rank == 0 else [], True, values)
+    for rank, (values, is_same, others, kind, kinds, sizes, world) in enumerate(told):
+        assert (values, is_same, others, kinds) == ([0, 1] if rank == 0 else [], True, values, [5, True])
+        assert sizes[0] == "RankMismatchError" and re.search("one of [23] ranks, and rank . one of [23]", sizes[1])
+        # Its own numbers are what cannot be.
+        assert world[0] == ("ArgumentError" if rank else "RankMismatchError")
         # Of several hosts, as they say: these find out that they share one all the same.
         assert kind != "local"
 
@@ -439,6 +523,7 @@ def test_results_outside_of_with():
         configs[0]
     with pytest.raises(RuntimeError, match="once"):
         gather.__enter__()
-    with pytest.raises(TypeError, match="not a number"):
-        with muster.get_configs_parallel(1, group=0):
-            pass
+    for group in (0, "world", object(), 1.5, types.SimpleNamespace(store=1, rank=0), types.SimpleNamespace(store=1, rank="0", world_size=1)):
+        with pytest.raises(muster.ArgumentError, match="is no group.*: pass a muster.Group"):
+            with muster.get_configs_parallel(1, group=group):
+                pass
