@@ -204,45 +204,63 @@ def test_a_deadline_is_a_timeout_error():
     assert told[0][:2] == [True, 1] and "rank 1" in told[0][2] and told[1] == "TimeoutError"
 
 
+# What rank 0 waits in when Ctrl-C comes, what rank 1 is in meanwhile, and what that hears. Nobody is rank 2.
+LATER = "sys.stdin.read() or group.barrier()"
+TCP = "muster.tcp_group('file://' + folder + '/address', rank, 3, timeout=30)"
+FILES = "muster.file_group(folder, rank, 3, timeout=30)"
 WAITS = {
-    "barrier": "group.barrier()",
-    "gather": "muster.get_tensors_parallel(np.ones(1 << 20), None, group).__enter__()",
-    "stream": "list(muster.gather_each(iter([{}, {}]), None, group))",
-    "meeting": "muster.local_group(os.environ['TEST_KEY'] + 'x', rank, 3, timeout=30)",
+    "barrier": ("group.barrier()", LATER, "CancelledError .*rank 0.*interrupted"),
+    "gather": ("muster.get_tensors_parallel(np.ones(1 << 20), None, group).__enter__()", LATER, "CancelledError .*rank 0.*interrupted"),
+    "stream": ("list(muster.gather_each(iter([{}, {}]), None, group))", LATER, "CancelledError .*rank 0"),
+    "meeting": (*["muster.local_group(folder, rank, 3, timeout=30)"] * 2, "CancelledError .*rank 0.*interrupted"),
+    "meeting over TCP": (TCP, TCP, "CancelledError .*rank 0.*interrupted"),
+    "meeting over files": (FILES, FILES, "CancelledError .*rank 0.*interrupted"),
+    "waiting for rank 0": ("muster.local_group(folder, 1, 2, timeout=30)", LATER, "PeerLostError .*rank 0"),
+    "waiting for rank 0 over TCP": ("muster.tcp_group('file://' + folder + '/address', 1, 2, timeout=30)", LATER, "PeerLostError .*rank 0"),
+    "waiting for an answer over TCP": ("muster.tcp_group('127.0.0.1:%d' % listener.getsockname()[1], 1, 2, timeout=30)", LATER, "PeerLostError .*rank 0"),
+    "waiting for rank 0 over files": ("muster.file_group(folder, 1, 2, timeout=30)", LATER, "PeerLostError .*rank 0"),
 }
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(name):
-    # Rank 1 goes on when rank 0 has ended.
+def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(name, tmp_path):
+    # Where other work has the cores one try may take longer.
+    seconds = []
+    while len(seconds) < 3 and (not seconds or seconds[-1] > 0.2):
+        seconds.append(seconds_after_ctrl_c(*WAITS[name], tmp_path / str(len(seconds))))
+    assert seconds[-1] <= 0.2, seconds
+
+
+def seconds_after_ctrl_c(first, second, words, folder):
     ranks = Ranks(
         f"""
+        import socket
+        folder = {str(folder)!r}
+        os.makedirs(folder, exist_ok=True)
+        listener = socket.create_server(("127.0.0.1", 0))
+        tell("ready")
         if rank == 0:
             try:
-                tell("ready")
-                {WAITS[name]}
+                {first}
             except KeyboardInterrupt:
                 tell(time.monotonic())
         else:
-            sys.stdin.read()
-            tell(failure(group.barrier))
+            tell(failure(lambda: {second}))
         """
     )
-    first = ranks.processes[0]
-    assert first.stdout.readline() == 'told "ready"\n'
-    # It waits when each look finds it asleep.
+    for process in ranks.processes:
+        assert process.stdout.readline() == 'told "ready"\n'
+    # They wait when each look finds them asleep.
     asleep, deadline = 0, time.monotonic() + 10
     while asleep < 10 and time.monotonic() < deadline:
-        state = open(f"/proc/{first.pid}/stat").read().rsplit(")", 1)[1].split()[0]
-        asleep = asleep + 1 if state == "S" else 0
+        states = [open(f"/proc/{process.pid}/stat").read().rsplit(")", 1)[1].split()[0] for process in ranks.processes]
+        asleep = asleep + 1 if set(states) == {"S"} else 0
         time.sleep(0.01)
     sent = time.monotonic()
-    first.send_signal(signal.SIGINT)
+    ranks.processes[0].send_signal(signal.SIGINT)
     told = ranks.told()
-    # Rank 0 of a meeting tells those who come late for a second more.
-    assert told[0][-1] - sent < (1.6 if name == "meeting" else 0.6), "the wait went on"
-    if name != "meeting":
-        assert told[1][0][0] == "CancelledError" and "rank 0" in told[1][0][1] and ("interrupted" in told[1][0][1] or name == "stream")
+    assert re.match(words, " ".join(told[1][0])), told
+    return told[0][0] - sent
 
 
 def test_a_stream():
@@ -342,6 +360,63 @@ def test_after_a_fork_the_child_is_told_so():
         """
     )
     assert told == [0, 0]
+
+
+def test_workers_of_a_pool_have_tensors_and_no_groups():
+    """As those of a DataLoader: forked from a rank, while the rank goes on."""
+    told = run(
+        """
+        import multiprocessing, warnings
+        warnings.simplefilter("ignore")
+        with muster.get_tensors_parallel(np.full(1 << 16, rank + 1, "f4"), None, group, own="copy") as parts:
+            held = list(parts)
+        arena = muster.SharedArena("1MiB").allocate("F32", (4,))
+        arena.numpy()[:] = rank
+        def work(item):
+            own = muster.as_tensor(np.full(3, item, "i4"))
+            refused = failure(lambda: muster.get_tensors_parallel(own, None, group).__enter__())
+            return [int(own.numpy().sum()), sum(float(t.numpy().max()) for t in held), float(arena.numpy().max()), refused[0]]
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            items = pool.map_async(work, range(6))
+            for i in range(50):
+                with muster.get_tensors_parallel(np.full(3, i), None, group) as others:
+                    got = [part.numpy().tolist() for part in others]
+            items = items.get(30)
+        group.barrier()
+        tell([items, got])
+        """
+    )
+    for rank, (items, got) in enumerate(told):
+        assert items == [[3 * item, 0.0 if rank else 3.0, float(rank), "UnsupportedError"] for item in range(6)]
+        assert got == ([] if rank else [[49] * 3] * 2)
+
+
+def test_threads_with_a_group_each():
+    told = run(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        groups = [group.duplicate(), muster.local_group(os.environ["TEST_KEY"] + "t", rank, size, timeout=20)]
+        def work(number, own):
+            found = set()
+            for i in range(200):
+                with muster.get_configs_parallel({"i": i, "t": np.full(100, number + rank)}, None, own) as configs:
+                    found |= {(number, rank, int(config["t"].numpy().max()), config["i"] == i) for rank, config in configs.present()}
+                whole = muster.merge_tensor_parallel(np.full(2, number), muster.sum, None, own)
+                found.add(whole and float(whole.numpy().max()))
+            for part in muster.gather_each([{"n": number}] * 3, None, own):
+                found |= {("stream", config["n"]) for _, config in part.present()}
+            return sorted(map(str, found))
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(work, [10, 20], groups))
+        for each in groups:
+            each.barrier()
+        tell(results)
+        """
+    )
+    assert told[0] == [
+        sorted(map(str, {(n, 0, n, True), (n, 1, n + 1, True), 2.0 * n, ("stream", n)})) for n in (10, 20)
+    ]
+    assert told[1] == [["None"]] * 2
 
 
 def test_ten_thousand_exchanges_do_not_grow():
