@@ -143,7 +143,9 @@ def _parts_of(pg):
             rank, size = distributed.get_rank(pg), distributed.get_world_size(pg)
             if hasattr(c10d, "_get_process_group_store"):
                 return c10d._get_process_group_store(pg), rank, size, distributed.get_process_group_ranks(pg)
-            return c10d._pg_map[pg][1], rank, size, list(c10d._pg_group_ranks[pg])  # before 2.0
+            # Before 2.0, where the groups of a job have one store.
+            store = distributed.PrefixStore(f"muster/{c10d._pg_names[pg]}", c10d._pg_map[pg][1])
+            return store, rank, size, list(c10d._pg_group_ranks[pg])
     except (AttributeError, TypeError) as error:
         why = f" ({error})"
     else:
