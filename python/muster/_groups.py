@@ -7,6 +7,7 @@ import operator
 import os
 import socket
 import sys
+import typing
 import weakref
 
 from . import _core, errors
@@ -44,7 +45,7 @@ def single_group() -> Group:
     return _core.single_group()
 
 
-def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, numbers=()) -> Group:
+def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, numbers: typing.Iterable[int] = ()) -> Group:
     """A group of `size` processes of this host and user. Collective.
 
     `key` is what all ranks of the group know and no other job on this host does. `timeout` (seconds) is that of the
@@ -63,7 +64,7 @@ def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = Non
     return _core.tcp_group(address, rank, size, timeout, key)
 
 
-def file_group(directory, rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
+def file_group(directory: str | os.PathLike[str], rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
     """A group of processes that share nothing but a directory, which all of them see. Collective. Raises as tcp_group()."""
     return _core.file_group(os.fspath(directory), rank, size, timeout, key)
 
@@ -110,7 +111,7 @@ def _met_of(pg) -> _Met:
     return met
 
 
-def from_process_group(pg, *, timeout: float | None = None, workspace_path=None) -> Group:
+def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspace_path: str | os.PathLike[str] | None = None) -> Group:
     """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same as long as `pg` is there.
 
     `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import atexit
+import os
+import typing
 import weakref
 
 from . import _core, errors
+from ._core import Group
 from ._groups import _resolve
 
 
@@ -20,7 +23,16 @@ class LayerPart:
     elements.
     """
 
-    def __init__(self, layer, part, parts, ranks, configs, slices, tensors):
+    def __init__(
+        self,
+        layer: int,
+        part: int,
+        parts: int,
+        ranks: list[int],
+        configs: list[typing.Any],
+        slices: list[dict[str, typing.Any]],
+        tensors: list[dict[str, typing.Any]],
+    ):
         self.layer = layer
         self.part = part
         self.parts = parts
@@ -34,11 +46,11 @@ class LayerPart:
         """Whether the layer has no more parts."""
         return self.part + 1 == self.parts
 
-    def present(self):
+    def present(self) -> list[tuple[int, typing.Any]]:
         """(rank, config) of those that are there, in the order of the list."""
         return [(rank, config) for rank, config in zip(self.ranks, self._configs) if config is not None]
 
-    def __getitem__(self, rank):
+    def __getitem__(self, rank: int) -> typing.Any:
         """The config of `rank` of the group; None if it has nothing in this part."""
         if rank not in self.ranks or not self._configs:
             raise KeyError(f"there is nothing of rank {rank} here: the list is {self.ranks}")
@@ -60,16 +72,16 @@ def _at_exit():
 
 
 def gather_each(
-    layers,
-    ranks=None,
-    group=None,
+    layers: typing.Iterable[typing.Any],
+    ranks: typing.Iterable[int] | None = None,
+    group: Group | typing.Any = None,
     *,
-    memory_budget="256MiB",
-    pipeline_depth=2,
-    route="auto",
-    timeout=None,
-    workspace_path=None,
-):
+    memory_budget: int | str = "256MiB",
+    pipeline_depth: int = 2,
+    route: str = "auto",
+    timeout: float | None = None,
+    workspace_path: str | os.PathLike[str] | None = None,
+) -> typing.Iterator[LayerPart]:
     """Yields part after part of the layers of all ranks, on the first rank of the list; on the others it yields nothing,
     and is run through all the same: `for part in gather_each(...)`. Nothing happens before the first step.
 
