@@ -36,9 +36,23 @@ void bind_launches(nb::module_& module);
 void bind_queues(nb::module_& module);
 void bind_traces(nb::module_& module);
 
+enum class Trace { told, left_out };
+
 /// What a Python exception says: the failure that it is made of if it is one of muster.errors, else one of the kind
-/// `otherwise` with the name of its class before its words.
-Error error_of(nb::python_error& raised, ErrorKind otherwise);
+/// `otherwise` with the name of its class before its words; then the last lines of its traceback.
+Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace = Trace::told);
+
+/// make(), which turns Python's objects into arguments; what is raised there is thrown as error_of() has it.
+template <class Make>
+auto converted(const Make& make) -> decltype(make()) {
+  try {
+    return make();
+  } catch (nb::python_error& error) {
+    throw error_of(error, ErrorKind::argument);
+  } catch (const nb::cast_error&) {
+    throw Error(ErrorKind::argument, "an argument is not of the type that it should be");
+  }
+}
 
 /// Keeps a Python object as long as somebody holds this, on any thread.
 std::shared_ptr<const void> owner_of(nb::object object);
@@ -52,7 +66,10 @@ Config config_of(nb::handle object);
 /// dict, list, str, int, float, bool, None, muster.Tensor.
 nb::object object_of(const Config& config);
 
-/// Of an int, or of a text such as "256MiB".
+/// A str; what is not UTF-8, as another rank's text or a file's may be, becomes lone surrogates.
+nb::object text_object(const std::string& text);
+
+/// Of an int, or of a text such as "256MiB". Throws Error(argument).
 std::uint64_t bytes_of(nb::handle size);
 
 /// By its name, in letters of any size. Throws Error(argument) with the names that there are.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "muster/process_group.hpp"
+#include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 #include "src/sync/failing.hpp"
@@ -18,26 +19,26 @@ namespace {
 
 using Seconds = std::optional<double>;
 using Sizes = std::vector<std::int64_t>;
+using Number = std::optional<int>;
 
 /// make(), which turns Python's objects into arguments. If it cannot, the others wait already: that is the end of the
 /// group.
 template <class Make>
-auto arguments_of(ProcessGroup& group, const Make& make) -> decltype(make()) {
-  return sync::or_fail(group.group(), [&] {
-    try {
-      return make();
-    } catch (nb::python_error& error) {
-      throw error_of(error, ErrorKind::argument);
-    }
-  });
+auto arguments_of(SyncGroup& group, const Make& make) -> decltype(make()) {
+  return sync::or_fail(group, [&] { return converted(make); });
+}
+
+template <class Value>
+Value value_for(ProcessGroup& group, const Given<Value>& given, const char* name) {
+  return arguments_of(group.group(), [&] { return argument_of<Value>(given, name); });
 }
 
 Tensor tensor_for(ProcessGroup& group, nb::handle object) {
-  return arguments_of(group, [&] { return tensor_of(object); });
+  return arguments_of(group.group(), [&] { return tensor_of(object); });
 }
 
 std::vector<Tensor> tensors_for(ProcessGroup& group, nb::handle objects) {
-  return arguments_of(group, [&] {
+  return arguments_of(group.group(), [&] {
     std::vector<Tensor> tensors;
     if (!objects.is_none())
       for (const nb::handle each : nb::iter(objects)) tensors.push_back(tensor_of(each));
@@ -46,15 +47,16 @@ std::vector<Tensor> tensors_for(ProcessGroup& group, nb::handle objects) {
 }
 
 Config config_for(ProcessGroup& group, nb::handle object) {
-  return arguments_of(group, [&] { return config_of(object); });
+  return arguments_of(group.group(), [&] { return config_of(object); });
 }
 
 bool is_list(nb::handle object) {
   return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
 }
 
-ReduceOp op_of(ProcessGroup& group, const std::string& name) {
-  return arguments_of(group, [&] {
+ReduceOp op_for(ProcessGroup& group, const Given<std::string>& op) {
+  return arguments_of(group.group(), [&] {
+    const auto name = argument_of<std::string>(op, "op");
     if (name == "sum") return ReduceOp::sum;
     if (name == "product") return ReduceOp::product;
     if (name == "min") return ReduceOp::min;
@@ -64,8 +66,20 @@ ReduceOp op_of(ProcessGroup& group, const std::string& name) {
   });
 }
 
-CollectiveOptions options_of(Seconds timeout) {
-  return {.timeout = timeout_of(timeout)};
+/// Of a call that nobody waits for but by its messages.
+CollectiveOptions options_of(const Given<Seconds>& timeout) {
+  return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
+}
+
+int sender_of(const Given<Number>& from) {
+  return argument_of<Number>(from, "source").value_or(any_rank);
+}
+int tag_of(const Given<Number>& tag) {
+  return argument_of<Number>(tag, "tag").value_or(any_tag);
+}
+
+CollectiveOptions options_for(SyncGroup& group, const Given<Seconds>& timeout) {
+  return arguments_of(group, [&] { return options_of(timeout); });
 }
 
 nb::object object_of(std::optional<Tensor> tensor) {
@@ -113,61 +127,73 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
   group
       .def(
           "all_reduce",
-          [](ProcessGroup& self, nb::handle tensor, const std::string& op, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<std::string>& op,
+             const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_of(self, op);
-            without_gil([&] { self.all_reduce(own, how, options_of(timeout)); });
+            const ReduceOp how = op_for(self, op);
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.all_reduce(own, how, options); });
           },
           nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
           "In place: each element becomes that of all ranks by `op` (sum, product, min, max, average), the same bits "
           "on all.")
       .def(
           "all_reduce_into",
-          [](ProcessGroup& self, nb::handle out, nb::handle tensor, const std::string& op, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<std::string>& op,
+             const Given<Seconds>& timeout) {
             const Tensor target = tensor_for(self, out);
             const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_of(self, op);
-            without_gil([&] { self.all_reduce_into(target, own, how, options_of(timeout)); });
+            const ReduceOp how = op_for(self, op);
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.all_reduce_into(target, own, how, options); });
           },
           nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
           "all_reduce() of `tensor` into `out`, of its dtype and shape.")
       .def(
           "reduce",
-          [](ProcessGroup& self, nb::handle tensor, int root, const std::string& op, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<std::string>& op,
+             const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_of(self, op);
-            without_gil([&] { self.reduce(own, root, how, options_of(timeout)); });
+            const ReduceOp how = op_for(self, op);
+            const int root_rank = value_for(self, root, "root");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.reduce(own, root_rank, how, options); });
           },
           nb::arg("tensor"), nb::arg("root"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
           "The result is in root's tensor; the others' stay as they are.")
       .def(
           "broadcast",
-          [](ProcessGroup& self, nb::handle tensor, int root, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            without_gil([&] { self.broadcast(own, root, options_of(timeout)); });
+            const int root_rank = value_for(self, root, "root");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.broadcast(own, root_rank, options); });
           },
           nb::arg("tensor"), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "Root's elements come into all tensors.")
       .def(
           "reduce_scatter_into",
-          [](ProcessGroup& self, nb::handle out, nb::handle tensor, const std::string& op, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<std::string>& op,
+             const Given<Seconds>& timeout) {
             const Tensor target = tensor_for(self, out);
             const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_of(self, op);
-            without_gil([&] { self.reduce_scatter_into(target, own, how, options_of(timeout)); });
+            const ReduceOp how = op_for(self, op);
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.reduce_scatter_into(target, own, how, options); });
           },
           nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
           "This rank's of size equal slices of the reduced tensor, along dimension 0, into `out`.")
       .def(
           "all_gather_into",
-          [](ProcessGroup& self, nb::handle out, nb::handle tensor, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
+            const CollectiveOptions options = options_for(self.group(), timeout);
             if (is_list(out)) {
               const std::vector<Tensor> targets = tensors_for(self, out);
-              without_gil([&] { self.all_gather_into(targets, own, options_of(timeout)); });
+              without_gil([&] { self.all_gather_into(targets, own, options); });
             } else {
               const Tensor target = tensor_for(self, out);
-              without_gil([&] { self.all_gather_into(target, own, options_of(timeout)); });
+              without_gil([&] { self.all_gather_into(target, own, options); });
             }
           },
           nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
@@ -175,34 +201,41 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
           "dimension 0 may differ.")
       .def(
           "gather_into",
-          [](ProcessGroup& self, nb::handle out, nb::handle tensor, int root, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<int>& root,
+             const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            if (out.is_none() || is_list(out)) {
+            const int root_rank = value_for(self, root, "root");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            if (out.object.is_none() || is_list(out)) {
               const std::vector<Tensor> targets = tensors_for(self, out);
-              without_gil([&] { self.gather_into(targets, own, root, options_of(timeout)); });
+              without_gil([&] { self.gather_into(targets, own, root_rank, options); });
             } else {
               const Tensor target = tensor_for(self, out);
-              without_gil([&] { self.gather_into(target, own, root, options_of(timeout)); });
+              without_gil([&] { self.gather_into(target, own, root_rank, options); });
             }
           },
           nb::arg("out").none(), nb::arg("tensor"), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "`out` on root: a list of one tensor for each rank; None on the others. Or one tensor on all ranks.")
       .def(
           "scatter",
-          [](ProcessGroup& self, nb::handle out, nb::handle parts, int root, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& parts, const Given<int>& root,
+             const Given<Seconds>& timeout) {
             const Tensor target = tensor_for(self, out);
             const std::vector<Tensor> tensors = tensors_for(self, parts);
             const std::vector<TensorView> views(tensors.begin(), tensors.end());
-            without_gil([&] { self.scatter(target, views, root, options_of(timeout)); });
+            const int root_rank = value_for(self, root, "root");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.scatter(target, views, root_rank, options); });
           },
           nb::arg("out"), nb::arg("parts").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "`parts`: on root one tensor for each rank; None on the others.")
       .def(
           "all_to_all_into",
-          [](ProcessGroup& self, nb::handle out, nb::handle tensor, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<Seconds>& timeout) {
             const Tensor target = tensor_for(self, out);
             const Tensor own = tensor_for(self, tensor);
-            without_gil([&] { self.all_to_all_into(target, own, options_of(timeout)); });
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.all_to_all_into(target, own, options); });
           },
           nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "all_to_all() into `out`, of the tensor's dtype and shape, and not its memory.");
@@ -212,82 +245,104 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
   group
       .def(
           "all_reduce_shared",
-          [](ProcessGroup& self, nb::handle tensor, const std::string& op, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<std::string>& op,
+             const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_of(self, op);
-            return without_gil([&] { return self.all_reduce_shared(own, how, options_of(timeout)); });
+            const ReduceOp how = op_for(self, op);
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return without_gil([&] { return self.all_reduce_shared(own, how, options); });
           },
           nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
           "One result for all ranks of a host, which each has mapped, read-only.")
       .def(
           "all_gather_shared",
-          [](ProcessGroup& self, nb::handle tensor, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            return without_gil([&] { return self.all_gather_shared(own, options_of(timeout)); });
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return without_gil([&] { return self.all_gather_shared(own, options); });
           },
           nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(), "Likewise, along dimension 0.")
       .def(
           "reduce_scatter",
-          [](ProcessGroup& self, nb::handle tensor, int dim, const std::string& op, const std::optional<Sizes>& sizes,
-             Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim, const Given<std::string>& op,
+             const Given<std::optional<Sizes>>& sizes, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_of(self, op);
+            const ReduceOp how = op_for(self, op);
+            const int along = value_for(self, dim, "dim");
+            const auto extents = value_for(self, sizes, "sizes");
+            const CollectiveOptions options = options_for(self.group(), timeout);
             return without_gil([&] {
-              return sizes ? self.reduce_scatterv(own, *sizes, dim, how, options_of(timeout))
-                           : self.reduce_scatter(own, dim, how, options_of(timeout));
+              return extents ? self.reduce_scatterv(own, *extents, along, how, options)
+                             : self.reduce_scatter(own, along, how, options);
             });
           },
           nb::arg("tensor"), nb::arg("dim") = 0, nb::arg("op") = "sum", nb::kw_only(), nb::arg("sizes") = nb::none(),
           nb::arg("timeout") = nb::none(), "This rank's slice. `sizes`: the extents of all; None: equal ones.")
       .def(
           "all_gather",
-          [](ProcessGroup& self, nb::handle tensor, int dim, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            return without_gil([&] { return self.all_gather(own, dim, options_of(timeout)); });
+            const int along = value_for(self, dim, "dim");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return without_gil([&] { return self.all_gather(own, along, options); });
           },
           nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
           "All ranks' tensors, of one dtype and shape, joined along `dim` in their order; on all ranks.")
       .def(
           "all_gatherv",
-          [](ProcessGroup& self, nb::handle tensor, int dim, const std::optional<Sizes>& sizes, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim,
+             const Given<std::optional<Sizes>>& sizes, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            return without_gil(
-                [&] { return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options_of(timeout)); });
+            const int along = value_for(self, dim, "dim");
+            const auto extents = value_for(self, sizes, "sizes");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return without_gil([&] { return self.all_gatherv(own, along, extents.value_or(Sizes{}), options); });
           },
           nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("sizes") = nb::none(),
           nb::arg("timeout") = nb::none(),
           "As all_gather(); the extents along `dim` may differ. `sizes`: those of all ranks, if they are known.")
       .def(
           "gather",
-          [](ProcessGroup& self, nb::handle tensor, int root, int dim, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<int>& dim,
+             const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            return object_of(without_gil([&] { return self.gather(own, root, dim, options_of(timeout)); }));
+            const int root_rank = value_for(self, root, "root");
+            const int along = value_for(self, dim, "dim");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return object_of(without_gil([&] { return self.gather(own, root_rank, along, options); }));
           },
           nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
           "On root all tensors along `dim`; None elsewhere.")
       .def(
           "gatherv",
-          [](ProcessGroup& self, nb::handle tensor, int root, int dim, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<int>& dim,
+             const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            return object_of(without_gil([&] { return self.gatherv(own, root, dim, options_of(timeout)); }));
+            const int root_rank = value_for(self, root, "root");
+            const int along = value_for(self, dim, "dim");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return object_of(without_gil([&] { return self.gatherv(own, root_rank, along, options); }));
           },
           nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
           "As gather(); the extents along `dim` may differ.")
       .def(
           "all_to_all",
-          [](ProcessGroup& self, nb::handle tensor, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            return without_gil([&] { return self.all_to_all(own, options_of(timeout)); });
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return without_gil([&] { return self.all_to_all(own, options); });
           },
           nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "Cut along dimension 0 into size equal slices: the result has this rank's slice of each rank's tensor, in "
           "their order.")
       .def(
           "all_to_allv",
-          [](ProcessGroup& self, nb::handle tensor, const Sizes& rows, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<Sizes>& rows, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
+            const Sizes counts = value_for(self, rows, "rows");
+            const CollectiveOptions options = options_for(self.group(), timeout);
             Sizes received;
-            Tensor result = without_gil([&] { return self.all_to_allv(own, rows, &received, options_of(timeout)); });
+            Tensor result = without_gil([&] { return self.all_to_allv(own, counts, &received, options); });
             return nb::make_tuple(std::move(result), received);
           },
           nb::arg("tensor"), nb::arg("rows"), nb::kw_only(), nb::arg("timeout") = nb::none(),
@@ -295,26 +350,30 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
           "how many from each).")
       .def(
           "broadcast_config",
-          [](ProcessGroup& self, nb::handle config, int root, Seconds timeout) {
-            const Config own = self.rank() == root ? config_for(self, config) : Config();
-            return python::object_of(
-                without_gil([&] { return self.broadcast_config(own, root, options_of(timeout)); }));
+          [](ProcessGroup& self, nb::handle config, const Given<int>& root, const Given<Seconds>& timeout) {
+            const int root_rank = value_for(self, root, "root");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            const Config own = self.rank() == root_rank ? config_for(self, config) : Config();
+            return python::object_of(without_gil([&] { return self.broadcast_config(own, root_rank, options); }));
           },
           nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "Root's, on all ranks; what the others give is not looked at.")
       .def(
           "all_gather_config",
-          [](ProcessGroup& self, nb::handle config, Seconds timeout) {
+          [](ProcessGroup& self, nb::handle config, const Given<Seconds>& timeout) {
             const Config own = config_for(self, config);
-            return list_of(without_gil([&] { return self.all_gather_config(own, options_of(timeout)); }));
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return list_of(without_gil([&] { return self.all_gather_config(own, options); }));
           },
           nb::arg("config").none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "A list of each rank's config, on all ranks.")
       .def(
           "gather_config",
-          [](ProcessGroup& self, nb::handle config, int root, Seconds timeout) {
+          [](ProcessGroup& self, nb::handle config, const Given<int>& root, const Given<Seconds>& timeout) {
             const Config own = config_for(self, config);
-            return list_of(without_gil([&] { return self.gather_config(own, root, options_of(timeout)); }));
+            const int root_rank = value_for(self, root, "root");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return list_of(without_gil([&] { return self.gather_config(own, root_rank, options); }));
           },
           nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "On root a list of each rank's; empty elsewhere.");
@@ -324,19 +383,26 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
   group
       .def(
           "send",
-          [](ProcessGroup& self, nb::handle tensor, int to, int tag, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& to, const Given<int>& tag,
+             const Given<Seconds>& timeout) {
             const Tensor own = tensor_of(tensor);
-            without_gil([&] { self.send(own, to, tag, options_of(timeout)); });
+            const int receiver = argument_of<int>(to, "to");
+            const int number = argument_of<int>(tag, "tag");
+            const CollectiveOptions options = options_of(timeout);
+            without_gil([&] { self.send(own, receiver, number, options); });
           },
           nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
           "To one rank, which receives it by recv(): messages of one tag come in order. `tag`: 0 or more. May wait for "
           "the receiver beyond 64 KiB.")
       .def(
           "recv",
-          [](ProcessGroup& self, nb::handle out, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
+          [](ProcessGroup& self, const GivenTensor& out, const Given<Number>& from, const Given<Number>& tag,
+             const Given<Seconds>& timeout) {
             const Tensor target = tensor_of(out);
-            return without_gil(
-                [&] { return self.recv(target, from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout)); });
+            const int sender = sender_of(from);
+            const int number = tag_of(tag);
+            const CollectiveOptions options = options_of(timeout);
+            return without_gil([&] { return self.recv(target, sender, number, options); });
           },
           nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
           nb::arg("timeout") = nb::none(),
@@ -344,25 +410,30 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
           "tag.")
       .def(
           "send_config",
-          [](ProcessGroup& self, nb::handle config, int to, int tag, Seconds timeout) {
+          [](ProcessGroup& self, nb::handle config, const Given<int>& to, const Given<int>& tag,
+             const Given<Seconds>& timeout) {
             const Config own = config_of(config);
-            without_gil([&] { self.send_config(own, to, tag, options_of(timeout)); });
+            const int receiver = argument_of<int>(to, "to");
+            const int number = argument_of<int>(tag, "tag");
+            const CollectiveOptions options = options_of(timeout);
+            without_gil([&] { self.send_config(own, receiver, number, options); });
           },
           nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
           "To one rank, which receives it by recv_config(); as send().")
       .def(
           "recv_config",
-          [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
-            return tuple_of(without_gil([&] {
-              return self.recv_message(from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
-            }));
+          [](ProcessGroup& self, const Given<Number>& from, const Given<Number>& tag, const Given<Seconds>& timeout) {
+            const int sender = sender_of(from);
+            const int number = tag_of(tag);
+            const CollectiveOptions options = options_of(timeout);
+            return tuple_of(without_gil([&] { return self.recv_message(sender, number, options); }));
           },
           nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
           "(config, sender, tag). None: any rank, any tag.")
       .def(
           "probe",
-          [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag) -> nb::object {
-            const auto found = self.probe(from.value_or(any_rank), tag.value_or(any_tag));
+          [](ProcessGroup& self, const Given<Number>& from, const Given<Number>& tag) -> nb::object {
+            const auto found = self.probe(sender_of(from), tag_of(tag));
             return found ? nb::object(nb::make_tuple(found->from, found->tag, found->bytes)) : nb::none();
           },
           nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
@@ -370,31 +441,36 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
           "waits.")
       .def(
           "isend",
-          [](ProcessGroup& self, nb::handle tensor, int to, int tag, Seconds timeout) {
-            return self.isend(tensor_of(tensor), to, tag, options_of(timeout));
+          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& to, const Given<int>& tag,
+             const Given<Seconds>& timeout) {
+            return self.isend(tensor_of(tensor), argument_of<int>(to, "to"), argument_of<int>(tag, "tag"),
+                              options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
           nb::arg("timeout") = nb::none(),
           "As send() without waiting: the tensor has to stay as it is until the work is done.")
       .def(
           "irecv",
-          [](ProcessGroup& self, nb::handle out, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
-            return self.irecv(tensor_of(out), from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
+          [](ProcessGroup& self, const GivenTensor& out, const Given<Number>& from, const Given<Number>& tag,
+             const Given<Seconds>& timeout) {
+            return self.irecv(tensor_of(out), sender_of(from), tag_of(tag), options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
           nb::arg("timeout") = nb::none(),
           "As recv() without waiting: `out` is the work's until it is done; its get() is the sender.")
       .def(
           "isend_config",
-          [](ProcessGroup& self, nb::handle config, int to, int tag, Seconds timeout) {
-            return self.isend_config(config_of(config), to, tag, options_of(timeout));
+          [](ProcessGroup& self, nb::handle config, const Given<int>& to, const Given<int>& tag,
+             const Given<Seconds>& timeout) {
+            return self.isend_config(config_of(config), argument_of<int>(to, "to"), argument_of<int>(tag, "tag"),
+                                     options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
           nb::arg("timeout") = nb::none(), "As send_config() without waiting.")
       .def(
           "irecv_config",
-          [](ProcessGroup& self, std::optional<int> from, std::optional<int> tag, Seconds timeout) {
-            return self.irecv_config(from.value_or(any_rank), tag.value_or(any_tag), options_of(timeout));
+          [](ProcessGroup& self, const Given<Number>& from, const Given<Number>& tag, const Given<Seconds>& timeout) {
+            return self.irecv_config(sender_of(from), tag_of(tag), options_of(timeout));
           },
           nb::keep_alive<0, 1>(), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
           nb::arg("timeout") = nb::none(),
@@ -417,14 +493,16 @@ void bind_collectives(nb::module_& module) {
       "caller's again when the call returns; results stay as long as they are held. `timeout`: seconds without "
       "progress of the ranks waited for; None: the group's.\n\n"
       "Raises ArgumentError, UnsupportedError or RankMismatchError on all ranks if one cannot do it or they "
-      "disagree: nothing is written, and the group goes on. TimeoutError, PeerLostError, CancelledError, and an "
-      "object that is no tensor, which the others wait for, end the group: each later call raises the same.");
+      "disagree: nothing is written, and the group goes on. TimeoutError, PeerLostError, CancelledError, and "
+      "arguments of another type than a call takes, which the others wait for, end the group: each later call raises "
+      "the same. Those of a message are ArgumentError on its rank alone.");
   group
       .def(
           "__init__",
-          [](ProcessGroup* self, nb::handle of, Seconds timeout) {
+          [](ProcessGroup* self, nb::handle of, const Given<Seconds>& timeout) {
             const auto made = group_of(of);
-            new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options_of(timeout)); }));
+            const CollectiveOptions options = options_for(*made, timeout);
+            new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options); }));
           },
           nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "Collective over `group`; None: the world.")
@@ -436,14 +514,19 @@ void bind_collectives(nb::module_& module) {
            "The rank here of a rank of the job; None if it is not in this group.")
       .def(
           "split",
-          [](ProcessGroup& self, const std::vector<int>& ranks, Seconds timeout) {
-            return without_gil([&] { return self.split(ranks, options_of(timeout)); });
+          [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
+            const std::vector<int> list = value_for(self, ranks, "ranks");
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            return without_gil([&] { return self.split(list, options); });
           },
           nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
           "Collective. The group of the ranks of a list; None on a rank that is not in its list.")
       .def(
           "barrier",
-          [](ProcessGroup& self, Seconds timeout) { without_gil([&] { self.barrier(options_of(timeout)); }); },
+          [](ProcessGroup& self, const Given<Seconds>& timeout) {
+            const CollectiveOptions options = options_for(self.group(), timeout);
+            without_gil([&] { self.barrier(options); });
+          },
           nb::kw_only(), nb::arg("timeout") = nb::none(), "Returns when all ranks have come.")
       .def(
           "abort",

@@ -119,12 +119,11 @@ Config value_of(PyObject* object, const Place& place, int depth) {
   return leaf_of(object, place);
 }
 
+}  // namespace
+
 nb::object text_object(const std::string& text) {
-  // A text that another rank sent need not be UTF-8.
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
 }
-
-}  // namespace
 
 Config config_of(nb::handle object) {
   return value_of(object.ptr(), {}, 0);

@@ -2,7 +2,6 @@
 #include "python/core/dlpack.hpp"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +38,9 @@ constexpr std::uint64_t is_padded = 4;  // 4-bit elements have a byte each
 
 [[noreturn]] void refuse(const std::string& words) {
   throw Error(ErrorKind::argument, "DLPack: " + words);
+}
+[[noreturn]] void refuse_device(int type) {
+  refuse("the tensor is on a device (type " + std::to_string(type) + "): copy it to the host first (.cpu())");
 }
 [[noreturn]] void refuse_to_give(const char* words) {
   throw nb::buffer_error(words);
@@ -112,8 +114,7 @@ Tensor take(Managed* managed) {
     PyGILState_Release(state);
   });
   const dlpack::Tensor& in = managed->tensor;
-  if (in.device.type != dlpack::on_host && in.dtype.lanes == 1)
-    refuse("the tensor is on a device: copy it to the host first (.cpu())");
+  if (in.device.type != dlpack::on_host && in.dtype.lanes == 1) refuse_device(in.device.type);
   std::uint64_t flags = 0;
   if constexpr (std::is_same_v<Managed, dlpack::ManagedTensorVersioned>) {
     if (managed->version.major != 1) refuse("version " + std::to_string(managed->version.major) + " is not known here");
@@ -153,6 +154,12 @@ nb::object capsule_of(nb::handle object) {
 }
 
 }  // namespace
+
+void check_on_host(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return;
+  const auto type = nb::cast<int>(object.attr("__dlpack_device__")()[0]);
+  if (std::ranges::find(dlpack::in_host_memory, type) == dlpack::in_host_memory.end()) refuse_device(type);
+}
 
 Tensor tensor_from_dlpack(nb::handle object) {
   const nb::object capsule = capsule_of(object);

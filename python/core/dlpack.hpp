@@ -3,6 +3,7 @@
 // DLPack 1.1: tensors as other libraries hand them over, in capsules.
 // Source of the structures: dmlc/dlpack, include/dlpack/dlpack.h; of the calls: the Python array API standard.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -57,10 +58,15 @@ struct Exchange {
 static_assert(sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80);
 
 inline constexpr std::int32_t on_host = 1;
+/// It, and what CUDA and ROCm have pinned.
+inline constexpr std::array in_host_memory{on_host, 3, 11};
 inline constexpr std::uint64_t read_only = 1;
 inline constexpr std::uint64_t is_copied = 2;
 
 }  // namespace dlpack
+
+/// Throws Error(argument) if obj.__dlpack_device__() names another memory than the host's.
+void check_on_host(nb::handle object);
 
 /// What obj.__dlpack__() gives. Throws Error(argument) on tensors of devices, on dtypes without a name here, and on
 /// capsules that have been used.

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "muster/error.hpp"
 #include "python/core/bindings.hpp"
@@ -15,9 +16,14 @@ void raise(const Error& error) {
   // Ctrl-C is what ended the wait: the error only says so. It may also have ended what the wait was for.
   if (restore_interrupt() || PyErr_CheckSignals() != 0) return;
   try {
+    const std::string_view words = error.what();
+    // Words of another rank may be cut in the middle of a letter.
+    const nb::object text =
+        nb::steal(PyUnicode_DecodeUTF8(words.data(), static_cast<Py_ssize_t>(words.size()), "replace"));
+    const nb::object path = nb::steal(PyUnicode_DecodeFSDefault(error.path().c_str()));
     const nb::object exception = nb::module_::import_("muster.errors")
-                                     .attr("_make")(nb::str(to_string(error.kind()).data()), error.what(), error.rank(),
-                                                    error.host(), error.pid(), error.path(), error.os_error());
+                                     .attr("_make")(nb::str(to_string(error.kind()).data()), text, error.rank(),
+                                                    error.host(), error.pid(), path, error.os_error());
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   } catch (nb::python_error& failure) {
     failure.restore();
@@ -26,15 +32,19 @@ void raise(const Error& error) {
 
 }  // namespace
 
-Error error_of(nb::python_error& raised, ErrorKind otherwise) {
-  const std::string name = nb::type_name(raised.type()).c_str();
-  const std::string words = nb::str(raised.value()).c_str();
-  const nb::object kind = nb::getattr(raised.value(), "kind", nb::none());
-  if (nb::isinstance<nb::str>(kind))
-    for (int number = 0; number <= static_cast<int>(ErrorKind::cancelled); ++number)
-      if (to_string(static_cast<ErrorKind>(number)) == nb::cast<nb::str>(kind).c_str())
-        return {static_cast<ErrorKind>(number), words};
-  return {otherwise, words.empty() ? name : name + ": " + words};
+Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace) {
+  try {
+    const nb::object told = nb::module_::import_("muster.errors").attr("_told")(raised.value(), trace == Trace::told);
+    const auto bytes = nb::cast<nb::bytes>(told[1]);
+    const std::string words(bytes.c_str(), bytes.size());
+    if (!told[0].is_none())
+      for (int number = 0; number <= static_cast<int>(ErrorKind::cancelled); ++number)
+        if (to_string(static_cast<ErrorKind>(number)) == nb::cast<std::string>(told[0]))
+          return {static_cast<ErrorKind>(number), words};
+    return {otherwise, words};
+  } catch (const nb::python_error&) {
+    return {otherwise, nb::type_name(raised.type()).c_str()};
+  }
 }
 
 void bind_errors(nb::module_&) {

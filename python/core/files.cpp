@@ -44,7 +44,7 @@ std::vector<NamedTensor> weights_of(nb::handle weights) {
 
 nb::dict dict_of(const std::vector<NamedTensor>& weights) {
   nb::dict dict;
-  for (const auto& [name, tensor] : weights) dict[name.c_str()] = nb::cast(tensor);
+  for (const auto& [name, tensor] : weights) dict[text_object(name)] = nb::cast(tensor);
   return dict;
 }
 
@@ -190,7 +190,7 @@ void bind_safetensors(nb::module_& module) {
       return open;
     });
     nb::dict metadata;
-    for (const auto& [key, value] : file.metadata()) metadata[key.c_str()] = value;
+    for (const auto& [key, value] : file.metadata()) metadata[text_object(key)] = text_object(value);
     return nb::make_tuple(dict_of(tensors), metadata);
   });
   module.def(

@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
+#include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 #include "src/gather/exchange.hpp"
@@ -25,13 +26,9 @@ template <class Make>
 auto arguments_of(Operation operation, SyncGroup& group, const Make& make) -> decltype(make()) {
   std::optional<Error> failure;
   try {
-    return make();
+    return converted(make);
   } catch (const Error& error) {
     failure = error;
-  } catch (nb::python_error& error) {
-    failure = error_of(error, ErrorKind::argument);
-  } catch (const nb::cast_error&) {
-    failure = Error(ErrorKind::argument, "an argument is not of the type that it should be");
   }
   without_gil([&] { gather::refuse(operation, *failure, all_ranks, group, {}); });
   throw Error(*failure);
@@ -45,38 +42,28 @@ Route route_named(const std::string& name) {
   throw Error(ErrorKind::argument, fmt::format("there is no route '{}'", name));
 }
 
-std::optional<std::vector<int>> ranks_of(nb::handle ranks) {
-  if (ranks.is_none()) return std::nullopt;
-  std::vector<int> list;
-  for (const nb::handle rank : nb::iter(ranks)) list.push_back(nb::cast<int>(nb::int_(rank)));
-  return list;
-}
+using Ranks = std::optional<std::vector<int>>;
 
 struct Asked {
-  std::optional<std::vector<int>> ranks;
+  Ranks ranks;
   GatherOptions options;
 };
-
-template <class T>
-std::optional<T> optional_of(nb::handle value) {
-  return value.is_none() ? std::nullopt : std::optional<T>(nb::cast<T>(value));
-}
 
 std::string path_of(nb::handle path) {
   return path.is_none() ? std::string() : nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
 }
 
 Asked asked(nb::handle ranks, const nb::dict& options) {
-  Asked asked{ranks_of(ranks), {}};
-  const auto own = nb::cast<std::string>(options["own"]);
+  Asked asked{argument_of<Ranks>(ranks, "ranks"), {}};
+  const auto own = argument_of<std::string>(options["own"], "own");
   if (own != "borrow" && own != "copy")
     throw Error(ErrorKind::argument, fmt::format("own is 'borrow' or 'copy', not '{}'", own));
   asked.options.own = own == "copy" ? Own::copy : Own::borrow;
-  asked.options.writable = nb::cast<bool>(options["writable"]);
+  asked.options.writable = argument_of<bool>(options["writable"], "writable");
   if (!options["into"].is_none())
     for (const nb::handle each : nb::iter(options["into"])) asked.options.into.push_back(tensor_of(each));
-  asked.options.route = route_named(nb::cast<std::string>(options["route"]));
-  asked.options.timeout = timeout_of(optional_of<double>(options["timeout"]));
+  asked.options.route = route_named(argument_of<std::string>(options["route"], "route"));
+  asked.options.timeout = timeout_of(argument_of<std::optional<double>>(options["timeout"], "timeout"));
   asked.options.workspace.path = path_of(options["workspace_path"]);
   return asked;
 }
@@ -141,12 +128,26 @@ nb::object get_tensors(nb::handle value, nb::handle ranks, SyncGroup& group, con
   return pair_of(without_gil([&] { return gather::get_tensors(tensor, list_of(call.ranks), group, call.options); }));
 }
 
-Merge merge_of(const nb::tuple& merge) {
-  const auto name = nb::cast<std::string>(merge[0]);
-  if (name == "concat")
-    return merge::Concat{nb::cast<std::int64_t>(merge[1]), nb::cast<std::vector<std::int64_t>>(merge[2])};
+Merge merge_of(nb::handle given) {
+  const auto merge = nb::isinstance<nb::tuple>(given) ? nb::borrow<nb::tuple>(given) : nb::tuple();
+  if (merge.size() == 0 || !nb::isinstance<nb::str>(merge[0]))
+    throw Error(ErrorKind::argument, "the merge is none: pass muster.concat(0), muster.stack, muster.sum, ...");
+  const auto name = argument_of<std::string>(merge[0], "merge");
+  const auto check_length = [&](std::size_t length) {
+    if (merge.size() != length)
+      throw Error(ErrorKind::argument, fmt::format("the merge '{}' has {} items instead of {}: pass muster.{}", name,
+                                                   merge.size(), length, length == 1 ? name : "concat(0)"));
+  };
+  if (name == "concat") {
+    check_length(3);
+    return merge::Concat{argument_of<std::int64_t>(merge[1], "concat's dim"),
+                         argument_of<std::vector<std::int64_t>>(merge[2], "concat's blocks")};
+  }
   for (const Merge& each : {merge::same(), merge::first(), merge::max(), merge::sum(), merge::stack()})
-    if (merge_name(each) == name) return each;
+    if (merge_name(each) == name) {
+      check_length(1);
+      return each;
+    }
   throw Error(ErrorKind::argument, fmt::format("there is no merge '{}'", name));
 }
 
@@ -156,9 +157,7 @@ nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Sy
   Merge kind;
   const Asked call = arguments_of(Operation::merge, group, [&] {
     tensor = tensor_of(value);
-    if (!nb::isinstance<nb::tuple>(merge))
-      throw Error(ErrorKind::argument, "the merge is none: pass muster.concat(0), muster.stack, muster.sum, ...");
-    kind = merge_of(nb::cast<nb::tuple>(merge));
+    kind = merge_of(merge);
     return asked(ranks, options);
   });
   Merged merged =
@@ -208,27 +207,17 @@ nb::object object_of_part(const LayerPart& part) {
 /// `source()` gives a tuple of one config, or None at the end; `consume(...)` takes a part. Both on this thread.
 nb::object stream(nb::callable source, nb::handle ranks, SyncGroup& group, nb::callable consume,
                   const nb::dict& options, const std::stop_source& stop) {
-  std::optional<std::vector<int>> list;
   StreamOptions given;
-  // What is wrong with these is heard of in the opening round, by a source that cannot be asked.
-  std::optional<Error> failure;
-  try {
-    list = ranks_of(ranks);
+  const Ranks list = arguments_of(Operation::stream, group, [&] {
     given.memory_budget = bytes_of(options["memory_budget"]);
-    given.pipeline_depth = nb::cast<int>(options["pipeline_depth"]);
-    given.route = route_named(nb::cast<std::string>(options["route"]));
-    given.timeout = timeout_of(optional_of<double>(options["timeout"]));
+    given.pipeline_depth = argument_of<int>(options["pipeline_depth"], "pipeline_depth");
+    given.route = route_named(argument_of<std::string>(options["route"], "route"));
+    given.timeout = timeout_of(argument_of<std::optional<double>>(options["timeout"], "timeout"));
     given.workspace.path = path_of(options["workspace_path"]);
-  } catch (const Error& error) {
-    failure = error;
-  } catch (nb::python_error& error) {
-    failure = error_of(error, ErrorKind::argument);
-  } catch (const nb::cast_error&) {
-    failure = Error(ErrorKind::argument, "an option of gather_each is not of the type that it should be");
-  }
+    return argument_of<Ranks>(ranks, "ranks");
+  });
   given.stop = stop.get_token();
   const auto next = [&]() -> std::optional<Config> {
-    if (failure) throw Error(*failure);
     return call_python([&]() -> std::optional<Config> {
       const nb::object layer = source();
       if (layer.is_none()) return std::nullopt;

@@ -25,7 +25,8 @@ constexpr const char* registered_name = "muster.launch";
 /// The failure that an exception is made of, with the rank that it blames: the launcher looks for one that blames none.
 Error failure_of(nb::python_error& raised) {
   const bool is_interrupt = raised.matches(PyExc_KeyboardInterrupt);
-  const Error error = error_of(raised, is_interrupt ? ErrorKind::cancelled : ErrorKind::peer_lost);
+  // The launcher adds the end of what the rank wrote to standard error, where the traceback is.
+  const Error error = error_of(raised, is_interrupt ? ErrorKind::cancelled : ErrorKind::peer_lost, Trace::left_out);
   ErrorDetails details;
   const nb::object rank = nb::getattr(raised.value(), "rank", nb::none());
   const nb::object pid = nb::getattr(raised.value(), "pid", nb::none());

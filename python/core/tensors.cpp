@@ -88,7 +88,8 @@ std::shared_ptr<const void> owner_of(nb::object object) {
 }
 
 std::uint64_t bytes_of(nb::handle size) {
-  return nb::cast<std::uint64_t>(nb::module_::import_("muster._units").attr("bytes_of")(size));
+  return converted(
+      [&] { return nb::cast<std::uint64_t>(nb::module_::import_("muster._units").attr("bytes_of")(size)); });
 }
 
 Tensor tensor_of(nb::handle object) {
@@ -101,7 +102,10 @@ Tensor tensor_of(nb::handle object) {
     if (is_of(object, "numpy")) return nb::cast<Tensor>(helper("from_numpy")(object));
     return tensor_from_buffer(object);
   }
-  if (nb::hasattr(object, "__dlpack__")) return tensor_from_dlpack(object);
+  if (nb::hasattr(object, "__dlpack__")) {
+    check_on_host(object);
+    return tensor_from_dlpack(object);
+  }
   if (nb::hasattr(object, "__array_interface__")) return tensor_from_array_interface(object);
   throw Error(ErrorKind::argument,
               fmt::format("{} is no tensor: it has neither DLPack nor a buffer", nb::type_name(object.type()).c_str()));

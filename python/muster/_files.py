@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import os
+import typing
 
-from . import _core
-from ._core import Tensor
+from . import _core, errors
+from ._core import Group, Tensor
 from ._groups import _resolve
+
+_Path: typing.TypeAlias = "str | os.PathLike[str]"
+_Report: typing.TypeAlias = "dict[str, typing.Any]"
+_Progress: typing.TypeAlias = "typing.Callable[[int, int, float], object] | None"
 
 
 class State:
@@ -17,20 +22,20 @@ class State:
     it is: generation, world_size, and rank or path.
     """
 
-    def __init__(self, config, weights: dict[str, Tensor], info: dict):
+    def __init__(self, config: typing.Any, weights: dict[str, Tensor], info: _Report):
         self.config = config
         self.weights = weights
         self.info = info
 
-    def __iter__(self):
+    def __iter__(self) -> typing.Iterator[typing.Any]:
         return iter((self.config, self.weights))
 
-    def tree(self):
+    def tree(self) -> typing.Any:
         """The config with the weights at its leaves."""
         return join(self.config, self.weights)
 
 
-def split(config):
+def split(config: typing.Any) -> tuple[typing.Any, dict[str, Tensor]]:
     """(config without tensors, {name: tensor}): what files hold of a tree. A weight's name is its path. Local.
 
     The tensors keep the caller's memory. Raises ArgumentError on what is no config.
@@ -38,13 +43,22 @@ def split(config):
     return _core.split(config)
 
 
-def join(config, weights):
+def join(config: typing.Any, weights: dict[str, typing.Any] | None) -> typing.Any:
     """Puts weights back: join(*split(tree)) is the tree. Local. Raises CorruptError where the two do not fit."""
     return _core.join(config, weights)
 
 
 def write_state_file(
-    path, config, weights=None, *, rank=0, world_size=1, generation=0, zstd_level=None, durable=True, progress=None
+    path: _Path,
+    config: typing.Any,
+    weights: dict[str, typing.Any] | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    generation: int = 0,
+    zstd_level: int | None = None,
+    durable: bool = True,
+    progress: _Progress = None,
 ) -> None:
     """Writes one rank's state as a file, whole or not at all, over one that is there. Local.
 
@@ -56,7 +70,7 @@ def write_state_file(
     _core.write_state_file(os.fspath(path), config, weights, rank, world_size, generation, zstd_level, durable, progress)
 
 
-def read_state_file(path) -> State:
+def read_state_file(path: _Path) -> State:
     """The state in a file. Local. Tensors are read-only views of it, on local file systems, and outlive its removal.
 
     Raises NotFoundError, CorruptError (what was written is not what is there), VersionError, IoError.
@@ -73,7 +87,16 @@ class NFSWorkspace:
     Raises ArgumentError, IoError, NoSpaceError on a path that cannot be one.
     """
 
-    def __init__(self, path=None, group=None, *, zstd_level=None, durable=True, generations_kept=2, timeout=None):
+    def __init__(
+        self,
+        path: _Path | None = None,
+        group: Group | typing.Any = None,
+        *,
+        zstd_level: int | None = None,
+        durable: bool = True,
+        generations_kept: int = 2,
+        timeout: float | None = None,
+    ):
         path = None if path is None else os.fspath(path)
         # Nobody has to be met where there is no directory.
         self._group = _resolve(group) if path else None
@@ -94,14 +117,16 @@ class NFSWorkspace:
         """Of this process in the group; None without a directory."""
         return None if self._group is None else self._group.rank
 
-    def write_configs_and_weights(self, config, weights=None, step: int | None = None) -> int:
+    def write_configs_and_weights(self, config: typing.Any, weights: dict[str, typing.Any] | None = None, step: int | None = None) -> int:
         """Writes this rank's next state, whole or not at all; returns its generation: `step`, which grows, or a count.
 
         `config`, `weights`: as of write_state_file(). Raises ArgumentError on a step that does not grow, NoSpaceError, IoError.
         """
         return self._core.write(config, weights, step)
 
-    def read_configs_and_weights_from_rank(self, rank, *, at_least=0, step=None, on_all_ranks=False, job="own") -> State | None:
+    def read_configs_and_weights_from_rank(
+        self, rank: int, *, at_least: int = 0, step: int | None = None, on_all_ranks: bool = False, job: str = "own"
+    ) -> State | None:
         """A rank's newest complete state for which all of this holds; None if there is none now.
 
         `at_least`, `step`: the generation is at least, or is, that. `on_all_ranks`: each rank of the job has one of that
@@ -109,12 +134,12 @@ class NFSWorkspace:
         ranks. Its tensors are read-only and stay valid as long as they are held. Raises CorruptError, VersionError, IoError.
         """
         if job not in ("own", "newest"):
-            raise ValueError(f"job is 'own' or 'newest', not {job!r}")
+            raise errors.ArgumentError(f"job is 'own' or 'newest', not {job!r}")
         found = self._core.read(rank, at_least, step, on_all_ranks, job == "newest")
         return None if found is None else State(*found)
 
 
-def load_safetensors(path) -> dict[str, Tensor]:
+def load_safetensors(path: _Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name: read-only views of it, on local file systems. Local.
 
     Raises NotFoundError, CorruptError, IoError.
@@ -122,12 +147,12 @@ def load_safetensors(path) -> dict[str, Tensor]:
     return _core.load_safetensors(os.fspath(path))[0]
 
 
-def safetensors_metadata(path) -> dict[str, str]:
+def safetensors_metadata(path: _Path) -> dict[str, str]:
     """`__metadata__` of a safetensors file. Local. Raises as load_safetensors()."""
     return _core.load_safetensors(os.fspath(path))[1]
 
 
-def save_safetensors(path, tensors, metadata=None) -> None:
+def save_safetensors(path: _Path, tensors: dict[str, typing.Any], metadata: dict[str, str] | None = None) -> None:
     """Writes tensors ({name: tensor}) as a safetensors file, whole or not at all, durable when it returns. Local.
 
     `metadata`: {str: str}. Raises ArgumentError on what is no tensor, NoSpaceError, IoError.
@@ -136,22 +161,22 @@ def save_safetensors(path, tensors, metadata=None) -> None:
 
 
 def shard_model(
-    model_dir,
-    out,
-    layout,
-    plan="auto",
+    model_dir: _Path,
+    out: _Path,
+    layout: str | int,
+    plan: _Path = "auto",
     *,
-    force=False,
-    to_workspace=False,
-    dry_run=False,
-    zstd_level=None,
-    carry="",
-    at="",
-    base="",
-    to_plan="",
-    abandoned_after=None,
-    progress=None,
-) -> dict:
+    force: bool = False,
+    to_workspace: bool = False,
+    dry_run: bool = False,
+    zstd_level: int | None = None,
+    carry: str = "",
+    at: str = "",
+    base: _Path = "",
+    to_plan: _Path = "",
+    abandoned_after: float | None = None,
+    progress: _Progress = None,
+) -> _Report:
     """Cuts a model, or a foreign checkpoint that is whole, into one file a rank, which `out` has whole or not at all. Local.
 
     `layout`: "4", or "tp=2,pp=2,ep=2". `plan`: a built-in plan's name, "auto" or a file. `force`: an `out` that is there is
@@ -180,18 +205,18 @@ def shard_model(
 
 
 def load_shard(
-    model_dir,
-    plan,
-    layout,
-    rank,
-    group=None,
+    model_dir: _Path,
+    plan: _Path,
+    layout: str | int,
+    rank: int,
+    group: Group | typing.Any = None,
     *,
-    at="",
-    shards="",
-    from_layout=None,
-    base="",
-    to_plan="",
-    progress=None,
+    at: str = "",
+    shards: str = "",
+    from_layout: str | int | None = None,
+    base: _Path = "",
+    to_plan: _Path = "",
+    progress: _Progress = None,
 ) -> dict[str, Tensor]:
     """The tensors that a rank's shard would have if shard_model() cut the model for `layout`, in the same order.
 
@@ -213,32 +238,32 @@ def load_shard(
 
 
 def export_model(
-    shards_dir,
-    out,
-    plan="",
-    group=None,
+    shards_dir: _Path,
+    out: _Path,
+    plan: _Path = "",
+    group: Group | typing.Any = None,
     *,
-    force=False,
-    max_shard_size=5_000_000_000,
-    memory_budget="256MiB",
-    writers="owners",
-    layout=None,
-    to=None,
-    to_plan="",
-    dtype=None,
-    resume=False,
-    base="",
-    select="",
-    exclude="",
-    checksums=False,
-    job="",
-    generation=None,
-    at="",
-    shards="",
-    carry="",
-    abandoned_after=None,
-    progress=None,
-) -> dict:
+    force: bool = False,
+    max_shard_size: int | str = 5_000_000_000,
+    memory_budget: int | str = "256MiB",
+    writers: str = "owners",
+    layout: str | int | None = None,
+    to: str | int | None = None,
+    to_plan: _Path = "",
+    dtype: str | None = None,
+    resume: bool = False,
+    base: _Path = "",
+    select: str = "",
+    exclude: str = "",
+    checksums: bool = False,
+    job: str = "",
+    generation: int | None = None,
+    at: str = "",
+    shards: str = "",
+    carry: str = "",
+    abandoned_after: float | None = None,
+    progress: _Progress = None,
+) -> _Report:
     """The ranks of a group merge shards into one checkpoint, or, with `to`, into shards of another layout. Collective.
 
     All parameters but `group` count on rank 0 (`shards_dir` on every rank). `plan`: a built-in plan's name, "auto" or a
@@ -283,22 +308,22 @@ def export_model(
 
 
 def plan_export(
-    shards_dir,
-    plan="",
+    shards_dir: _Path,
+    plan: _Path = "",
     *,
-    max_shard_size=5_000_000_000,
-    layout=None,
-    to=None,
-    to_plan="",
-    dtype=None,
-    base="",
-    select="",
-    exclude="",
-    job="",
-    generation=None,
-    at="",
-    shards="",
-) -> dict:
+    max_shard_size: int | str = 5_000_000_000,
+    layout: str | int | None = None,
+    to: str | int | None = None,
+    to_plan: _Path = "",
+    dtype: str | None = None,
+    base: _Path = "",
+    select: str = "",
+    exclude: str = "",
+    job: str = "",
+    generation: int | None = None,
+    at: str = "",
+    shards: str = "",
+) -> _Report:
     """What export_model() would do with these options, as a dict: every tensor of every rank, and what becomes of it. Local.
 
     Reads the headers of all shards. Raises as export_model().
@@ -320,7 +345,7 @@ def plan_export(
     return _core.plan_export(os.fspath(shards_dir), os.fspath(plan), options)
 
 
-def verify(path, *, checksums=True, at="", shards="", progress=None) -> dict:
+def verify(path: _Path, *, checksums: bool = True, at: str = "", shards: str = "", progress: _Progress = None) -> _Report:
     """All that is wrong with a checkpoint, shards, a workspace or a file, as a dict; "good" if nothing is. Local.
 
     `checksums=False`: headers only. `at`, `shards`: of a foreign checkpoint, as of export_model(). `progress(bytes, total_bytes,
@@ -331,7 +356,17 @@ def verify(path, *, checksums=True, at="", shards="", progress=None) -> dict:
     return _core.verify(os.fspath(path), options, progress)
 
 
-def show(path, *, plan="", pattern="", at="", shards="", rank=None, generation=None, job="") -> dict:
+def show(
+    path: _Path,
+    *,
+    plan: _Path = "",
+    pattern: str = "",
+    at: str = "",
+    shards: str = "",
+    rank: int | None = None,
+    generation: int | None = None,
+    job: str = "",
+) -> _Report:
     """What `muster show --json` says of a path (docs/inspecting.md). `pattern`: only tensors whose names match. Local.
 
     `plan`: merges the shards of ranks: a built-in plan's name, "auto" or a file. `at`, `shards`: of a foreign checkpoint, as of
@@ -342,7 +377,17 @@ def show(path, *, plan="", pattern="", at="", shards="", rank=None, generation=N
     return _core.show(os.fspath(path), pattern, options)
 
 
-def diff(a, b, *, plan="", at="", shards="", rank=None, generation=None, job="") -> dict:
+def diff(
+    a: _Path,
+    b: _Path,
+    *,
+    plan: _Path = "",
+    at: str = "",
+    shards: str = "",
+    rank: int | None = None,
+    generation: int | None = None,
+    job: str = "",
+) -> _Report:
     """What `muster diff --json` says of two paths, as a dict; "same" if they are. Local.
 
     Options are those of show(), and count for both paths. Raises as show().

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import typing
 
 from . import _core
-from ._core import Tensor
+from ._core import Group, Tensor
 from ._groups import _resolve
 
 
@@ -115,7 +116,15 @@ def _options(own, timeout, route, workspace_path=None, writable=False, into=None
 
 
 def get_configs_parallel(
-    config, ranks=None, group=None, *, own="borrow", writable=False, timeout=None, route="auto", workspace_path=None
+    config: typing.Any,
+    ranks: typing.Iterable[int] | None = None,
+    group: Group | typing.Any = None,
+    *,
+    own: str = "borrow",
+    writable: bool = False,
+    timeout: float | None = None,
+    route: str = "auto",
+    workspace_path: str | os.PathLike[str] | None = None,
 ) -> GatheredConfigs:
     """Gathers a config of each rank of a list to its first rank: a context manager.
 
@@ -138,16 +147,16 @@ def get_configs_parallel(
 
 
 def get_tensors_parallel(
-    tensor,
-    ranks=None,
-    group=None,
+    tensor: typing.Any,
+    ranks: typing.Iterable[int] | None = None,
+    group: Group | typing.Any = None,
     *,
-    own="borrow",
-    writable=False,
-    into=None,
-    timeout=None,
-    route="auto",
-    workspace_path=None,
+    own: str = "borrow",
+    writable: bool = False,
+    into: typing.Iterable[typing.Any] | None = None,
+    timeout: float | None = None,
+    route: str = "auto",
+    workspace_path: str | os.PathLike[str] | None = None,
 ) -> GatheredTensors:
     """get_configs_parallel() with one tensor a rank, all of the same dtype and shape. Raises as that.
 
@@ -161,7 +170,7 @@ def get_tensors_parallel(
     return GatheredTensors(_core.get_tensors, tensor, ranks, group, options)
 
 
-def concat(dim: int, blocks=()):
+def concat(dim: int, blocks: typing.Iterable[int] = ()) -> tuple[typing.Any, ...]:
     """A merge: the ranks' tensors one after the other along `dim`, negative from the end. `blocks`: the relative sizes of fused tensors along it."""
     return ("concat", dim, list(blocks))
 
@@ -179,7 +188,15 @@ first = ("first",)
 
 
 def merge_tensor_parallel(
-    tensor, merge, ranks=None, group=None, *, own="borrow", into=None, timeout=None, route="auto"
+    tensor: typing.Any,
+    merge: tuple[typing.Any, ...],
+    ranks: typing.Iterable[int] | None = None,
+    group: Group | typing.Any = None,
+    *,
+    own: str = "borrow",
+    into: typing.Any = None,
+    timeout: float | None = None,
+    route: str = "auto",
 ) -> Tensor | None:
     """The tensors of all ranks of a list as one, on its first rank; None elsewhere.
 
@@ -191,7 +208,7 @@ def merge_tensor_parallel(
     return _core.merge_tensor(tensor, merge, ranks, _resolve(group), options)[1]
 
 
-def as_tensor(object, dtype: str | None = None, shape=None) -> Tensor:
+def as_tensor(object: typing.Any, dtype: str | None = None, shape: typing.Iterable[int] | None = None) -> Tensor:
     """The muster.Tensor of an object's memory, which it keeps. Nothing is copied.
 
     With a dtype or a shape, the same bytes are elements of that: `as_tensor(bytes_of_fp8, "F8_E4M3")`. Packed dtypes
@@ -201,11 +218,11 @@ def as_tensor(object, dtype: str | None = None, shape=None) -> Tensor:
     return _core.as_tensor(object, dtype, None if shape is None else list(shape))
 
 
-def empty(dtype: str, shape) -> Tensor:
+def empty(dtype: str, shape: typing.Iterable[int]) -> Tensor:
     """A tensor of fresh memory, writable and not initialised. `dtype`: "F32", "BF16" ... Raises ArgumentError, NoSpaceError."""
     return _core.empty(dtype, list(shape))
 
 
-def trim(group=None) -> int:
+def trim(group: Group | typing.Any = None) -> int:
     """Gives the free shared memory of this rank's pool back to the system; returns the bytes. Local."""
     return _core.trim(_resolve(group))

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 import sys
+import typing
 import weakref
 
-from . import _core
+from . import _core, errors
 from ._core import Group
 
 
@@ -43,7 +45,7 @@ def single_group() -> Group:
     return _core.single_group()
 
 
-def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, numbers=()) -> Group:
+def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, numbers: typing.Iterable[int] = ()) -> Group:
     """A group of `size` processes of this host and user. Collective.
 
     `key` is what all ranks of the group know and no other job on this host does. `timeout` (seconds) is that of the
@@ -62,7 +64,7 @@ def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = Non
     return _core.tcp_group(address, rank, size, timeout, key)
 
 
-def file_group(directory, rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
+def file_group(directory: str | os.PathLike[str], rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
     """A group of processes that share nothing but a directory, which all of them see. Collective. Raises as tcp_group()."""
     return _core.file_group(os.fspath(directory), rank, size, timeout, key)
 
@@ -73,8 +75,6 @@ def _resolve(group) -> Group:
         return world()
     if isinstance(group, Group):
         return group
-    if isinstance(group, int):
-        raise TypeError("a group is a muster.Group, or a process group of torch.distributed, not a number")
     return from_process_group(group)
 
 
@@ -85,47 +85,96 @@ def _place() -> str:
     return " ".join([boot, os.readlink("/proc/self/ns/ipc"), os.readlink("/proc/self/ns/net")])
 
 
-# By what they were made of, which is not kept by this: a process group that is destroyed goes, and its group with it.
-_met: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_keys: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+class _Met:
+    """What is known of a process group that has been met, or is being met."""
+
+    def __init__(self, kept):
+        self.kept = kept
+        self.key = os.urandom(16).hex()
+        self.group = None
 
 
-def from_process_group(pg, *, timeout: float | None = None, workspace_path=None) -> Group:
+# By the identity of what they were made of. It is kept by this only where nothing can refer to it weakly; any other
+# process group that is destroyed goes, and its group with it.
+_met: dict[int, _Met] = {}
+
+
+def _met_of(pg) -> _Met:
+    number = id(pg)
+    met = _met.get(number)
+    if met is None:
+        try:
+            kept = weakref.ref(pg, lambda _: _met.pop(number, None))
+        except TypeError:
+            kept = pg
+        met = _met[number] = _Met(kept)
+    return met
+
+
+def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspace_path: str | os.PathLike[str] | None = None) -> Group:
     """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same as long as `pg` is there.
 
     `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
     which has torch's `set` and `get`. No collective of `pg` is called. If its ranks are on several hosts they meet over
     TCP, at the host of its rank 0 by that host's name, or over files if `workspace_path` is a directory that all of them
     see; messages call them by their ranks in `pg` then.
-    """
-    met = _met.get(pg)
-    if met is not None:
-        return met
-    if hasattr(pg, "store"):
-        store, rank, size, numbers = pg.store, pg.rank, getattr(pg, "world_size", None), ()
-        rank = rank() if callable(rank) else rank
-        size = pg.size() if size is None else size() if callable(size) else size
-    else:
-        import torch.distributed as distributed
 
-        c10d = distributed.distributed_c10d
-        rank, size = distributed.get_rank(pg), distributed.get_world_size(pg)
-        if hasattr(c10d, "_get_process_group_store"):
-            store, numbers = c10d._get_process_group_store(pg), distributed.get_process_group_ranks(pg)
-        else:  # before 2.0
-            store, numbers = c10d._pg_map[pg][1], list(c10d._pg_group_ranks[pg])
-    # The others may still read the key where an earlier call has failed.
-    key = _keys.setdefault(pg, os.urandom(16).hex())
-    met = _met[pg] = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=key, workspace_path=workspace_path)
-    return met
+    Raises ArgumentError on what is no process group of this process, RankMismatchError on ranks of groups of several sizes,
+    and as local_group() or tcp_group().
+    """
+    met = _met.get(id(pg))
+    if met is None or met.group is None:
+        store, rank, size, numbers = _parts_of(pg)
+        # The others may still read the key where an earlier call has failed.
+        met = _met_of(pg)
+        met.group = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=met.key, workspace_path=workspace_path)
+    return met.group
+
+
+def _parts_of(pg):
+    """(store, rank, size, the job's numbers of the ranks)."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if hasattr(pg, "store"):
+            size = getattr(pg, "world_size", None)
+            size = pg.size if size is None else size
+            return pg.store, _number(pg.rank), _number(size), ()
+        if distributed is not None and isinstance(pg, distributed.ProcessGroup):
+            c10d = distributed.distributed_c10d
+            rank, size = distributed.get_rank(pg), distributed.get_world_size(pg)
+            if hasattr(c10d, "_get_process_group_store"):
+                return c10d._get_process_group_store(pg), rank, size, distributed.get_process_group_ranks(pg)
+            # Before 2.0, where the groups of a job have one store.
+            store = distributed.PrefixStore(f"muster/{c10d._pg_names[pg]}", c10d._pg_map[pg][1])
+            return store, rank, size, list(c10d._pg_group_ranks[pg])
+    except (AttributeError, TypeError) as error:
+        why = f" ({error})"
+    else:
+        why = ""
+    raise errors.ArgumentError(
+        f"{pg!r} is no group{why}: pass a muster.Group, a process group of torch.distributed that this process is in, or an object with rank, world_size and store"
+    )
+
+
+def _number(value) -> int:
+    return operator.index(value() if callable(value) else value)
 
 
 def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key: str = "", workspace_path=None) -> Group:
     """The group of the ranks that have a store of torch's in common. Collective. `key`: what rank 0 calls it by."""
     if rank == 0:
         store.set("muster/key", key or os.urandom(16).hex())
-    store.set(f"muster/place/{rank}", _place())
-    places = [_text(store.get(f"muster/place/{other}")) for other in range(size)]
+    store.set(f"muster/place/{rank}", f"{size} {_place()}")
+    if not 0 <= rank < size:
+        raise errors.ArgumentError(f"from_process_group: rank {rank} in a group of {size} ranks cannot be")
+    places = []
+    for other in range(size):
+        their_size, place = _text(store.get(f"muster/place/{other}")).split(" ", 1)
+        if int(their_size) != size:
+            raise errors.RankMismatchError(
+                f"from_process_group: rank {rank} is one of {size} ranks, and rank {other} one of {their_size}: these are groups of two worlds"
+            )
+        places.append(place)
     key = _text(store.get("muster/key"))
     if len(set(places)) == 1:
         return local_group(key, rank, size, timeout=timeout, numbers=numbers)

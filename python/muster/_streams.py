@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
-from . import _core
+import atexit
+import os
+import typing
+import weakref
+
+from . import _core, errors
+from ._core import Group
 from ._groups import _resolve
 
 
@@ -17,7 +23,16 @@ class LayerPart:
     elements.
     """
 
-    def __init__(self, layer, part, parts, ranks, configs, slices, tensors):
+    def __init__(
+        self,
+        layer: int,
+        part: int,
+        parts: int,
+        ranks: list[int],
+        configs: list[typing.Any],
+        slices: list[dict[str, typing.Any]],
+        tensors: list[dict[str, typing.Any]],
+    ):
         self.layer = layer
         self.part = part
         self.parts = parts
@@ -31,11 +46,11 @@ class LayerPart:
         """Whether the layer has no more parts."""
         return self.part + 1 == self.parts
 
-    def present(self):
+    def present(self) -> list[tuple[int, typing.Any]]:
         """(rank, config) of those that are there, in the order of the list."""
         return [(rank, config) for rank, config in zip(self.ranks, self._configs) if config is not None]
 
-    def __getitem__(self, rank):
+    def __getitem__(self, rank: int) -> typing.Any:
         """The config of `rank` of the group; None if it has nothing in this part."""
         if rank not in self.ranks or not self._configs:
             raise KeyError(f"there is nothing of rank {rank} here: the list is {self.ranks}")
@@ -46,21 +61,27 @@ class LayerPart:
         self._configs = []
 
 
-class _Ended(Exception):
-    """What the stream's thread is told where the caller asks for no more."""
+# How to end each stream that goes on: their threads must not be inside of a call when the interpreter ends.
+_live: weakref.WeakSet = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit():
+    for end in list(_live):
+        end("the Python of this rank ends while gather_each goes on")
 
 
 def gather_each(
-    layers,
-    ranks=None,
-    group=None,
+    layers: typing.Iterable[typing.Any],
+    ranks: typing.Iterable[int] | None = None,
+    group: Group | typing.Any = None,
     *,
-    memory_budget="256MiB",
-    pipeline_depth=2,
-    route="auto",
-    timeout=None,
-    workspace_path=None,
-):
+    memory_budget: int | str = "256MiB",
+    pipeline_depth: int = 2,
+    route: str = "auto",
+    timeout: float | None = None,
+    workspace_path: str | os.PathLike[str] | None = None,
+) -> typing.Iterator[LayerPart]:
     """Yields part after part of the layers of all ranks, on the first rank of the list; on the others it yields nothing,
     and is run through all the same: `for part in gather_each(...)`. Nothing happens before the first step.
 
@@ -78,7 +99,7 @@ def gather_each(
     import threading
 
     group = _resolve(group)
-    source = iter(layers)
+    source = None
     stop = _core.StopSource()
     # The call has a thread of its own; what it asks for is done here, one thing at a time.
     asked: queue.SimpleQueue = queue.SimpleQueue()
@@ -108,6 +129,18 @@ def gather_each(
     thread = threading.Thread(target=run, name="muster.gather_each", daemon=True)
     thread.start()
     own = None  # what this rank's own iterable has raised
+    is_suspended = False
+
+    def end(words):
+        if not thread.is_alive():
+            return
+        if not is_suspended:  # another thread of the program is in the middle of a step
+            stop.request_stop()
+        # If the thread waits for an answer, or asks once more.
+        answers.put((None, errors.IoError(words)))
+        thread.join()
+
+    _live.add(end)
     try:
         while True:
             request = asked.get()
@@ -117,6 +150,8 @@ def gather_each(
                 return
             if request[0] == "layer":
                 try:
+                    if source is None:
+                        source = _iterator_of(layers)
                     answer, own = (next(source),), None
                 except StopIteration:
                     answer = None
@@ -126,17 +161,25 @@ def gather_each(
                 continue
             part = LayerPart(*request[1])
             del request
+            is_suspended = True
             try:
                 yield part
             finally:
+                is_suspended = False
                 part.release()
             del part
             answers.put((None, None))
     except BaseException as error:
         if not isinstance(error, (Exception, GeneratorExit)):
             stop.request_stop()
-        # If the thread waits for an answer, or asks once more.
-        answers.put((None, _Ended("the loop over gather_each was left early")))
+        answers.put((None, errors.IoError("the loop over gather_each was left early")))
         raise
     finally:
         thread.join()
+
+
+def _iterator_of(layers):
+    try:
+        return iter(layers)
+    except TypeError as error:
+        raise errors.ArgumentError(f"layers: {error}") from error

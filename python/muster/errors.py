@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 
 
 class Error(Exception):
@@ -102,3 +103,38 @@ def _make(kind, message, rank, host, pid, path, os_error):
     if os_error and isinstance(error, OSError):
         error.errno = os_error
     return error
+
+
+# Of a traceback: the words of a rank that travel in a round are cut after some 640 bytes.
+_MOST_FRAMES = 3
+_MOST_LETTERS = 300
+
+
+def _told(raised, with_traceback):
+    """What other ranks hear of an exception: (kind or None, words, in UTF-8). The traceback's last lines are those of the caller's own files."""
+    is_ours = isinstance(raised, Error)
+    name = type(raised).__name__
+    try:
+        words = str(raised)
+    except Exception as failure:
+        words = f"its words cannot be told: {type(failure).__name__}"
+    if not is_ours:
+        words = f"{name}: {words}" if words else name
+    if with_traceback:
+        words = " | ".join([words, *_last_lines(raised)])
+    return raised.kind if is_ours else None, words.encode("utf-8", "backslashreplace")
+
+
+def _last_lines(raised):
+    import traceback
+
+    lines, left = [], _MOST_LETTERS
+    frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if os.path.dirname(frame.filename) != os.path.dirname(__file__)]
+    for frame in reversed(frames[-_MOST_FRAMES:]):
+        text = f'File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+        text += f" | {frame.line}" if frame.line else ""
+        left -= len(text)
+        if lines and left < 0:
+            break
+        lines.insert(0, text)
+    return lines

@@ -115,6 +115,49 @@ def test_failures():
         assert "str is no tensor" in each[3][1] and "str is no tensor" in each[4][1]
 
 
+# Calls with an argument of another type on rank 1, and what all ranks hear. Each is the end of its group.
+WRONG = {
+    "root": ("ranks.broadcast(t, bad('0', 0))", "root: str is not an int"),
+    "no root": ("ranks.gather(t, bad(None, 0))", "root: NoneType is not an int"),
+    "op": ("ranks.all_reduce(t, bad(3, 'sum'))", "op: int is not a str"),
+    "unknown op": ("ranks.all_reduce(t, bad('mean', 'sum'))", "op is 'sum'"),
+    "no tensor": ("ranks.all_reduce(bad(None, t))", "NoneType is no tensor"),
+    "timeout": ("ranks.all_gather(t, timeout=bad(0, 20))", "a timeout of 0 s"),
+    "timeout of text": ("ranks.barrier(timeout=bad('1', 20))", "timeout: str is not a number"),
+    "dim": ("ranks.all_gather(t, bad(0.5, 0))", "dim: float is not an int"),
+    "sizes": ("ranks.reduce_scatter(t, sizes=bad(['1'], [1, 1]))", "sizes: str is not an int"),
+    "rows": ("ranks.all_to_allv(t, bad(1, [1, 1]))", "rows: int is not a list"),
+    "parts": ("ranks.all_gather_into(bad([t, 1], [t, t]), t)", "int is no tensor"),
+    "config": ("ranks.all_gather_config(bad(1j, 1))", "config: complex is not a value"),
+    "ranks": ("ranks.split(bad('01', [0, 1]))", "ranks: str is not a list"),
+    "group": ("muster.ProcessGroup(ranks.made_of, timeout=bad(-1, 20))", "a timeout of -1 s"),
+}
+
+
+def test_wrong_types_end_the_group_on_all_ranks():
+    told = run(
+        f"""
+        bad = lambda value, good: value if rank == 1 else good
+        t = np.ones(2, "f4")
+        class Ranks(muster.ProcessGroup):
+            def __init__(self):
+                self.made_of = group.duplicate()
+                super().__init__(self.made_of)
+        told = []
+        for source in {[source for source, _ in WRONG.values()]!r}:
+            ranks = Ranks()
+            told.append(failure(lambda: eval(source)))
+        # Messages have no other rank that could be told.
+        told += [failure(lambda: ranks.send(t, "1")), failure(lambda: ranks.irecv(t, 0, tag="x"))]
+        tell(told)
+        """
+    )
+    for each in told:
+        for name, (_, words), found in zip(WRONG, WRONG.values(), each):
+            assert found and found[0] == "ArgumentError" and "rank 1" in found[1] and words in found[1], (name, found)
+        assert [kind for kind, _ in each[len(WRONG):]] == ["ArgumentError"] * 2
+
+
 def test_queue():
     told = run(
         """

@@ -10,6 +10,24 @@ import muster
 GROUP = muster.single_group()
 
 
+class OnDevice:
+    """A tensor of a GPU: where it is is asked before its memory."""
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, **_):
+        raise AssertionError("it was asked for")
+
+
+class Raises:
+    def __init__(self, words):
+        self.words = words
+
+    def __dlpack__(self, **_):
+        raise LookupError(self.words)
+
+
 def through(value):
     with muster.get_configs_parallel(value, group=GROUP) as configs:
         return configs[0]
@@ -47,7 +65,9 @@ def test_tensors_at_leaves():
         ({"s": "\ud800"}, r"config\['s'\]: a str that is no Unicode"),
         ({"set": {1}}, "set is not a value"),
         ([np.array(["x"])], r"config\[0\]: there is no dtype"),
-        ([np.zeros(1, ">i4")], r"config\[0\]: TypeError: its bytes are not in the order"),
+        ({"layers": [{"scale": OnDevice()}]}, r"config\['layers'\]\[0\]\['scale'\]: DLPack: the tensor is on a device \(type 2\): copy it"),
+        ({"a": [Raises("torn \ud800")]}, r"config\['a'\]\[0\]: LookupError: torn \\ud800 \| File \".*test_configs.py\", line \d+, in __dlpack__ \| raise"),
+        ([np.zeros(1, ">i4")], r"config\[0\]: its bytes are not in the order"),
     ],
 )
 def test_what_is_no_value_is_named_by_its_place(value, words):

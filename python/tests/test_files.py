@@ -29,6 +29,7 @@ def alike(a, b):
 def test_split_and_join():
     config, weights = muster.split(TREE)
     assert config["w"] == {"$tensor": "w"} and list(weights) == ["w", "list.0.s"]
+    assert list(muster.split({"a\0b": np.ones(1), "ü": np.ones(1)})[1]) == ["a\0b", "ü"]
     assert alike(TREE, muster.join(config, weights))
 
 

@@ -41,6 +41,26 @@ def test_an_interpreter_that_cannot_be_is_refused(source, words):
     assert done.returncode == 0 and done.stdout.count("\n") == 1 and words in done.stdout, done
 
 
+def test_a_torch_that_is_too_old_is_refused(tmp_path):
+    """In one line, by a torch that has nothing but its version. The rest of the package does without it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("__version__ = '2.13.1+cpu'")
+    (tmp_path / "torch/distributed.py").touch()
+    source = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import muster, muster.torch
+try:
+    muster.torch.register()
+except ImportError as error:
+    print(error)
+assert muster.merge_tensor_parallel(b"ab", muster.first, None, muster.single_group()).nbytes == 2
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "muster.torch needs PyTorch 2.14 or later, and this is 2.13.1+cpu: upgrade torch, or use gloo\n", done
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_forked_child_imports_and_launches():
     source = """
 import os, sys

@@ -25,4 +25,5 @@ def test_a_typed_program(tmp_path):
     environment = {**os.environ, "MYPYPATH": str(FOLDER.parent)}
     done = subprocess.run([*command, str(program)], env=environment, capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == 2 and lines[0].endswith('Incompatible return value type (got "str", expected "int")  [return-value]'), done.stdout + done.stderr
+    wrong = ['Incompatible return value type (got "str", expected "int")  [return-value]', '"load_shard" has incompatible type "str"; expected "int"  [arg-type]']
+    assert len(lines) == 3 and all(line.endswith(words) for line, words in zip(lines, wrong)), done.stdout + done.stderr

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a type checker has to accept, and to know: checked by test_typing.py, not run.
+import pathlib
+
 import muster
 
 
@@ -20,5 +22,21 @@ def merged(group: muster.Group, weight: muster.Tensor) -> str:
     return "" if whole is None else whole.dtype
 
 
+def files(folder: pathlib.Path, group: muster.Group, weight: muster.Tensor) -> str:
+    muster.write_state_file(folder / "state.h5", {"weight": weight}, progress=lambda done, total, seconds: None)
+    config, weights = muster.read_state_file(folder / "state.h5")
+    muster.save_safetensors(folder / "model.safetensors", weights)
+    shard = muster.load_shard(folder, "auto", "tp=2", 0, group)
+    for part in muster.gather_each(iter([config]), [0, 1], group, memory_budget="1MiB"):
+        for rank, layer in part.present():
+            shard[f"{rank}.{part.layer}"] = muster.as_tensor(layer["weight"], "U8", (4,))
+    good: bool = muster.verify(folder)["good"]
+    return "good" if good else shard["0.0"].dtype
+
+
 def wrong(weight: muster.Tensor) -> int:
     return weight.dtype  # not an int
+
+
+def wrong_rank(folder: pathlib.Path) -> dict[str, muster.Tensor]:
+    return muster.load_shard(folder, "auto", "tp=2", "first")

@@ -42,6 +42,7 @@ class Host {
               "MASTER_PORT or TORCHELASTIC_RUN_ID)",
               {.rank = 0});
       }
+      check_interrupted("rendezvous");
       std::this_thread::sleep_for(milliseconds(5));
     }
   }
@@ -78,7 +79,7 @@ class Host {
         looked = now;
       }
       if (missing != 0 && Clock::now() > deadline_) time_out();
-      check_interrupted("rendezvous");
+      check_interrupted("rendezvous: rank 0");
     }
   }
 
@@ -184,7 +185,9 @@ class Host {
       for (const Guest& guest : guests_) tell(guest.socket);
       for (const os::Fd& socket : refused_) tell(socket);
       for (const os::Fd& socket : doorway_) tell(socket);
-      const Clock::time_point until = Clock::now() + std::chrono::seconds(1);
+      // Who has interrupted the program waits for its end.
+      const bool is_interruption = error.kind() == ErrorKind::cancelled;
+      const Clock::time_point until = Clock::now() + milliseconds(is_interruption ? 50 : 1000);
       while (told < size_ - 1 && Clock::now() < until) {
         os::wait_readable(listener_, milliseconds(20));
         while (auto socket = os::accept_own(listener_)) tell(*socket);

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <functional>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/interruption.hpp"
 #include "src/tcp/meeting_words.hpp"
 #include "src/tcp/published_address.hpp"
 
@@ -40,6 +40,8 @@ constexpr milliseconds longest_nap{500};
 constexpr std::size_t most_unknown = 64;
 // What has been found out at the deadline reaches the others after it.
 constexpr milliseconds last_words{1000};
+// Who has interrupted rank 0 waits for its end.
+constexpr milliseconds interrupted_words{50};
 
 std::string seconds_text(milliseconds time) {
   return fmt::format("{:.1f}", std::chrono::duration<double>(time).count());
@@ -85,18 +87,29 @@ Acceptor listen_for_ranks(asio::io_context& io, const Place& place) {
   return listen_anywhere(io, is_for_this_host ? place.literal->address() : asio::ip::address());
 }
 
-/// Runs what `start` begins until it has ended. At the deadline it is cancelled.
+/// Lets one thing happen; false if the deadline passes, or the program is interrupted.
+bool run_one(asio::io_context& io, Clock::time_point until) {
+  while (Clock::now() < until) {
+    if (io.stopped()) io.restart();
+    if (io.run_one_until(std::min(until, Clock::now() + sync::between_questions)) != 0) return true;
+    if (sync::is_interrupted()) return false;
+  }
+  return false;
+}
+
+/// Runs what `start` begins until it has ended. At the deadline it is cancelled. Throws Error(cancelled) if the program
+/// is interrupted.
 template <class Start>
 error_code finish(asio::io_context& io, Socket& socket, Clock::time_point until, const Start& start) {
   std::optional<error_code> ended;
   start([&ended](const error_code& failure, auto&&...) { ended = failure; });
-  if (io.stopped()) io.restart();
-  while (!ended && io.run_one_until(until) != 0) continue;
+  while (!ended && run_one(io, until)) continue;
   if (ended) return *ended;
   error_code ignored;
   socket.close(ignored);
   if (io.stopped()) io.restart();
   while (!ended) io.run_one();
+  sync::check_interrupted("tcp_group");
   return asio::error::timed_out;
 }
 
@@ -135,15 +148,18 @@ class Host {
   /// `port`: that rank 0 listens at for the others' messages. Returns all addresses; rank 0's own is not used.
   Addresses run(std::uint16_t port) {
     accept();
-    while (!failure_ && missing() != 0 && Clock::now() < deadline_) {
-      if (io_.stopped()) io_.restart();
-      io_.run_one_until(deadline_);
-    }
+    while (!failure_ && missing() != 0 && run_one(io_, deadline_)) continue;
+    const bool is_interrupted = !failure_ && missing() != 0 && sync::is_interrupted();
+    if (is_interrupted)
+      failure_ = Error(ErrorKind::cancelled,
+                       fmt::format("tcp_group: rank 0 (host {}) was interrupted while the ranks met", os::host_name()),
+                       {.rank = 0});
     if (!failure_ && missing() != 0) failure_ = late();
     if (failure_) {
       WrittenError<1600> written;
       written.put(*failure_);
-      answer(AnswerKind::failure, std::as_bytes(std::span(&written, 1)));
+      answer(AnswerKind::failure, std::as_bytes(std::span(&written, 1)),
+             is_interrupted ? Clock::now() + interrupted_words : answer_deadline());
       throw Error(*failure_);
     }
     Addresses addresses;
@@ -155,7 +171,7 @@ class Host {
     std::vector<std::byte> body(addresses.token.begin(), addresses.token.end());
     const auto all = std::as_bytes(std::span(entries));
     body.insert(body.end(), all.begin(), all.end());
-    answer(AnswerKind::addresses, body);
+    answer(AnswerKind::addresses, body, answer_deadline());
     // Ranks that are where this one is.
     const asio::ip::address own = place_.literal ? place_.literal->address() : asio::ip::address_v4::loopback();
     for (const AddressEntry& entry : entries) addresses.of_ranks.push_back(endpoint_of(entry, own));
@@ -261,8 +277,10 @@ class Host {
                     os::host_name(), seconds_text(options_.timeout), options_.address, names, options_.size));
   }
 
+  [[nodiscard]] Clock::time_point answer_deadline() const { return std::max(deadline_, Clock::now()) + last_words; }
+
   /// To all who are waiting for one.
-  void answer(AnswerKind kind, std::span<const std::byte> body) {
+  void answer(AnswerKind kind, std::span<const std::byte> body, Clock::time_point until) {
     const AnswerHead head{.kind = kind, .bytes = static_cast<std::uint32_t>(body.size())};
     std::size_t open = 0;
     for (const auto& guest : guests_) {
@@ -272,7 +290,6 @@ class Host {
       ++open;
       asio::async_write(guest->socket, parts, [&open](const error_code&, std::size_t) { --open; });
     }
-    const Clock::time_point until = std::max(deadline_, Clock::now()) + last_words;
     while (open != 0 && Clock::now() < until) {
       if (io_.stopped()) io_.restart();
       io_.run_one_until(until);
@@ -308,7 +325,7 @@ class Visitor {
       const auto [endpoints, number] = candidates();
       for (const Endpoint& endpoint : endpoints)
         if (auto addresses = visit(endpoint, number, port)) return std::move(*addresses);
-      std::this_thread::sleep_for(nap);
+      sync::sleep_unless_interrupted(nap, "tcp_group");
       nap = std::min(2 * nap, longest_nap);
     }
     throw Error(

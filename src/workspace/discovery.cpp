@@ -17,6 +17,7 @@
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/statefile/format.hpp"
+#include "src/sync/interruption.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -157,6 +158,7 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
       }
     }
     if (patience.check) patience.check();
+    sync::check_interrupted("looking for what others wrote");
     pauses->sleep();
     try {
       fresh_listing(directory, *is_network);

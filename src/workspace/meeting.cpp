@@ -33,6 +33,7 @@
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/os/publish.hpp"
+#include "src/sync/interruption.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_directory.hpp"
 #include "src/workspace/names.hpp"
@@ -46,7 +47,7 @@ using Kind = MeetingName::Kind;
 
 constexpr int protocol_version = 2;
 constexpr std::uint64_t longest_text = 64 << 20;
-constexpr auto longest_refusal = std::chrono::seconds(1);
+constexpr milliseconds longest_refusal{1000};
 
 std::string where(const MeetingName& name) {
   return fmt::format("host {}, pid {}", name.writer.host, name.writer.pid);
@@ -205,9 +206,10 @@ void Meeting::refuse(ErrorKind kind, const std::string& words, std::optional<int
   const MeetingName name{.kind = Kind::job, .first_token = token_, .writer = os::own_identity()};
   write(meeting_file_name(name),
         to_json(Config::object({{"kind", static_cast<int>(kind)}, {"error", std::string(cause.what())}})));
-  // Those who are only coming shall hear it, too: they are still called.
+  // Those who are only coming shall hear it, too: they are still called. But who has interrupted the program waits for
+  // its end.
   Pauses pauses(workspace_.is_network);
-  const Clock::time_point end = Clock::now() + longest_refusal;
+  const Clock::time_point end = Clock::now() + (kind == ErrorKind::cancelled ? milliseconds(50) : longest_refusal);
   for (;;) {
     const Seen seen = look();
     if (has_answered(seen, call_all(seen)) || Clock::now() >= end) break;
@@ -292,6 +294,11 @@ Job Meeting::lead() {
                          missing, workspace_.path, std::chrono::duration<double>(timeout_).count(), options_.size),
              first);
     }
+    if (sync::is_interrupted())
+      refuse(
+          ErrorKind::cancelled,
+          fmt::format("rank 0 (host {}) was interrupted while the ranks met in {}", os::host_name(), workspace_.path),
+          0);
     pauses.sleep();
   }
 }
@@ -353,6 +360,7 @@ Job Meeting::follow() {
                                      : "rank 0 never came to the meeting",
                               workspace_.path, std::chrono::duration<double>(timeout_).count(), options_.size),
                   {.rank = 0});
+    sync::check_interrupted("file_group");
     pauses.sleep();
   }
 }
