@@ -275,7 +275,9 @@ class Resolver {
       throw Error(
           ErrorKind::argument,
           fmt::format("the ranks have one element of it each along dimension {}, for {} elements of the weight, "
-                      "and its blocks are of {}: the weight was cut through its blocks",
+                      "and its blocks are of {}: the weight was cut through its blocks; cut the model anew with muster "
+                      "shard, which gives "
+                      "every rank all scales then",
                       dim, size_along(facts_.weight.front(), dim).value_or(0), block));
     return true;
   }

@@ -93,21 +93,26 @@ ModelSource open_model(const std::string& path, const std::string& plan, const P
   return model;
 }
 
-ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options) {
-  const auto shards =
-      std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, options.shards});
-  ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), options);
-  std::vector<MergedTensor> tensors;
-  for (OutputFile& file : job.outputs.files)
-    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
+std::unique_ptr<MergedTensors> merged_of(const std::shared_ptr<ShardSet>& shards, ExportJob& job,
+                                         std::vector<MergedTensor> tensors) {
   std::vector<std::size_t> counts;
   for (const RankTensors& rank : job.ranks) counts.push_back(rank.tensors.size());
   std::shared_ptr<const TensorSource> source = shards;
   if (has_views(job.plan))
     source = std::make_shared<ViewedTensors>(source, std::move(views_by_process(job.views, job.counts, 1).front()));
+  return std::make_unique<MergedTensors>(std::move(source), sources_by_rank(counts, 1), std::move(tensors),
+                                         std::move(job.outputs.equal));
+}
+
+ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options) {
+  const auto shards =
+      std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, options.shards});
+  ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), options);
   ModelSource model;
-  model.tensors = std::make_shared<MergedTensors>(std::move(source), sources_by_rank(counts, 1), std::move(tensors),
-                                                  std::move(job.outputs.equal));
+  std::vector<MergedTensor> tensors;
+  for (OutputFile& file : job.outputs.files)
+    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
+  model.tensors = merged_of(shards, job, std::move(tensors));
   model.config = config_around(path, options.base);
   model.metadata = shards->metadata();
   model.carried = options.base.empty() ? shards->carried(options.carry) : carried_files(options.base, options.carry);

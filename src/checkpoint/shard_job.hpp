@@ -33,6 +33,11 @@ struct ModelSource {
 ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
                        const ShardOptions& options);
 
+/// Tensors of a job's outputs, put together as they are read. `shards`: all of them, of this process. Takes the sets of
+/// equal sources out of the job.
+std::unique_ptr<MergedTensors> merged_of(const std::shared_ptr<ShardSet>& shards, ExportJob& job,
+                                         std::vector<MergedTensor> tensors);
+
 /// What export_model would write as one checkpoint, put together as it is read. Throws as that.
 ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options);
 
