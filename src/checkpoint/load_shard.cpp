@@ -126,7 +126,7 @@ class RankPart {
 
  private:
   void agree_on_model(const ParallelLayout& layout, int rank) {
-    std::string text = to_string(layout) + job_->plan.text();
+    std::string text = to_string(layout) + job_->plan.text() + job_->set;
     for (const TensorEntry& entry : job_->model->tensors())
       text += fmt::format("\n{} {}", entry.name, to_string(TensorSpec{entry.dtype, entry.shape}));
     const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());

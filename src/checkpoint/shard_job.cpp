@@ -28,8 +28,8 @@ MergePlan cutting_plan(const ModelSource& from, const std::string& name) {
 /// Throws if the model has names that ranks have, before the plan's views.
 void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
   for (const NamedSpec& tensor : model)
-    if (!plan.origin(tensor.name) &&
-        std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }))
+    if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
+        !plan.origin(tensor.name))
       throw Error(
           ErrorKind::argument,
           fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
@@ -43,6 +43,7 @@ ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const Paralle
     : plan(cutting_plan(from, plan_name)),
       source(from.tensors),
       model(std::move(from.tensors)),
+      set(std::move(from.set)),
       carried(std::move(from.carried)),
       carried_from(std::move(from.carried_from)) {
   report.notes = std::move(from.notes);
@@ -119,6 +120,7 @@ ModelSource merge_model(const std::string& path, const std::string& plan, const 
   model.carried_from = options.base.empty() ? path : options.base;
   model.notes = std::move(job.account.notes);
   model.plan = std::move(job.plan);
+  model.set = shards->listings().front().set;
   return model;
 }
 
