@@ -193,9 +193,9 @@ class MergePlan {
   static MergePlan parse(std::string_view json, std::string name, const Config* model_config = nullptr);
   /// A built-in plan's name, "auto", or a file. `model_config` is the model's config.json (null: there is none); it
   /// gives the plan the numbers that it names. "auto" takes the built-in plan that "model_type" or "architectures" of
-  /// it stand for, and is named after that. Throws Error(not_found) with the names that there are, Error(argument)
-  /// where "auto" has no config.json, knows neither of the two, or they stand for different plans; Error(io), and as
-  /// parse.
+  /// it stand for, and is named after that. A file's plan may extend one in a file beside it. Throws Error(not_found)
+  /// with the names that there are, Error(argument) where "auto" has no config.json, knows neither of the two, or they
+  /// stand for different plans; Error(io), and as parse.
   static MergePlan load(const std::string& name_or_file, const Config* model_config = nullptr);
   /// Without "auto".
   static std::span<const std::string_view> builtin_names() noexcept;
@@ -235,8 +235,11 @@ class MergePlan {
   [[nodiscard]] const Config& model_config() const noexcept { return model_config_; }
 
  private:
-  /// Without its name and config.json.
-  static MergePlan read(std::string_view json);
+  /// Without its name and config.json. `beside`: the directory in which plans are looked for that it extends; empty:
+  /// none. `depth`: how many plans extend this one.
+  static MergePlan read(std::string_view json, const std::string& beside = {}, int depth = 0);
+  static MergePlan named(std::string_view json, std::string name, const Config* model_config,
+                         const std::string& beside);
   std::string name_;
   std::string text_;
   std::string at_;

@@ -158,6 +158,9 @@ bool is_builtin_rule(const MergeRule& rule);
 /// JSON text, {PLAN: {MODEL_TYPE: ARCHITECTURE, ...}, ...}: the models that each of them is for.
 std::string_view builtin_models();
 
+/// Bytes of a plan's text.
+inline constexpr std::uint64_t longest_plan = 4 << 20;
+
 /// Sums of a few of them fit 63 bits.
 inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 

@@ -189,7 +189,6 @@ ExportOutputs shards_by_another_plan(const std::string& shards_dir, const Arrang
                             in_quotes(plan.name()), shards_dir, plan.name()));
   std::vector<NamedSpec> model;
   for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
-  check_against_config(plan, model);
   const std::vector<WholeTensor> wholes = wholes_of(plan, model);
   Arrangement anew = arrangement;
   for (std::size_t i = 0; i < wholes.size(); ++i) {

@@ -14,6 +14,7 @@
 
 #include "muster/error.hpp"
 #include "src/checkpoint/agreement.hpp"
+#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
@@ -61,17 +62,26 @@ struct Wanted {
 /// What one rank of a layout gets.
 class RankPart {
  public:
+  /// `is_alone`: what others read does not count, and of ranks no more is read than this one needs.
   RankPart(const std::string& path, const std::string& plan, const ParallelLayout& layout, int rank,
-           const LoadShardOptions& options) {
+           const LoadShardOptions& options, bool is_alone) {
     if (rank < 0 || rank >= layout.ranks())
       throw Error(ErrorKind::argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}", rank,
                                                    to_string(layout), layout.ranks() - 1));
+    const auto file = static_cast<std::size_t>(rank);
+    const foreign::Choice choice{options.at, options.shards};
+    if (is_alone && options.to_plan.empty() && holds_ranks(path, choice)) {
+      const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
+      ExportOptions cut{.layout = options.from, .to = layout, .base = options.base};
+      ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), cut);
+      mine_ = merged_of(shards, job, std::move(job.outputs.files[file].tensors));
+      return;
+    }
     ModelSource model = model_of(path, plan, layout, options);
     const std::string& cutting = options.to_plan.empty() && !model.plan ? plan : options.to_plan;
     job_ = std::make_unique<ShardJob>(std::move(model), cutting, layout);
     mine_ = std::make_unique<MergedTensors>(job_->source, std::vector<RankSources>(1),
-                                            job_->outputs.files[static_cast<std::size_t>(rank)].tensors,
-                                            job_->outputs.equal);
+                                            job_->outputs.files[file].tensors, job_->outputs.equal);
     agree_on_model(layout, rank);
   }
 
@@ -116,7 +126,7 @@ class RankPart {
 
  private:
   void agree_on_model(const ParallelLayout& layout, int rank) {
-    std::string text = to_string(layout) + job_->plan.text();
+    std::string text = to_string(layout) + job_->plan.text() + job_->set;
     for (const TensorEntry& entry : job_->model->tensors())
       text += fmt::format("\n{} {}", entry.name, to_string(TensorSpec{entry.dtype, entry.shape}));
     const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
@@ -162,7 +172,7 @@ class RankPart {
   }
 
   Agreed agreed_;
-  std::unique_ptr<ShardJob> job_;
+  std::unique_ptr<ShardJob> job_;        // null: alone, of ranks
   std::unique_ptr<MergedTensors> mine_;  // this rank's
 };
 
@@ -181,7 +191,7 @@ void check_agreed(const SyncGroup& group, std::span<const Agreed> all) {
 
 std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
                                     int rank, const LoadShardOptions& options) {
-  const RankPart part(model_dir, plan, layout, rank, options);
+  const RankPart part(model_dir, plan, layout, rank, options, true);
   ProgressCounter progress(options.progress, part.bytes(), options.stop);
   return part.read_alone(progress);
 }
@@ -193,7 +203,8 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::str
   trace::Span span(trace::Kind::phase, "load_shard");
   const FailOnStop on_stop = fail_on_stop(group, options.stop);
   std::optional<RankPart> part;
-  agree_on(inside, "load: opening the model", [&] { part.emplace(model_dir, plan, layout, rank, options); });
+  agree_on(inside, "load: opening the model",
+           [&] { part.emplace(model_dir, plan, layout, rank, options, group.size() == 1); });
   std::vector<Agreed> all(static_cast<std::size_t>(group.size()));
   inside.all_gather(std::as_bytes(std::span(&part->agreed(), 1)), std::as_writable_bytes(std::span(all)),
                     {.phase = "load: who loads what"});

@@ -20,8 +20,6 @@
 namespace muster {
 namespace {
 
-constexpr std::uint64_t longest_plan = 4 << 20;
-
 /// A model that a built-in plan is for.
 struct KnownModel {
   std::string type;          ///< "model_type"
@@ -277,7 +275,9 @@ class Resolver {
       throw Error(
           ErrorKind::argument,
           fmt::format("the ranks have one element of it each along dimension {}, for {} elements of the weight, "
-                      "and its blocks are of {}: the weight was cut through its blocks",
+                      "and its blocks are of {}: the weight was cut through its blocks; cut the model anew with muster "
+                      "shard, which gives "
+                      "every rank all scales then",
                       dim, size_along(facts_.weight.front(), dim).value_or(0), block));
     return true;
   }
@@ -354,9 +354,14 @@ std::span<const std::string_view> MergePlan::builtin_names() noexcept {
 }
 
 MergePlan MergePlan::parse(std::string_view json, std::string name, const Config* model_config) {
+  return named(json, std::move(name), model_config, {});
+}
+
+MergePlan MergePlan::named(std::string_view json, std::string name, const Config* model_config,
+                           const std::string& beside) {
   MergePlan plan;
   try {
-    plan = read(json);
+    plan = read(json, beside);
   } catch (const Error& error) {
     throw error.with_context(fmt::format("plan {}", in_quotes(name)));
   }
@@ -374,7 +379,8 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
     throw file_error(
         ErrorKind::not_found, "no plan", name_or_file,
         fmt::format("it is no file, and the built-in plans are {} and auto", fmt::join(builtin_names(), ", ")));
-  return parse(read_text(name_or_file, longest_plan), name_or_file, model_config);
+  const std::string directory = std::filesystem::path(name_or_file).parent_path().string();
+  return named(read_text(name_or_file, longest_plan), name_or_file, model_config, directory.empty() ? "." : directory);
 }
 
 const MergeRule* MergePlan::find(std::string_view tensor) const {

@@ -7,14 +7,17 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/core/json_text.hpp"
 #include "src/core/quoted.hpp"
 
@@ -22,6 +25,7 @@ namespace muster {
 namespace {
 
 constexpr std::size_t most_rules = 10'000;
+constexpr int most_extended = 4;  // files
 constexpr std::size_t most_blocks = 64;
 constexpr std::size_t most_expanded = 16 << 20;  // characters of all patterns without their braces
 constexpr std::int64_t most_dimensions = 64;
@@ -399,13 +403,8 @@ std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::siz
   return rules;
 }
 
-/// A plan without its "extends": what it has itself, then what the built-in plan has beside. `reach` knows its rules.
-Config extended(const ConfigObject& plan, const Config& by, Reach& reach) {
-  const BuiltinPlan* builtin = find_builtin_plan(string_of(by, "extends"));
-  if (builtin == nullptr)
-    refuse_plan(fmt::format("\"extends\" is {}, not one of {}", in_quotes(by.as_string()),
-                            fmt::join(MergePlan::builtin_names(), ", ")));
-  const MergePlan content = MergePlan::parse(builtin->json, std::string(builtin->name));
+/// A plan without its "extends": what it has itself, then what the plan `content` has beside. `reach` knows its rules.
+Config extended(const ConfigObject& plan, const MergePlan& content, Reach& reach) {
   Config whole = ConfigObject();
   for (const auto& [key, value] : plan)
     if (key != "extends") whole[key] = value;
@@ -428,7 +427,7 @@ std::string_view action_name(const MergeAction& action) noexcept {
   return action_readers[action.index()].name;
 }
 
-MergePlan MergePlan::read(std::string_view json) {
+MergePlan MergePlan::read(std::string_view json, const std::string& beside, int depth) {
   std::vector<std::size_t> lines;
   const Config plan = core::parse_json_lines(json, "rules", lines);
   std::vector<std::size_t> view_lines;
@@ -456,7 +455,27 @@ MergePlan MergePlan::read(std::string_view json) {
   result.experts_ = read_numbering(members, "experts");
   if (const Config* at = members.find("at")) result.at_ = string_of(*at, "at");
   result.views_ = read_views(members, view_lines);
-  return base == nullptr ? result : MergePlan::read(to_json(extended(members, *base, reach), 2) + "\n");
+  if (base == nullptr) return result;
+  const std::string& name = string_of(*base, "extends");
+  MergePlan content;
+  if (const BuiltinPlan* builtin = find_builtin_plan(name)) {
+    content = read(builtin->json);
+  } else {
+    std::error_code error;
+    const std::string path = beside.empty() || !is_name_beside(name) ? std::string() : join_path(beside, name);
+    if (path.empty() || !std::filesystem::is_regular_file(path, error))
+      refuse_plan(fmt::format("\"extends\" is {}, not one of {}, and no file beside the plan's", in_quotes(name),
+                              fmt::join(builtin_names(), ", ")));
+    if (depth == most_extended)
+      refuse_plan(fmt::format("\"extends\" is {}: plans extend each other in a circle, or more than {} in a row",
+                              in_quotes(name), most_extended));
+    try {
+      content = read(read_text(path, longest_plan), beside, depth + 1);
+    } catch (const Error& failure) {
+      throw failure.with_context(fmt::format("plan {}", in_quotes(path)));
+    }
+  }
+  return read(to_json(extended(members, content, reach), 2) + "\n");
 }
 
 }  // namespace muster

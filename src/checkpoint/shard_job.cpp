@@ -28,8 +28,8 @@ MergePlan cutting_plan(const ModelSource& from, const std::string& name) {
 /// Throws if the model has names that ranks have, before the plan's views.
 void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
   for (const NamedSpec& tensor : model)
-    if (!plan.origin(tensor.name) &&
-        std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }))
+    if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
+        !plan.origin(tensor.name))
       throw Error(
           ErrorKind::argument,
           fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
@@ -43,6 +43,7 @@ ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const Paralle
     : plan(cutting_plan(from, plan_name)),
       source(from.tensors),
       model(std::move(from.tensors)),
+      set(std::move(from.set)),
       carried(std::move(from.carried)),
       carried_from(std::move(from.carried_from)) {
   report.notes = std::move(from.notes);
@@ -93,27 +94,33 @@ ModelSource open_model(const std::string& path, const std::string& plan, const P
   return model;
 }
 
-ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options) {
-  const auto shards =
-      std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, options.shards});
-  ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), options);
-  std::vector<MergedTensor> tensors;
-  for (OutputFile& file : job.outputs.files)
-    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
+std::unique_ptr<MergedTensors> merged_of(const std::shared_ptr<ShardSet>& shards, ExportJob& job,
+                                         std::vector<MergedTensor> tensors) {
   std::vector<std::size_t> counts;
   for (const RankTensors& rank : job.ranks) counts.push_back(rank.tensors.size());
   std::shared_ptr<const TensorSource> source = shards;
   if (has_views(job.plan))
     source = std::make_shared<ViewedTensors>(source, std::move(views_by_process(job.views, job.counts, 1).front()));
+  return std::make_unique<MergedTensors>(std::move(source), sources_by_rank(counts, 1), std::move(tensors),
+                                         std::move(job.outputs.equal));
+}
+
+ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options) {
+  const auto shards =
+      std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, options.shards});
+  ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), options);
   ModelSource model;
-  model.tensors = std::make_shared<MergedTensors>(std::move(source), sources_by_rank(counts, 1), std::move(tensors),
-                                                  std::move(job.outputs.equal));
+  std::vector<MergedTensor> tensors;
+  for (OutputFile& file : job.outputs.files)
+    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
+  model.tensors = merged_of(shards, job, std::move(tensors));
   model.config = config_around(path, options.base);
   model.metadata = shards->metadata();
   model.carried = options.base.empty() ? shards->carried(options.carry) : carried_files(options.base, options.carry);
   model.carried_from = options.base.empty() ? path : options.base;
   model.notes = std::move(job.account.notes);
   model.plan = std::move(job.plan);
+  model.set = shards->listings().front().set;
   return model;
 }
 

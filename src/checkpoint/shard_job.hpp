@@ -27,11 +27,17 @@ struct ModelSource {
   std::string carried_from = {};  ///< the directory that they are in
   std::vector<std::string> notes = {};
   std::optional<MergePlan> plan = {};  ///< that it was put together by
+  std::string set = {};                ///< of a workspace: as ShardListing's
 };
 
 /// A model, or a foreign checkpoint that is whole, as it is. Throws as shard_model; `plan` and `layout` are for words.
 ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
                        const ShardOptions& options);
+
+/// Tensors of a job's outputs, put together as they are read. `shards`: all of them, of this process. Takes the sets of
+/// equal sources out of the job.
+std::unique_ptr<MergedTensors> merged_of(const std::shared_ptr<ShardSet>& shards, ExportJob& job,
+                                         std::vector<MergedTensor> tensors);
 
 /// What export_model would write as one checkpoint, put together as it is read. Throws as that.
 ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options);
@@ -45,6 +51,7 @@ struct ShardJob {
   ExportOutputs outputs;                       ///< a file a rank
   std::shared_ptr<const TensorSource> source;  ///< what they are made of, as the only process's
   std::shared_ptr<const TensorSource> model;   ///< the model's own tensors
+  std::string set;                             ///< as ModelSource's
   /// Of a plan with views: the source, and parts of the model that it is made of; else null.
   std::shared_ptr<const ViewedTensors> viewed;
   std::shared_ptr<const MergedTensors> cut;

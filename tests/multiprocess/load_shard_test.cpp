@@ -114,6 +114,12 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
     for (const TensorEntry& entry : shard.tensors()) tensors.emplace_back(entry.name, shard.tensor(entry.name));
     test::write_tensors(work / ("ranks/part" + std::to_string(rank) + ".safetensors"), tensors);
   }
+  // Of two jobs none is put together.
+  shard_model(work / "model", work / "others", "llama", {.tensor = 2}, {.to_workspace = true});
+  test::run_ranks(2, [&](SyncGroup& group) {
+    test::error_of(ErrorKind::rank_mismatch, {"of another model"},
+                   [&] { load_shard(work / (group.rank() == 0 ? "states" : "others"), "", {.tensor = 3}, 0, group); });
+  });
   struct Case {
     const char* source;
     const char* plan;

@@ -229,6 +229,30 @@ TEST_CASE("a plan may extend a built-in one") {
   CHECK(has(plan_error(rules, R"("extends": 1, )"), "\"extends\" is"));
 }
 
+TEST_CASE("a plan may extend one in a file beside it") {
+  const test::TemporaryDirectory folder;
+  const auto write = [&](const std::string& name, const std::string& extends, const std::string& rules) {
+    std::ofstream(folder / name) << R"({"muster_plan": 1, "extends": ")" << extends << R"(", "rules": [)" << rules
+                                 << "]}";
+  };
+  write("base.json", "llama", R"({"match": "*.adapter.weight", "action": "concat", "dim": 1})");
+  write("plan.json", "base.json", R"({"match": "*.other.weight", "action": "same"})");
+  const MergePlan plan = MergePlan::load(folder / "plan.json");
+  CHECK(plan.find("layers.0.other.weight")->number == 1);
+  CHECK(plan.find("layers.0.adapter.weight")->number == 2);
+  CHECK(plan.rules().size() == 2 + MergePlan::load("llama").rules().size());
+  CHECK(MergePlan::parse(plan.text(), "again").rules().size() == plan.rules().size());
+  const auto error = [&](const std::string& extends) {
+    write("bad.json", extends, "");
+    return words_of(ErrorKind::corrupt, [&] { MergePlan::load(folder / "bad.json"); });
+  };
+  CHECK(has(error("none.json"), "and no file beside the plan's"));
+  CHECK(has(error("../" + folder.path().filename().string() + "/base.json"), "and no file beside the plan's"));
+  CHECK(has(error("bad.json"), "plans extend each other in a circle"));
+  write("base.json", "llama", R"({"match": "*"})");
+  CHECK(has(error("base.json"), "base.json\": rule 1 (line 1): it has no \"action\""));
+}
+
 TEST_CASE("the search for such rules ends, however many there are") {
   std::string rules;
   const std::string stars = "*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a";
