@@ -47,13 +47,16 @@ struct Argument<std::int64_t> {
 template <class Value>
 struct Argument<std::vector<Value>> {
   static std::vector<Value> of(nb::handle object, const char* name) {
-    const auto items = nb::steal(nb::isinstance<nb::str>(object) ? nullptr : PySequence_List(object.ptr()));
+    const auto items = nb::steal(nb::isinstance<nb::str>(object) ? nullptr : PyObject_GetIter(object.ptr()));
     if (!items.is_valid()) {
       PyErr_Clear();
       refuse_argument(object, name, "a list");
     }
     std::vector<Value> values;
-    for (const nb::handle item : nb::borrow<nb::list>(items)) values.push_back(Argument<Value>::of(item, name));
+    // What its iterator raises is its own.
+    for (nb::object item; (item = nb::steal(PyIter_Next(items.ptr()))).is_valid();)
+      values.push_back(Argument<Value>::of(item, name));
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return values;
   }
 };
