@@ -23,7 +23,11 @@ std::int64_t integer_of(nb::handle object, const char* name);
 template <class Value>
 struct Argument {
   static Value of(nb::handle object, const char* name) {
-    const char* wanted = std::same_as<Value, std::string> ? "a str" : std::same_as<Value, bool> ? "a bool" : "a number";
+    const bool is_text = nb::isinstance<nb::str>(object);
+    const char* wanted = std::same_as<Value, bool>           ? "a bool"
+                         : !std::same_as<Value, std::string> ? "a number"
+                         : is_text                           ? "one without lone surrogates"
+                                                             : "a str";
     Value value{};
     if (!nb::try_cast(object, value)) refuse_argument(object, name, wanted);
     return value;
