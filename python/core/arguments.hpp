@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "python/core/bindings.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::python {
 
@@ -87,6 +88,19 @@ struct Given {
 };
 /// For a tensor: objects of many types.
 using GivenTensor = Given<nb::object>;
+
+/// make(), which turns Python's objects into arguments of a call. If it cannot, the others wait already: that is the
+/// end of the group.
+template <class Make>
+auto made_for(SyncGroup& group, const Make& make) -> decltype(make()) {
+  return sync::or_fail(group, [&] { return converted(make); });
+}
+
+/// argument_of() for such a call.
+template <class Value>
+Value value_for(SyncGroup& group, const Given<Value>& given, const char* name) {
+  return made_for(group, [&] { return argument_of<Value>(given, name); });
+}
 
 }  // namespace muster::python
 
