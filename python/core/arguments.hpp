@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "python/core/bindings.hpp"
+#include "src/sync/failing.hpp"
 
 namespace muster::python {
 
@@ -23,7 +24,11 @@ std::int64_t integer_of(nb::handle object, const char* name);
 template <class Value>
 struct Argument {
   static Value of(nb::handle object, const char* name) {
-    const char* wanted = std::same_as<Value, std::string> ? "a str" : std::same_as<Value, bool> ? "a bool" : "a number";
+    const bool is_text = nb::isinstance<nb::str>(object);
+    const char* wanted = std::same_as<Value, bool>           ? "a bool"
+                         : !std::same_as<Value, std::string> ? "a number"
+                         : is_text                           ? "one without lone surrogates"
+                                                             : "a str";
     Value value{};
     if (!nb::try_cast(object, value)) refuse_argument(object, name, wanted);
     return value;
@@ -47,13 +52,16 @@ struct Argument<std::int64_t> {
 template <class Value>
 struct Argument<std::vector<Value>> {
   static std::vector<Value> of(nb::handle object, const char* name) {
-    const auto items = nb::steal(nb::isinstance<nb::str>(object) ? nullptr : PySequence_List(object.ptr()));
+    const auto items = nb::steal(nb::isinstance<nb::str>(object) ? nullptr : PyObject_GetIter(object.ptr()));
     if (!items.is_valid()) {
       PyErr_Clear();
       refuse_argument(object, name, "a list");
     }
     std::vector<Value> values;
-    for (const nb::handle item : nb::borrow<nb::list>(items)) values.push_back(Argument<Value>::of(item, name));
+    // What its iterator raises is its own.
+    for (nb::object item; (item = nb::steal(PyIter_Next(items.ptr()))).is_valid();)
+      values.push_back(Argument<Value>::of(item, name));
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return values;
   }
 };
@@ -80,6 +88,19 @@ struct Given {
 };
 /// For a tensor: objects of many types.
 using GivenTensor = Given<nb::object>;
+
+/// make(), which turns Python's objects into arguments of a call. If it cannot, the others wait already: that is the
+/// end of the group.
+template <class Make>
+auto made_for(SyncGroup& group, const Make& make) -> decltype(make()) {
+  return sync::or_fail(group, [&] { return converted(make); });
+}
+
+/// argument_of() for such a call.
+template <class Value>
+Value value_for(SyncGroup& group, const Given<Value>& given, const char* name) {
+  return made_for(group, [&] { return argument_of<Value>(given, name); });
+}
 
 }  // namespace muster::python
 

@@ -42,6 +42,9 @@ enum class Trace { told, left_out };
 /// `otherwise` with the name of its class before its words; then the last lines of its traceback.
 Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace = Trace::told);
 
+/// Of an object that has not the type that it is cast to.
+Error not_of_its_type();
+
 /// make(), which turns Python's objects into arguments; what is raised there is thrown as error_of() has it.
 template <class Make>
 auto converted(const Make& make) -> decltype(make()) {
@@ -50,7 +53,7 @@ auto converted(const Make& make) -> decltype(make()) {
   } catch (nb::python_error& error) {
     throw error_of(error, ErrorKind::argument);
   } catch (const nb::cast_error&) {
-    throw Error(ErrorKind::argument, "an argument is not of the type that it should be");
+    throw not_of_its_type();
   }
 }
 

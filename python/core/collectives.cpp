@@ -21,24 +21,12 @@ using Seconds = std::optional<double>;
 using Sizes = std::vector<std::int64_t>;
 using Number = std::optional<int>;
 
-/// make(), which turns Python's objects into arguments. If it cannot, the others wait already: that is the end of the
-/// group.
-template <class Make>
-auto arguments_of(SyncGroup& group, const Make& make) -> decltype(make()) {
-  return sync::or_fail(group, [&] { return converted(make); });
-}
-
-template <class Value>
-Value value_for(ProcessGroup& group, const Given<Value>& given, const char* name) {
-  return arguments_of(group.group(), [&] { return argument_of<Value>(given, name); });
-}
-
 Tensor tensor_for(ProcessGroup& group, nb::handle object) {
-  return arguments_of(group.group(), [&] { return tensor_of(object); });
+  return made_for(group.group(), [&] { return tensor_of(object); });
 }
 
 std::vector<Tensor> tensors_for(ProcessGroup& group, nb::handle objects) {
-  return arguments_of(group.group(), [&] {
+  return made_for(group.group(), [&] {
     std::vector<Tensor> tensors;
     if (!objects.is_none())
       for (const nb::handle each : nb::iter(objects)) tensors.push_back(tensor_of(each));
@@ -47,7 +35,7 @@ std::vector<Tensor> tensors_for(ProcessGroup& group, nb::handle objects) {
 }
 
 Config config_for(ProcessGroup& group, nb::handle object) {
-  return arguments_of(group.group(), [&] { return config_of(object); });
+  return made_for(group.group(), [&] { return config_of(object); });
 }
 
 bool is_list(nb::handle object) {
@@ -55,7 +43,7 @@ bool is_list(nb::handle object) {
 }
 
 ReduceOp op_for(ProcessGroup& group, const Given<std::string>& op) {
-  return arguments_of(group.group(), [&] {
+  return made_for(group.group(), [&] {
     const auto name = argument_of<std::string>(op, "op");
     if (name == "sum") return ReduceOp::sum;
     if (name == "product") return ReduceOp::product;
@@ -79,7 +67,7 @@ int tag_of(const Given<Number>& tag) {
 }
 
 CollectiveOptions options_for(SyncGroup& group, const Given<Seconds>& timeout) {
-  return arguments_of(group, [&] { return options_of(timeout); });
+  return made_for(group, [&] { return options_of(timeout); });
 }
 
 nb::object object_of(std::optional<Tensor> tensor) {
@@ -155,7 +143,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
              const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
             const ReduceOp how = op_for(self, op);
-            const int root_rank = value_for(self, root, "root");
+            const int root_rank = value_for(self.group(), root, "root");
             const CollectiveOptions options = options_for(self.group(), timeout);
             without_gil([&] { self.reduce(own, root_rank, how, options); });
           },
@@ -165,7 +153,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
           "broadcast",
           [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self, root, "root");
+            const int root_rank = value_for(self.group(), root, "root");
             const CollectiveOptions options = options_for(self.group(), timeout);
             without_gil([&] { self.broadcast(own, root_rank, options); });
           },
@@ -204,7 +192,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
           [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<int>& root,
              const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self, root, "root");
+            const int root_rank = value_for(self.group(), root, "root");
             const CollectiveOptions options = options_for(self.group(), timeout);
             if (out.object.is_none() || is_list(out)) {
               const std::vector<Tensor> targets = tensors_for(self, out);
@@ -223,7 +211,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
             const Tensor target = tensor_for(self, out);
             const std::vector<Tensor> tensors = tensors_for(self, parts);
             const std::vector<TensorView> views(tensors.begin(), tensors.end());
-            const int root_rank = value_for(self, root, "root");
+            const int root_rank = value_for(self.group(), root, "root");
             const CollectiveOptions options = options_for(self.group(), timeout);
             without_gil([&] { self.scatter(target, views, root_rank, options); });
           },
@@ -268,8 +256,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
              const Given<std::optional<Sizes>>& sizes, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
             const ReduceOp how = op_for(self, op);
-            const int along = value_for(self, dim, "dim");
-            const auto extents = value_for(self, sizes, "sizes");
+            const int along = value_for(self.group(), dim, "dim");
+            const auto extents = value_for(self.group(), sizes, "sizes");
             const CollectiveOptions options = options_for(self.group(), timeout);
             return without_gil([&] {
               return extents ? self.reduce_scatterv(own, *extents, along, how, options)
@@ -282,7 +270,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
           "all_gather",
           [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const int along = value_for(self, dim, "dim");
+            const int along = value_for(self.group(), dim, "dim");
             const CollectiveOptions options = options_for(self.group(), timeout);
             return without_gil([&] { return self.all_gather(own, along, options); });
           },
@@ -293,8 +281,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
           [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim,
              const Given<std::optional<Sizes>>& sizes, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const int along = value_for(self, dim, "dim");
-            const auto extents = value_for(self, sizes, "sizes");
+            const int along = value_for(self.group(), dim, "dim");
+            const auto extents = value_for(self.group(), sizes, "sizes");
             const CollectiveOptions options = options_for(self.group(), timeout);
             return without_gil([&] { return self.all_gatherv(own, along, extents.value_or(Sizes{}), options); });
           },
@@ -306,8 +294,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
           [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<int>& dim,
              const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self, root, "root");
-            const int along = value_for(self, dim, "dim");
+            const int root_rank = value_for(self.group(), root, "root");
+            const int along = value_for(self.group(), dim, "dim");
             const CollectiveOptions options = options_for(self.group(), timeout);
             return object_of(without_gil([&] { return self.gather(own, root_rank, along, options); }));
           },
@@ -318,8 +306,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
           [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<int>& dim,
              const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self, root, "root");
-            const int along = value_for(self, dim, "dim");
+            const int root_rank = value_for(self.group(), root, "root");
+            const int along = value_for(self.group(), dim, "dim");
             const CollectiveOptions options = options_for(self.group(), timeout);
             return object_of(without_gil([&] { return self.gatherv(own, root_rank, along, options); }));
           },
@@ -339,7 +327,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
           "all_to_allv",
           [](ProcessGroup& self, const GivenTensor& tensor, const Given<Sizes>& rows, const Given<Seconds>& timeout) {
             const Tensor own = tensor_for(self, tensor);
-            const Sizes counts = value_for(self, rows, "rows");
+            const Sizes counts = value_for(self.group(), rows, "rows");
             const CollectiveOptions options = options_for(self.group(), timeout);
             Sizes received;
             Tensor result = without_gil([&] { return self.all_to_allv(own, counts, &received, options); });
@@ -351,7 +339,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       .def(
           "broadcast_config",
           [](ProcessGroup& self, nb::handle config, const Given<int>& root, const Given<Seconds>& timeout) {
-            const int root_rank = value_for(self, root, "root");
+            const int root_rank = value_for(self.group(), root, "root");
             const CollectiveOptions options = options_for(self.group(), timeout);
             const Config own = self.rank() == root_rank ? config_for(self, config) : Config();
             return python::object_of(without_gil([&] { return self.broadcast_config(own, root_rank, options); }));
@@ -371,7 +359,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
           "gather_config",
           [](ProcessGroup& self, nb::handle config, const Given<int>& root, const Given<Seconds>& timeout) {
             const Config own = config_for(self, config);
-            const int root_rank = value_for(self, root, "root");
+            const int root_rank = value_for(self.group(), root, "root");
             const CollectiveOptions options = options_for(self.group(), timeout);
             return list_of(without_gil([&] { return self.gather_config(own, root_rank, options); }));
           },
@@ -515,7 +503,7 @@ void bind_collectives(nb::module_& module) {
       .def(
           "split",
           [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
-            const std::vector<int> list = value_for(self, ranks, "ranks");
+            const std::vector<int> list = value_for(self.group(), ranks, "ranks");
             const CollectiveOptions options = options_for(self.group(), timeout);
             return without_gil([&] { return self.split(list, options); });
           },

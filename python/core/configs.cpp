@@ -85,8 +85,8 @@ Config array_of(PyObject* object, const Place& place, int depth) {
 }
 
 Config leaf_of(PyObject* object, const Place& place) {
-  try {
-    const nb::handle handle(object);
+  const nb::handle handle(object);
+  const auto convert = [&]() -> std::optional<Config> {
     // A scalar of NumPy is a number, not a tensor.
     if (nb::hasattr(handle, "item") && !nb::hasattr(handle, "__dlpack_device__") && nb::hasattr(handle, "dtype")) {
       const nb::object plain = handle.attr("item")();
@@ -95,11 +95,12 @@ Config leaf_of(PyObject* object, const Place& place) {
         return value_of(value, place, 0);
     }
     if (looks_like_tensor(object)) return tensor_of(handle);
+    return std::nullopt;
+  };
+  try {
+    if (auto value = converted(convert)) return std::move(*value);
   } catch (const Error& error) {
-    const std::string words = error.what();
-    place.refuse(words, error.kind());
-  } catch (nb::python_error& error) {
-    place.refuse(error_of(error, ErrorKind::argument).what());
+    place.refuse(error.what(), error.kind());
   }
   place.refuse(fmt::format(
       "{} is not a value: it takes dict with str keys, list, tuple, str, int, float, bool, None and tensors",

@@ -32,6 +32,10 @@ void raise(const Error& error) {
 
 }  // namespace
 
+Error not_of_its_type() {
+  return {ErrorKind::argument, "an argument is not of the type that it should be"};
+}
+
 Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace) {
   try {
     const nb::object told = nb::module_::import_("muster.errors").attr("_told")(raised.value(), trace == Trace::told);
@@ -53,6 +57,8 @@ void bind_errors(nb::module_&) {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
       raise(error);
+    } catch (const nb::cast_error&) {
+      raise(not_of_its_type());
     }
   });
 }

@@ -23,6 +23,7 @@
 #include "muster/state_file.hpp"
 #include "muster/verify.hpp"
 #include "muster/workspace.hpp"
+#include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 #include "src/inspect/diff.hpp"
@@ -37,8 +38,9 @@ namespace {
 std::vector<NamedTensor> weights_of(nb::handle weights) {
   std::vector<NamedTensor> named;
   if (weights.is_none()) return named;
-  for (const auto& [name, tensor] : nb::cast<nb::dict>(weights))
-    named.emplace_back(nb::cast<std::string>(name), tensor_of(tensor));
+  if (!nb::isinstance<nb::dict>(weights)) refuse_argument(weights, "the tensors", "a dict");
+  for (const auto& [name, tensor] : nb::borrow<nb::dict>(weights))
+    named.emplace_back(argument_of<std::string>(name, "a tensor's name"), tensor_of(tensor));
   return named;
 }
 
@@ -202,9 +204,10 @@ void bind_safetensors(nb::module_& module) {
         for (const auto& [name, tensor] : named)
           entries.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape()});
         std::map<std::string, std::string> texts;
+        if (!metadata.is_none() && !nb::isinstance<nb::dict>(metadata)) refuse_argument(metadata, "metadata", "a dict");
         if (!metadata.is_none())
-          for (const auto& [key, value] : nb::cast<nb::dict>(metadata))
-            texts[nb::cast<std::string>(key)] = nb::cast<std::string>(value);
+          for (const auto& [key, value] : nb::borrow<nb::dict>(metadata))
+            texts[argument_of<std::string>(key, "metadata")] = argument_of<std::string>(value, "metadata");
         without_gil([&] {
           SafetensorsWriter writer(path, std::move(entries), std::move(texts));
           for (const auto& [name, tensor] : named) writer.write(name, tensor.view());

@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/tcp.hpp"
 #include "muster/workspace.hpp"
+#include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 
@@ -19,8 +20,8 @@ namespace {
 
 using Seconds = std::optional<double>;
 
-WaitOptions waiting(Seconds timeout) {
-  return {.timeout = timeout_of(timeout)};
+WaitOptions options_for(SyncGroup& group, const Given<Seconds>& timeout) {
+  return made_for(group, [&] { return WaitOptions{.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))}; });
 }
 
 nb::object info_of(const SyncGroup& group, int rank) {
@@ -57,7 +58,8 @@ void bind_groups(nb::module_& module) {
   nb::class_<SyncGroup>(
       module, "Group",
       "The ranks of a job, or some of them. A group is used by one thread at a time. A timeout, a lost "
-      "rank or a cancelled wait is its end: every later call of every rank raises that first cause.")
+      "rank, a cancelled wait or an argument of another type than a call takes is its end: every later call of every "
+      "rank raises that first cause.")
       .def_prop_ro("rank", &SyncGroup::rank)
       .def_prop_ro("size", &SyncGroup::size)
       .def_prop_ro("kind", [](const SyncGroup& self) { return std::string(self.kind()); })
@@ -67,18 +69,25 @@ void bind_groups(nb::module_& module) {
           "The deadline of waits that name none, in seconds.")
       .def("info", info_of, nb::arg("rank"), "Where a rank is: a dict with rank (its number in the job), host, pid.")
       .def(
-          "barrier", [](SyncGroup& self, Seconds timeout) { without_gil([&] { self.barrier(waiting(timeout)); }); },
+          "barrier",
+          [](SyncGroup& self, const Given<Seconds>& timeout) {
+            const WaitOptions options = options_for(self, timeout);
+            without_gil([&] { self.barrier(options); });
+          },
           nb::arg("timeout") = nb::none(), "Collective. Returns when all ranks have come.")
       .def(
           "duplicate",
-          [](SyncGroup& self, Seconds timeout) {
-            return without_gil([&] { return self.duplicate(waiting(timeout)); });
+          [](SyncGroup& self, const Given<Seconds>& timeout) {
+            const WaitOptions options = options_for(self, timeout);
+            return without_gil([&] { return self.duplicate(options); });
           },
           nb::arg("timeout") = nb::none(), "Collective. A group of the same ranks, with its own failures.")
       .def(
           "split",
-          [](SyncGroup& self, const std::vector<int>& ranks, Seconds timeout) {
-            return without_gil([&] { return self.split(ranks, waiting(timeout)); });
+          [](SyncGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
+            const std::vector<int> list = value_for(self, ranks, "ranks");
+            const WaitOptions options = options_for(self, timeout);
+            return without_gil([&] { return self.split(list, options); });
           },
           nb::arg("ranks"), nb::arg("timeout") = nb::none(),
           "Collective. The group of the ranks of a list, in its order; None on a rank that is not in its list.")

@@ -13,6 +13,7 @@
 
 #include "muster/multiprocess.hpp"
 #include "muster/state.hpp"
+#include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 #include "src/launch/call.hpp"
@@ -55,7 +56,7 @@ RankOutput output_named(const std::string& name) {
 }
 
 std::chrono::milliseconds time_of(const nb::dict& options, const char* name) {
-  const auto seconds = nb::cast<double>(options[name]);
+  const auto seconds = argument_of<double>(options[name], name);
   // No time at all is one that may be given here.
   return seconds == 0 ? std::chrono::milliseconds(0) : *timeout_of(seconds);
 }
@@ -66,13 +67,14 @@ void launch(const std::vector<std::string>& program, const std::vector<std::stri
   SubprocessOptions given{.program = program};
   if (!arguments.is_none()) given.arguments = {command[0], to_json(config_of(arguments))};
   for (const auto& [name, value] : nb::cast<nb::dict>(options["environment"]))
-    given.launch.environment.emplace_back(nb::cast<std::string>(name), nb::cast<std::string>(value));
-  given.launch.output = output_named(nb::cast<std::string>(options["output"]));
+    given.launch.environment.emplace_back(argument_of<std::string>(name, "environment"),
+                                          argument_of<std::string>(value, "environment"));
+  given.launch.output = output_named(argument_of<std::string>(options["output"], "output"));
   given.launch.log_directory = nb::cast<std::string>(options["log_directory"]);
-  given.launch.tee = nb::cast<bool>(options["tee"]);
+  given.launch.tee = argument_of<bool>(options["tee"], "tee");
   given.launch.grace = time_of(options, "grace");
   given.launch.kill_after = time_of(options, "kill_after");
-  if (!options["timeout"].is_none()) given.launch.timeout = timeout_of(nb::cast<double>(options["timeout"]));
+  given.launch.timeout = timeout_of(argument_of<std::optional<double>>(options["timeout"], "timeout"));
   without_gil([&] {
     if (given.arguments.empty())
       launch_subprocesses(command, config, given);

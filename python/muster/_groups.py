@@ -166,13 +166,13 @@ def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key
         store.set("muster/key", key or os.urandom(16).hex())
     store.set(f"muster/place/{rank}", f"{size} {_place()}")
     if not 0 <= rank < size:
-        raise errors.ArgumentError(f"from_process_group: rank {rank} in a group of {size} ranks cannot be")
+        raise errors.ArgumentError(f"rank {rank} in a group of {size} ranks cannot be")
     places = []
     for other in range(size):
         their_size, place = _text(store.get(f"muster/place/{other}")).split(" ", 1)
         if int(their_size) != size:
             raise errors.RankMismatchError(
-                f"from_process_group: rank {rank} is one of {size} ranks, and rank {other} one of {their_size}: these are groups of two worlds"
+                f"rank {rank} is one of {size} ranks, and rank {other} one of {their_size}: these are groups of two worlds"
             )
         places.append(place)
     key = _text(store.get("muster/key"))

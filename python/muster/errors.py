@@ -129,7 +129,8 @@ def _last_lines(raised):
     import traceback
 
     lines, left = [], _MOST_LETTERS
-    frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if os.path.dirname(frame.filename) != os.path.dirname(__file__)]
+    ours = os.path.dirname(__file__) + os.sep
+    frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if not frame.filename.startswith(ours)]
     for frame in reversed(frames[-_MOST_FRAMES:]):
         text = f'File "{frame.filename}", line {frame.lineno}, in {frame.name}'
         text += f" | {frame.line}" if frame.line else ""

@@ -130,6 +130,9 @@ WRONG = {
     "parts": ("ranks.all_gather_into(bad([t, 1], [t, t]), t)", "int is no tensor"),
     "config": ("ranks.all_gather_config(bad(1j, 1))", "config: complex is not a value"),
     "ranks": ("ranks.split(bad('01', [0, 1]))", "ranks: str is not a list"),
+    "a group's barrier": ("ranks.made_of.barrier(bad('1', 20))", "timeout: str is not a number"),
+    "a group's duplicate": ("ranks.made_of.duplicate(bad(0, 20))", "a timeout of 0 s"),
+    "a group's split": ("ranks.made_of.split(bad([0.5], [0, 1]))", "ranks: float is not an int"),
     "group": ("muster.ProcessGroup(ranks.made_of, timeout=bad(-1, 20))", "a timeout of -1 s"),
 }
 

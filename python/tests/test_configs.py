@@ -67,6 +67,7 @@ def test_tensors_at_leaves():
         ([np.array(["x"])], r"config\[0\]: there is no dtype"),
         ({"layers": [{"scale": OnDevice()}]}, r"config\['layers'\]\[0\]\['scale'\]: DLPack: the tensor is on a device \(type 2\): copy it"),
         ({"a": [Raises("torn \ud800")]}, r"config\['a'\]\[0\]: LookupError: torn \\ud800 \| File \".*test_configs.py\", line \d+, in __dlpack__ \| raise"),
+        ({"a": type("Other", (), {"__array_interface__": 3})()}, r"config\['a'\]: an argument is not of the type"),
         ([np.zeros(1, ">i4")], r"config\[0\]: its bytes are not in the order"),
     ],
 )

@@ -68,6 +68,24 @@ def test_safetensors(tmp_path):
     assert muster.diff(path, path)["same"] and not muster.diff(path, other)["same"]
 
 
+def test_what_files_cannot_have(tmp_path):
+    path = tmp_path / "model.safetensors"
+    for call, words in (
+        (lambda: muster.save_safetensors(path, [1]), "the tensors: list is not a dict"),
+        (lambda: muster.save_safetensors(path, {1: TREE["w"]}), "a tensor's name: int is not a str"),
+        (lambda: muster.save_safetensors(path, {"\ud800": TREE["w"]}), "a tensor's name: str is not one without lone surrogates"),
+        (lambda: muster.save_safetensors(path, {}, [1]), "metadata: list is not a dict"),
+        (lambda: muster.save_safetensors(path, {}, {"a": 1}), "metadata: int is not a str"),
+        (lambda: muster.join({}, [1]), "the tensors: list is not a dict"),
+        (lambda: muster.launch(["true"], 1, environment={"A": 1}), "environment: int is not a str"),
+        (lambda: muster.launch(["true"], 1, timeout="1"), "timeout: str is not a number"),
+        (lambda: muster.as_tensor(type("Other", (), {"__array_interface__": 3})()), "an argument is not of the type"),
+    ):
+        with pytest.raises(muster.ArgumentError, match=words):
+            call()
+    assert not path.exists()
+
+
 def test_safetensors_of_others(tmp_path):
     peer = pytest.importorskip("safetensors.numpy")
     path = str(tmp_path / "peer.safetensors")

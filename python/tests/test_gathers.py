@@ -154,6 +154,7 @@ def test_one_ranks_failure_is_everybodys():
             lambda: configs({}, bad(["0"], [0])),
             lambda: configs({}, bad([1 << 40], [0])),
             lambda: configs({}, bad(0, [0])),
+            lambda: configs({}, bad((muster.queue_handle(0) for _ in [0]), [0])),
             lambda: configs(bad({"a": [Torn()]}, {})),
             lambda: configs(bad({"b": Mute()}, {})),
         )]
@@ -162,11 +163,11 @@ def test_one_ranks_failure_is_everybodys():
         """
     )
     kinds, words = zip(*told[0])
-    assert kinds == ("ArgumentError", "RankMismatchError", *["ArgumentError"] * 12)
+    assert kinds == ("ArgumentError", "RankMismatchError", *["ArgumentError"] * 13)
     for found, wanted in zip(words, (
         r"rank 1 .*: config\['layers'\]\[0\]\['scale'\]: complex is not a value", "", "str is no tensor", "no route 'pigeon'",
         "timeout: str is not a number", "own: int is not a str", r"rank 7", "ranks: float is not an int", "ranks: str is not a list",
-        "ranks: str is not an int", "ranks: int is not one of 32 bits", "ranks: int is not a list",
+        "ranks: str is not an int", "ranks: int is not one of 32 bits", "ranks: int is not a list", "a queue's handle for 0 ranks",
         r"config\['a'\]\[0\]: LookupError: torn \\ud800ü+", r"config\['b'\]: Silent: its words cannot be told: ValueError",
     )):
         assert re.search(wanted, found), found
