@@ -68,7 +68,9 @@ class Checking {
       by_name_.emplace(tensor.name, &tensor.spec);
       if (tensor.name.ends_with(embedding))
         text_layers_.push_back(tensor.name.substr(0, tensor.name.size() - embedding.size()) + "layers.");
-      if (const auto number = layers.find(tensor.name)) layers_.insert(*number);
+      // Adapters may be of some layers.
+      if (const auto number = layers.find(tensor.name); number && tensor.name.find(".lora_") == std::string::npos)
+        layers_.insert(*number);
     }
   }
 

@@ -154,6 +154,10 @@ TEST_CASE("what config.json does not say of a tensor is no error") {
   CHECK_NOTHROW(check(text + "layers.0.self_attn.q_proj.weight", {32, 16}, DType::u8));  // packed
   CHECK_NOTHROW(check(text + "layers.0.mlp.experts.0.down_proj.weight", {16, 32}));
   CHECK_NOTHROW(check(text + "layers.1.extra.weight", {3, 3}));
+  // An adapter of some layers.
+  CHECK_NOTHROW(check_against_config(
+      plan,
+      std::vector<NamedSpec>{{"base_model.model.model.layers.7.mlp.up_proj.lora_A.weight", {DType::bf16, {4, 32}}}}));
   CHECK_THROWS_AS(check(text + "layers.0.self_attn.q_proj.weight", {16, 32}), Error);
   CHECK_THROWS_AS(check(text + "layers.0.self_attn.o_proj.weight", {32, 64}), Error);
 }

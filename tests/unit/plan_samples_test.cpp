@@ -678,7 +678,7 @@ TEST_CASE("8-bit floats whose blocks the ranks do not divide: each rank has all 
 }
 
 TEST_CASE("a model in safetensors files of any name is one, and so is a file alone") {
-  const TemporaryDirectory temporary;
+  const TemporaryDirectory temporary(test::Medium::memory);
   const std::string at = temporary.path().string();
   Model whole = model(false);
   erase_biases(whole);
@@ -767,7 +767,7 @@ TEST_CASE("a head that is tied to the embeddings is compared and left out; anoth
 }
 
 TEST_CASE("with a base whose config.json ties the head it is compared and left out") {
-  const TemporaryDirectory temporary;
+  const TemporaryDirectory temporary(test::Medium::memory);
   const std::string at = temporary.path().string();
   write_config(at + "/base");
   std::string config = test::read_text(at + "/base/config.json");
