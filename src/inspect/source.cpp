@@ -215,29 +215,16 @@ std::optional<Config> Source::config() const {
   return configs;
 }
 
-bool is_shards_directory(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return false;
-  bool has_shards = false;
-  for (const std::string& name : files_in(path)) {
-    if (is_index_name(name) || name == model_file_name) return false;
-    has_shards = has_shards || parse_shard_file_name(name);
-  }
-  return has_shards;
-}
-
 Source open_source(const std::string& path, const SourceOptions& options) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status)) refuse_dangling(path);
-  if (std::filesystem::is_directory(status)) {
-    if (is_shards_directory(path)) return source_of_shards(path, options);
-    if (workspace::is_workspace_directory(path))
-      return options.plan.empty() ? source_of_states(path, options.states) : source_of_shards(path, options);
+  const Contents contents = contents_of(path, options.foreign);
+  if (options.plan.empty()) {
+    if (contents.kind == Contents::Kind::workspace) return source_of_states(path, options.states);
+    if (contents.foreign && contents.foreign->ranks == 0) return source_of_foreign(*contents.foreign, path, options);
   }
-  if (const std::optional<foreign::Found> found = foreign::find_checkpoint(path, options.foreign))
-    return found->ranks == 0 && options.plan.empty() ? source_of_foreign(*found, path, options)
-                                                     : source_of_shards(path, options);
+  if (contents.foreign || (contents.has_ranks() && !contents.has_model)) return source_of_shards(path, options);
   if (std::filesystem::is_directory(status)) return source_of_model(path, true);
   if (StateFile::is_state_file(path)) return source_of_state_file(path);
   if (is_hdf5_file(path)) return source_of_hdf5(path);
