@@ -204,12 +204,8 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::str
   ProgressCounter progress(told, part->bytes(), options.stop);
   const std::shared_ptr<sync::Group> loading = inside.companion({.phase = "load: beginning"});
   std::vector<NamedTensor> tensors;
-  std::optional<Error> failure = sync::attempt(inside, [&] {
-    tensors = group.size() > 1 ? part->read_with(*loading, all, progress) : part->read_alone(progress);
-  });
-  if (failure && group.size() > 1) failure = sync::in_own_name(inside, *failure);
-  if (failure) loading->poison(*failure);
-  agree(inside, failure, "load: reading", Origin::named);
+  agree_on(inside, *loading, "load: reading",
+           [&] { tensors = group.size() > 1 ? part->read_with(*loading, all, progress) : part->read_alone(progress); });
   span.add_bytes(part->bytes());
   return tensors;
 }
