@@ -162,6 +162,12 @@ std::string identity_of(const std::string& path) {
 constexpr std::string_view as_it_is = "as it is";
 constexpr std::string_view as_it_is_plan = R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
 
+ShardFacts facts_of_whole() {
+  ShardFacts facts{.rank = 0, .ranks = 1, .padded = {}};
+  facts.plan = {std::string(as_it_is), std::string(as_it_is_plan)};
+  return facts;
+}
+
 // That a process has open beside the shards.
 constexpr std::uint64_t files_beside = 256;
 
@@ -430,10 +436,7 @@ void ShardSet::open_foreign(const foreign::Found& found, int process, int proces
     if (is_whole && process != 0) return;
     listing.layout = found.layout;
     // What is whole needs no plan, but may have one that renames.
-    if (is_whole) {
-      listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
-      listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
-    }
+    if (is_whole) listing.facts = facts_of_whole();
     if (rank == 0) notes_ = std::move(notes);
     listings_.push_back(std::move(listing));
   }
@@ -448,8 +451,7 @@ void ShardSet::open_model(const std::string& directory) {
     listing.identity += identity_of(file.path()) + "\n";
   }
   for (const TensorEntry& entry : tensors()) listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-  listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
-  listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
+  listing.facts = facts_of_whole();
   metadata_ = model.metadata();
   listings_.push_back(std::move(listing));
 }
